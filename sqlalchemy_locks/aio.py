@@ -1,0 +1,102 @@
+"""AsyncLocks: the same code as ``Locks``, awaited. Nothing is decided here.
+
+Each method hands its synchronous twin to SQLAlchemy's greenlet, where the drivers' waits become ``await``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from .locks import Held, Hold, Locks, Name, _held
+from .operation import Operation
+
+T = TypeVar("T")
+
+
+class AsyncLocks:
+    """As :class:`~sqlalchemy_locks.Locks`, with the same names, awaited.
+
+    :param bind: an ``AsyncEngine``, or an ``async_sessionmaker`` bound to one.
+
+    >>> locks = sl.AsyncLocks(async_engine)
+    >>> async with locks.exclusive("invoice:42", timeout=5) as held:
+    ...     held.session.add(Payment(invoice=42))
+    """
+
+    def __init__(self, bind: AsyncEngine | async_sessionmaker[Any]) -> None:
+        maker = bind if isinstance(bind, async_sessionmaker) else async_sessionmaker(bind)
+        engine = maker.kw.get("bind")
+        if not isinstance(engine, AsyncEngine):
+            raise TypeError(f"AsyncLocks takes an AsyncEngine, or an async_sessionmaker bound to one, not {bind!r}")
+        self._engine = engine
+        self._session_maker = maker
+        self._sync = Locks(engine.sync_engine)
+        self._sync._sleep = lambda delay: await_only(asyncio.sleep(delay))
+
+    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncHold:
+        """As :meth:`sqlalchemy_locks.Locks.exclusive`, for ``async with``."""
+        return AsyncHold(self, self._sync.exclusive(*names, timeout=timeout))
+
+    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncHold:
+        """As :meth:`sqlalchemy_locks.Locks.shared`, for ``async with``."""
+        return AsyncHold(self, self._sync.shared(*names, timeout=timeout))
+
+    @overload
+    async def run(self, operation: Operation[tuple[T]]) -> T | None: ...
+    @overload
+    async def run(self, operation: Operation[T]) -> T | None: ...
+    async def run(self, operation: Operation[Any]) -> Any:
+        """As :meth:`sqlalchemy_locks.Locks.run`."""
+        return await greenlet_spawn(self._sync.run, operation)
+
+
+class AsyncHeld:
+    """As :class:`sqlalchemy_locks.locks.Held`."""
+
+    def __init__(self, held: Held, locks: AsyncLocks) -> None:
+        self._held = held
+        self._locks = locks
+        self._session: AsyncSession | None = None
+
+    @property
+    def session(self) -> AsyncSession:
+        """An ``AsyncSession`` in the very transaction that holds the lock; see ``Held.session``."""
+        if self._session is None:
+            connection = AsyncConnection(self._locks._engine, self._held._short.connection)
+            session: AsyncSession = self._locks._session_maker(
+                bind=connection, binds=None, join_transaction_mode="rollback_only"
+            )
+            self._session = session
+            self._held._session = session.sync_session
+        return self._session
+
+    @property
+    def lost(self) -> bool:
+        """As ``Held.lost``."""
+        return self._held.lost
+
+    async def check(self) -> None:
+        """As ``Held.check``."""
+        await greenlet_spawn(self._held.check)
+
+
+class AsyncHold:
+    """The context manager of :meth:`AsyncLocks.exclusive` and :meth:`AsyncLocks.shared`."""
+
+    def __init__(self, locks: AsyncLocks, hold: Hold) -> None:
+        self._locks = locks
+        self._hold = hold
+
+    async def __aenter__(self) -> AsyncHeld:
+        return AsyncHeld(await greenlet_spawn(self._hold.__enter__), self._locks)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await greenlet_spawn(self._hold.__exit__, kind, error, trace)

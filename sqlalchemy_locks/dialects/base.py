@@ -1,0 +1,128 @@
+"""What the library asks of an engine: facts, the errors it translates, and how a short transaction begins.
+
+One instance per engine, in the file of its name. Nobody outside this folder asks for a dialect's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal
+
+from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.exc import DBAPIError
+
+from ..errors import LockError, NotInstalled, NotWritable, Unsupported
+
+Locking = Literal["functions", "rows", "file"]
+
+
+def nothing() -> None:
+    """What there is to put back when nothing was changed."""
+
+
+class Engine:
+    """The facts of one engine."""
+
+    #: as our sentences call it
+    name: ClassVar[str]
+    #: tables live in a schema of their own; elsewhere their names carry a prefix
+    schemas: ClassVar[bool] = False
+    #: where a lock lives: in the server's functions, in the row of a table, or in the database file itself
+    locking: ClassVar[Locking]
+    #: an INSERT can be told how long to wait, not at all included
+    bounded_insert: ClassVar[bool] = False
+    #: autocommit can be had on a pooled connection without a round trip and without touching what the app has set
+    one_trip: ClassVar[bool] = False
+    #: a row that is read to be locked must also be asked whether the server takes writes
+    locks_on_replicas: ClassVar[bool] = False
+    #: the statement that gives up every session lock of a connection, where the server has such locks
+    release_session_locks: ClassVar[str | None] = None
+
+    def translate(self, error: DBAPIError) -> LockError | None:
+        """Our error for the driver's, or ``None`` where it isn't about locks."""
+        raise NotImplementedError
+
+    def transient(self, error: DBAPIError) -> bool:
+        """Whether the whole transaction, run again, may succeed."""
+        raise NotImplementedError
+
+    def verify(self, connection: Connection) -> None:
+        """Refuse a server whose settings break a promise; asked once per engine."""
+
+    def autocommit(self, connection: Connection) -> bool:
+        """Whether a statement's locks would end with the statement."""
+        raise NotImplementedError
+
+    def began(self, connection: Connection) -> bool:
+        """Whether the statement just executed has a transaction around it, where only the driver can tell."""
+        return True
+
+    def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+        """Around a wait, where the engine's answer must be told apart afterwards."""
+        return contextlib.nullcontext()
+
+    def wait_value(self, seconds: float) -> Any:
+        """A longest wait as the engine's own setting takes it, never one that means "for ever"."""
+        raise NotImplementedError
+
+    def begin(self, connection: Connection) -> tuple[RootTransaction, Callable[[], None]]:
+        """Begin a transaction, READ COMMITTED where the engine has levels.
+
+        Also returns what puts the connection back as the app had it; called when the transaction has ended.
+        """
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def autocommitted(self, connection: Connection) -> Iterator[None]:
+        """Statements inside go without BEGIN and COMMIT; asked only where ``one_trip``."""
+        raise NotImplementedError
+        yield
+
+    def hung_up(self, connection: Connection) -> bool:
+        """Whether the server has ended this idle connection, as far as that is known without asking it."""
+        return False
+
+    @contextlib.contextmanager
+    def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
+        """Lock waits inside end after ``seconds``; the setting is as it was afterwards."""
+        raise NotImplementedError
+        yield
+
+    def refuse_autocommit(self, what: str) -> Unsupported:
+        return Unsupported(
+            f"{what} on a {self.name} connection in autocommit would be over with its own statement: "
+            "execute it inside a transaction, or use Locks"
+        )
+
+    def not_installed(self) -> NotInstalled:
+        return NotInstalled(
+            "the tables or functions of sqlalchemy-locks are not in this database: run `alembic upgrade "
+            "sqlalchemy_locks@head`, or name the schema or prefix that they were installed under"
+        )
+
+    def not_writable(self) -> NotWritable:
+        return NotWritable(
+            f"{self.name} answered that this connection can't write (a standby, a replica, or a read-only "
+            "transaction): its locks would bind nobody else; use a read-write transaction on the primary"
+        )
+
+
+def arrived(connection: Connection) -> bytes | None:
+    """What the server has sent unasked: ``b""`` for a closed connection, ``None`` for nothing, or unknown."""
+    driver: Any = connection.connection.driver_connection
+    try:
+        if hasattr(driver, "fileno"):
+            number = driver.fileno()
+        else:
+            number = driver._sock.fileno()
+        with socket.socket(fileno=os.dup(number)) as twin:
+            return twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except (OSError, ValueError):
+        return b""
+    except Exception:  # a driver that shows no socket, or says that it is closed in its own words
+        return None

@@ -1,0 +1,125 @@
+"""MySQL: a lock is the row of a key; a key's first row is inserted under a gate, so that ``try`` never waits."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+
+from ..elements import Gate, ReadCommitted, SessionLock, SessionUnlock, Writable
+from ..errors import LockError, LockTimeout, Unsupported
+from .base import Engine, arrived, nothing
+
+_WAIT = text(
+    "SET @sqlalchemy_locks_wait = @@session.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :wait"
+)
+_RESTORE = text("SET SESSION innodb_lock_wait_timeout = @sqlalchemy_locks_wait")
+
+
+class MySQL(Engine):
+    name = "MySQL"
+    locking = "rows"
+    locks_on_replicas = True
+    release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
+
+    def translate(self, error: DBAPIError) -> LockError | None:
+        code = _errno(error)
+        if code in (1205, 3572):
+            return LockTimeout("the lock was not free in time (innodb_lock_wait_timeout, or NOWAIT)")
+        if code in (1290, 1792, 1836):
+            return self.not_writable()
+        if code == 1146 and "locked_keys" in str(error.orig):
+            return self.not_installed()
+        return None
+
+    def transient(self, error: DBAPIError) -> bool:
+        # 1305: the savepoint that a deadlock has silently rolled back, with everything before it
+        return _errno(error) in (1213, 1020, 1305)
+
+    def verify(self, connection: Connection) -> None:
+        if connection.exec_driver_sql("SELECT @@innodb_rollback_on_timeout").scalar():
+            raise Unsupported(
+                f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock that was not free in time "
+                "ends the locks taken before it without a word: set it to OFF"
+            )
+
+    def autocommit(self, connection: Connection) -> bool:
+        raw: Any = connection.connection.dbapi_connection
+        return bool(raw.get_autocommit())
+
+    def begin(self, connection: Connection) -> tuple[RootTransaction, Callable[[], None]]:
+        transaction = connection.begin()
+        # for the next transaction only: nothing is left on the connection, whatever the app gave it
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        if self.autocommit(connection):
+            connection.exec_driver_sql("START TRANSACTION")
+        return transaction, nothing
+
+    def hung_up(self, connection: Connection) -> bool:
+        driver: Any = connection.connection.driver_connection
+        reader = getattr(driver, "_reader", None)
+        if reader is not None:  # aiomysql and asyncmy read through asyncio
+            return bool(reader.at_eof() or getattr(reader, "_buffer", b""))
+        return arrived(connection) is not None  # the server never speaks first, but to say good-bye
+
+    def wait_value(self, seconds: float) -> int:
+        return max(1, math.ceil(min(seconds, 1073741824)))  # InnoDB waits in whole seconds
+
+    @contextlib.contextmanager
+    def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
+        connection.execute(_WAIT, {"wait": self.wait_value(seconds)})
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.execute(_RESTORE)
+
+
+def _errno(error: DBAPIError) -> Any:
+    args = getattr(error.orig, "args", ())
+    return args[0] if args else None
+
+
+@compiles(Gate, "mysql")
+def _gate(element: Gate, compiler: Any, **kw: Any) -> str:
+    table, key = (compiler.process(part, **kw) for part in element.clauses)
+    # named locks are the whole server's, and at most 64 characters long: the database is part of the name
+    return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks', DATABASE(), {table}, {key}), 256)"
+
+
+@compiles(ReadCommitted, "mysql")
+def _read_committed(element: ReadCommitted, compiler: Any, **kw: Any) -> str:
+    return "@@session.transaction_isolation IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
+
+
+@compiles(Writable, "mysql")
+@compiles(Writable, "mariadb")
+def _writable(element: Writable, compiler: Any, **kw: Any) -> str:
+    return "@@global.read_only = 0"
+
+
+def _session_name(key: str) -> str:
+    return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks.session', DATABASE(), {key}), 256)"
+
+
+@compiles(SessionLock, "mysql")
+@compiles(SessionLock, "mariadb")
+def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
+    key, wait = (compiler.process(part, **kw) for part in element.clauses)
+    return f"CASE WHEN @@global.read_only THEN 'refused' ELSE GET_LOCK({_session_name(key)}, {wait}) END"
+
+
+@compiles(SessionUnlock, "mysql")
+@compiles(SessionUnlock, "mariadb")
+def _session_unlock(element: SessionUnlock, compiler: Any, **kw: Any) -> str:
+    (key,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"RELEASE_LOCK({_session_name(key)})"
+
+
+ENGINE = MySQL()

@@ -1,0 +1,148 @@
+"""PostgreSQL: locks are the functions that the migration installs, over the server's own advisory locks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+
+from ..elements import LockFunction, SessionLock, SessionUnlock
+from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot
+from .base import Engine, arrived
+
+_WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
+_RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
+
+
+class PostgreSQL(Engine):
+    name = "PostgreSQL"
+    schemas = True
+    one_trip = True
+    locking = "functions"
+    release_session_locks = "SELECT pg_advisory_unlock_all()"
+
+    def translate(self, error: DBAPIError) -> LockError | None:
+        code = _sqlstate(error)
+        if code == "55P03":
+            return LockTimeout("the lock was not free in time (lock_timeout)")
+        if code in ("SL001", "SL002"):
+            return NotWritable(_sentence(error))
+        if code == "SL003":
+            return StaleSnapshot(_sentence(error))
+        if code == "25006":
+            return self.not_writable()
+        # undefined function, table, schema: of ours, or the caller's own misspelling
+        if code in ("42883", "42P01", "3F000") and "lock" in _sentence(error):
+            return self.not_installed()
+        return None
+
+    def transient(self, error: DBAPIError) -> bool:
+        # "aborted while waiting for locks": YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE
+        return _sqlstate(error) in ("40001", "40P01") or "aborted while waiting for locks" in str(error.orig)
+
+    def autocommit(self, connection: Connection) -> bool:
+        return bool(_raw(connection).autocommit)
+
+    def begin(self, connection: Connection) -> tuple[RootTransaction, Callable[[], None]]:
+        # The level is the driver's own attribute, sent with its BEGIN: no round trip, and, unlike the
+        # execution option, put back to what the app's connect event had set rather than to a default.
+        raw = _raw(connection)
+        autocommit = raw.autocommit
+        source = raw if hasattr(raw, "isolation_level") else raw.driver_connection
+        level = source.isolation_level
+        connection.dialect.set_isolation_level(raw, "READ COMMITTED")
+
+        def restore() -> None:
+            raw.set_isolation_level(level)
+            raw.autocommit = autocommit
+
+        return connection.begin(), restore
+
+    @contextlib.contextmanager
+    def autocommitted(self, connection: Connection) -> Iterator[None]:
+        raw = _raw(connection)
+        was = raw.autocommit
+        raw.autocommit = True
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
+                raw.autocommit = was
+
+    def hung_up(self, connection: Connection) -> bool:
+        driver: Any = connection.connection.driver_connection
+        if hasattr(driver, "is_closed"):  # asyncpg reads all the time, and knows
+            return bool(driver.is_closed())
+        return arrived(connection) in (b"", b"E")  # an error that nobody asked for is a FATAL one
+
+    def wait_value(self, seconds: float) -> str:
+        return f"{max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))}ms"
+
+    @contextlib.contextmanager
+    def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
+        local = not self.autocommit(connection)
+        was = connection.execute(_WAIT, {"wait": self.wait_value(seconds), "local": local}).scalar()
+        try:
+            yield
+        except BaseException:
+            # a transaction that failed takes the setting, which was its own, with it
+            if not local and not connection.invalidated:
+                connection.execute(_RESTORE, {"was": was, "local": local})
+            raise
+        connection.execute(_RESTORE, {"was": was, "local": local})
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    origin: Any = error.orig
+    return getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
+
+
+def _raw(connection: Connection) -> Any:
+    return connection.connection.dbapi_connection
+
+
+def _sentence(error: DBAPIError) -> str:
+    origin: Any = error.orig
+    diag = getattr(origin, "diag", None)
+    primary = getattr(diag, "message_primary", None)
+    text_ = str(primary or origin)
+    return text_.split(": ", 1)[1] if text_.startswith("<class") else text_
+
+
+@compiles(LockFunction, "postgresql")
+@compiles(LockFunction, "yugabytedb")
+def _function(element: LockFunction, compiler: Any, **kw: Any) -> str:
+    preparer = compiler.preparer
+    schema = preparer.quote_schema(preparer.schema_for_object(element))
+    return f"{schema}.{element.name}{compiler.function_argspec(element, **kw)}"
+
+
+# a standby grants advisory locks of its own; a YugabyteDB that was told to be silent grants what it hasn't
+_GRANTS_FOR_NOTHING = (
+    "pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' OR "
+    "coalesce(current_setting('yb_silence_advisory_locks_not_supported_error', true), 'off') = 'on'"
+)
+
+
+@compiles(SessionLock, "postgresql")
+@compiles(SessionLock, "yugabytedb")
+def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
+    key, _ = element.clauses
+    key = compiler.process(key, **kw)
+    return f"CASE WHEN {_GRANTS_FOR_NOTHING} THEN 'refused' ELSE pg_advisory_lock({key})::text END"
+
+
+@compiles(SessionUnlock, "postgresql")
+@compiles(SessionUnlock, "yugabytedb")
+def _session_unlock(element: SessionUnlock, compiler: Any, **kw: Any) -> str:
+    return f"pg_advisory_unlock{compiler.function_argspec(element, **kw)}"
+
+
+ENGINE = PostgreSQL()

@@ -1,0 +1,99 @@
+"""SQLite: any lock takes the database's one write lock, and holds it until the transaction ends."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.exc import DBAPIError
+
+from ..errors import LockError, LockTimeout, MustRollback
+from .base import Engine, nothing
+
+_BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
+
+
+class SQLite(Engine):
+    name = "SQLite"
+    locking = "file"
+
+    def translate(self, error: DBAPIError) -> LockError | None:
+        message = str(error.orig)
+        if getattr(error.orig, "sqlite_errorname", None) == _BUSY_SNAPSHOT:
+            return must_rollback()
+        if "database is locked" in message or "database table is locked" in message:
+            return LockTimeout("the database was not free in time (busy timeout): another transaction writes")
+        if "readonly database" in message:
+            return self.not_writable()
+        if "no such table" in message and "locked_keys" in message:
+            return self.not_installed()
+        return None
+
+    def transient(self, error: DBAPIError) -> bool:
+        return "is locked" in str(error.orig)
+
+    def autocommit(self, connection: Connection) -> bool:
+        return False  # Python's driver begins with the first write; see `began`
+
+    def began(self, connection: Connection) -> bool:
+        return in_transaction(connection)
+
+    def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+        return judged(connection)
+
+    def wait_value(self, seconds: float) -> int:
+        return math.ceil(min(seconds * 1000, 2**31 - 1))
+
+    def begin(self, connection: Connection) -> tuple[RootTransaction, Callable[[], None]]:
+        transaction = connection.begin()
+        if not in_transaction(connection):
+            connection.exec_driver_sql("BEGIN")
+        return transaction, nothing
+
+    @contextlib.contextmanager
+    def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
+        was = connection.exec_driver_sql("PRAGMA busy_timeout").scalar()
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {self.wait_value(seconds)}")
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {was}")
+
+
+def in_transaction(connection: Connection) -> bool:
+    """Whether SQLite itself is in a transaction; Python's driver begins one only when it must."""
+    raw: Any = connection.connection.driver_connection
+    return bool(raw.in_transaction)
+
+
+def must_rollback() -> MustRollback:
+    return MustRollback(
+        "this SQLite transaction has read before it asked for a lock, and somebody has written since or is "
+        "writing: roll back and lock first, or install sqlalchemy_locks.sqlite.begin_immediate(engine)"
+    )
+
+
+@contextlib.contextmanager
+def judged(connection: Connection) -> Iterator[None]:
+    """Tell "not free in time" from "can never become free in this transaction".
+
+    A transaction that has read waits for nobody: SQLite answers BUSY at once, whatever the busy timeout, since
+    waiting could not help. An answer well before the timeout, inside a transaction, is therefore that case.
+    """
+    began = in_transaction(connection)
+    timeout = float(connection.exec_driver_sql("PRAGMA busy_timeout").scalar() or 0) / 1000
+    asked = time.monotonic()
+    try:
+        yield
+    except LockTimeout as error:
+        if began and timeout and time.monotonic() - asked < timeout / 2:
+            raise must_rollback() from error
+        raise
+
+
+ENGINE = SQLite()

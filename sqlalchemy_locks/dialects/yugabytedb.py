@@ -1,0 +1,16 @@
+"""YugabyteDB through the ``yugabytedb`` dialect name; ``postgresql://`` URLs to it work as well.
+
+What differs, differs on the server: the migration reads ``version()`` there and installs the bodies that
+lock rows of ``lock.locked_keys``. The statements that a client sends are PostgreSQL's.
+"""
+
+from __future__ import annotations
+
+from .postgresql import PostgreSQL
+
+
+class YugabyteDB(PostgreSQL):
+    name = "YugabyteDB"
+
+
+ENGINE = YugabyteDB()

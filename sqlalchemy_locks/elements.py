@@ -1,0 +1,89 @@
+"""Constructs that render differently on each engine; the hooks are in ``dialects/``, one file an engine.
+
+None of them has a default hook: an engine that is unknown here must refuse, never guess.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Boolean, Integer, String, bindparam
+from sqlalchemy.dialects.mysql import Insert
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.visitors import InternalTraversal
+from sqlalchemy.types import NullType, TypeDecorator, TypeEngine
+
+from .schema import DEFAULT_SCHEMA
+
+
+class Void(TypeDecorator[None]):
+    """A function that returns nothing: drivers disagree whether that is ``None`` or an empty string."""
+
+    impl = NullType
+    cache_ok = True
+
+    def process_result_value(self, value: Any, dialect: Any) -> None:
+        return None
+
+
+class LockFunction(FunctionElement[Any]):
+    """A function of our schema, which ``schema_translate_map`` can move as it moves a table."""
+
+    name: str
+    schema = DEFAULT_SCHEMA
+    # the name is part of what makes two of them different: without it two functions would share a cache key
+    _traverse_internals = [*FunctionElement._traverse_internals, ("name", InternalTraversal.dp_string)]
+
+    def __init__(self, name: str, *arguments: ColumnElement[Any], type_: TypeEngine[Any]) -> None:
+        super().__init__(*arguments)
+        self.name = name
+        self.type = type_
+
+
+class Gate(FunctionElement[str]):
+    """The name of the gate of one key (MySQL): arguments are the table's full name and the key."""
+
+    type = String()
+    inherit_cache = True
+
+
+class ReadCommitted(ColumnElement[bool]):
+    """Whether this session reads at READ COMMITTED or below, where a look for an absent row locks no gap (MySQL)."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+class Writable(ColumnElement[bool]):
+    """Whether this server takes writes (MySQL, MariaDB): a replica grants row locks that bind nobody on the primary."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+class SessionLock(FunctionElement[str]):
+    """The server's session lock, waited for; arguments are the key and, for those that take one, the longest wait.
+
+    Gives ``refused`` where it would bind nobody else, ``0`` when the time was up.
+    """
+
+    type = String()
+    inherit_cache = True
+
+
+class SessionUnlock(FunctionElement[bool]):
+    """Give the session lock of a key up; whether it was held."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+class BoundedInsert(Insert):
+    """An INSERT that waits for locks for so many seconds at most, in the same round trip (MariaDB).
+
+    The seconds are the bound parameter ``wait``.
+    """
+
+    inherit_cache = True
+    wait = bindparam("wait", type_=Integer())

@@ -1,0 +1,54 @@
+"""The errors of this library: one tree, so that ``except LockError`` catches everything it raises on purpose.
+
+What a driver raises for another reason (a syntax error, a full disk, a deadlock in your own session)
+stays the exception that SQLAlchemy gives it.
+"""
+
+from __future__ import annotations
+
+
+class LockError(Exception):
+    """The root of every error that this library raises on purpose."""
+
+
+class LockTimeout(LockError):
+    """The lock was not to be had in the time that was given.
+
+    In a session, the database's own limit ended the wait (``lock_timeout``, ``innodb_lock_wait_timeout``,
+    SQLite's busy timeout). On PostgreSQL and YugabyteDB the transaction can then only be rolled back.
+    """
+
+
+class LockLost(LockError):
+    """The lock was held and is so no longer: its connection died, or its transaction was ended early."""
+
+
+class ReentryError(LockError):
+    """The same thread or task asked ``Locks`` for a key that it holds already: it would wait for itself."""
+
+
+class MustRollback(LockError):
+    """SQLite: this transaction has read an old snapshot and can't become a writer. Roll back and begin again.
+
+    ``sqlalchemy_locks.sqlite.begin_immediate(engine)`` makes every transaction a writer from its start.
+    """
+
+
+class UnknownRow(LockError):
+    """``lock.row`` was asked for a row that isn't there: nothing was locked."""
+
+
+class Unsupported(LockError):
+    """This engine, or this way of running the operation, can't give what was asked; the message says what can."""
+
+
+class NotWritable(Unsupported):
+    """A standby, a replica, or a read-only transaction: its locks would bind nobody else."""
+
+
+class StaleSnapshot(Unsupported):
+    """The transaction's snapshot is older than the lock, so what the holder then reads may be stale."""
+
+
+class NotInstalled(LockError):
+    """The tables or functions of this library are not in the database (or its schema has another name)."""

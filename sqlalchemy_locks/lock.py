@@ -1,0 +1,364 @@
+"""Advisory-style locks: any value can be locked, exclusively or shared, until the transaction ends.
+
+The pattern: exclusive and shared locks on arbitrary values, as functions over a table of keys
+(``lock.exclusive``, ``lock.shared``, ``lock.unlock``, ``lock.vacuum``), with its races mended.
+
+What is promised: two transactions never hold a key exclusively at once, nor one exclusively and another
+shared; ``try_*`` never waits, whatever others have not committed yet; a lock ends with its transaction, its
+connection or its process, whichever ends first.
+
+- *PostgreSQL, YugabyteDB*: one call of the functions that the migration installs.
+- *MariaDB*: one INSERT that finds the key's row or makes it. *MySQL*: the same, behind a gate (``gate.py``).
+- *SQLite*: any lock is the database's one write lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    Delete,
+    Integer,
+    bindparam,
+    delete,
+    false,
+    func,
+    insert,
+    literal,
+    literal_column,
+    null,
+    select,
+)
+from sqlalchemy.dialects.mysql import Insert
+from sqlalchemy.sql import Executable
+
+from .elements import BoundedInsert, LockFunction, Void
+from .errors import LockTimeout
+from .gate import acquire_behind_gate, insert_behind_gate, try_behind_gate
+from .keys import as_key, key
+from .operation import Body, Operation, Place, Run, shaped
+from .row import row
+from .session_lock import session_exclusive, session_unlock
+
+__all__ = [
+    "create",
+    "exclusive",
+    "key",
+    "row",
+    "session_exclusive",
+    "session_unlock",
+    "shared",
+    "try_exclusive",
+    "try_shared",
+    "unlock",
+    "vacuum",
+]
+
+_BATCH = 1000
+_KEY = bindparam("lock_key", type_=BigInteger())
+
+
+class _Acquire(Body):
+    """The four ways to take a key."""
+
+    held_by = "transaction"
+
+    def __init__(self, *, shared: bool, tries: bool, allow_stale: bool) -> None:
+        super().__init__()
+        self.shared, self.tries, self.allow_stale = shared, tries, allow_stale
+        self.function = f"{'try_' if tries else ''}{'shared' if shared else 'exclusive'}"
+        self.name = f"lock.{self.function}"
+        self._bounded: Executable = self._within(self._call())
+
+    def build(self, place: Place) -> Executable | None:
+        match place.engine.locking:
+            case "functions":
+                return select(self._call())
+            case "file":
+                return None if self.tries else _take_file(place)
+            case "rows":
+                if not place.engine.bounded_insert:
+                    return None
+                return self.insert(place, BoundedInsert if self.tries else Insert)
+
+    def run(self, run: Run) -> Any:
+        match run.engine.locking:
+            case "functions":
+                if run.wait is None or self.tries:
+                    return super().run(run)
+                return run.execute(self._bounded, {**run.values, "wait": run.engine.wait_value(run.wait)})
+            case "file":
+                return self._file(run)
+            case "rows":
+                return self._rows(run)
+
+    def insert(self, place: Place, kind: type[Insert] = Insert) -> Any:
+        """One statement that finds the row and locks it, or makes it, and leaves no gap locked, at any isolation.
+
+        A plain ``SELECT ... FOR UPDATE`` of an absent key would lock the gap under REPEATABLE READ, and with
+        it the first insert of unrelated keys. A duplicate leaves the record alone locked: exclusively for
+        ON DUPLICATE KEY UPDATE, shared for INSERT IGNORE.
+        """
+        table = place.tables.locked_keys
+        if self.shared:
+            return kind(table).prefix_with("IGNORE").values(key=_KEY)
+        return kind(table).values(key=_KEY).on_duplicate_key_update(key=table.c.key)
+
+    @lru_cache(maxsize=None)
+    def bounded_insert(self, place: Place) -> Any:
+        return self.insert(place, BoundedInsert)
+
+    def _call(self) -> LockFunction:
+        arguments = (_KEY, literal(True)) if self.allow_stale else (_KEY,)
+        return LockFunction(self.function, *arguments, type_=Boolean() if self.tries else Void())
+
+    def _within(self, call: LockFunction) -> Executable:
+        """The call with a bounded wait, in the same round trip, and the setting as it was afterwards.
+
+        Materialised, each over the one before: that is what makes the server go through them in this order.
+        """
+        setting = "lock_timeout"
+        was = select(func.current_setting(setting).label("was")).cte("setting").prefix_with("MATERIALIZED")
+        wait = select(was.c.was, func.set_config(setting, bindparam("wait"), True).label("now"))
+        wait_cte = wait.cte("bounded").prefix_with("MATERIALIZED")
+        held = select(wait_cte.c.was, call.label("held")).cte("held").prefix_with("MATERIALIZED")
+        return select(held.c.held).where(func.set_config(setting, held.c.was, True).is_not(None))
+
+    def _rows(self, run: Run) -> bool | None:
+        if not run.engine.bounded_insert:
+            take = try_behind_gate if self.tries else acquire_behind_gate
+            return take(run, self.insert(run.place), shared=self.shared)
+        statement = self.statement(run.place)
+        assert statement is not None
+        if self.tries:
+            return _whether(lambda: run.execute(statement, {**run.values, "wait": 0}))
+        if run.wait is not None:
+            wait = run.engine.wait_value(run.wait)
+            run.execute(self.bounded_insert(run.place), {**run.values, "wait": wait})
+        else:
+            run.execute(statement)
+        return None
+
+    def _file(self, run: Run) -> bool | None:
+        statement = _take_file(run.place)
+        if self.tries:
+            with run.engine.bounded(run.connection, 0):
+                got = _whether(lambda: run.execute(statement, {}))
+        elif run.wait is not None:
+            with run.engine.bounded(run.connection, run.wait), run.engine.judging(run.connection):
+                run.execute(statement, {})
+            got = None
+        else:
+            with run.engine.judging(run.connection):
+                run.execute(statement, {})
+            got = None
+        if got is not False and not run.engine.began(run.connection):
+            raise run.engine.refuse_autocommit(self.name)
+        return got
+
+
+class _Unlock(Body):
+    name = "lock.unlock"
+
+    def build(self, place: Place) -> Executable | None:
+        match place.engine.locking:
+            case "functions":
+                return select(LockFunction("unlock", _KEY, type_=Void()))
+            case "file":
+                return select(null())  # nothing is kept there that would have to be removed
+            case "rows":
+                return None
+
+    def run(self, run: Run) -> Any:
+        if run.engine.locking != "rows":
+            return super().run(run)
+        _delete_free(run, [run.values["lock_key"]])
+        return None
+
+
+class _Vacuum(Body):
+    name = "lock.vacuum"
+
+    def build(self, place: Place) -> Executable | None:
+        match place.engine.locking:
+            case "functions":
+                return select(LockFunction("vacuum", type_=BigInteger()))
+            case "file":
+                return select(literal_column("0"))
+            case "rows":
+                return None
+
+    def run(self, run: Run) -> Any:
+        return self._rows(run) if run.engine.locking == "rows" else super().run(run)
+
+    def _rows(self, run: Run) -> int:
+        if run.engine.autocommit(run.connection):
+            raise run.engine.refuse_autocommit(self.name)
+        table = run.place.tables.locked_keys
+        # The candidates are read without a lock: a locking scan would hold every gap under REPEATABLE READ.
+        batch = select(table.c.key).where(table.c.key > bindparam("last")).order_by(table.c.key).limit(_BATCH)
+        removed, keys = 0, list(run.execute(select(table.c.key).order_by(table.c.key).limit(_BATCH), {}).scalars())
+        while keys:
+            removed += _delete_free(run, keys)
+            keys = list(run.execute(batch, {"last": keys[-1]}).scalars())
+        return removed
+
+
+class _Create(Body):
+    name = "lock.create"
+
+    def build(self, place: Place) -> Executable | None:
+        match place.engine.locking:
+            case "functions":
+                return select(LockFunction("create", bindparam("keys", type_=ARRAY(BigInteger())), type_=Integer()))
+            case "file":
+                return select(literal_column("0"))
+            case "rows":
+                return None
+
+    def run(self, run: Run) -> Any:
+        return self._rows(run) if run.engine.locking == "rows" else super().run(run)
+
+    def _rows(self, run: Run) -> int:
+        table = run.place.tables.locked_keys
+        keys = run.values["keys"]
+        known = set(run.execute(select(table.c.key).where(table.c.key.in_(keys)), {}).scalars())
+        absent = [k for k in keys if k not in known]
+        statement = insert(table).prefix_with("IGNORE").values(key=_KEY)
+        if run.engine.bounded_insert:
+            return sum(run.execute(statement, {"lock_key": k}).rowcount for k in absent)
+        return sum(insert_behind_gate(run, statement, k) for k in absent)
+
+
+def _take_file(place: Place) -> Delete:
+    """A write that writes nothing: SQLite takes its write lock when the statement starts, rows or no rows."""
+    return delete(place.tables.locked_keys).where(false())
+
+
+def _whether(attempt: Any) -> bool:
+    try:
+        attempt()
+    except LockTimeout:
+        return False
+    return True
+
+
+def _delete_free(run: Run, keys: list[int]) -> int:
+    """Delete those of the keys that nobody else holds; wait for nobody, so that sharers don't deadlock."""
+    table = run.place.tables.locked_keys
+    free = select(table.c.key).where(table.c.key.in_(keys)).with_for_update(skip_locked=True)
+    mine = list(run.execute(free, {}).scalars())
+    if mine:
+        run.execute(delete(table).where(table.c.key.in_(mine)), {})
+    return len(mine)
+
+
+_ACQUIRE = {
+    (shared, tries, stale): _Acquire(shared=shared, tries=tries, allow_stale=stale)
+    for shared in (False, True)
+    for tries in (False, True)
+    for stale in (False, True)
+}
+_UNLOCK, _VACUUM, _CREATE = _Unlock(), _Vacuum(), _Create()
+
+
+def _acquire(name: str | int, shared: bool, tries: bool, allow_stale: bool) -> Operation[Any]:
+    return Operation(_ACQUIRE[shared, tries, allow_stale], {"lock_key": as_key(name)})
+
+
+@shaped(select(literal(None)))
+def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
+    """Wait for a key and hold it alone until the transaction ends.
+
+    :param name: an ``int`` is the key itself (signed 64 bits), a ``str`` is hashed to one by :func:`key`.
+    :param allow_stale: PostgreSQL and YugabyteDB refuse under REPEATABLE READ and SERIALIZABLE, where the
+        snapshot is older than the lock; ``True`` takes the lock all the same. Without effect elsewhere:
+        on MySQL and MariaDB lock before you read when not in READ COMMITTED.
+    :return: ``None``, once it is held. Asked again in the same transaction, it is had at once.
+    :raises LockTimeout: the database's own limit, or the option ``locks_wait``, ended the wait.
+    :raises StaleSnapshot: see ``allow_stale``. :raises NotWritable: on a standby or in a read-only transaction.
+    :raises MustRollback: SQLite, where this transaction has read before and somebody has written since.
+
+    On SQLite every key is the database's one write lock.
+
+    >>> with Session(engine) as session, session.begin():
+    ...     session.execute(sl.lock.exclusive("invoice:42"))
+    """
+    return _acquire(name, False, False, allow_stale)
+
+
+@shaped(select(literal(None)))
+def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
+    """Wait for a key and hold it together with other sharers, against exclusive holders, until the transaction ends.
+
+    Parameters and errors as :func:`exclusive`. On MySQL, MariaDB and where PostgreSQL has the table bodies, the
+    transaction that shares a brand-new key holds it alone until it commits: :func:`create` makes keys ahead. On
+    SQLite sharers exclude one another, as everything there does.
+    """
+    return _acquire(name, True, False, allow_stale)
+
+
+@shaped(select(literal(True)))
+def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
+    """Hold a key alone until the transaction ends, if it is free this instant; never wait.
+
+    Parameters and errors as :func:`exclusive`.
+
+    :return: ``True`` when it is held now, ``False`` when another transaction holds it, or is just taking it.
+
+    On MySQL outside READ COMMITTED a key that is not in the table yet is put there through a connection of its
+    own, opened and closed for it: looking for an absent row would lock its neighbourhood there.
+    """
+    return _acquire(name, False, True, allow_stale)
+
+
+@shaped(select(literal(True)))
+def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
+    """As :func:`try_exclusive`, held together with other sharers (see :func:`shared` for brand-new keys)."""
+    return _acquire(name, True, True, allow_stale)
+
+
+@shaped(select(literal(None)))
+def unlock(name: str | int) -> Operation[Any]:
+    """Remove a key that this transaction holds; it is free for others when the transaction ends.
+
+    Waits for nobody: a key that others share as well stays. PostgreSQL and SQLite keep nothing that would have
+    to be removed. There is no unlocking before the end of the transaction: what was done under the lock is not
+    visible to others before that.
+    """
+    return Operation(_UNLOCK, {"lock_key": as_key(name)})
+
+
+@shaped(select(literal(1)))
+def vacuum() -> Operation[Any]:
+    """Remove every key that nobody holds from the table.
+
+    :return: how many were removed. Always 0 on PostgreSQL (without the table bodies) and SQLite, which keep none.
+
+    Best through ``locks.run(sl.lock.vacuum())``: the removed keys stay locked until the transaction ends.
+    """
+    return Operation(_VACUUM, {})
+
+
+@shaped(select(literal(1)))
+def create(*names: str | int) -> Operation[Any]:
+    """Put keys into the table ahead of their first use, so that even their first sharers share.
+
+    :param names: as in :func:`exclusive`, at least one.
+    :return: how many were new. Always 0 on PostgreSQL (without the table bodies) and SQLite, which need none.
+
+    Commit before others use them: until then this transaction holds the new ones.
+    """
+    if not names:
+        raise ValueError("lock.create needs at least one name")
+    return Operation(_CREATE, {"keys": _sorted_keys(names)})
+
+
+def _sorted_keys(names: Iterable[str | int]) -> list[int]:
+    # in one order for everybody: two callers that make the same keys then can't deadlock
+    return sorted({as_key(name) for name in names})

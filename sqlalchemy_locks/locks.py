@@ -1,0 +1,259 @@
+"""Locks: the ready-made way. It opens the transaction, waits, retries and cleans up; it knows no SQL.
+
+``AsyncLocks`` (``aio.py``) runs this very code in SQLAlchemy's greenlet, and awaits it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, sessionmaker
+
+from . import lock
+from .errors import LockLost, LockTimeout, ReentryError, Unsupported
+from .keys import as_key
+from .operation import Operation, place_of, seconds
+from .transaction import ShortTransaction, Sleep, retried
+
+T = TypeVar("T")
+
+Name = str | int
+_held: contextvars.ContextVar[frozenset[Any]] = contextvars.ContextVar("sqlalchemy_locks_held", default=frozenset())
+
+
+class Locks:
+    """Locks that open their own transactions, on the engine that the app already has.
+
+    :param bind: an ``Engine``, or a ``sessionmaker`` bound to one: its class and options are then those of
+        ``held.session``.
+
+    >>> locks = sl.Locks(engine)
+    >>> with locks.exclusive("invoice:42", timeout=5) as held:
+    ...     held.session.add(Payment(invoice=42))
+    """
+
+    def __init__(self, bind: Engine | sessionmaker[Any]) -> None:
+        maker = bind if isinstance(bind, sessionmaker) else sessionmaker(bind)
+        engine = maker.kw.get("bind")
+        if not isinstance(engine, Engine):
+            raise TypeError(f"Locks takes an Engine, or a sessionmaker bound to one, not {bind!r}")
+        self._engine = engine
+        self._session_maker: Callable[..., Session] = maker
+        self._sleep: Sleep = time.sleep
+
+    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
+        """Hold keys alone while the block runs; a transaction holds them, and the block's end commits it.
+
+        :param names: one or more keys, as :func:`sqlalchemy_locks.lock.exclusive` takes them; they are taken in
+            one order everywhere, so that two callers can't deadlock.
+        :param timeout: the longest wait for all of them together, in seconds (MySQL and MariaDB count whole
+            seconds); ``None`` waits, ``0`` tries once.
+        :return: a context manager; ``as held`` gives a :class:`Held`.
+        :raises LockTimeout: when they were not free in time.
+        :raises ReentryError: when this thread or task holds one of them already (on SQLite: any lock).
+        :raises LockLost: at the end of the block, when the connection died inside it and nothing was committed.
+        """
+        return Hold(self, names, False, timeout)
+
+    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
+        """Hold keys together with other sharers while the block runs. Everything else as :meth:`exclusive`."""
+        return Hold(self, names, True, timeout)
+
+    @overload
+    def run(self, operation: Operation[tuple[T]]) -> T | None: ...
+    @overload
+    def run(self, operation: Operation[T]) -> T | None: ...
+    def run(self, operation: Operation[Any]) -> Any:
+        """Run one operation in a short transaction of its own, retried on transient errors.
+
+        :param operation: any operation whose effect outlives its transaction.
+        :return: what ``session.scalar`` would return for it.
+        :raises Unsupported: for a lock, which would be gone when this returns: use :meth:`exclusive` or a session.
+        """
+        body = operation._body
+        if body.held_by is not None:
+            raise Unsupported(
+                f"{body.name} ends with its {body.held_by}, so run() would give the lock back at once: use "
+                "locks.exclusive() or locks.shared(), or execute it in a transaction of your own"
+            )
+        return retried(lambda: self._run_once(operation), self._engine, self._sleep)
+
+    def _run_once(self, operation: Operation[Any]) -> Any:
+        options = {**self._engine.get_execution_options(), **operation.get_execution_options()}
+        place = place_of(self._engine.dialect, options)
+        if place.engine.one_trip and operation._body.statement(place) is not None:
+            with self._engine.connect() as connection, place.engine.autocommitted(connection):
+                return connection.execute(operation).scalar()
+        short = ShortTransaction(self._engine)
+        short.open()
+        try:
+            value = short.connection.execute(operation).scalar()
+        except BaseException:
+            short.abandon()
+            raise
+        short.commit()
+        return value
+
+
+class Held:
+    """What a block holds while it runs."""
+
+    def __init__(self, short: ShortTransaction, session_maker: Callable[..., Session]) -> None:
+        self._short = short
+        self._session_maker = session_maker
+        self._session: Session | None = None
+        self._lost = False
+
+    @property
+    def session(self) -> Session:
+        """A session in the very transaction that holds the lock; what it did is committed when the block ends.
+
+        Its own ``commit()`` flushes and commits nothing yet; its ``rollback()`` ends the transaction, and with
+        it the lock.
+        """
+        if self._session is None:
+            self._session = self._session_maker(
+                bind=self._short.connection, binds=None, join_transaction_mode="rollback_only"
+            )
+        return self._session
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock is known to be gone, without asking the server; :meth:`check` asks."""
+        if not self._lost:
+            self._lost = not self._short.active or self._short.facts.hung_up(self._short.connection)
+        return self._lost
+
+    def check(self) -> None:
+        """Ask the server.
+
+        :raises LockLost: when the transaction that holds the lock is over, or its connection is dead.
+        """
+        if not self.lost:
+            try:
+                self._short.connection.exec_driver_sql("SELECT 1")
+                return
+            except DBAPIError as error:
+                self._lost = True
+                raise LockLost("the transaction that held the lock has failed, or its connection died") from error
+        raise LockLost("the transaction that held the lock is over, or its connection died")
+
+
+class Hold:
+    """The context manager of :meth:`Locks.exclusive` and :meth:`Locks.shared`, for one thread or task at a time."""
+
+    def __init__(self, locks: Locks, names: tuple[Name, ...], shared: bool, timeout: float | timedelta | None) -> None:
+        if not names:
+            raise ValueError("give at least one name to lock")
+        self._locks = locks
+        self._take, self._try = (
+            (lock.shared, lock.try_shared) if shared else (lock.exclusive, lock.try_exclusive)
+        )
+        # by key: in one order for everybody, whatever their names sort like
+        self._names = dict(sorted((as_key(name), name) for name in set(names)))
+        self._timeout = None if timeout is None else seconds(timeout, "timeout")
+        self._entered: tuple[Held, frozenset[Any]] | None = None
+
+    def __enter__(self) -> Held:
+        if self._entered is not None:
+            raise ReentryError("this block is entered already: make one for each use")
+        mine = self._enter_thread()
+        try:
+            held = self._open()
+        except BaseException:
+            _held.set(_held.get() - mine)
+            raise
+        self._entered = held, mine
+        return held
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._entered is not None
+        (held, mine), self._entered = self._entered, None
+        _held.set(_held.get() - mine)
+        self._close(held, error)
+
+    def _enter_thread(self) -> frozenset[Any]:
+        """Refuse what would wait for itself: this thread's, or this task's, own transaction."""
+        try:
+            task = id(asyncio.current_task())
+        except RuntimeError:
+            task = 0
+        engine = self._locks._engine
+        # on SQLite any two keys are one lock
+        keys = [0] if place_of(engine.dialect, {}).engine.locking == "file" else list(self._names)
+        mine = frozenset((threading.get_ident(), task, id(engine.pool), key) for key in keys)
+        twice = mine & _held.get()
+        if twice:
+            name = self._names.get(next(iter(twice))[-1], "another lock of this database")
+            raise ReentryError(f"this thread or task holds {name!r} already: taking it again would wait for itself")
+        _held.set(_held.get() | mine)
+        return mine
+
+    def _open(self) -> Held:
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        engine = self._locks._engine
+        while True:
+            try:
+                return retried(lambda: self._attempt(deadline), engine, self._locks._sleep)
+            except LockTimeout as error:
+                # a limit that the database sets of itself ends the wait, and not the caller's patience
+                if deadline is not None:
+                    raise self._timed_out() from error
+
+    def _attempt(self, deadline: float | None) -> Held:
+        short = ShortTransaction(self._locks._engine)
+        short.open()
+        try:
+            for key in self._names:
+                self._acquire(short, key, deadline)
+        except BaseException:
+            short.abandon()
+            raise
+        return Held(short, self._locks._session_maker)
+
+    def _acquire(self, short: ShortTransaction, key: int, deadline: float | None) -> None:
+        if self._timeout == 0:
+            if not short.connection.execute(self._try(key)).scalar():
+                raise self._timed_out()
+            return
+        operation = self._take(key)
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._timed_out()
+            operation = operation.execution_options(locks_wait=left)
+        short.connection.execute(operation)
+
+    def _timed_out(self) -> LockTimeout:
+        names = ", ".join(repr(name) for name in self._names.values())
+        within = "at the only try" if self._timeout == 0 else f"within {self._timeout:g} s"
+        return LockTimeout(f"{names} {'was' if len(self._names) == 1 else 'were'} not free {within}")
+
+    def _close(self, held: Held, error: BaseException | None) -> None:
+        session = held._session
+        if error is not None:
+            try:
+                if session is not None:
+                    session.close()
+            finally:
+                held._short.abandon()
+            return
+        try:
+            if session is not None and held._short.active:
+                session.commit()
+                session.close()
+        except BaseException:
+            held._short.abandon()
+            raise
+        held._short.commit()

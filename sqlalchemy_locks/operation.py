@@ -1,0 +1,326 @@
+"""Operation: the executable that is a value, and how it runs itself.
+
+An operation holds a *body* (what to do, built once per pattern) and the *values* of this call. It touches no
+database until somebody executes it: a ``Session``, a ``Connection``, either's async twin, or ``Locks``.
+Where the engine can do it in one statement, the operation compiles to that statement; elsewhere the body runs
+the few statements that the engine needs, on the same connection, and ``compile()`` refuses with the reason.
+
+SQLAlchemy's hooks that this relies on are semi-private. They are used in this file and nowhere else; the
+tests pin them on 2.0 and 2.1:
+
+- ``_execute_on_connection`` / ``_execute_on_scalar``: a Core runner hands itself over. Under async that call
+  is inside the greenlet already, so one synchronous body serves both worlds.
+- ``CompileState.plugin_for("orm", visit name)``: a ``Session`` hands itself over, for autoflush, for
+  ``get_bind`` and for entities. Its ``orm_pre_session_exec`` returns two values on 2.0 and three on 2.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
+
+import sqlalchemy
+from sqlalchemy import Table, update
+from sqlalchemy.engine import Connection, CursorResult, Dialect, IteratorResult, Result
+from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.exc import CompileError, DBAPIError
+from sqlalchemy.sql import ClauseElement, Executable
+from sqlalchemy.sql.base import CompileState, Generative
+from sqlalchemy.sql.selectable import TypedReturnsRows
+
+from .dialects import Engine, engine_of
+from .schema import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+R = TypeVar("R", bound=Any)
+P = ParamSpec("P")
+
+_THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which engine, and under which prefix its tables are: what a statement is built for, once."""
+
+    engine: Engine
+    prefix: str
+
+    @property
+    def tables(self) -> Tables:
+        if self.engine.schemas:
+            return tables(DEFAULT_SCHEMA, "")
+        return tables(None, self.prefix)
+
+
+def place_of(dialect: Dialect, options: Mapping[str, Any]) -> Place:
+    return Place(engine_of(dialect), options.get("locks_prefix", DEFAULT_PREFIX))
+
+
+@dataclass
+class Run:
+    """One execution of one operation: what its body may ask and do."""
+
+    connection: Connection
+    options: Mapping[str, Any]
+    values: dict[str, Any]
+    operation: Operation[Any]
+    session: Session | None = None
+    bind_arguments: dict[str, Any] = field(default_factory=dict)
+    place: Place = field(init=False)
+    wait: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        every = {**self.connection.get_execution_options(), **self.options}
+        self.place = place_of(self.connection.dialect, every)
+        wait = every.get("locks_wait")
+        #: how long a lock may be waited for, in seconds; ``None``: as long as the server lets one wait
+        self.wait = None if wait is None else seconds(wait, "locks_wait")
+
+    @property
+    def engine(self) -> Engine:
+        return self.place.engine
+
+    def execute(self, statement: Executable, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
+        """Run one statement; what the driver says about locks is raised as one of our errors."""
+        with translated(self.engine):
+            return self.connection.execute(
+                statement, self.values if values is None else values, execution_options=self.options
+            )
+
+
+class translated:
+    """Errors of the driver that speak of locks leave this block as ours, with the driver's as their cause."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, DBAPIError):
+            ours = self.engine.translate(error)
+            if ours is not None:
+                raise ours from error
+
+
+class Body:
+    """What one kind of operation does. One instance serves every call of it."""
+
+    #: what sentences call it, e.g. ``lock.exclusive``
+    name: ClassVar[str]
+    #: what its effect ends with, where that isn't for good
+    held_by: ClassVar[Literal["transaction", "connection"] | None] = None
+
+    def __init__(self) -> None:
+        self._built: dict[Place, Executable | None] = {}
+
+    def build(self, place: Place) -> Executable | None:
+        """The one statement that does it there; ``None`` where the engine needs several."""
+        raise NotImplementedError
+
+    def statement(self, place: Place) -> Executable | None:
+        """As ``build``, made once for each place: a statement built anew at each call costs about twice the time."""
+        if place not in self._built:
+            self._built[place] = self.build(place)
+        return self._built[place]
+
+    def several(self, place: Place) -> str:
+        """The sentence that ``compile()`` refuses with where there is more than one statement."""
+        return f"{self.name} is not one statement on {place.engine.name}: execute it instead"
+
+    def run(self, run: Run) -> Any:
+        """Do it. A ``Result`` is handed on as it is; anything else becomes the one value of one row."""
+        statement = self.statement(run.place)
+        assert statement is not None
+        return run.execute(statement)
+
+    def route(self) -> dict[str, Any]:
+        """What ``Session.get_bind`` is offered: an UPDATE, so that a read/write splitting session sends it to the primary."""
+        return {"clause": _routed(tables(DEFAULT_SCHEMA, "").locked_keys)}
+
+    def check_connection(self, run: Run) -> None:
+        if self.held_by == "transaction" and run.engine.autocommit(run.connection):
+            raise run.engine.refuse_autocommit(self.name)
+
+
+@lru_cache(maxsize=None)
+def _routed(table: Table) -> Any:
+    return update(table)
+
+
+class Operation(Generative, TypedReturnsRows[R], Generic[R]):
+    """Something to be done in the database, as a value: executing it is up to your session or to ``Locks``.
+
+    It has ``execution_options()`` as every SQLAlchemy statement has; two of them are this library's own:
+
+    - ``locks_prefix``: the prefix of the tables, on engines without schemas (default ``lock_``);
+    - ``locks_wait``: the longest wait for a lock, in seconds or as a ``timedelta``; ``LockTimeout`` ends it.
+    """
+
+    __visit_name__ = "sqlalchemy_locks_operation"
+    # the statements inside have cache keys of their own; the operation is never compiled for execution
+    inherit_cache = False
+    is_select = False
+
+    _with_options: tuple[Any, ...] = ()
+    _propagate_attrs: Mapping[str, Any] = sqlalchemy.util.immutabledict(  # type: ignore[assignment]
+        {"compile_state_plugin": "orm", "plugin_subject": None}
+    )
+
+    def __init__(self, body: Body, values: Mapping[str, Any]) -> None:
+        self._body = body
+        self._values = dict(values)
+
+    @property
+    def name(self) -> str:
+        """What sentences call it, e.g. ``lock.exclusive``."""
+        return self._body.name
+
+    @property
+    def _effective_plugin_target(self) -> str:
+        return self.__visit_name__
+
+    def get_children(self, **kw: Any) -> Iterator[Any]:
+        """The table that it works on, as ``Session.get_bind`` looks for it."""
+        clause = self._body.route().get("clause")
+        return iter(() if clause is None else (clause,))
+
+    def _compiler_dispatch(self, visitor: Any, **kw: Any) -> str:
+        place = place_of(visitor.dialect, self._execution_options)
+        statement: Any = self._body.statement(place)
+        if statement is None:
+            raise CompileError(self._body.several(place))
+        bound: Any = ClauseElement.params(statement, self._values)
+        return str(bound._compiler_dispatch(visitor, **kw))
+
+    def _execute_on_connection(
+        self, connection: Connection, distilled_params: Any, execution_options: Any
+    ) -> Any:
+        _refuse_parameters(distilled_params)
+        return self._run(connection, self._execution_options.merge_with(execution_options))
+
+    def _execute_on_scalar(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
+        return self._execute_on_connection(connection, distilled_params, execution_options).scalar()
+
+    def _run(
+        self,
+        connection: Connection,
+        options: Mapping[str, Any],
+        session: Session | None = None,
+        bind_arguments: dict[str, Any] | None = None,
+    ) -> Result[Any]:
+        run = Run(connection, options, self._values, self, session, bind_arguments or {})
+        verify(connection, run.engine)
+        self._body.check_connection(run)
+        outcome = self._body.run(run)
+        return outcome if isinstance(outcome, Result) else _one(self._body.name, outcome)
+
+    def _entity_is(self, entity: Any) -> None:
+        """Let SQLAlchemy's ORM see this as a SELECT of ``entity``: loader options and criteria then apply to it."""
+        shape = sqlalchemy.select(entity)
+        self.is_select = True
+        self._propagate_attrs = shape._propagate_attrs
+        self._compile_options = shape._compile_options
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
+        return f"<{self._body.name}({values})>"
+
+    __str__ = __repr__
+
+
+@CompileState.plugin_for("orm", Operation.__visit_name__)
+class _InSession:
+    """How a ``Session`` runs an operation."""
+
+    @classmethod
+    def orm_pre_session_exec(
+        cls,
+        session: Session,
+        statement: Operation[Any],
+        params: Any,
+        execution_options: Any,
+        bind_arguments: dict[str, Any],
+        is_pre_event: bool,
+    ) -> tuple[Any, ...]:
+        _refuse_parameters(params)
+        if not bind_arguments.keys() & {"bind", "mapper", "clause"}:
+            bind_arguments.update(statement._body.route())
+        options = statement._execution_options.merge_with(execution_options)
+        if not is_pre_event and options.get("autoflush", True):
+            session._autoflush()
+        return (statement, options, params) if _THREE_VALUES else (statement, options)
+
+    @classmethod
+    def orm_execute_statement(
+        cls,
+        session: Session,
+        statement: Operation[Any],
+        params: Any,
+        execution_options: Any,
+        bind_arguments: dict[str, Any],
+        conn: Connection,
+    ) -> Result[Any]:
+        return statement._run(conn, execution_options, session, bind_arguments)
+
+
+def execute_in_session(run: Run, statement: Any, values: Mapping[str, Any]) -> Result[Any]:
+    """Run a statement that gives entities in the session whose operation this is, without a second round of its events."""
+    session = run.session
+    assert session is not None
+    plugin: Any = CompileState._get_plugin_class_for_plugin(statement, "orm")
+    prepared = plugin.orm_pre_session_exec(session, statement, values, run.options, run.bind_arguments, True)
+    with translated(run.engine):
+        result: Result[Any] = plugin.orm_execute_statement(
+            session, prepared[0], values, prepared[1], run.bind_arguments, run.connection
+        )
+    return result
+
+
+def shaped(_shape: TypedReturnsRows[R]) -> Callable[[Callable[P, Operation[Any]]], Callable[P, Operation[R]]]:
+    """Type an operation by the rows it gives, as ``Select`` is: SQLAlchemy 2.0 and 2.1 spell that shape differently."""
+
+    def declare(function: Callable[P, Operation[Any]]) -> Callable[P, Operation[R]]:
+        return function
+
+    return declare
+
+
+def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
+    """A duration that a caller gave, in seconds.
+
+    :raises TypeError: unless it is a number or a ``timedelta``.
+    :raises ValueError: for NaN, a negative one, or, unless ``zero``, none at all.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is a number of seconds or a timedelta, not {value!r}")
+    if math.isnan(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{name} must be {'at least' if zero else 'more than'} 0 seconds, not {value!r}")
+    return float(value)
+
+
+def verify(connection: Connection, engine: Engine) -> None:
+    """Ask the server, once per engine of the app, whether its settings keep our promises."""
+    # an attribute of the dialect, which lives as long as the app's engine and is shared by its options' copies
+    dialect: Any = connection.dialect
+    if not getattr(dialect, "_sqlalchemy_locks_verified", False):
+        engine.verify(connection)
+        dialect._sqlalchemy_locks_verified = True
+
+
+def _refuse_parameters(params: Any) -> None:
+    if params and any(params if isinstance(params, (list, tuple)) else (params,)):
+        raise TypeError("an operation carries its own values: execute it without parameters")
+
+
+def _one(name: str, value: Any) -> IteratorResult[Any]:
+    return IteratorResult(SimpleResultMetaData([name.rpartition(".")[2]]), iter([(value,)]))

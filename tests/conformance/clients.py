@@ -1,0 +1,275 @@
+"""Clients: the ways to run an operation, behind one face, so that one test tries them all.
+
+A client is one party of a race. Its calls block the caller; ``later()`` makes one in a thread of the client's
+own, so that a test can watch it wait. The asynchronous ones live in an event loop of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+
+T = TypeVar("T")
+
+
+class Client:
+    """One party: at most one transaction at a time, in which it holds what it has taken."""
+
+    asynchronous = False
+    #: whether several keys can be held in one transaction, one after another
+    accumulates = True
+
+    def __init__(self, url: str, isolation: str | None = None) -> None:
+        self._executor = ThreadPoolExecutor(1, initializer=self._mine)
+        self._thread_id = 0
+        self.isolation = isolation
+        self.url = url
+        self.backend_id: Any = None
+        self.setup()
+
+    def _mine(self) -> None:
+        self._thread_id = threading.get_ident()
+
+    def setup(self) -> None:
+        raise NotImplementedError
+
+    def later(self, call: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
+        return self._executor.submit(call, *arguments, **named)
+
+    def hold(self, key: Any, *, shared: bool = False, wait: float | None = None) -> None:
+        raise NotImplementedError
+
+    def try_hold(self, key: Any, *, shared: bool = False) -> bool:
+        raise NotImplementedError
+
+    def scalar(self, operation: Any) -> Any:
+        """Run any operation in the client's transaction."""
+        raise NotImplementedError
+
+    def end(self, *, rollback: bool = False) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+
+class _Executing(Client):
+    """What runs operations itself, in a transaction of its own making."""
+
+    def hold(self, key: Any, *, shared: bool = False, wait: float | None = None) -> None:
+        operation = (sl.lock.shared if shared else sl.lock.exclusive)(key)
+        if wait is not None:
+            operation = operation.execution_options(locks_wait=wait)
+        assert self.scalar(operation) is None
+
+    def try_hold(self, key: Any, *, shared: bool = False) -> bool:
+        got = self.scalar((sl.lock.try_shared if shared else sl.lock.try_exclusive)(key))
+        assert isinstance(got, bool)
+        return got
+
+
+def _options(isolation: str | None) -> dict[str, Any]:
+    return {"poolclass": NullPool} | ({"isolation_level": isolation} if isolation else {})
+
+
+class ViaSession(_Executing):
+    def setup(self) -> None:
+        self.engine = create_engine(self.url, **_options(self.isolation))
+        self.session = Session(self.engine)
+
+    def scalar(self, operation: Any) -> Any:
+        return self.session.scalar(operation)
+
+    def end(self, *, rollback: bool = False) -> None:
+        self.session.rollback() if rollback else self.session.commit()
+
+    def close(self) -> None:
+        super().close()
+        self.session.close()
+        self.engine.dispose()
+
+
+class ViaConnection(_Executing):
+    def setup(self) -> None:
+        self.engine = create_engine(self.url, **_options(self.isolation))
+        self.connection = self.engine.connect()
+
+    def scalar(self, operation: Any) -> Any:
+        return self.connection.execute(operation).scalar()
+
+    def end(self, *, rollback: bool = False) -> None:
+        self.connection.rollback() if rollback else self.connection.commit()
+
+    def close(self) -> None:
+        super().close()
+        self.connection.close()
+        self.engine.dispose()
+
+
+class ViaLocks(Client):
+    accumulates = False
+
+    def setup(self) -> None:
+        self.engine = create_engine(self.url, **_options(self.isolation))
+        self.locks = sl.Locks(self.engine)
+        self.block: Any = None
+        self.held: Any = None
+
+    def _enter(self, key: Any, shared: bool, timeout: float | None) -> None:
+        # in the client's own thread, since a thread can't hold what it holds already
+        def enter() -> None:
+            block = (self.locks.shared if shared else self.locks.exclusive)(key, timeout=timeout)
+            self.held = block.__enter__()
+            self.block = block
+
+        if threading.get_ident() == self._thread_id:
+            enter()
+        else:
+            self._executor.submit(enter).result()
+
+    def hold(self, key: Any, *, shared: bool = False, wait: float | None = None) -> None:
+        self._enter(key, shared, wait)
+
+    def try_hold(self, key: Any, *, shared: bool = False) -> bool:
+        try:
+            self._enter(key, shared, 0)
+        except sl.LockTimeout:
+            return False
+        return True
+
+    def scalar(self, operation: Any) -> Any:
+        if self.held is not None:
+            return self.held.session.scalar(operation)
+        return self.locks.run(operation)
+
+    def end(self, *, rollback: bool = False) -> None:
+        block, self.block, self.held = self.block, None, None
+        if block is None:
+            return
+        error = RuntimeError("rolled back by the test") if rollback else None
+        self._executor.submit(block.__exit__, type(error) if error else None, error, None).result()
+
+    def close(self) -> None:
+        self.end(rollback=True)
+        super().close()
+        self.engine.dispose()
+
+
+class _Asynchronous(Client):
+    asynchronous = True
+    engine: AsyncEngine
+
+    def setup(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.await_(self.asetup())
+
+    def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def asetup(self) -> None:
+        self.engine = create_async_engine(self.url, **_options(self.isolation))
+
+    async def aclose(self) -> None:
+        await self.engine.dispose()
+
+    def close(self) -> None:
+        super().close()
+        self.await_(self.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class ViaAsyncSession(_Asynchronous, _Executing):
+    async def asetup(self) -> None:
+        await super().asetup()
+        self.session = AsyncSession(self.engine)
+
+    def scalar(self, operation: Any) -> Any:
+        return self.await_(self.session.scalar(operation))
+
+    def end(self, *, rollback: bool = False) -> None:
+        self.await_(self.session.rollback() if rollback else self.session.commit())
+
+    async def aclose(self) -> None:
+        await self.session.close()
+        await super().aclose()
+
+
+class ViaAsyncConnection(_Asynchronous, _Executing):
+    async def asetup(self) -> None:
+        await super().asetup()
+        self.connection = await self.engine.connect()
+
+    def scalar(self, operation: Any) -> Any:
+        return self.await_(self.connection.scalar(operation))
+
+    def end(self, *, rollback: bool = False) -> None:
+        self.await_(self.connection.rollback() if rollback else self.connection.commit())
+
+    async def aclose(self) -> None:
+        await self.connection.close()
+        await super().aclose()
+
+
+class ViaAsyncLocks(_Asynchronous):
+    accumulates = False
+
+    async def asetup(self) -> None:
+        await super().asetup()
+        self.locks = sl.AsyncLocks(self.engine)
+        self.block: Any = None
+        self.held: Any = None
+
+    async def _enter(self, key: Any, shared: bool, timeout: float | None) -> None:
+        block = (self.locks.shared if shared else self.locks.exclusive)(key, timeout=timeout)
+        self.held = await block.__aenter__()
+        self.block = block
+
+    def hold(self, key: Any, *, shared: bool = False, wait: float | None = None) -> None:
+        self.await_(self._enter(key, shared, wait))
+
+    def try_hold(self, key: Any, *, shared: bool = False) -> bool:
+        try:
+            self.await_(self._enter(key, shared, 0))
+        except sl.LockTimeout:
+            return False
+        return True
+
+    def scalar(self, operation: Any) -> Any:
+        if self.held is not None:
+            return self.await_(self.held.session.scalar(operation))
+        return self.await_(self.locks.run(operation))
+
+    def end(self, *, rollback: bool = False) -> None:
+        block, self.block, self.held = self.block, None, None
+        if block is None:
+            return
+        error = RuntimeError("rolled back by the test") if rollback else None
+        self.await_(block.__aexit__(type(error) if error else None, error, None))
+
+    async def aclose(self) -> None:
+        block, self.block = self.block, None
+        if block is not None:
+            error = RuntimeError("closed by the test")
+            await block.__aexit__(type(error), error, None)
+        await super().aclose()
+
+
+SYNC: dict[str, type[Client]] = {"Session": ViaSession, "Connection": ViaConnection, "Locks": ViaLocks}
+ASYNC: dict[str, type[Client]] = {
+    "AsyncSession": ViaAsyncSession,
+    "AsyncConnection": ViaAsyncConnection,
+    "AsyncLocks": ViaAsyncLocks,
+}

@@ -1,0 +1,134 @@
+"""One suite over engine, driver and runner: ``world`` is one such combination, and makes clients of it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, text
+
+from tests.conftest import PLAIN, Servers
+
+from .clients import ASYNC, SYNC, Client
+
+DRIVERS: dict[str, dict[str, str]] = {
+    "postgresql15": {"psycopg": "both", "psycopg2": "sync", "asyncpg": "async"},
+    "postgresql18": {"psycopg": "sync", "asyncpg": "async"},
+    "postgresql15-table": {"psycopg": "sync"},
+    "yugabytedb": {"psycopg2": "sync", "yugabytedb": "sync"},
+    "mysql": {"pymysql": "sync", "aiomysql": "async", "asyncmy": "async"},
+    "mariadb": {"pymysql": "sync", "mariadb+pymysql": "sync", "aiomysql": "async"},
+    "sqlite": {"pysqlite": "sync", "aiosqlite": "async"},
+}
+
+
+@dataclass(frozen=True)
+class Combination:
+    engine: str
+    driver: str
+    runner: str
+
+    def __str__(self) -> str:
+        return f"{self.engine}/{self.driver}/{self.runner}"
+
+
+COMBINATIONS = [
+    Combination(engine, driver, runner)
+    for engine, drivers in DRIVERS.items()
+    for driver, kind in drivers.items()
+    for runner in [*(SYNC if kind in ("sync", "both") else ()), *(ASYNC if kind in ("async", "both") else ())]
+]
+
+_names = itertools.count()
+
+
+class World:
+    """An engine, a driver and a runner, with the locks installed."""
+
+    def __init__(self, servers: Servers, combination: Combination) -> None:
+        self.servers = servers
+        self.combination = combination
+        self.engine_name, _, mode = combination.engine.partition("-")
+        self.locking = mode or "native"
+        self.clients: list[Client] = []
+        self.url = servers.installed(self.engine_name, combination.driver, self.locking)
+        self.plain: Engine = create_engine(
+            servers.installed(self.engine_name, PLAIN[self.engine_name], self.locking), poolclass=NullPool
+        )
+
+    #: the facts that tests ask for, by name
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine_name == "sqlite"
+
+    @property
+    def is_innodb(self) -> bool:
+        return self.engine_name in ("mysql", "mariadb")
+
+    @property
+    def advisory(self) -> bool:
+        return self.engine_name.startswith("postgresql") and self.locking == "native"
+
+    @property
+    def table(self) -> str | None:
+        """The table of keys, where there is one with rows in it."""
+        if self.advisory or self.is_sqlite:
+            return None
+        return "lock_locked_keys" if self.is_innodb else "lock.locked_keys"
+
+    def client(self, isolation: str | None = None) -> Client:
+        client = (SYNC | ASYNC)[self.combination.runner](self.url, isolation)
+        self.clients.append(client)
+        return client
+
+    def key(self, what: str = "key") -> str:
+        """A name that no other test has used."""
+        return f"{what}:{next(_names)}"
+
+    def waits(self, future: Future[Any], before: int = 0) -> None:
+        """Return when the server says that somebody waits for a lock; fail when the call returned instead."""
+        deadline = time.monotonic() + 15
+        while self.waiting() <= before:
+            assert not future.done(), f"it did not wait: {future}"
+            assert time.monotonic() < deadline, "nobody waits"
+            # InnoDB refreshes its table of transactions only when nobody has read it for a tenth of a second
+            time.sleep(0.13 if self.is_innodb else 0.005)
+
+    def waiting(self) -> int:
+        """How many wait for a lock, by the server's own account."""
+        with self.plain.connect() as connection:
+            if self.is_innodb:
+                return int(
+                    connection.scalar(
+                        text(
+                            "SELECT (SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT')"
+                            " + (SELECT count(*) FROM information_schema.processlist WHERE state = 'User lock'"
+                            " AND db = DATABASE())"
+                        )
+                    )
+                )
+            return int(
+                connection.scalar(
+                    text(
+                        "SELECT count(*) FROM pg_stat_activity"
+                        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+                    )
+                )
+            )
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.plain.dispose()
+
+
+@pytest.fixture(params=COMBINATIONS, ids=str)
+def world(request: pytest.FixtureRequest, servers: Servers) -> Iterator[World]:
+    world = World(servers, request.param)
+    yield world
+    world.close()

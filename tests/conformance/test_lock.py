@@ -1,0 +1,359 @@
+"""What a lock promises, on every engine, driver and runner."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from sqlalchemy import text
+
+import sqlalchemy_locks as sl
+
+from .conftest import World
+
+
+def test_exclusive_excludes(world: World) -> None:
+    key = world.key()
+    a, b = world.client(), world.client()
+    a.hold(key)
+    assert b.try_hold(key) is False
+    assert b.try_hold(key, shared=True) is False
+    b.end()
+    a.end()
+    assert b.try_hold(key) is True
+
+
+def test_sharers_share_and_keep_writers_out(world: World) -> None:
+    key = world.key()
+    a, b, c = world.client(), world.client(), world.client()
+    a.hold(key, shared=True)
+    a.end()
+    a.hold(key, shared=True)
+    if world.is_sqlite:
+        assert b.try_hold(key, shared=True) is False
+        return
+    b.hold(key, shared=True)
+    assert c.try_hold(key) is False
+    a.end()
+    c.end()
+    assert c.try_hold(key) is False
+    b.end()
+    c.end()
+    assert c.try_hold(key) is True
+
+
+def test_two_sharers_of_a_brand_new_key_at_once(world: World) -> None:
+    key = world.key()
+    a, b = world.client(), world.client()
+    a.hold(key, shared=True)
+    if world.advisory:
+        b.hold(key, shared=True)
+    else:
+        # the first touch holds it alone until its commit: documented, and the tries must not wait for it
+        assert b.try_hold(key, shared=True) is False
+        b.end()
+        a.end()
+        a.hold(key, shared=True)
+        if not world.is_sqlite:
+            b.hold(key, shared=True)
+
+
+def test_created_keys_are_shared_from_their_first_use(world: World) -> None:
+    key = world.key()
+    a, b = world.client(), world.client()
+    made = a.scalar(sl.lock.create(key, key, world.key()))
+    a.end()
+    assert made == (2 if world.table else 0)
+    assert a.scalar(sl.lock.create(key)) == 0
+    a.end()
+    a.hold(key, shared=True)
+    if not world.is_sqlite:
+        b.hold(key, shared=True)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_who_waits_gets_it_when_the_holder_is_done(world: World, shared: bool) -> None:
+    if world.is_sqlite:
+        pytest.skip("SQLite does not tell who waits; see test_a_wait_is_bounded")
+    key = world.key()
+    a, b, c = world.client(), world.client(), world.client()
+    a.hold(key)
+    waiting = b.later(b.hold, key, shared=shared)
+    world.waits(waiting)
+    a.end()
+    waiting.result(30)
+    assert c.try_hold(key) is False
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["brand-new", "known"])
+def test_a_try_never_waits_for_what_is_not_committed(world: World, committed: bool) -> None:
+    key = world.key()
+    a, b = world.client(), world.client()
+    if committed:
+        a.hold(key)
+        a.end()
+    a.hold(key)
+    # `later`, so that a try that waits fails here by its own deadlock with the test, not by a clock
+    for shared in (False, True):
+        assert b.later(b.try_hold, key, shared=shared).result(30) is False
+        b.end()
+    a.end(rollback=True)
+    assert b.try_hold(key) is True
+
+
+def test_other_keys_are_not_held(world: World) -> None:
+    if world.is_sqlite:
+        pytest.skip("SQLite has one lock: the database's write lock")
+    a, b = world.client(), world.client()
+    a.hold(world.key())
+    assert b.later(b.try_hold, world.key()).result(30) is True
+    b.end()
+    b.later(b.hold, world.key()).result(30)
+    b.end()
+    b.later(b.hold, world.key(), shared=True).result(30)
+    b.end()
+    assert b.later(b.try_hold, world.key(), shared=True).result(30) is True
+    b.end()
+    assert a.try_hold(world.key()) if a.accumulates else True
+    assert b.later(b.try_hold, world.key()).result(30) is True
+    b.end()
+    b.later(b.hold, world.key()).result(30)
+
+
+def test_a_lock_ends_with_a_rollback(world: World) -> None:
+    key = world.key()
+    a, b = world.client(), world.client()
+    a.hold(key)
+    a.end(rollback=True)
+    assert b.try_hold(key) is True
+
+
+def test_names_and_integers(world: World) -> None:
+    a, b = world.client(), world.client()
+    name = world.key("naïve 😀 'quoted' \"and\" %s")
+    a.hold(name)
+    assert b.try_hold(sl.lock.key(name)) is False
+    b.end()
+    a.end()
+    for number in (2**63 - 1, -(2**63), 0, -1):
+        a.hold(number)
+        assert b.try_hold(number) is False
+        b.end()
+        a.end()
+
+
+def test_taken_again_in_the_same_transaction(world: World) -> None:
+    a = world.client()
+    if not a.accumulates:
+        key = world.key()
+        if a.asynchronous:
+            with pytest.raises(sl.ReentryError):
+                a.await_(_enter_twice(a, key))
+            return
+        a.hold(key)
+        with pytest.raises(sl.ReentryError):
+            a.later(a.locks.shared(key).__enter__).result()
+        return
+    b = world.client()
+    key = world.key()
+    a.hold(key)
+    a.hold(key)
+    a.hold(key, shared=True)
+    assert a.try_hold(key) is True
+    assert a.try_hold(key, shared=True) is True
+    assert b.try_hold(key) is False
+    b.end()
+    a.end()
+    assert b.try_hold(key) is True
+
+
+async def _enter_twice(client, key: str) -> None:
+    async with client.locks.exclusive(key), client.locks.shared(key):
+        pass
+
+
+def test_a_wait_is_bounded(world: World) -> None:
+    key = world.key()
+    a, b = world.client(), world.client()
+    a.hold(key)
+    with pytest.raises(sl.LockTimeout):
+        b.later(b.hold, key, wait=0.2).result(60)
+    b.end(rollback=True)
+    a.end()
+    b.hold(key, wait=0.2)
+
+
+def test_a_bounded_wait_leaves_no_setting_behind(world: World) -> None:
+    setting = {
+        "postgresql15": "SELECT current_setting('lock_timeout')",
+        "postgresql18": "SELECT current_setting('lock_timeout')",
+        "yugabytedb": "SELECT current_setting('lock_timeout')",
+        "mysql": "SELECT @@innodb_lock_wait_timeout",
+        "mariadb": "SELECT @@innodb_lock_wait_timeout",
+        "sqlite": "PRAGMA busy_timeout",
+    }[world.engine_name]
+    a = world.client()
+    if a.accumulates:
+        before = a.scalar(text(setting))
+        a.end()
+        a.hold(world.key(), wait=3)
+        assert a.scalar(text(setting)) == before
+        return
+    a.hold(world.key())
+    before = a.scalar(text(setting))
+    a.end()
+    a.hold(world.key(), wait=3)
+    assert a.scalar(text(setting)) == before
+
+
+# The races of the published snippets.
+
+
+def test_unlock_while_another_waits(world: World) -> None:
+    """A holds, B waits, A unlocks and commits: B must hold it, so C is kept out."""
+    if world.is_sqlite:
+        pytest.skip("SQLite keeps no keys that could be unlocked")
+    key = world.key()
+    a, b, c = world.client(), world.client(), world.client()
+    a.hold(key)
+    a.end()
+    a.hold(key)
+    waiting = b.later(b.hold, key)
+    world.waits(waiting)
+    a.scalar(sl.lock.unlock(key))
+    a.end()
+    waiting.result(30)
+    assert c.later(c.try_hold, key).result(30) is False
+    c.end()
+    third = c.later(c.hold, key)
+    world.waits(third)
+    b.end()
+    third.result(30)
+
+
+def test_vacuum_while_another_waits(world: World) -> None:
+    """A vacuum removes the row that B waits for: B must hold the key all the same."""
+    if world.table is None:
+        pytest.skip(f"{world.engine_name} keeps no keys that could be vacuumed")
+    key = world.key()
+    b, c = world.client(), world.client()
+    with world.plain.connect() as vacuum:
+        if world.is_innodb:
+            vacuum = vacuum.execution_options(isolation_level="READ COMMITTED")
+        vacuum.execute(sl.lock.create(key))
+        vacuum.commit()
+        assert vacuum.scalar(sl.lock.vacuum()) >= 1
+        waiting = b.later(b.hold, key)
+        world.waits(waiting)
+        assert c.later(c.try_hold, key).result(30) is False
+        c.end()
+        vacuum.commit()
+    waiting.result(30)
+    assert c.later(c.try_hold, key).result(30) is False
+
+
+def test_vacuum_spares_what_is_held(world: World) -> None:
+    held, free = world.key(), world.key()
+    a, b, c = world.client(), world.client(), world.client()
+    a.hold(free)
+    a.end()
+    a.hold(held)
+    if world.is_sqlite:
+        a.end()
+        assert b.scalar(sl.lock.vacuum()) == 0
+        return
+    removed = b.later(b.scalar, sl.lock.vacuum()).result(30)
+    b.end()
+    assert (removed >= 1) if world.table else (removed == 0)
+    assert c.try_hold(held) is False
+    if world.table:
+        with world.plain.connect() as connection:
+            keys = set(connection.scalars(text(f"SELECT {'`key`' if world.is_innodb else 'key'} FROM {world.table}")))
+        assert sl.lock.key(free) not in keys
+
+
+def test_unlock_by_two_sharers_does_not_deadlock(world: World) -> None:
+    if world.is_sqlite:
+        pytest.skip("SQLite's sharers exclude one another")
+    key = world.key()
+    a, b = world.client(), world.client()
+    a.scalar(sl.lock.create(key))
+    a.end()
+    a.hold(key, shared=True)
+    b.hold(key, shared=True)
+    a.later(a.scalar, sl.lock.unlock(key)).result(30)
+    b.later(b.scalar, sl.lock.unlock(key)).result(30)
+    a.end()
+    b.end()
+    assert a.try_hold(key) is True
+
+
+def test_two_holders_never(world: World) -> None:
+    """Exclusive, shared and tries of two keys, with vacuum and unlock in between, watched by a witness."""
+    keys = [world.key(), world.key()]
+    witness = {key: [0, 0] for key in keys}
+    guard = threading.Lock()
+    overlaps: list[str] = []
+    barrier = threading.Barrier(4)
+
+    def enter(key: str, shared: bool) -> None:
+        with guard:
+            writers, readers = witness[key]
+            if writers or (readers and not shared):
+                overlaps.append(f"{key}: {writers} writers, {readers} readers, shared={shared}")
+            witness[key][int(shared)] += 1
+
+    def leave(key: str, shared: bool) -> None:
+        with guard:
+            witness[key][int(shared)] -= 1
+
+    def work(number: int) -> int:
+        client, got = world.client(), 0
+        barrier.wait()
+        for turn in range(30):
+            key = keys[(turn + number) % 2]
+            shared = (turn * 7 + number) % 3 == 0
+            if turn % 2:
+                held = client.try_hold(key, shared=shared)
+            else:
+                client.hold(key, shared=shared)
+                held = True
+            if held:
+                got += 1
+                enter(key, shared)
+                if turn % 5 == 0:
+                    client.scalar(sl.lock.unlock(key))
+                leave(key, shared)
+            client.end(rollback=turn % 4 == 3)
+            if turn % 6 == number:
+                client.scalar(sl.lock.vacuum())
+                client.end()
+        return got
+
+    threads = [_Thread(work, number) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    got = [thread.outcome() for thread in threads]
+    assert overlaps == []
+    assert min(got) >= 15, got  # every one of them got in by waiting, at the least
+
+
+class _Thread(threading.Thread):
+    def __init__(self, work, *arguments) -> None:
+        super().__init__(daemon=True)
+        self._work, self._arguments = work, arguments
+        self._result: object = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._result = self._work(*self._arguments)
+        except BaseException as error:
+            self._error = error
+
+    def outcome(self):
+        self.join(120)
+        assert not self.is_alive(), "still waiting"
+        if self._error is not None:
+            raise self._error
+        return self._result

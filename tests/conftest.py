@@ -1,0 +1,103 @@
+"""The servers of a test run: real ones, each started once, when the first test asks for it.
+
+An engine that can't be had here is skipped with a sentence; under ``CI=true`` that is a failure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import NullPool, create_engine
+
+from sqlalchemy_locks.alembic import ops  # noqa: F401  (registers op.upgrade_locks)
+from tests import servers as real
+
+SQLITE_DRIVERS = {"pysqlite": "sqlite", "aiosqlite": "sqlite+aiosqlite"}
+#: a synchronous driver of each engine, for what the tests themselves do there
+PLAIN = {
+    "postgresql15": "psycopg",
+    "postgresql18": "psycopg",
+    "yugabytedb": "psycopg2",
+    "mysql": "pymysql",
+    "mariadb": "mariadb+pymysql",
+    "sqlite": "pysqlite",
+}
+
+
+class Servers:
+    """Every server that the run has asked for, and databases on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: dict[str, real.SQLServer | real.Unavailable] = {}
+        self._numbers = itertools.count()
+        self._installed: dict[tuple[str, str], str] = {}
+
+    def server(self, name: str) -> real.SQLServer:
+        """The server of that name, as ``tests.servers`` calls it."""
+        if name not in self._started:
+            try:
+                server = real.start(name)
+                assert isinstance(server, real.SQLServer)
+                self._started[name] = server
+            except real.Unavailable as why:
+                self._started[name] = why
+        server_ = self._started[name]
+        if isinstance(server_, real.Unavailable):
+            if os.environ.get("CI") == "true":
+                pytest.fail(str(server_))
+            pytest.skip(str(server_))
+        return server_
+
+    def url(self, engine_name: str, driver: str, database: str) -> str:
+        """A SQLAlchemy URL of a database that ``database()`` has made."""
+        if engine_name == "sqlite":
+            return f"{SQLITE_DRIVERS[driver]}:///{self._folder / database}.db"
+        return self.server(engine_name).url(driver, database)
+
+    def database(self, engine_name: str) -> str:
+        """The name of a new, empty database."""
+        name = f"t{os.getpid()}_{next(self._numbers)}"
+        if engine_name != "sqlite":
+            self.server(engine_name).create_database(name)
+        return name
+
+    def fresh(self, engine_name: str, driver: str) -> str:
+        """The URL of a new, empty database."""
+        return self.url(engine_name, driver, self.database(engine_name))
+
+    def installed(self, engine_name: str, driver: str, locking: str = "native") -> str:
+        """The URL of a database with the locks in it; one for the whole run."""
+        key = engine_name, locking
+        if key not in self._installed:
+            name = self.database(engine_name)
+            install(self.url(engine_name, PLAIN[engine_name], name), locking=locking)
+            self._installed[key] = name
+        return self.url(engine_name, driver, self._installed[key])
+
+
+def install(url: str, **options: str) -> None:
+    """Bring the locks into a database, as a revision of an app would."""
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        operations = Operations(MigrationContext.configure(connection))
+        operations.upgrade_locks(from_="base", to="0001", **options)
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    folder = Path(tempfile.mkdtemp(prefix="sqlalchemy-locks-tests-"))
+    try:
+        yield Servers(folder)
+    finally:
+        real.stop_all()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,53 @@
+"""Real servers for the tests, started by the tests.
+
+    from tests import servers
+
+    server = servers.start("postgresql15")  # or raises servers.Unavailable
+    engine = create_engine(server.url("psycopg"))
+
+Each `start()` gives a new server with a folder, a port and an administrator of its own.
+It ends with the process that started it, in whatever way that ends.
+"""
+
+from collections.abc import Callable
+
+from .base import Server, StartFailed, Unavailable, stop_all
+from .mariadb import MariaDB
+from .mysql import MySQL
+from .postgresql import PostgreSQL
+from .redis import Redis
+from .sql import SQLServer
+from .yugabytedb import YugabyteDB, YugabyteDBCluster, cluster_or_stand_in
+
+__all__ = [
+    "NAMES",
+    "MariaDB",
+    "MySQL",
+    "PostgreSQL",
+    "Redis",
+    "SQLServer",
+    "Server",
+    "StartFailed",
+    "Unavailable",
+    "YugabyteDB",
+    "YugabyteDBCluster",
+    "start",
+    "stop_all",
+]
+
+_MAKERS: dict[str, Callable[[], Server]] = {
+    "postgresql15": lambda: PostgreSQL(15),
+    "postgresql18": lambda: PostgreSQL(18),
+    "yugabytedb": cluster_or_stand_in,
+    "mysql": MySQL,
+    "mariadb": MariaDB,
+    "redis": Redis,
+}
+
+#: The servers that `start()` knows.
+NAMES = ("postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb", "redis")
+
+
+def start(name: str) -> Server:
+    """Start a new server; raise `Unavailable` if what it takes is not here."""
+    return _MAKERS[name]().start()

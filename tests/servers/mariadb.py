@@ -1,0 +1,43 @@
+"""MariaDB as Debian packages it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from .mysql import MySQLCompatible
+from .process import program, run
+
+FOLDERS = "/usr/sbin:/usr/bin"
+MISSING = (
+    "MariaDB is not installed: the program {0} is not in /usr/sbin or /usr/bin; "
+    "the Debian packages mariadb-server-core and mariadb-client-core bring it."
+)
+
+
+class MariaDB(MySQLCompatible):
+    """A MariaDB server."""
+
+    kind = "mariadb"
+    drivers: ClassVar[Mapping[str, str]] = {
+        **{name: f"mysql+{name}" for name in ("pymysql", "aiomysql", "asyncmy")},
+        **{
+            f"mariadb+{name}": f"mariadb+{name}"
+            for name in ("pymysql", "aiomysql", "asyncmy")
+        },
+    }
+
+    def __init__(self) -> None:
+        super().__init__("mariadb")
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._program, install, *_ = (
+            program(name, FOLDERS, MISSING.format(name))
+            for name in ("mariadbd", "mariadb-install-db", "my_print_defaults")
+        )
+        options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        data = f"--datadir={self.data}"
+        run(install, "--no-defaults", *options, data, directory=self.directory)
+
+    def _command(self) -> list[str | Path]:
+        return [self._program, "--no-defaults", *self._options()]

@@ -1,0 +1,115 @@
+"""MySQL, which Debian has in its unstable release only, and what MariaDB shares."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from . import cache
+from .debian import unpack
+from .process import own, run
+from .sql import SQLServer
+
+#: Run by the server at each start, before it lets clients in.
+ACCOUNT = """\
+CREATE DATABASE IF NOT EXISTS {database};
+CREATE USER IF NOT EXISTS '{user}'@'%' IDENTIFIED BY '{password}';
+GRANT ALL PRIVILEGES ON *.* TO '{user}'@'%' WITH GRANT OPTION;
+"""
+
+
+class MySQLCompatible(SQLServer):
+    """A server that speaks MySQL's protocol."""
+
+    own_driver = "pymysql"
+    first_database = "mysql"
+
+    def _quoted(self, name: str) -> str:
+        return "`" + name.replace("`", "``") + "`"
+
+    def _prepare(self) -> None:
+        account = self.directory / "account.sql"
+        account.write_text(
+            ACCOUNT.format(
+                database=self.database, user=self.user, password=self.password
+            )
+        )
+        own(account)
+
+    def _options(self) -> list[str]:
+        """The options that mean the same to both servers."""
+        return [
+            f"--datadir={self.data}",
+            f"--bind-address={self.host}",
+            f"--port={self.port}",
+            f"--socket={self.directory}/socket",
+            f"--pid-file={self.directory}/pid",
+            f"--tmpdir={self.directory}",
+            f"--init-file={self.directory}/account.sql",
+            "--character-set-server=utf8mb4",
+            "--innodb-flush-log-at-trx-commit=2",
+            "--innodb-buffer-pool-size=128M",
+            "--max-connections=300",
+            "--skip-log-bin",
+            "--skip-name-resolve",
+        ]
+
+
+def _unpacked() -> Path:
+    """The folder with MySQL's server and its libraries."""
+
+    def fill(folder: Path) -> None:
+        own(folder)
+        unpack("mysql-server-core", "unstable", folder)
+
+    return cache.prepared("mysql-server-core", fill)
+
+
+def _mysqld(root: Path) -> list[str | Path]:
+    """How to run the server by the dynamic loader and the libraries it came with."""
+    loader = next(root.glob("usr/lib/*/ld-linux*.so.*"))
+    return [
+        loader,
+        "--library-path",
+        loader.parent,
+        root / "usr/sbin/mysqld",
+        "--no-defaults",
+        f"--basedir={root}/usr",
+        f"--lc-messages-dir={root}/usr/share/mysql",
+        f"--character-sets-dir={root}/usr/share/mysql/charsets",
+        f"--plugin-dir={root}/usr/lib/mysql/plugin",
+        "--mysqlx=OFF",
+        "--secure-file-priv=",
+    ]
+
+
+class MySQL(MySQLCompatible):
+    """A MySQL server."""
+
+    kind = "mysql"
+    drivers: ClassVar[Mapping[str, str]] = {
+        "pymysql": "mysql+pymysql",
+        "aiomysql": "mysql+aiomysql",
+        "asyncmy": "mysql+asyncmy",
+    }
+
+    def __init__(self) -> None:
+        super().__init__("mysql")
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._program = _mysqld(_unpacked())
+        version = run(*self._program, "--version", directory=self.directory).split()
+
+        def initialize(folder: Path) -> None:
+            own(folder)
+            data = f"--datadir={folder}/data"
+            run(*self._program, "--initialize-insecure", data, directory=folder)
+            (folder / "data/auto.cnf").unlink()  # The identity: one for each copy.
+
+        # Initialising takes seconds; copying, with the zeros left out, does not.
+        template = cache.prepared(f"mysql-data-{version[2]}", initialize)
+        copy = ("cp", "-a", "--sparse=always", template / "data", self.data)
+        run(*copy, directory=self.directory)
+
+    def _command(self) -> list[str | Path]:
+        return [*self._program, *self._options()]

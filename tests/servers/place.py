@@ -1,0 +1,33 @@
+"""Where a server is: a folder and a port of its own."""
+
+import socket
+import tempfile
+from pathlib import Path
+
+from .process import own, reachable
+
+
+def temporary_folder(name: str) -> Path:
+    """A new folder for a server, where its account can reach it.
+
+    Its path is kept short, for that of a Unix socket has at most 107 bytes.
+    """
+    root = Path(tempfile.gettempdir())
+    if len(str(root)) > 50 or not reachable(root):
+        root = Path("/var/tmp")
+    path = Path(tempfile.mkdtemp(prefix=f"locks-{name}-", dir=root))
+    own(path)
+    return path
+
+
+def reserved_port(host: str) -> socket.socket:
+    """A socket that holds a free port until it is closed.
+
+    As it does not listen, and as servers set SO_REUSEADDR too, the server can bind the
+    same port. Nobody else is given it: no other test run that looks for a free port,
+    and no client for its end of a connection while the server is down.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((host, 0))
+    return holder
