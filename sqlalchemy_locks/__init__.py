@@ -4,6 +4,7 @@
 """
 
 from . import lock, sqlite
+from .aio import AsyncLocks
 from .errors import (
     LockError,
     LockLost,
@@ -16,7 +17,6 @@ from .errors import (
     UnknownRow,
     Unsupported,
 )
-from .aio import AsyncLocks
 from .locks import Locks
 from .operation import Operation
 

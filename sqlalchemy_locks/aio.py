@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from .locks import Held, Hold, Locks, Name, _held
+from .locks import Held, Hold, Locks, Name
 from .operation import Operation
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, Integer, String, bindparam
+from sqlalchemy import Boolean, String
 from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -79,11 +79,7 @@ class SessionUnlock(FunctionElement[bool]):
     inherit_cache = True
 
 
-class BoundedInsert(Insert):
-    """An INSERT that waits for locks for so many seconds at most, in the same round trip (MariaDB).
-
-    The seconds are the bound parameter ``wait``.
-    """
+class NowaitInsert(Insert):
+    """An INSERT that fails at once where it would have to wait for another transaction's lock (MariaDB)."""
 
     inherit_cache = True
-    wait = bindparam("wait", type_=Integer())

@@ -8,14 +8,13 @@ shared; ``try_*`` never waits, whatever others have not committed yet; a lock en
 connection or its process, whichever ends first.
 
 - *PostgreSQL, YugabyteDB*: one call of the functions that the migration installs.
-- *MariaDB*: one INSERT that finds the key's row or makes it. *MySQL*: the same, behind a gate (``gate.py``).
+- *MySQL, MariaDB*: the row of the key in a table (``rows.py``), made on its first use.
 - *SQLite*: any lock is the database's one write lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -28,18 +27,16 @@ from sqlalchemy import (
     delete,
     false,
     func,
-    insert,
     literal,
     literal_column,
     null,
     select,
 )
-from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.sql import Executable
 
-from .elements import BoundedInsert, LockFunction, Void
+from . import rows
+from .elements import LockFunction, Void
 from .errors import LockTimeout
-from .gate import acquire_behind_gate, insert_behind_gate, try_behind_gate
 from .keys import as_key, key
 from .operation import Body, Operation, Place, Run, shaped
 from .row import row
@@ -59,7 +56,6 @@ __all__ = [
     "vacuum",
 ]
 
-_BATCH = 1000
 _KEY = bindparam("lock_key", type_=BigInteger())
 
 
@@ -82,9 +78,9 @@ class _Acquire(Body):
             case "file":
                 return None if self.tries else _take_file(place)
             case "rows":
-                if not place.engine.bounded_insert:
-                    return None
-                return self.insert(place, BoundedInsert if self.tries else Insert)
+                if self.tries and place.engine.bounded_insert:
+                    return rows.take(place.tables.locked_keys, self.shared, nowait=True)
+                return None
 
     def run(self, run: Run) -> Any:
         match run.engine.locking:
@@ -95,23 +91,9 @@ class _Acquire(Body):
             case "file":
                 return self._file(run)
             case "rows":
-                return self._rows(run)
-
-    def insert(self, place: Place, kind: type[Insert] = Insert) -> Any:
-        """One statement that finds the row and locks it, or makes it, and leaves no gap locked, at any isolation.
-
-        A plain ``SELECT ... FOR UPDATE`` of an absent key would lock the gap under REPEATABLE READ, and with
-        it the first insert of unrelated keys. A duplicate leaves the record alone locked: exclusively for
-        ON DUPLICATE KEY UPDATE, shared for INSERT IGNORE.
-        """
-        table = place.tables.locked_keys
-        if self.shared:
-            return kind(table).prefix_with("IGNORE").values(key=_KEY)
-        return kind(table).values(key=_KEY).on_duplicate_key_update(key=table.c.key)
-
-    @lru_cache(maxsize=None)
-    def bounded_insert(self, place: Place) -> Any:
-        return self.insert(place, BoundedInsert)
+                if self.tries:
+                    return rows.try_acquire(run, shared=self.shared)
+                return rows.acquire(run, shared=self.shared)
 
     def _call(self) -> LockFunction:
         arguments = (_KEY, literal(True)) if self.allow_stale else (_KEY,)
@@ -128,21 +110,6 @@ class _Acquire(Body):
         wait_cte = wait.cte("bounded").prefix_with("MATERIALIZED")
         held = select(wait_cte.c.was, call.label("held")).cte("held").prefix_with("MATERIALIZED")
         return select(held.c.held).where(func.set_config(setting, held.c.was, True).is_not(None))
-
-    def _rows(self, run: Run) -> bool | None:
-        if not run.engine.bounded_insert:
-            take = try_behind_gate if self.tries else acquire_behind_gate
-            return take(run, self.insert(run.place), shared=self.shared)
-        statement = self.statement(run.place)
-        assert statement is not None
-        if self.tries:
-            return _whether(lambda: run.execute(statement, {**run.values, "wait": 0}))
-        if run.wait is not None:
-            wait = run.engine.wait_value(run.wait)
-            run.execute(self.bounded_insert(run.place), {**run.values, "wait": wait})
-        else:
-            run.execute(statement)
-        return None
 
     def _file(self, run: Run) -> bool | None:
         statement = _take_file(run.place)
@@ -177,7 +144,7 @@ class _Unlock(Body):
     def run(self, run: Run) -> Any:
         if run.engine.locking != "rows":
             return super().run(run)
-        _delete_free(run, [run.values["lock_key"]])
+        rows.delete_free(run, [run.values["lock_key"]])
         return None
 
 
@@ -194,19 +161,11 @@ class _Vacuum(Body):
                 return None
 
     def run(self, run: Run) -> Any:
-        return self._rows(run) if run.engine.locking == "rows" else super().run(run)
-
-    def _rows(self, run: Run) -> int:
+        if run.engine.locking != "rows":
+            return super().run(run)
         if run.engine.autocommit(run.connection):
             raise run.engine.refuse_autocommit(self.name)
-        table = run.place.tables.locked_keys
-        # The candidates are read without a lock: a locking scan would hold every gap under REPEATABLE READ.
-        batch = select(table.c.key).where(table.c.key > bindparam("last")).order_by(table.c.key).limit(_BATCH)
-        removed, keys = 0, list(run.execute(select(table.c.key).order_by(table.c.key).limit(_BATCH), {}).scalars())
-        while keys:
-            removed += _delete_free(run, keys)
-            keys = list(run.execute(batch, {"last": keys[-1]}).scalars())
-        return removed
+        return rows.delete_all_free(run)
 
 
 class _Create(Body):
@@ -222,17 +181,9 @@ class _Create(Body):
                 return None
 
     def run(self, run: Run) -> Any:
-        return self._rows(run) if run.engine.locking == "rows" else super().run(run)
-
-    def _rows(self, run: Run) -> int:
-        table = run.place.tables.locked_keys
-        keys = run.values["keys"]
-        known = set(run.execute(select(table.c.key).where(table.c.key.in_(keys)), {}).scalars())
-        absent = [k for k in keys if k not in known]
-        statement = insert(table).prefix_with("IGNORE").values(key=_KEY)
-        if run.engine.bounded_insert:
-            return sum(run.execute(statement, {"lock_key": k}).rowcount for k in absent)
-        return sum(insert_behind_gate(run, statement, k) for k in absent)
+        if run.engine.locking != "rows":
+            return super().run(run)
+        return rows.make(run, run.values["keys"])
 
 
 def _take_file(place: Place) -> Delete:
@@ -246,16 +197,6 @@ def _whether(attempt: Any) -> bool:
     except LockTimeout:
         return False
     return True
-
-
-def _delete_free(run: Run, keys: list[int]) -> int:
-    """Delete those of the keys that nobody else holds; wait for nobody, so that sharers don't deadlock."""
-    table = run.place.tables.locked_keys
-    free = select(table.c.key).where(table.c.key.in_(keys)).with_for_update(skip_locked=True)
-    mine = list(run.execute(free, {}).scalars())
-    if mine:
-        run.execute(delete(table).where(table.c.key.in_(mine)), {})
-    return len(mine)
 
 
 _ACQUIRE = {

@@ -155,9 +155,7 @@ class Hold:
         if not names:
             raise ValueError("give at least one name to lock")
         self._locks = locks
-        self._take, self._try = (
-            (lock.shared, lock.try_shared) if shared else (lock.exclusive, lock.try_exclusive)
-        )
+        self._take, self._try = (lock.shared, lock.try_shared) if shared else (lock.exclusive, lock.try_exclusive)
         # by key: in one order for everybody, whatever their names sort like
         self._names = dict(sorted((as_key(name), name) for name in set(names)))
         self._timeout = None if timeout is None else seconds(timeout, "timeout")

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
 
 import sqlalchemy
@@ -114,7 +114,7 @@ class Body:
     """What one kind of operation does. One instance serves every call of it."""
 
     #: what sentences call it, e.g. ``lock.exclusive``
-    name: ClassVar[str]
+    name: str
     #: what its effect ends with, where that isn't for good
     held_by: ClassVar[Literal["transaction", "connection"] | None] = None
 
@@ -142,7 +142,7 @@ class Body:
         return run.execute(statement)
 
     def route(self) -> dict[str, Any]:
-        """What ``Session.get_bind`` is offered: an UPDATE, so that a read/write splitting session sends it to the primary."""
+        """What ``Session.get_bind`` is offered: an UPDATE, which a splitting session sends to the primary."""
         return {"clause": _routed(tables(DEFAULT_SCHEMA, "").locked_keys)}
 
     def check_connection(self, run: Run) -> None:
@@ -150,7 +150,7 @@ class Body:
             raise run.engine.refuse_autocommit(self.name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _routed(table: Table) -> Any:
     return update(table)
 
@@ -200,9 +200,7 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         bound: Any = ClauseElement.params(statement, self._values)
         return str(bound._compiler_dispatch(visitor, **kw))
 
-    def _execute_on_connection(
-        self, connection: Connection, distilled_params: Any, execution_options: Any
-    ) -> Any:
+    def _execute_on_connection(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
         _refuse_parameters(distilled_params)
         return self._run(connection, self._execution_options.merge_with(execution_options))
 
@@ -272,7 +270,7 @@ class _InSession:
 
 
 def execute_in_session(run: Run, statement: Any, values: Mapping[str, Any]) -> Result[Any]:
-    """Run a statement that gives entities in the session whose operation this is, without a second round of its events."""
+    """Run a statement that gives entities in the operation's own session, without a second round of its events."""
     session = run.session
     assert session is not None
     plugin: Any = CompileState._get_plugin_class_for_plugin(statement, "orm")

@@ -51,7 +51,7 @@ class _Row(Body):
         return None if place.engine.locking == "file" else self.locking(place)
 
     def locking(self, place: Place) -> Select[Any]:
-        entity = self.entity()
+        entity: Any = self.entity()
         pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
         statement: Select[Any] = select(entity).where(and_(*pairs))
         if place.engine.locks_on_replicas:
@@ -100,7 +100,8 @@ class _Row(Body):
     def route(self) -> dict[str, Any]:
         if self.mapper is None:
             return {"clause": update(self.tables[0])}
-        return {"mapper": self.mapper, "clause": update(self.mapper.local_table)}
+        table: Any = self.mapper.local_table
+        return {"mapper": self.mapper, "clause": update(table)}
 
 
 _BODIES: weakref.WeakKeyDictionary[Any, _Row] = weakref.WeakKeyDictionary()

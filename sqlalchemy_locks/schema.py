@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
-from sqlalchemy import DDL, BigInteger, Column, DateTime, MetaData, Table, event, text
+from sqlalchemy import BigInteger, Column, DateTime, MetaData, Table, text
 from sqlalchemy.dialects import mysql
 
 DEFAULT_SCHEMA = "lock"
 DEFAULT_PREFIX = "lock_"
 
-_INNODB = {
+_INNODB: dict[str, Any] = {
     f"{name}_{option}": value
     for name in ("mysql", "mariadb")
     for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
@@ -31,7 +30,7 @@ class Tables:
     locked_keys: Table
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tables(schema: str | None, prefix: str) -> Tables:
     """The tables in ``schema`` (``None`` where the engine has none), their names behind ``prefix``."""
     metadata = MetaData(schema=schema)

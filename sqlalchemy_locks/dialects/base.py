@@ -114,10 +114,7 @@ def arrived(connection: Connection) -> bytes | None:
     """What the server has sent unasked: ``b""`` for a closed connection, ``None`` for nothing, or unknown."""
     driver: Any = connection.connection.driver_connection
     try:
-        if hasattr(driver, "fileno"):
-            number = driver.fileno()
-        else:
-            number = driver._sock.fileno()
+        number = driver.fileno() if hasattr(driver, "fileno") else driver._sock.fileno()
         with socket.socket(fileno=os.dup(number)) as twin:
             return twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

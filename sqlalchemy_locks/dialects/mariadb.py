@@ -1,4 +1,4 @@
-"""MariaDB: as MySQL, but an INSERT can be told not to wait, so that every lock is one statement."""
+"""MariaDB: as MySQL, but an INSERT can be told not to wait, so that no gate is needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
 
-from ..elements import BoundedInsert
+from ..elements import NowaitInsert
 from .mysql import MySQL
 
 
@@ -16,11 +16,10 @@ class MariaDB(MySQL):
 
 
 # a mysql:// URL to MariaDB compiles under the name "mysql", though its facts are these
-@compiles(BoundedInsert, "mysql")
-@compiles(BoundedInsert, "mariadb")
-def _bounded(element: BoundedInsert, compiler: Any, **kw: Any) -> str:
-    wait = compiler.process(element.wait, **kw)
-    return f"SET STATEMENT innodb_lock_wait_timeout={wait} FOR {compiler.visit_insert(element, **kw)}"
+@compiles(NowaitInsert, "mysql")
+@compiles(NowaitInsert, "mariadb")
+def _nowait(element: NowaitInsert, compiler: Any, **kw: Any) -> str:
+    return f"SET STATEMENT innodb_lock_wait_timeout=0 FOR {compiler.visit_insert(element, **kw)}"
 
 
 ENGINE = MariaDB()

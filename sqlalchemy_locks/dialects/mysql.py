@@ -94,8 +94,10 @@ def _gate(element: Gate, compiler: Any, **kw: Any) -> str:
 
 
 @compiles(ReadCommitted, "mysql")
+@compiles(ReadCommitted, "mariadb")
 def _read_committed(element: ReadCommitted, compiler: Any, **kw: Any) -> str:
-    return "@@session.transaction_isolation IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
+    name = "tx_isolation" if compiler.dialect.is_mariadb else "transaction_isolation"
+    return f"@@session.{name} IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
 
 
 @compiles(Writable, "mysql")

@@ -1,0 +1,29 @@
+"""Alembic: the objects of this library installed by its own revisions, or by directives in yours.
+
+Importing this registers Alembic's implementation for the dialect name ``yugabytedb``. The directives
+are registered by ``sqlalchemy_locks.alembic.ops``.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from . import yugabytedb as _yugabytedb  # noqa: F401 - registers itself
+from .autogenerate import include_name, include_name_for, own_branch
+from .drift import check
+from .options import Options, Refused
+
+__all__ = ["Options", "Refused", "check", "include_name", "include_name_for", "own_branch", "template"]
+
+_TEMPLATES = ("generic", "async")
+
+
+def template(name: str) -> str:
+    """The folder of a template for ``alembic init -t``, as a path.
+
+    :param name: ``"generic"``, or ``"async"`` for an async engine.
+    :raises ValueError: for another name.
+    """
+    if name not in _TEMPLATES:
+        raise ValueError(f"there is no template {name!r}: there are {' and '.join(map(repr, _TEMPLATES))}")
+    return str(files("sqlalchemy_locks.alembic_templates") / name)

@@ -1,0 +1,95 @@
+"""How and where to install: one frozen value, checked before any SQL is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from alembic.config import Config
+from alembic.util import CommandError
+
+Locking = Literal["native", "table"]
+
+# 48: what is left of MySQL's 64 characters, and of PostgreSQL's 63 bytes, once a table's name follows the prefix
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
+_PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,47}")
+_GRANTEE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_$.\-]*(@[A-Za-z0-9_$.\-/:%]+)?")
+
+
+class Refused(CommandError, ValueError):
+    """What was asked can't be installed; nothing was executed.
+
+    A ``CommandError`` too, so that the ``alembic`` command prints the sentence instead of a traceback.
+    """
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where the objects live, and who may use them.
+
+    :param schema: the schema, on PostgreSQL and YugabyteDB.
+    :param prefix: what precedes each table's name, on MySQL, MariaDB and SQLite, which have no schemas.
+    :param grant_to: the role that the app runs as, or several; it is given what the locks need and no more.
+        MySQL and MariaDB take ``"user@host"`` as well.
+    :param locking: ``"native"`` or, on PostgreSQL only, ``"table"`` for the bodies that lock rows.
+    :raises Refused: for a name that would need escaping, or an unknown ``locking``. It is a ``ValueError``.
+    """
+
+    schema: str = "lock"
+    prefix: str = "lock_"
+    grant_to: tuple[str, ...] = field(default=())
+    locking: Locking = "native"
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.schema):
+            raise Refused(
+                f"the schema {self.schema!r} is refused: a letter or underscore, then up to 62 letters, "
+                "digits, underscores or dollar signs"
+            )
+        if not _PREFIX.fullmatch(self.prefix):
+            raise Refused(
+                f"the prefix {self.prefix!r} is refused: a letter or underscore, then up to 47 letters, "
+                "digits, underscores or dollar signs"
+            )
+        for grantee in self.grant_to:
+            if not _GRANTEE.fullmatch(grantee):
+                raise Refused(
+                    f"the role {grantee!r} is refused: letters, digits and _ $ . - make a role's name, "
+                    "and on MySQL and MariaDB a host may follow an @"
+                )
+        if self.locking not in get_args(Locking):
+            raise Refused(f"locking is 'native' or 'table', not {self.locking!r}")
+
+    @classmethod
+    def given(
+        cls,
+        *,
+        schema: str = "lock",
+        prefix: str = "lock_",
+        grant_to: str | Iterable[str] | None = None,
+        locking: str = "native",
+    ) -> Options:
+        """The options of a directive; ``grant_to`` may be one name, several, or none."""
+        names = (grant_to,) if isinstance(grant_to, str) else tuple(grant_to or ())
+        return cls(schema, prefix, names, locking)  # type: ignore[arg-type]
+
+    @classmethod
+    def configured(cls, config: Config | None) -> Options:
+        """The options of the shipped revisions: ``sqlalchemy_locks_*`` in ``alembic.ini`` or ``pyproject.toml``.
+
+        ``sqlalchemy_locks_grant_to`` may name several roles, separated by commas.
+        """
+        if config is None:
+            return cls()
+
+        def option(name: str, default: str) -> str:
+            return str(config.get_alembic_option(f"sqlalchemy_locks_{name}", default))
+
+        return cls.given(
+            schema=option("schema", cls.schema),
+            prefix=option("prefix", cls.prefix),
+            grant_to=[name.strip() for name in option("grant_to", "").split(",") if name.strip()],
+            locking=option("locking", cls.locking),
+        )

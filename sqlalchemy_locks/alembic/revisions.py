@@ -1,0 +1,27 @@
+"""What the shipped revisions call: one step each, with the options that Alembic's configuration gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alembic.operations import Operations
+
+from . import steps
+from .options import Options
+
+
+def upgrade(op: Any, step: str) -> None:
+    """Run one step by door A; ``op`` is Alembic's own module of that name."""
+    operations, options = _configured(op)
+    steps.upgrade(operations, (step,), options, "revisions")
+
+
+def downgrade(op: Any, step: str) -> None:
+    """Undo one step by door A."""
+    operations, options = _configured(op)
+    steps.downgrade(operations, (step,), options, "revisions")
+
+
+def _configured(op: Any) -> tuple[Operations, Options]:
+    context = op.get_context()
+    return Operations(context), Options.configured(context.config)

@@ -1,0 +1,156 @@
+"""InnoDB: a lock is the row of a key. How a transaction finds that row and holds it, or makes it.
+
+Three facts of InnoDB shape this, each measured:
+
+- At READ COMMITTED a look at an absent row locks nothing. At REPEATABLE READ and above it locks the gap around
+  it until the transaction ends, and with it the first use of unrelated keys. So every look that may find
+  nothing is guarded by ``ReadCommitted`` inside the statement: elsewhere it touches no row.
+- An INSERT that waits for another's uncommitted row, which is then rolled back, is left with a lock on the gap;
+  two such waiters deadlock. So at READ COMMITTED nobody waits in an INSERT: one waits in the look, and the
+  INSERT never waits (MariaDB is told so; on MySQL see ``gate.py``).
+- INSERT ... ON DUPLICATE KEY UPDATE (exclusive) and INSERT IGNORE (shared) lock the one record of a duplicate,
+  and no gap, at any isolation. Above READ COMMITTED they do the waiting too: right, and in that one
+  case a deadlock error for the caller, whose transaction InnoDB has then rolled back.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import BigInteger, Select, Table, bindparam, delete, literal_column, select
+from sqlalchemy.dialects.mysql import Insert
+
+from .elements import NowaitInsert, ReadCommitted, Writable
+from .errors import LockTimeout
+from .gate import gate, made_present
+from .operation import Run
+
+KEY = bindparam("lock_key", type_=BigInteger())
+_BATCH = 1000
+_read_committed = select(ReadCommitted())
+
+
+def acquire(run: Run, *, shared: bool) -> None:
+    """Hold the key of this run, waiting as long as the connection lets one wait."""
+    if run.wait is None:
+        return _acquire(run, shared)
+    with run.engine.bounded(run.connection, run.wait):
+        return _acquire(run, shared)
+
+
+def _acquire(run: Run, shared: bool) -> None:
+    table = run.place.tables.locked_keys
+    while run.execute(look(table, shared, guarded=True)).first() is None:
+        if run.engine.bounded_insert:
+            if attempt(run, shared):
+                return
+            if not run.execute(_read_committed, {}).scalar():
+                run.execute(take(table, shared))
+                return
+        else:
+            with gate(run, run.values["lock_key"], seconds=1) as (passed, read_committed):
+                if not read_committed:
+                    run.execute(take(table, shared))
+                    return
+                if passed and _look_and_take(run, shared):
+                    return
+
+
+def attempt(run: Run, shared: bool) -> bool:
+    """Hold the key if it is free this instant, in the one statement that MariaDB has for it."""
+    try:
+        run.execute(take(run.place.tables.locked_keys, shared, nowait=True))
+    except LockTimeout:
+        return False
+    return True
+
+
+def try_acquire(run: Run, *, shared: bool) -> bool:
+    """Hold the key if it is free this instant; never wait."""
+    if run.engine.bounded_insert:
+        return attempt(run, shared)
+    table = run.place.tables.locked_keys
+    try:
+        if run.execute(look(table, shared, guarded=True, nowait=True)).first() is not None:
+            return True
+        with gate(run, run.values["lock_key"], seconds=0) as (passed, read_committed):
+            if read_committed:
+                # who has the gate is putting the row there, to hold it
+                return passed and _look_and_take(run, shared)
+            if not made_present(run, may_insert=passed):
+                return False
+            if run.execute(look(table, shared, guarded=False, nowait=True)).first() is None and not passed:
+                return False  # removed between the two
+            # the look was a read: this is the write that a read-only transaction or a replica refuses
+            run.execute(take(table, shared))
+            return True
+    except LockTimeout:
+        return False
+
+
+def _look_and_take(run: Run, shared: bool) -> bool:
+    """Behind the gate: look again, and insert what nobody else can be inserting. False when another has it."""
+    table = run.place.tables.locked_keys
+    try:
+        if run.execute(look(table, shared, guarded=True, nowait=True)).first() is None:
+            run.execute(take(table, shared))
+    except LockTimeout:
+        return False
+    return True
+
+
+def delete_free(run: Run, keys: list[int]) -> int:
+    """Delete those of the keys that nobody else holds; wait for nobody, so that sharers don't deadlock."""
+    table = run.place.tables.locked_keys
+    free = select(table.c.key).where(table.c.key.in_(keys)).with_for_update(skip_locked=True)
+    mine = list(run.execute(free, {}).scalars())
+    if mine:
+        run.execute(delete(table).where(table.c.key.in_(mine)), {})
+    return len(mine)
+
+
+def delete_all_free(run: Run) -> int:
+    """Delete every key that nobody holds, batch by batch."""
+    table = run.place.tables.locked_keys
+    # The candidates are read without a lock: a locking scan would hold every gap under REPEATABLE READ.
+    batch = select(table.c.key).order_by(table.c.key).limit(_BATCH)
+    removed, keys = 0, list(run.execute(batch, {}).scalars())
+    while keys:
+        removed += delete_free(run, keys)
+        keys = list(run.execute(batch.where(table.c.key > keys[-1]), {}).scalars())
+    return removed
+
+
+def make(run: Run, keys: list[int]) -> int:
+    """Insert the absent ones of the keys, which are sorted; how many that were."""
+    table = run.place.tables.locked_keys
+    known = set(run.execute(select(table.c.key).where(table.c.key.in_(keys)), {}).scalars())
+    made = 0
+    for key in keys:
+        if key in known:
+            continue
+        if run.engine.bounded_insert:
+            made += run.execute(take(table, shared=True), {"lock_key": key}).rowcount
+        else:
+            with gate(run, key, seconds=1):
+                made += run.execute(take(table, shared=True), {"lock_key": key}).rowcount
+    return made
+
+
+@cache
+def look(table: Table, shared: bool, *, guarded: bool, nowait: bool = False) -> Select[Any]:
+    """Find the row and hold it."""
+    statement: Select[Any] = select(literal_column("1")).select_from(table).where(table.c.key == KEY)
+    if guarded:
+        statement = statement.where(ReadCommitted(), Writable())
+    return statement.with_for_update(read=shared, nowait=nowait)
+
+
+@cache
+def take(table: Table, shared: bool, *, nowait: bool = False) -> Insert:
+    """Find the row or make it, and hold it; a new one is held exclusively whatever was asked."""
+    kind = NowaitInsert if nowait else Insert
+    if shared:
+        return kind(table).prefix_with("IGNORE").values(key=KEY)
+    return kind(table).values(key=KEY).on_duplicate_key_update(key=table.c.key)
