@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from . import lock
-from .errors import LockLost, LockTimeout, ReentryError, Unsupported
+from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot, Unsupported
 from .keys import as_key
 from .operation import Operation, place_of, seconds
 from .transaction import ShortTransaction, Sleep, retried
@@ -49,6 +49,7 @@ class Locks:
         self._engine = engine
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = time.sleep
+        self._sets_isolation = False
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
         """Hold keys alone while the block runs; a transaction holds them, and the block's end commits it.
@@ -211,10 +212,19 @@ class Hold:
 
     def _attempt(self, deadline: float | None) -> Held:
         short = ShortTransaction(self._locks._engine)
-        short.open()
+        # Setting the level costs about a round trip's time, and most apps run at READ COMMITTED as it is. Where
+        # the server would refuse another level anyway, it is set from the first refusal on.
+        trusting = short.facts.refuses_stale and not self._locks._sets_isolation
+        short.open(as_it_is=trusting)
         try:
             for key in self._names:
                 self._acquire(short, key, deadline)
+        except StaleSnapshot:
+            short.abandon()
+            if not trusting:
+                raise
+            self._locks._sets_isolation = True
+            return self._attempt(deadline)
         except BaseException:
             short.abandon()
             raise

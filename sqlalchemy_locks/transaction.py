@@ -7,6 +7,7 @@ failure has rolled everything back, and so has the death of a connection before 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -35,14 +36,21 @@ class ShortTransaction:
         self.engine = engine
         self.facts = engine_of(engine.dialect)
 
-    def open(self) -> None:
+    def open(self, *, as_it_is: bool = False) -> None:
+        """Check a connection out and begin.
+
+        :param as_it_is: leave the isolation level alone, for an operation that refuses a wrong one by itself.
+        """
         self.connection = self.engine.connect()
         # known for certain only now: a mysql:// URL may have led to MariaDB
         self.facts = engine_of(self.connection.dialect)
         self._restore: Callable[[], None] | None = None
         try:
             with translated(self.facts):
-                self.transaction, self._restore = self.facts.begin(self.connection)
+                if as_it_is and not self.facts.autocommit(self.connection):
+                    self.transaction = self.connection.begin()
+                else:
+                    self.transaction, self._restore = self.facts.begin(self.connection)
         except BaseException:
             self.abandon()
             raise
@@ -93,8 +101,14 @@ def retried(attempt: Callable[[], T], engine: Engine, sleep: Sleep) -> T:
             return error.connection_invalidated or facts.transient(error)
         return isinstance(error, MustRollback)
 
+    try:
+        return attempt()  # by itself, since a retrying object costs as much as a round trip
+    except Exception as error:
+        if not worth(error):
+            raise
+    sleep(random.uniform(0, 0.01))
     retrying = Retrying(
-        stop=stop_after_attempt(1 + RETRIES),
+        stop=stop_after_attempt(RETRIES),
         wait=wait_random_exponential(multiplier=0.01, max=0.5),
         retry=retry_if_exception(worth),
         sleep=sleep,

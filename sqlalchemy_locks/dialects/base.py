@@ -34,6 +34,8 @@ class Engine:
     locking: ClassVar[Locking]
     #: an INSERT can be told how long to wait, not at all included
     bounded_insert: ClassVar[bool] = False
+    #: a lock is refused by the server itself where the isolation level makes what its holder reads stale
+    refuses_stale: ClassVar[bool] = False
     #: autocommit can be had on a pooled connection without a round trip and without touching what the app has set
     one_trip: ClassVar[bool] = False
     #: a row that is read to be locked must also be asked whether the server takes writes

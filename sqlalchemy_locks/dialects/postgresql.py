@@ -24,6 +24,7 @@ class PostgreSQL(Engine):
     name = "PostgreSQL"
     schemas = True
     one_trip = True
+    refuses_stale = True
     locking = "functions"
     release_session_locks = "SELECT pg_advisory_unlock_all()"
 
@@ -47,7 +48,8 @@ class PostgreSQL(Engine):
         return _sqlstate(error) in ("40001", "40P01") or "aborted while waiting for locks" in str(error.orig)
 
     def autocommit(self, connection: Connection) -> bool:
-        return bool(_raw(connection).autocommit)
+        autocommit: bool = _raw(connection).autocommit
+        return autocommit
 
     def begin(self, connection: Connection) -> tuple[RootTransaction, Callable[[], None]]:
         # The level is the driver's own attribute, sent with its BEGIN: no round trip, and, unlike the
