@@ -18,6 +18,7 @@ from .errors import (
     Unsupported,
 )
 from .locks import Locks
+from .metadata import metadata
 from .operation import Operation
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "UnknownRow",
     "Unsupported",
     "lock",
+    "metadata",
     "sqlite",
 ]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, String
-from sqlalchemy.dialects.mysql import Insert
+from sqlalchemy import Boolean, Insert, String
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
@@ -79,7 +78,22 @@ class SessionUnlock(FunctionElement[bool]):
     inherit_cache = True
 
 
+class TakeRow(Insert):
+    """An INSERT that holds the row of a duplicate exclusively, and changes nothing (MySQL, MariaDB).
+
+    Not SQLAlchemy's own ON DUPLICATE KEY UPDATE, which 2.0 keeps out of the compiled cache.
+    """
+
+    inherit_cache = True
+
+
 class NowaitInsert(Insert):
     """An INSERT that fails at once where it would have to wait for another transaction's lock (MariaDB)."""
+
+    inherit_cache = True
+
+
+class NowaitTakeRow(TakeRow):
+    """As ``TakeRow``, failing at once where it would have to wait (MariaDB)."""
 
     inherit_cache = True

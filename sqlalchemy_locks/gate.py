@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Engine, Integer, Select, String, Table, bindparam, func, literal, select
-from sqlalchemy.dialects.mysql import Insert
+from sqlalchemy import BigInteger, Engine, Insert, Integer, Select, String, Table, bindparam, func, literal, select
 from sqlalchemy.sql import Executable
 
 from .elements import Gate, ReadCommitted

@@ -18,10 +18,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Select, Table, bindparam, delete, literal_column, select
-from sqlalchemy.dialects.mysql import Insert
+from sqlalchemy import BigInteger, Insert, Select, Table, bindparam, delete, literal_column, select
 
-from .elements import NowaitInsert, ReadCommitted, Writable
+from .elements import NowaitInsert, NowaitTakeRow, ReadCommitted, TakeRow, Writable
 from .errors import LockTimeout
 from .gate import gate, made_present
 from .operation import Run
@@ -150,7 +149,6 @@ def look(table: Table, shared: bool, *, guarded: bool, nowait: bool = False) -> 
 @cache
 def take(table: Table, shared: bool, *, nowait: bool = False) -> Insert:
     """Find the row or make it, and hold it; a new one is held exclusively whatever was asked."""
-    kind = NowaitInsert if nowait else Insert
     if shared:
-        return kind(table).prefix_with("IGNORE").values(key=KEY)
-    return kind(table).values(key=KEY).on_duplicate_key_update(key=table.c.key)
+        return (NowaitInsert if nowait else Insert)(table).prefix_with("IGNORE").values(key=KEY)
+    return (NowaitTakeRow if nowait else TakeRow)(table).values(key=KEY)

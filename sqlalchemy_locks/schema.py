@@ -1,4 +1,4 @@
-"""The tables, as a MetaData that anyone can place in a schema or under a prefix.
+"""The tables, in any schema or under any prefix.
 
 Engines with schemas (PostgreSQL, YugabyteDB) keep them in the schema ``lock``; the others put the prefix
 ``lock_`` before each name. Alembic's steps never read this module: a test holds the two equal.
@@ -10,8 +10,10 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, DateTime, MetaData, Table, text
+from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, String, Table, Text
 from sqlalchemy.dialects import mysql
+
+from .clock import Now
 
 DEFAULT_SCHEMA = "lock"
 DEFAULT_PREFIX = "lock_"
@@ -27,20 +29,33 @@ _INNODB: dict[str, Any] = {
 class Tables:
     """The tables of one place, as the statements of the patterns use them."""
 
+    installed: Table
     locked_keys: Table
 
 
 @functools.cache
 def tables(schema: str | None, prefix: str) -> Tables:
     """The tables in ``schema`` (``None`` where the engine has none), their names behind ``prefix``."""
-    metadata = MetaData(schema=schema)
-    instant = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+    return describe(MetaData(schema=schema), prefix)
+
+
+def describe(metadata: MetaData, prefix: str) -> Tables:
+    """Put the tables into ``metadata``."""
+    name = String(32).with_variant(Text(), "postgresql", "yugabytedb")
+    instant = DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     return Tables(
+        installed=Table(
+            f"{prefix}installed",
+            metadata,
+            Column("step", name, primary_key=True),
+            Column("door", name, nullable=False),
+            **_INNODB,
+        ),
         locked_keys=Table(
             f"{prefix}locked_keys",
             metadata,
-            Column("key", BigInteger, primary_key=True, autoincrement=False),
-            Column("ts", instant, server_default=text("CURRENT_TIMESTAMP")),
+            Column("key", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=False),
+            Column("ts", instant, nullable=False, server_default=Now()),
             **_INNODB,
-        )
+        ),
     )

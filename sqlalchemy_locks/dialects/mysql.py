@@ -12,7 +12,8 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..elements import Gate, ReadCommitted, SessionLock, SessionUnlock, Writable
+from ..clock import Now
+from ..elements import Gate, ReadCommitted, SessionLock, SessionUnlock, TakeRow, Writable
 from ..errors import LockError, LockTimeout, Unsupported
 from .base import Engine, arrived, nothing
 
@@ -93,11 +94,24 @@ def _gate(element: Gate, compiler: Any, **kw: Any) -> str:
     return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks', DATABASE(), {table}, {key}), 256)"
 
 
+@compiles(TakeRow, "mysql")
+@compiles(TakeRow, "mariadb")
+def take_row(element: TakeRow, compiler: Any, **kw: Any) -> str:
+    (key,) = (compiler.preparer.format_column(column) for column in element.table.primary_key)
+    return f"{compiler.visit_insert(element, **kw)} ON DUPLICATE KEY UPDATE {key} = {key}"
+
+
 @compiles(ReadCommitted, "mysql")
 @compiles(ReadCommitted, "mariadb")
 def _read_committed(element: ReadCommitted, compiler: Any, **kw: Any) -> str:
     name = "tx_isolation" if compiler.dialect.is_mariadb else "transaction_isolation"
     return f"@@session.{name} IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
+
+
+@compiles(Now, "mysql")
+@compiles(Now, "mariadb")
+def _now(element: Now, compiler: Any, **kw: Any) -> str:
+    return "(UTC_TIMESTAMP(6))"
 
 
 @compiles(Writable, "mysql")

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
+from ..clock import Now
 from ..elements import LockFunction, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot
 from .base import Engine, arrived
@@ -124,6 +125,12 @@ def _function(element: LockFunction, compiler: Any, **kw: Any) -> str:
     preparer = compiler.preparer
     schema = preparer.quote_schema(preparer.schema_for_object(element))
     return f"{schema}.{element.name}{compiler.function_argspec(element, **kw)}"
+
+
+@compiles(Now, "postgresql")
+@compiles(Now, "yugabytedb")
+def _now(element: Now, compiler: Any, **kw: Any) -> str:
+    return "clock_timestamp()"
 
 
 # a standby grants advisory locks of its own; a YugabyteDB that was told to be silent grants what it hasn't

@@ -10,7 +10,9 @@ from typing import Any
 
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
 
+from ..clock import Now
 from ..errors import LockError, LockTimeout, MustRollback
 from .base import Engine, nothing
 
@@ -63,6 +65,11 @@ class SQLite(Engine):
         finally:
             if not connection.invalidated:
                 connection.exec_driver_sql(f"PRAGMA busy_timeout = {was}")
+
+
+@compiles(Now, "sqlite")
+def _now(element: Now, compiler: Any, **kw: Any) -> str:
+    return "(strftime('%Y-%m-%d %H:%M:%f', 'now'))"
 
 
 def in_transaction(connection: Connection) -> bool:

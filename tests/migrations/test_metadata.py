@@ -1,0 +1,68 @@
+"""``sl.metadata()`` and the revisions are two descriptions of one thing: held equal here, on real servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import NullPool, create_engine, inspect, text
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.alembic import check
+from tests.conftest import PLAIN, Servers, install
+
+PLACES = [
+    ("postgresql15", "native"),
+    ("postgresql15", "table"),
+    ("postgresql18", "native"),
+    ("mysql", "native"),
+    ("mariadb", "native"),
+    ("sqlite", "native"),
+]
+
+
+def _only_ours(name: str | None, kind: str, parents: Any) -> bool:
+    return kind != "schema" or name in ("lock", None)
+
+
+@pytest.mark.parametrize(("engine_name", "locking"), PLACES)
+def test_what_the_revisions_make_is_what_metadata_describes(
+    servers: Servers, engine_name: str, locking: str
+) -> None:
+    url = servers.fresh(engine_name, PLAIN[engine_name])
+    install(url, locking=locking)
+    engine = create_engine(url, poolclass=NullPool)
+    described = sl.metadata(schema="lock" if engine_name.startswith("postgresql") else None, locking=locking)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"include_schemas": True, "include_name": _only_ours, "compare_type": True}
+        )
+        assert compare_metadata(context, described) == []
+
+
+@pytest.mark.parametrize("engine_name", [*PLAIN])
+def test_create_all_installs_everything_and_drop_all_removes_it(servers: Servers, engine_name: str) -> None:
+    engine = create_engine(servers.fresh(engine_name, PLAIN[engine_name]), poolclass=NullPool)
+    metadata = sl.metadata()
+    metadata.create_all(engine)
+    metadata.create_all(engine)
+    with engine.connect() as connection:
+        assert check(connection) == []
+    with sl.Locks(engine).exclusive("a") as held:
+        assert held.session.scalar(sl.lock.try_exclusive("b")) is True
+    metadata.drop_all(engine)
+    assert inspect(engine).get_table_names() == []
+    if engine_name.startswith(("postgresql", "yugabytedb")):
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT to_regnamespace('lock')::text")) is None
+
+
+def test_create_all_joins_the_transaction_it_is_given(servers: Servers) -> None:
+    engine = create_engine(servers.fresh("postgresql15", "psycopg"), poolclass=NullPool)
+    with engine.connect() as connection:
+        sl.metadata(schema="app_locks").create_all(connection)
+        assert "installed" in inspect(connection).get_table_names("app_locks")
+        connection.rollback()
+    assert inspect(engine).get_schema_names() == ["information_schema", "public"]
