@@ -3,8 +3,9 @@
 >>> import sqlalchemy_locks as sl
 """
 
+from typing import TYPE_CHECKING, Any
+
 from . import lock, sqlite
-from .aio import AsyncLocks
 from .errors import (
     LockError,
     LockLost,
@@ -20,6 +21,9 @@ from .errors import (
 from .locks import Locks
 from .metadata import metadata
 from .operation import Operation
+
+if TYPE_CHECKING:
+    from .aio import AsyncLocks
 
 __all__ = [
     "AsyncLocks",
@@ -39,3 +43,12 @@ __all__ = [
     "metadata",
     "sqlite",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # SQLAlchemy's asyncio extension is loaded by who uses it, as SQLAlchemy itself has it
+    if name == "AsyncLocks":
+        from .aio import AsyncLocks
+
+        return AsyncLocks
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

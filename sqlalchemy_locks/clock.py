@@ -11,8 +11,15 @@ from sqlalchemy import DateTime
 from sqlalchemy.sql.functions import FunctionElement
 
 
+class Instant(DateTime):
+    """An instant to the microsecond, of the server's clock; MySQL's and MariaDB's plain DATETIME has whole seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(timezone=True)
+
+
 class Now(FunctionElement[datetime]):
     """This instant, in UTC, by the server."""
 
-    type = DateTime()
+    type = Instant()
     inherit_cache = True

@@ -12,17 +12,19 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session, sessionmaker
 
 from . import lock
 from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot, Unsupported
 from .keys import as_key
 from .operation import Operation, place_of, seconds
 from .transaction import ShortTransaction, Sleep, retried
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session, sessionmaker
 
 T = TypeVar("T")
 
@@ -42,6 +44,8 @@ class Locks:
     """
 
     def __init__(self, bind: Engine | sessionmaker[Any]) -> None:
+        from sqlalchemy.orm import sessionmaker
+
         maker = bind if isinstance(bind, sessionmaker) else sessionmaker(bind)
         engine = maker.kw.get("bind")
         if not isinstance(engine, Engine):

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Select, Table, and_, bindparam, delete, false, inspect, select, update
-from sqlalchemy.orm import Mapper, lazyload
 from sqlalchemy.sql import Executable
 
 from .elements import Writable
 from .errors import UnknownRow
 from .operation import Body, Operation, Place, Run, execute_in_session
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Mapper
 
 T = TypeVar("T")
 
@@ -28,13 +30,14 @@ class _Row(Body):
 
     def __init__(self, entity: Any) -> None:
         super().__init__()
+        # whoever has a mapped class has loaded the ORM; who has a Table need not
         inspected: Any = inspect(entity, raiseerr=False)
         if isinstance(entity, Table):
             self.mapper: Mapper[Any] | None = None
             self.tables: tuple[Any, ...] = (entity,)
             self.key_columns: tuple[Any, ...] = tuple(entity.primary_key)
             self.names = [column.key for column in self.key_columns]
-        elif isinstance(inspected, Mapper):
+        elif getattr(inspected, "is_mapper", False):
             self.mapper = inspected
             self.tables = tuple(inspected.tables)
             self.key_columns = inspected.primary_key
@@ -60,6 +63,8 @@ class _Row(Body):
             # OF: an eager join's nullable side can't be locked, and need not be
             statement = statement.with_for_update(of=self.tables)
         if self.mapper is not None:
+            from sqlalchemy.orm import lazyload
+
             statement = statement.options(lazyload("*")).execution_options(populate_existing=True)
         return statement
 

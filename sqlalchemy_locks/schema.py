@@ -10,10 +10,9 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, String, Table, Text
-from sqlalchemy.dialects import mysql
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text
 
-from .clock import Now
+from .clock import Instant, Now
 
 DEFAULT_SCHEMA = "lock"
 DEFAULT_PREFIX = "lock_"
@@ -42,7 +41,6 @@ def tables(schema: str | None, prefix: str) -> Tables:
 def describe(metadata: MetaData, prefix: str) -> Tables:
     """Put the tables into ``metadata``."""
     name = String(32).with_variant(Text(), "postgresql", "yugabytedb")
-    instant = DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     return Tables(
         installed=Table(
             f"{prefix}installed",
@@ -55,7 +53,7 @@ def describe(metadata: MetaData, prefix: str) -> Tables:
             f"{prefix}locked_keys",
             metadata,
             Column("key", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=False),
-            Column("ts", instant, nullable=False, server_default=Now()),
+            Column("ts", Instant(), nullable=False, server_default=Now()),
             **_INNODB,
         ),
     )

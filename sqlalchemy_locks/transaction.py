@@ -14,7 +14,6 @@ from typing import TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from .dialects import engine_of
 from .errors import LockLost, MustRollback
@@ -106,6 +105,8 @@ def retried(attempt: Callable[[], T], engine: Engine, sleep: Sleep) -> T:
     except Exception as error:
         if not worth(error):
             raise
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
     sleep(random.uniform(0, 0.01))
     retrying = Retrying(
         stop=stop_after_attempt(RETRIES),

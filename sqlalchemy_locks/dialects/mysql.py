@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Now
+from ..clock import Instant, Now
 from ..elements import Gate, ReadCommitted, SessionLock, SessionUnlock, TakeRow, Writable
 from ..errors import LockError, LockTimeout, Unsupported
 from .base import Engine, arrived, nothing
@@ -106,6 +106,12 @@ def take_row(element: TakeRow, compiler: Any, **kw: Any) -> str:
 def _read_committed(element: ReadCommitted, compiler: Any, **kw: Any) -> str:
     name = "tx_isolation" if compiler.dialect.is_mariadb else "transaction_isolation"
     return f"@@session.{name} IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
+
+
+@compiles(Instant, "mysql")
+@compiles(Instant, "mariadb")
+def _instant(element: Instant, compiler: Any, **kw: Any) -> str:
+    return "DATETIME(6)"
 
 
 @compiles(Now, "mysql")
