@@ -32,6 +32,7 @@ from sqlalchemy import (
     null,
     select,
 )
+from sqlalchemy.engine import Result
 from sqlalchemy.sql import Executable
 
 from . import rows
@@ -83,6 +84,8 @@ class _Acquire(Body):
                 return None
 
     def run(self, run: Run) -> Any:
+        if run.wait == 0 and not self.tries:
+            return self._once(run)
         match run.engine.locking:
             case "functions":
                 if run.wait is None or self.tries:
@@ -94,6 +97,12 @@ class _Acquire(Body):
                 if self.tries:
                     return rows.try_acquire(run, shared=self.shared)
                 return rows.acquire(run, shared=self.shared)
+
+    def _once(self, run: Run) -> None:
+        """No wait at all is a try: a server's own limit may have no zero, and would end the transaction."""
+        outcome = _ACQUIRE[self.shared, True, self.allow_stale].run(run)
+        if not (outcome.scalar() if isinstance(outcome, Result) else outcome):
+            raise LockTimeout(f"{self.name}: the key {run.values['lock_key']} was not free")
 
     def _call(self) -> LockFunction:
         arguments = (_KEY, literal(True)) if self.allow_stale else (_KEY,)

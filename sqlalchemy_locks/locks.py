@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -162,7 +163,7 @@ class Hold:
         self._locks = locks
         self._take, self._try = (lock.shared, lock.try_shared) if shared else (lock.exclusive, lock.try_exclusive)
         # by key: in one order for everybody, whatever their names sort like
-        self._names = dict(sorted((as_key(name), name) for name in set(names)))
+        self._names = dict(sorted(((as_key(name), name) for name in names), key=itemgetter(0)))
         self._timeout = None if timeout is None else seconds(timeout, "timeout")
         self._entered: tuple[Held, frozenset[Any]] | None = None
 

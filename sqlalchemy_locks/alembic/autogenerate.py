@@ -8,6 +8,7 @@ from typing import Any
 from alembic import context
 from alembic.operations import MigrationScript
 from alembic.runtime.migration import MigrationContext
+from alembic.util import coerce_resource_to_filename
 
 from .options import Options
 from .steps import STEPS, load
@@ -71,7 +72,7 @@ def own_branch(
         if len(own) <= 1:
             directive.head = own[0] if own else "base"
         if not own and directive.version_path is None and folders:
-            directive.version_path = folders[0]
+            directive.version_path = str(coerce_resource_to_filename(folders[0]).absolute())
 
 
 def _ours(name: str | None, type_: str, parents: Mapping[Any, str | None], schema: str | None, prefix: str) -> bool:

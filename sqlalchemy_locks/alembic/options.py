@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from alembic.config import Config
 from alembic.util import CommandError
@@ -79,7 +79,7 @@ class Options:
     def configured(cls, config: Config | None) -> Options:
         """The options of the shipped revisions: ``sqlalchemy_locks_*`` in ``alembic.ini`` or ``pyproject.toml``.
 
-        ``sqlalchemy_locks_grant_to`` may name several roles, separated by commas.
+        ``sqlalchemy_locks_grant_to`` may name several roles, separated by commas or as a TOML list.
         """
         if config is None:
             return cls()
@@ -87,9 +87,13 @@ class Options:
         def option(name: str, default: str) -> str:
             return str(config.get_alembic_option(f"sqlalchemy_locks_{name}", default))
 
+        # TOML may have a list, though Alembic's annotation knows of strings only
+        grantees: Any = config.get_alembic_option("sqlalchemy_locks_grant_to", "")
+        if isinstance(grantees, str):
+            grantees = [name.strip() for name in grantees.split(",") if name.strip()]
         return cls.given(
             schema=option("schema", cls.schema),
             prefix=option("prefix", cls.prefix),
-            grant_to=[name.strip() for name in option("grant_to", "").split(",") if name.strip()],
+            grant_to=grantees,
             locking=option("locking", cls.locking),
         )

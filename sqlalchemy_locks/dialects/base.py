@@ -115,13 +115,16 @@ class Engine:
 def arrived(connection: Connection) -> bytes | None:
     """What the server has sent unasked: ``b""`` for a closed connection, ``None`` for nothing, or unknown."""
     driver: Any = connection.connection.driver_connection
+    if hasattr(driver, "fileno"):
+        number_of = driver.fileno
+    elif hasattr(driver, "_sock"):
+        number_of = driver._sock.fileno if driver._sock is not None else None
+    else:
+        return None
     try:
-        number = driver.fileno() if hasattr(driver, "fileno") else driver._sock.fileno()
-        with socket.socket(fileno=os.dup(number)) as twin:
+        with socket.socket(fileno=os.dup(number_of())) as twin:
             return twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
-    except (OSError, ValueError):
+    except Exception:  # each driver says in its own words that there is no socket any more
         return b""
-    except Exception:  # a driver that shows no socket, or says that it is closed in its own words
-        return None
