@@ -31,6 +31,7 @@ from sqlalchemy.exc import CompileError, DBAPIError
 from sqlalchemy.sql import ClauseElement, Executable
 from sqlalchemy.sql.base import CompileState, Generative
 from sqlalchemy.sql.selectable import TypedReturnsRows
+from sqlalchemy.util import immutabledict
 
 from .dialects import Engine, engine_of
 from .schema import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
@@ -170,9 +171,7 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
     is_select = False
 
     _with_options: tuple[Any, ...] = ()
-    _propagate_attrs: Mapping[str, Any] = sqlalchemy.util.immutabledict(  # type: ignore[assignment]
-        {"compile_state_plugin": "orm", "plugin_subject": None}
-    )
+    _propagate_attrs: Any = immutabledict({"compile_state_plugin": "orm", "plugin_subject": None})
 
     def __init__(self, body: Body, values: Mapping[str, Any]) -> None:
         self._body = body

@@ -6,11 +6,12 @@ The pattern's own advice: where a row represents the business key, ``SELECT ... 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Select, Table, and_, bindparam, delete, false, inspect, select, update
 from sqlalchemy.sql import Executable
+from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from .elements import Writable
 from .errors import UnknownRow
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Any)
 
 
 class _Row(Body):
@@ -112,7 +114,7 @@ class _Row(Body):
 _BODIES: weakref.WeakKeyDictionary[Any, _Row] = weakref.WeakKeyDictionary()
 
 
-def row(entity: type[T], ident: Any) -> Operation[Any]:
+def _row(entity: Any, ident: Any) -> Operation[Any]:
     """Lock one row of your own exclusively until the transaction ends, and get it as it is now.
 
     :param entity: a mapped class (in a session the entity comes back, refreshed, and is in its identity map),
@@ -157,3 +159,27 @@ def _values(body: _Row, ident: Any) -> dict[str, Any]:
     if any(part is None for part in parts):
         raise ValueError(f"a primary key of {body._entity_name()} can't be None")
     return {f"pk_{n}": part for n, part in enumerate(parts)}
+
+
+# The row shape of "an entity" is spelled differently by SQLAlchemy 2.0 and 2.1, so it is taken from select(). Each
+# checker has its own way of carrying a generic through: mypy by the function's type, pyright by inference.
+MYPY = False
+if TYPE_CHECKING:
+    if MYPY:
+
+        def _like(
+            _select: Callable[[type[T]], TypedReturnsRows[R]],
+        ) -> Callable[[Callable[..., Operation[Any]]], Callable[[type[T], Any], Operation[R]]]: ...
+
+        @_like(select)
+        def row(entity: Any, ident: Any) -> Operation[Any]: ...  # pyright: ignore[reportRedeclaration]
+
+    else:
+
+        def _of_shape(shape: TypedReturnsRows[R]) -> Operation[R]: ...
+
+        def row(entity: type[T], ident: Any):
+            return _of_shape(select(entity))
+else:
+    row = _row
+    row.__name__ = row.__qualname__ = "row"

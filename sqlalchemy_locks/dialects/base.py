@@ -115,14 +115,13 @@ class Engine:
 def arrived(connection: Connection) -> bytes | None:
     """What the server has sent unasked: ``b""`` for a closed connection, ``None`` for nothing, or unknown."""
     driver: Any = connection.connection.driver_connection
-    if hasattr(driver, "fileno"):
-        number_of = driver.fileno
-    elif hasattr(driver, "_sock"):
-        number_of = driver._sock.fileno if driver._sock is not None else None
-    else:
+    owner: Any = driver if hasattr(driver, "fileno") else getattr(driver, "_sock", driver)
+    if owner is None:
+        return b""
+    if not hasattr(owner, "fileno"):
         return None
     try:
-        with socket.socket(fileno=os.dup(number_of())) as twin:
+        with socket.socket(fileno=os.dup(owner.fileno())) as twin:
             return twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
