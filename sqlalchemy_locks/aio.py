@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from .locks import Held, Hold, Locks, Name
+from .locks import Held, Hold, Locks, Name, bind_here
 from .operation import Operation
 
 T = TypeVar("T")
@@ -72,6 +72,7 @@ class AsyncHeld:
             session: AsyncSession = self._locks._session_maker(
                 bind=connection, binds=None, join_transaction_mode="rollback_only"
             )
+            bind_here(session.sync_session, self._held._short.connection)
             self._session = session
             self._held._session = session.sync_session
         return self._session

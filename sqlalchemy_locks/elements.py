@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, Insert, String
+from sqlalchemy import Boolean, Insert, Integer, String
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
@@ -31,6 +31,7 @@ class LockFunction(FunctionElement[Any]):
 
     name: str
     schema = DEFAULT_SCHEMA
+    _use_schema_map = True
     # the name is part of what makes two of them different: without it two functions would share a cache key
     _traverse_internals = [*FunctionElement._traverse_internals, ("name", InternalTraversal.dp_string)]
 
@@ -50,15 +51,17 @@ class Gate(FunctionElement[str]):
 class ReadCommitted(ColumnElement[bool]):
     """Whether this session reads at READ COMMITTED or below, where a look for an absent row locks no gap (MySQL)."""
 
-    type = Boolean()
-    inherit_cache = True
+    # not Boolean, which these engines would spell `= 1` a second time
+    type: Any = Integer()
+    _traverse_internals = []
 
 
 class Writable(ColumnElement[bool]):
     """Whether this server takes writes (MySQL, MariaDB): a replica grants row locks that bind nobody on the primary."""
 
-    type = Boolean()
-    inherit_cache = True
+    # not Boolean, which these engines would spell `= 1` a second time
+    type: Any = Integer()
+    _traverse_internals = []
 
 
 class SessionLock(FunctionElement[str]):

@@ -40,13 +40,13 @@ def as_key(value: str | int) -> int:
         raise TypeError(f"a lock's key is a str or an int, not {type(value).__name__}")
     if not LOWEST <= value <= HIGHEST:
         raise ValueError(f"the key {value} does not fit into signed 64 bits; give a name, or key(...) of it")
-    return value
+    return int(value)  # drivers know an enumeration's member by its class
 
 
 def _part(part: str | int) -> str:
     if isinstance(part, bool) or not isinstance(part, (str, int)):
         raise TypeError(f"a key's parts are str or int, not {type(part).__name__}")
-    text = str(part)
+    text = str.__str__(part) if isinstance(part, str) else str(int(part))
     if not text:
         raise ValueError("a lock's name must not be empty")
     if "\0" in text:

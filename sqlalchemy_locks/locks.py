@@ -15,7 +15,7 @@ from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from . import lock
@@ -127,9 +127,9 @@ class Held:
         it the lock.
         """
         if self._session is None:
-            self._session = self._session_maker(
-                bind=self._short.connection, binds=None, join_transaction_mode="rollback_only"
-            )
+            connection = self._short.connection
+            self._session = self._session_maker(bind=connection, binds=None, join_transaction_mode="rollback_only")
+            bind_here(self._session, connection)
         return self._session
 
     @property
@@ -152,6 +152,11 @@ class Held:
                 self._lost = True
                 raise LockLost("the transaction that held the lock has failed, or its connection died") from error
         raise LockLost("the transaction that held the lock is over, or its connection died")
+
+
+def bind_here(session: Session, connection: Connection) -> None:
+    """Have a session use this connection for everything, even one whose class routes elsewhere (``get_bind``)."""
+    session.get_bind = lambda *arguments, **named: connection  # type: ignore[method-assign]
 
 
 class Hold:

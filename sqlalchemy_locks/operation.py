@@ -28,7 +28,7 @@ from sqlalchemy import Table, update
 from sqlalchemy.engine import Connection, CursorResult, Dialect, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import CompileError, DBAPIError
-from sqlalchemy.sql import ClauseElement, Executable
+from sqlalchemy.sql import Executable, visitors
 from sqlalchemy.sql.base import CompileState, Generative
 from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
@@ -89,7 +89,7 @@ class Run:
 
     def execute(self, statement: Executable, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
         """Run one statement; what the driver says about locks is raised as one of our errors."""
-        with translated(self.engine):
+        with translated(self.engine, self.operation._body.needs_installation):
             return self.connection.execute(
                 statement, self.values if values is None else values, execution_options=self.options
             )
@@ -98,8 +98,9 @@ class Run:
 class translated:
     """Errors of the driver that speak of locks leave this block as ours, with the driver's as their cause."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, needs_installation: bool = False) -> None:
         self.engine = engine
+        self.needs_installation = needs_installation
 
     def __enter__(self) -> None:
         pass
@@ -107,6 +108,8 @@ class translated:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, DBAPIError):
             ours = self.engine.translate(error)
+            if ours is None and self.needs_installation and self.engine.missing(error):
+                ours = self.engine.not_installed()
             if ours is not None:
                 raise ours from error
 
@@ -118,6 +121,8 @@ class Body:
     name: str
     #: what its effect ends with, where that isn't for good
     held_by: ClassVar[Literal["transaction", "connection"] | None] = None
+    #: it works on this library's own tables or functions
+    needs_installation: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._built: dict[Place, Executable | None] = {}
@@ -191,13 +196,18 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         clause = self._body.route().get("clause")
         return iter(() if clause is None else (clause,))
 
-    def _compiler_dispatch(self, visitor: Any, **kw: Any) -> str:
-        place = place_of(visitor.dialect, self._execution_options)
+    def _compiler(self, dialect: Dialect, **kw: Any) -> Any:
+        place = place_of(dialect, self._execution_options)
         statement: Any = self._body.statement(place)
         if statement is None:
             raise CompileError(self._body.several(place))
-        bound: Any = ClauseElement.params(statement, self._values)
-        return str(bound._compiler_dispatch(visitor, **kw))
+
+        def bind(parameter: Any) -> None:
+            if parameter.key in self._values:
+                parameter.value = self._values[parameter.key]
+
+        bound: Any = visitors.cloned_traverse(statement, {}, {"bindparam": bind})
+        return bound._compiler(dialect, **kw)
 
     def _execute_on_connection(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
         _refuse_parameters(distilled_params)

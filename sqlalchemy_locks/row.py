@@ -29,6 +29,7 @@ class _Row(Body):
 
     name = "lock.row"
     held_by = "transaction"
+    needs_installation = False
 
     def __init__(self, entity: Any) -> None:
         super().__init__()

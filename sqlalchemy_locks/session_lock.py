@@ -26,6 +26,7 @@ _KEY = bindparam("lock_key", type_=BigInteger())
 
 class _OfConnection(Body):
     held_by = "connection"
+    needs_installation = False
 
     def several(self, place: Place) -> str:
         return (
@@ -89,9 +90,11 @@ def _leave_behind(connection: Connection) -> None:
 
 
 def _on_reset(dbapi_connection: Any, record: Any, reset_state: Any) -> None:
+    # a connection that was detached is closed, one that can only be terminated takes its locks with it
+    if record is None or reset_state.terminate_only:
+        return
     release = record.info.pop(_MARK, None)
-    # a connection that can only be terminated takes its locks with it
-    if release is None or reset_state.terminate_only:
+    if release is None:
         return
     dbapi_connection.rollback()
     cursor = dbapi_connection.cursor()

@@ -47,6 +47,10 @@ class Engine:
         """Our error for the driver's, or ``None`` where it isn't about locks."""
         raise NotImplementedError
 
+    def missing(self, error: DBAPIError) -> bool:
+        """Whether a table, function or schema of the statement isn't there."""
+        raise NotImplementedError
+
     def transient(self, error: DBAPIError) -> bool:
         """Whether the whole transaction, run again, may succeed."""
         raise NotImplementedError

@@ -35,9 +35,10 @@ class MySQL(Engine):
             return LockTimeout("the lock was not free in time (innodb_lock_wait_timeout, or NOWAIT)")
         if code in (1290, 1792, 1836):
             return self.not_writable()
-        if code == 1146 and "locked_keys" in str(error.orig):
-            return self.not_installed()
         return None
+
+    def missing(self, error: DBAPIError) -> bool:
+        return bool(_errno(error) == 1146)
 
     def transient(self, error: DBAPIError) -> bool:
         # 1305: the savepoint that a deadlock has silently rolled back, with everything before it

@@ -39,10 +39,10 @@ class PostgreSQL(Engine):
             return StaleSnapshot(_sentence(error))
         if code == "25006":
             return self.not_writable()
-        # undefined function, table, schema: of ours, or the caller's own misspelling
-        if code in ("42883", "42P01", "3F000") and "lock" in _sentence(error):
-            return self.not_installed()
         return None
+
+    def missing(self, error: DBAPIError) -> bool:
+        return _sqlstate(error) in ("42883", "42P01", "3F000")
 
     def transient(self, error: DBAPIError) -> bool:
         # "aborted while waiting for locks": YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE

@@ -31,9 +31,10 @@ class SQLite(Engine):
             return LockTimeout("the database was not free in time (busy timeout): another transaction writes")
         if "readonly database" in message:
             return self.not_writable()
-        if "no such table" in message and "locked_keys" in message:
-            return self.not_installed()
         return None
+
+    def missing(self, error: DBAPIError) -> bool:
+        return "no such table" in str(error.orig)
 
     def transient(self, error: DBAPIError) -> bool:
         return "is locked" in str(error.orig)
