@@ -1,0 +1,64 @@
+from logging.config import fileConfig
+from typing import Any
+
+from alembic import context
+from sqlalchemy import engine_from_config, pool
+
+# Imported before context.configure(): this also brings Alembic's support for yugabytedb:// URLs.
+from sqlalchemy_locks.alembic import include_name, own_branch
+
+config = context.config
+
+if config.config_file_name is not None:
+    fileConfig(config.config_file_name)
+
+# For autogenerate, the MetaData of your models:
+# from myapp.models import Base
+# target_metadata = Base.metadata
+target_metadata = None
+
+options: dict[str, Any] = {
+    "target_metadata": target_metadata,
+    # Keeps autogenerate from dropping the tables of the locks. With a filter of your own:
+    # include_name_for(also=your_filter), from the same module.
+    "include_name": include_name,
+    # Puts what `alembic revision` makes into your branch and folder, not into the library's.
+    "process_revision_directives": own_branch,
+    # Where DDL commits by itself (YugabyteDB behind a postgresql:// URL), a failure must not take back
+    # the version rows of the revisions before it.
+    "transaction_per_migration": True,
+}
+
+
+def run_migrations_offline() -> None:
+    """Write SQL to the standard output; no database is needed."""
+    context.configure(
+        url=config.get_main_option("sqlalchemy.url"),
+        literal_binds=True,
+        dialect_opts={"paramstyle": "named"},
+        **options,
+    )
+
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def run_migrations_online() -> None:
+    """Run the migrations on the database."""
+    connectable = engine_from_config(
+        config.get_section(config.config_ini_section, {}),
+        prefix="sqlalchemy.",
+        poolclass=pool.NullPool,
+    )
+
+    with connectable.connect() as connection:
+        context.configure(connection=connection, **options)
+
+        with context.begin_transaction():
+            context.run_migrations()
+
+
+if context.is_offline_mode():
+    run_migrations_offline()
+else:
+    run_migrations_online()

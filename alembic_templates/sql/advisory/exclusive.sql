@@ -1,0 +1,18 @@
+CREATE OR REPLACE FUNCTION lock.exclusive(key bigint, allow_stale boolean DEFAULT false) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+-- sqlalchemy_locks 0001
+BEGIN
+  IF key IS NULL THEN
+    -- the server's own function would return without having locked anything
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  ELSIF pg_is_in_recovery()
+    OR current_setting('transaction_read_only') = 'on'
+    OR (allow_stale IS NOT TRUE
+        AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
+  THEN
+    PERFORM lock.refuse(allow_stale);
+  END IF;
+  PERFORM pg_advisory_xact_lock(key);
+END
+$body$;

@@ -1,0 +1,9 @@
+CREATE OR REPLACE FUNCTION lock.unlock(key bigint) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+-- sqlalchemy_locks 0001
+BEGIN
+  -- Nothing to remove: an advisory lock leaves no row, and lasts to the end of its transaction either way.
+  PERFORM lock.refuse(true);
+END
+$body$;

@@ -1,0 +1,21 @@
+CREATE OR REPLACE FUNCTION lock.exclusive(key bigint, allow_stale boolean DEFAULT false) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+-- sqlalchemy_locks 0001
+BEGIN
+  IF pg_is_in_recovery()
+    OR current_setting('transaction_read_only') = 'on'
+    OR (allow_stale IS NOT TRUE
+        AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
+  THEN
+    PERFORM lock.refuse(allow_stale);
+  END IF;
+  -- Again until the row is there: unlock() and vacuum() may remove it while we wait for it.
+  LOOP
+    PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = exclusive.key FOR UPDATE;
+    EXIT WHEN FOUND;
+    INSERT INTO lock.locked_keys (key) VALUES (exclusive.key) ON CONFLICT DO NOTHING;
+    EXIT WHEN FOUND;
+  END LOOP;
+END
+$body$;

@@ -1,0 +1,31 @@
+CREATE OR REPLACE FUNCTION lock.refuse(allow_stale boolean) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+-- sqlalchemy_locks 0001
+DECLARE
+  isolation text := current_setting('transaction_isolation');
+BEGIN
+  IF pg_is_in_recovery() THEN
+    RAISE EXCEPTION USING ERRCODE = 'SL001', MESSAGE =
+      'no lock is taken on a standby, because it grants locks of its own and so two sessions'
+      ' could hold the same one: connect to the primary';
+  ELSIF current_setting('transaction_read_only') = 'on' THEN
+    RAISE EXCEPTION USING ERRCODE = 'SL002', MESSAGE =
+      'no lock is taken in a read-only transaction, because the server may be a replica whose locks'
+      ' bind nobody else: use a read-write transaction';
+  ELSIF allow_stale IS NOT TRUE THEN
+    -- A cluster without yb_enable_read_committed_isolation runs Snapshot and calls it read committed.
+    IF to_regprocedure('yb_get_effective_transaction_isolation_level()') IS NOT NULL THEN
+      EXECUTE 'SELECT lower(yb_get_effective_transaction_isolation_level())' INTO isolation;
+    ELSE
+      isolation := coalesce(current_setting('yb_effective_transaction_isolation_level', true), isolation);
+    END IF;
+    IF isolation NOT IN ('read committed', 'read uncommitted') THEN
+      RAISE EXCEPTION USING ERRCODE = 'SL003', MESSAGE =
+        'no lock is taken in a transaction that is effectively ' || upper(isolation) || ', because its'
+        ' snapshot is older than the lock and so what the holder then reads may be stale:'
+        ' use READ COMMITTED, with yb_enable_read_committed_isolation on in the cluster, or pass allow_stale';
+    END IF;
+  END IF;
+END
+$body$;

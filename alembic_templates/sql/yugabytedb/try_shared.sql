@@ -1,0 +1,26 @@
+CREATE OR REPLACE FUNCTION lock.try_shared(key bigint, allow_stale boolean DEFAULT false) RETURNS boolean
+LANGUAGE plpgsql
+SET lock_timeout = '100ms'
+AS $body$
+-- sqlalchemy_locks 0001
+DECLARE
+  previous text := current_setting('yb_disable_transactional_writes');
+BEGIN
+  PERFORM lock.refuse(allow_stale);
+  FOR round IN 1..100 LOOP
+    PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_shared.key FOR SHARE NOWAIT;
+    IF FOUND THEN
+      RETURN true;
+    END IF;
+    -- Not part of the transaction, as in shared(), so that nobody's uncommitted insert is in the way. Where
+    -- one is all the same, lock_timeout ends the wait; not sooner, as it counts for locks of the table, too,
+    -- which are had from another process.
+    PERFORM set_config('yb_disable_transactional_writes', 'on', true);
+    INSERT INTO lock.locked_keys (key) VALUES (try_shared.key) ON CONFLICT DO NOTHING;
+    PERFORM set_config('yb_disable_transactional_writes', previous, true);
+  END LOOP;
+  RETURN false;
+EXCEPTION WHEN lock_not_available OR serialization_failure THEN
+  RETURN false;
+END
+$body$;

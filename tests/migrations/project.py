@@ -1,0 +1,198 @@
+"""A project with Alembic, run in this process, and what its database then has."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.engine import URL, Connection
+
+from sqlalchemy_locks.alembic import Options, template
+from sqlalchemy_locks.alembic import steps as steps_
+
+Fresh = Callable[[str, str], URL]
+
+REVISION = '''\
+"""Locks."""
+from alembic import op
+from sqlalchemy_locks.alembic import ops
+
+revision = "a1"
+down_revision = None
+
+def upgrade() -> None:
+    op.upgrade_locks(from_="base", to="{to}"{options})
+
+def downgrade() -> None:
+    op.downgrade_locks(from_="{to}", to="base"{options})
+'''
+
+
+class Project:
+    """Alembic's configuration without an ini file, whose logging would outlive the test."""
+
+    def __init__(self, path: Path, url: URL, door: str, **options: Any) -> None:
+        self.url = url
+        self.door = door
+        versions = path / "versions"
+        if not versions.exists():
+            versions.mkdir(parents=True)
+            for name in ("env.py", "script.py.mako"):
+                shutil.copy(Path(template("generic")) / name, path / name)
+        self.config = Config()
+        locations = str(versions)
+        if door == "revisions":
+            locations += "\nsqlalchemy_locks.alembic_templates:versions"
+            for name, value in options.items():
+                self.config.set_main_option(f"sqlalchemy_locks_{name}", value.replace("%", "%%"))
+        else:
+            keywords = "".join(f", {name}={value!r}" for name, value in options.items())
+            text = REVISION.format(to=steps_.STEPS[-1], options=keywords)
+            (versions / "a1_locks.py").write_text(text)
+        for name, value in {
+            "script_location": str(path),
+            "version_locations": locations,
+            "path_separator": "newline",
+            "sqlalchemy.url": url.render_as_string(hide_password=False),
+        }.items():
+            self.config.set_main_option(name, value.replace("%", "%%"))
+
+    def upgrade(self, target: str = "heads") -> None:
+        command.upgrade(self.config, target)
+
+    def downgrade(self) -> None:
+        command.downgrade(self.config, "base")
+
+    def script(self, direction: str = "upgrade") -> str:
+        """The offline script."""
+        self.config.output_buffer = io.StringIO()
+        try:
+            if direction == "upgrade":
+                command.upgrade(self.config, "heads", sql=True)
+            else:
+                head = "a1" if self.door == "directives" else f"sqlalchemy_locks_{steps_.STEPS[-1]}"
+                command.downgrade(self.config, f"{head}:base", sql=True)
+            return self.config.output_buffer.getvalue()
+        finally:
+            self.config.output_buffer = None
+
+
+def statements(dialect: str, direction: str, **options: Any) -> list[str]:
+    """What all the steps write offline, one command each, without Alembic's own."""
+    buffer = io.StringIO()
+    context = MigrationContext.configure(
+        dialect_name=dialect,
+        dialect_opts={"paramstyle": "named"},
+        opts={"as_sql": True, "output_buffer": buffer},
+    )
+    run = steps_.upgrade if direction == "upgrade" else steps_.downgrade
+    run(Operations(context), steps_.STEPS, Options.given(**options), "directives")
+    return [part + ";" for part in buffer.getvalue().split(";\n\n") if part.strip()]
+
+
+@contextlib.contextmanager
+def connected(url: URL) -> Iterator[Connection]:
+    """A connection in AUTOCOMMIT, really closed afterwards."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        yield connection
+
+
+def run(url: URL, *commands: str) -> Any:
+    """Execute commands; the last one's rows."""
+    with connected(url) as connection:
+        for command in commands:
+            result = connection.exec_driver_sql(command)
+        return [tuple(row) for row in result] if result.returns_rows else []
+
+
+def execute(url: URL, script: str) -> None:
+    """Hand a script over as psql, mysql and sqlite3 do: as text, the driver adding nothing."""
+    dialect = url.get_dialect().name
+    if dialect == "sqlite":
+        with contextlib.closing(sqlite3.connect(str(url.database))) as connection:
+            connection.executescript(script)
+    elif dialect in ("mysql", "mariadb"):
+        flag = pymysql.constants.CLIENT.MULTI_STATEMENTS
+        raw: Any = pymysql.connect(
+            host=url.host,
+            port=int(url.port or 3306),
+            user=url.username,
+            password=str(url.password or ""),
+            database=url.database,
+            client_flag=flag,
+            autocommit=True,
+        )
+        try:
+            cursor = raw.cursor()
+            cursor.execute(script)
+            while cursor.nextset():
+                pass
+        finally:
+            raw.close()
+    else:
+        with connected(url) as connected_:
+            driver: Any = connected_.connection.dbapi_connection
+            driver.cursor().execute(script)
+
+
+def catalog(url: URL, schema: str = "lock") -> dict[str, Any]:
+    """Everything of ours that the database has, and of others what a careless step could have touched."""
+    with connected(url) as connection:
+        if connection.dialect.name == "sqlite":
+            return _sqlite(connection)
+        if connection.dialect.name in ("mysql", "mariadb"):
+            return _mysql(connection)
+        return _postgresql(connection, schema)
+
+
+def _sqlite(connection: Connection) -> dict[str, Any]:
+    rows = connection.exec_driver_sql(
+        "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'alembic%' AND name NOT LIKE 'sqlite%'"
+    )
+    return {row.name: row.sql for row in rows}
+
+
+def _mysql(connection: Connection) -> dict[str, Any]:
+    names = [name for name in sa.inspect(connection).get_table_names() if not name.startswith("alembic")]
+    return {name: connection.exec_driver_sql(f"SHOW CREATE TABLE `{name}`").one()[1] for name in names}
+
+
+def _postgresql(connection: Connection, schema: str) -> dict[str, Any]:
+    queries = {
+        "schema": "SELECT nspname, nspacl::text, obj_description(oid, 'pg_namespace') FROM pg_namespace"
+        " WHERE nspname = :schema",
+        "relations": "SELECT relname, relkind::text, relacl::text, CASE relkind WHEN 'v' THEN pg_get_viewdef(c.oid) END"
+        " FROM pg_class c WHERE relnamespace = to_regnamespace(:name) ORDER BY 1",
+        "columns": "SELECT table_name, column_name, data_type, is_nullable, column_default"
+        " FROM information_schema.columns WHERE table_schema = :schema ORDER BY table_name, ordinal_position",
+        "functions": "SELECT proname, pg_get_functiondef(oid), proacl::text FROM pg_proc"
+        " WHERE pronamespace = to_regnamespace(:name) ORDER BY 1, 2",
+    }
+    given = {"schema": schema, "name": f'"{schema}"'}
+    found = {what: [tuple(row) for row in connection.execute(sa.text(query), given)] for what, query in queries.items()}
+    return {what: rows for what, rows in found.items() if rows}
+
+
+def installed(url: URL, schema: str = "lock", prefix: str = "lock_") -> list[tuple[str, str]]:
+    """What the database says of itself."""
+    by_schema = url.get_backend_name() in ("postgresql", "yugabytedb")
+    table = f'"{schema}".installed' if by_schema else f"{prefix}installed"
+    return run(url, f"SELECT step, door FROM {table} ORDER BY step")
+
+
+def normal(text: str) -> str:
+    """A script without what a dialect's transactions add to it."""
+    return re.sub(r"^(BEGIN|COMMIT);\n*", "", text, flags=re.MULTILINE)

@@ -1,0 +1,137 @@
+"""grant_to: a role that was given what the locks need, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import URL
+
+from sqlalchemy_locks.alembic import check
+
+from .project import Fresh, Project, connected, run
+
+CALLS = (
+    "SELECT lock.exclusive(1)",
+    "SELECT lock.shared(2)",
+    "SELECT lock.try_exclusive(3)",
+    "SELECT lock.try_shared(4)",
+    "SELECT lock.unlock(1)",
+    "SELECT lock.vacuum()",
+    "SELECT lock.create('{1,2}')",
+    "SELECT lock.key('a', 'b')",
+    "SELECT lock.exclusive(lock.key('a'), true)",
+    "SELECT key, ts FROM lock.locked_keys",
+    "SELECT step, door FROM lock.installed",
+)
+
+FORBIDDEN = (
+    "INSERT INTO lock.installed VALUES ('9999', 'x')",
+    "DELETE FROM lock.installed",
+    "CREATE TABLE lock.mine (id int)",
+    "DROP FUNCTION lock.vacuum()",
+    "TRUNCATE lock.locked_keys",
+    "ALTER TABLE lock.installed ADD x int",
+)
+
+
+def refused(url: URL, command: str) -> bool:
+    try:
+        run(url, command)
+    except sa.exc.DBAPIError as error:
+        return any(word in str(error) for word in ("permission denied", "must be owner", "denied", "is not a table"))
+    return False
+
+
+@pytest.mark.parametrize(
+    ("engine_", "driver", "locking"),
+    [
+        ("postgresql15", "psycopg", "native"),
+        ("postgresql15", "psycopg", "table"),
+        ("postgresql18", "psycopg", "native"),
+        ("postgresql18", "psycopg", "table"),
+        ("yugabytedb", "yugabytedb", "native"),
+    ],
+)
+def test_a_role_of_postgresql(fresh: Fresh, engine_: str, driver: str, locking: str, door: str, tmp_path: Path) -> None:
+    url = fresh(engine_, driver)
+    number = str(url.database)
+    app, other, stranger = f"app-{number}@project.iam", f"Other_{number}", f"stranger_{number}"
+    run(url, *(f'CREATE ROLE "{role}" LOGIN' for role in (app, other, stranger)))
+    both = f"{app}, {other}" if door == "revisions" else [app, other]
+    Project(tmp_path, url, door, grant_to=both, locking=locking).upgrade()
+    for role in (app, other):
+        for call in CALLS:
+            run(url.set(username=role), call)
+        for command in FORBIDDEN:
+            assert refused(url.set(username=role), command), command
+        with connected(url.set(username=role)) as connection:
+            assert check(connection) == []
+    # who may enter the schema is still kept from what is in it
+    for entered in (False, True):
+        if entered:
+            run(url, f'GRANT USAGE ON SCHEMA lock TO "{stranger}"')
+        for call in CALLS:
+            assert refused(url.set(username=stranger), call), call
+
+
+def test_a_holder_of_another_role_is_seen(fresh: Fresh, tmp_path: Path) -> None:
+    url = fresh("postgresql15", "psycopg")
+    app = f"watcher_{url.database}"
+    run(url, f"CREATE ROLE {app} LOGIN")
+    Project(tmp_path, url, "directives", grant_to=app).upgrade()
+    with connected(url) as holder:
+        holder.exec_driver_sql("BEGIN")
+        holder.exec_driver_sql("SELECT lock.exclusive(-7), lock.shared(8)")
+        rows = run(url.set(username=app), "SELECT key, ts IS NULL, mode FROM lock.locked_keys ORDER BY key")
+        assert rows == [(-7, True, "exclusive"), (8, True, "shared")]
+        assert run(url, "SELECT key, ts IS NULL FROM lock.locked_keys ORDER BY key") == [(-7, False), (8, False)]
+
+
+def test_without_grant_to_the_schema_keeps_others_out(fresh: Fresh, tmp_path: Path) -> None:
+    url = fresh("postgresql15", "psycopg")
+    stranger = f"nobody_{url.database}"
+    run(url, f"CREATE ROLE {stranger} LOGIN")
+    Project(tmp_path, url, "directives").upgrade()
+    assert refused(url.set(username=stranger), "SELECT lock.exclusive(1)")
+
+
+@pytest.mark.parametrize(("engine_", "driver"), [("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")])
+def test_a_user_of_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, door: str, tmp_path: Path) -> None:
+    url = fresh(engine_, driver)
+    app, role = f"app_{url.database}", f"r_{url.database}"
+    run(
+        url,
+        f"CREATE USER '{app}'@'127.0.0.%%' IDENTIFIED BY 'x'",
+        f"CREATE USER '{app}2'@'%%' IDENTIFIED BY 'x'",
+        f"CREATE ROLE '{role}'",
+        f"GRANT '{role}' TO '{app}2'@'%%'",
+    )
+    both = [f"{app}@127.0.0.%", role]
+    Project(tmp_path, url, door, grant_to=", ".join(both) if door == "revisions" else both).upgrade()
+    for name, first in ((app, "SELECT 1"), (f"{app}2", f"SET ROLE '{role}'")):
+        mine = URL.create(url.drivername, username=name, password="x", host=url.host, port=url.port)
+        table = f"`{url.database}`.lock_locked_keys"
+        run(
+            mine,
+            first,
+            f"INSERT INTO {table} (`key`) VALUES (1)",
+            f"SELECT * FROM {table} WHERE `key` = 1 FOR UPDATE",
+            f"UPDATE {table} SET `key` = `key`",
+            f"DELETE FROM {table}",
+        )
+        for command in (
+            f"SELECT * FROM `{url.database}`.lock_installed",
+            f"DROP TABLE {table}",
+            f"ALTER TABLE {table} ADD x int",
+            f"CREATE TABLE `{url.database}`.mine (id int)",
+        ):
+            with pytest.raises(sa.exc.DBAPIError, match="denied"):
+                run(mine, first, command)
+
+
+def test_a_user_in_the_offline_script(fresh: Fresh, tmp_path: Path) -> None:
+    """The percent sign of a host survives, once and not twice."""
+    url = fresh("mysql", "pymysql")
+    assert "TO `app`@`10.%`;" in Project(tmp_path, url, "revisions", grant_to="app@10.%").script()
