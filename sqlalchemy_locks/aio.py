@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from .locks import Held, Hold, Locks, Name, bind_here
+from .locks import Held, Hold, Locks, Name
 from .operation import Operation
 
 T = TypeVar("T")
@@ -72,9 +72,8 @@ class AsyncHeld:
             session: AsyncSession = self._locks._session_maker(
                 bind=connection, binds=None, join_transaction_mode="rollback_only"
             )
-            bind_here(session.sync_session, self._held._short.connection)
+            self._held.adopt(session.sync_session)
             self._session = session
-            self._held._session = session.sync_session
         return self._session
 
     @property

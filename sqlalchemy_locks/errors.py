@@ -23,6 +23,13 @@ class LockLost(LockError):
     """The lock was held and is so no longer: its connection died, or its transaction was ended early."""
 
 
+class OutcomeUnknown(LockLost):
+    """The connection died while COMMIT was under way: what was done may be committed, or not.
+
+    Look before you do it again.
+    """
+
+
 class ReentryError(LockError):
     """The same thread or task asked ``Locks`` for a key that it holds already: it would wait for itself."""
 

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Engine, Insert, Integer, Select, String, Table, bindparam, func, literal, select
 from sqlalchemy.sql import Executable
 
-from .elements import Gate, ReadCommitted
+from .elements import Gate, ReadCommitted, Writable
 from .errors import LockTimeout
 from .operation import Run, translated
 
@@ -29,8 +29,10 @@ def gate(run: Run, key: int, *, seconds: int) -> Iterator[tuple[bool, bool]]:
     """Hold the gate of a key: whether it was free, and whether this transaction reads at READ COMMITTED."""
     enter, leave = _enter_and_leave(run.place.tables.locked_keys)
     answer: Any = run.execute(enter, {"lock_key": key, "seconds": seconds}).one()
-    passed, read_committed = answer
+    passed, read_committed, writable = answer
     try:
+        if not writable:
+            raise run.engine.not_writable()
         yield bool(passed), bool(read_committed)
     finally:
         if passed and not run.connection.invalidated:
@@ -48,10 +50,13 @@ def made_present(run: Run, *, may_insert: bool) -> bool:
     table = run.place.tables.locked_keys
     values = {"lock_key": run.values["lock_key"]}
     options = {**run.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
-    look, insert = _look_and_insert(table)
+    known, look, insert = _look_and_insert(table)
     try:
         with translated(run.engine), aside.connect() as connection:
             connection = connection.execution_options(**options)
+            # without a lock where that tells: this connection's must not be in the way of the transaction's own
+            if connection.execute(known, values).first() is not None:
+                return True
             try:
                 with translated(run.engine):
                     if connection.execute(look, values).first() is not None:
@@ -67,13 +72,13 @@ def made_present(run: Run, *, may_insert: bool) -> bool:
 
 
 @cache
-def _look_and_insert(table: Table) -> tuple[Select[Any], Insert]:
-    look = select(table.c.key).where(table.c.key == _KEY).with_for_update(read=True, nowait=True)
-    return look, Insert(table).prefix_with("IGNORE").values(key=_KEY)
+def _look_and_insert(table: Table) -> tuple[Select[Any], Select[Any], Insert]:
+    known = select(table.c.key).where(table.c.key == _KEY)
+    return known, known.with_for_update(read=True, nowait=True), Insert(table).prefix_with("IGNORE").values(key=_KEY)
 
 
 @cache
 def _enter_and_leave(table: Table) -> tuple[Executable, Executable]:
     name = Gate(literal(table.fullname, String()), _KEY)
-    enter = select(func.get_lock(name, bindparam("seconds", type_=Integer())), ReadCommitted())
+    enter = select(func.get_lock(name, bindparam("seconds", type_=Integer())), ReadCommitted(), Writable())
     return enter, select(func.release_lock(name))

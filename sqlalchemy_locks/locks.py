@@ -15,8 +15,8 @@ from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Engine, event
+from sqlalchemy.pool import StaticPool
 
 from . import lock
 from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot, Unsupported
@@ -51,6 +51,11 @@ class Locks:
         engine = maker.kw.get("bind")
         if not isinstance(engine, Engine):
             raise TypeError(f"Locks takes an Engine, or a sessionmaker bound to one, not {bind!r}")
+        if isinstance(engine.pool, StaticPool):
+            raise Unsupported(
+                "Locks can't work with a StaticPool, where everybody has the same connection and so the same "
+                "transaction: use another pool, and on SQLite a file instead of :memory:"
+            )
         self._engine = engine
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = time.sleep
@@ -102,6 +107,7 @@ class Locks:
         short = ShortTransaction(self._engine)
         short.open()
         try:
+            short.use()
             value = short.connection.execute(operation).scalar()
         except BaseException:
             short.abandon()
@@ -127,10 +133,24 @@ class Held:
         it the lock.
         """
         if self._session is None:
-            connection = self._short.connection
-            self._session = self._session_maker(bind=connection, binds=None, join_transaction_mode="rollback_only")
-            bind_here(self._session, connection)
+            self.adopt(
+                self._session_maker(bind=self._short.connection, binds=None, join_transaction_mode="rollback_only")
+            )
+            assert self._session is not None
         return self._session
+
+    def adopt(self, session: Session) -> None:
+        """Keep a session to the transaction that holds the lock, even one whose class routes elsewhere."""
+        connection = self._short.connection
+        session.get_bind = lambda *arguments, **named: connection  # type: ignore[method-assign]
+        event.listen(session, "after_begin", self._stay)
+        self._session = session
+
+    def _stay(self, *_: Any) -> None:
+        if not self._short.active:
+            # what follows would be another transaction, which commits, and which no lock guards
+            raise LockLost("the transaction that held the lock was ended inside its block: leave the block first")
+        self._short.use()
 
     @property
     def lost(self) -> bool:
@@ -144,19 +164,13 @@ class Held:
 
         :raises LockLost: when the transaction that holds the lock is over, or its connection is dead.
         """
-        if not self.lost:
-            try:
-                self._short.connection.exec_driver_sql("SELECT 1")
-                return
-            except DBAPIError as error:
-                self._lost = True
-                raise LockLost("the transaction that held the lock has failed, or its connection died") from error
-        raise LockLost("the transaction that held the lock is over, or its connection died")
-
-
-def bind_here(session: Session, connection: Connection) -> None:
-    """Have a session use this connection for everything, even one whose class routes elsewhere (``get_bind``)."""
-    session.get_bind = lambda *arguments, **named: connection  # type: ignore[method-assign]
+        if self.lost:
+            raise LockLost("the transaction that held the lock is over, or its connection died")
+        try:
+            self._short.check()
+        except LockLost:
+            self._lost = True
+            raise
 
 
 class Hold:

@@ -77,6 +77,8 @@ class Run:
     wait: float | None = field(init=False)
 
     def __post_init__(self) -> None:
+        # a server-side cursor would run the statement when its rows are fetched, and take the lock only then
+        self.options = {**self.options, "stream_results": False, "yield_per": None}
         every = {**self.connection.get_execution_options(), **self.options}
         self.place = place_of(self.connection.dialect, every)
         wait = every.get("locks_wait")

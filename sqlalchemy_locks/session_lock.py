@@ -62,7 +62,8 @@ class _Lock(_OfConnection):
                 answer = run.execute(statement, {**run.values, "seconds": max(1, round(run.wait + 0.5))}).scalar()
         if answer == "refused":
             raise run.engine.not_writable()
-        if answer == "0":
+        # nothing at all: the server gave up waiting, because the statement was killed or ran out of its time
+        if answer in ("0", None):
             raise LockTimeout(f"the session lock of key {run.values['lock_key']} was not free in time")
         _leave_behind(run.connection)
         return None

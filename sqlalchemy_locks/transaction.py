@@ -16,13 +16,14 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
-from .errors import LockLost, MustRollback
+from .errors import LockLost, MustRollback, OutcomeUnknown
 from .operation import translated
 
 T = TypeVar("T")
 
 Sleep = Callable[[float], None]
 RETRIES = 3
+_OVER = "the transaction that held the lock has failed or is over, or its connection died"
 
 
 class ShortTransaction:
@@ -34,6 +35,8 @@ class ShortTransaction:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.facts = engine_of(engine.dialect)
+        #: somebody works in it, besides the lock
+        self.used = False
 
     def open(self, *, as_it_is: bool = False) -> None:
         """Check a connection out and begin.
@@ -60,20 +63,50 @@ class ShortTransaction:
         connection = self.connection
         return not connection.closed and not connection.invalidated and self.transaction.is_active
 
+    def use(self) -> None:
+        """Somebody is about to work in the transaction: its end, from here on, must not pass unnoticed."""
+        if not self.used:
+            self.facts.mark(self.connection)
+            self.used = True
+
+    def check(self) -> None:
+        """Ask the server whether the transaction is still the one that was begun.
+
+        :raises LockLost: when it is not, can only be rolled back, or its connection is dead.
+        """
+        try:
+            if self.active:
+                self.connection.exec_driver_sql("SELECT 1")
+                if not (self.used and self.facts.unmarked(self.connection)):
+                    if self.used:
+                        self.facts.mark(self.connection)
+                    return
+        except DBAPIError as error:
+            raise LockLost(_OVER) from error
+        raise LockLost(_OVER)
+
     def commit(self) -> None:
         """Commit, and give the connection back.
 
-        :raises LockLost: when the transaction had ended before, or its connection died.
+        :raises LockLost: when the transaction had ended or failed before, so that nothing is committed.
+        :raises OutcomeUnknown: when work was done in it, and the connection died while COMMIT was under way.
         """
         try:
-            if not self.active:
-                raise LockLost("the transaction that held the lock was ended before its block was left")
+            try:
+                if not self.active or (self.used and self.facts.unmarked(self.connection)):
+                    raise LockLost(f"{_OVER}: nothing that was done in it is committed")
+            except DBAPIError as error:
+                raise LockLost(f"{_OVER}: nothing that was done in it is committed") from error
             try:
                 self.transaction.commit()
             except DBAPIError as error:
-                if error.connection_invalidated:
-                    raise LockLost("the connection that held the lock died before its work was committed") from error
-                raise
+                if not error.connection_invalidated:
+                    raise
+                if not self.used:
+                    raise LockLost(_OVER) from error
+                raise OutcomeUnknown(
+                    "the connection died while COMMIT was under way: what was done is committed, or it is not"
+                ) from error
         finally:
             self.abandon()
 

@@ -87,6 +87,13 @@ class Engine:
         raise NotImplementedError
         yield
 
+    def mark(self, connection: Connection) -> None:
+        """Leave in the transaction what goes with it, where its end could pass unnoticed."""
+
+    def unmarked(self, connection: Connection) -> bool:
+        """Whether the transaction that was marked is over, or can only be rolled back; takes the mark away."""
+        return False
+
     def hung_up(self, connection: Connection) -> bool:
         """Whether the server has ended this idle connection, as far as that is known without asking it."""
         return False

@@ -17,6 +17,7 @@ from ..elements import Gate, ReadCommitted, SessionLock, SessionUnlock, TakeRow,
 from ..errors import LockError, LockTimeout, Unsupported
 from .base import Engine, arrived, nothing
 
+_MARK = "sqlalchemy_locks"
 _WAIT = text(
     "SET @sqlalchemy_locks_wait = @@session.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :wait"
 )
@@ -56,12 +57,28 @@ class MySQL(Engine):
         return bool(raw.get_autocommit())
 
     def begin(self, connection: Connection) -> tuple[RootTransaction, Callable[[], None]]:
+        raw: Any = connection.connection.dbapi_connection
+        autocommit = self.autocommit(connection)
+        if autocommit:
+            raw.autocommit(False)
         transaction = connection.begin()
         # for the next transaction only: nothing is left on the connection, whatever the app gave it
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        if self.autocommit(connection):
-            connection.exec_driver_sql("START TRANSACTION")
-        return transaction, nothing
+        return transaction, (lambda: raw.autocommit(True)) if autocommit else nothing
+
+    def mark(self, connection: Connection) -> None:
+        connection.exec_driver_sql(f"SAVEPOINT {_MARK}")
+
+    def unmarked(self, connection: Connection) -> bool:
+        # A deadlock rolls the whole transaction back, and a DDL statement commits it; whoever passes over the
+        # error goes on in another transaction, without the lock. A savepoint tells the two apart.
+        try:
+            connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARK}")
+        except DBAPIError as error:
+            if _errno(error) == 1305:
+                return True
+            raise
+        return False
 
     def hung_up(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection

@@ -20,6 +20,8 @@ from .base import Engine, arrived
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
 
+_IN_ERROR = 3  # libpq's PQTRANS_INERROR
+
 
 class PostgreSQL(Engine):
     name = "PostgreSQL"
@@ -78,6 +80,19 @@ class PostgreSQL(Engine):
             if not connection.invalidated:
                 connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
                 raw.autocommit = was
+
+    def unmarked(self, connection: Connection) -> bool:
+        # COMMIT of a failed transaction is a ROLLBACK, and no error: who passed over the first would never know
+        info: Any = getattr(connection.connection.driver_connection, "info", None)
+        if info is not None:
+            return bool(info.transaction_status == _IN_ERROR)
+        try:
+            connection.exec_driver_sql("SELECT 1")
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            return True
+        return False
 
     def hung_up(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection

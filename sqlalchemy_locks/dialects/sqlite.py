@@ -45,6 +45,9 @@ class SQLite(Engine):
     def began(self, connection: Connection) -> bool:
         return in_transaction(connection)
 
+    def unmarked(self, connection: Connection) -> bool:
+        return not in_transaction(connection)  # a full disk, or an I/O error, rolls back by itself
+
     def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         return judged(connection)
 
