@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, text
+from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -101,6 +101,24 @@ def test_whatever_the_pool_does_on_return(engine_to: MakeEngine, name: str, opti
             assert not free(other, key)
             connection.commit()
         assert free(other, key)
+
+
+def test_engines_that_come_and_go(servers: Any) -> None:
+    """Where a pool was disposed of another one may stand, at the same place in memory: it is another pool."""
+    url = installed(servers, "postgresql15")
+    first = create_engine(url)
+    for _ in range(40):
+        key = unused()
+        with first.connect() as connection:
+            connection.execute(sl.lock.session_exclusive(key))
+        first.dispose()
+        engine = create_engine(url, pool_size=1, max_overflow=0)
+        with engine.connect() as connection:
+            connection.execute(sl.lock.session_exclusive(key))
+        with engine.connect() as connection:
+            left_behind = connection.scalar(sl.lock.session_unlock(key))
+        engine.dispose()
+        assert left_behind is False
 
 
 def test_the_pool_is_asked_to_release_only_what_was_locked(engine: Engine) -> None:

@@ -1,0 +1,1 @@
+"""Measurements beside the peers: run by hand, on an idle machine."""

@@ -1,0 +1,247 @@
+"""What a lock costs beside raw psycopg and sqlalchemy-dlock, on PostgreSQL.
+
+    python -m benchmarks.lock [postgresql+psycopg://user:password@host/database]
+
+Without a URL a server is started (see tests/servers) and pinned, with this process, to one processor: on two,
+one and the same operation has two speeds. With a URL, the database ``locks_benchmark`` is made there and dropped.
+
+Every figure is a ratio inside one run, the median of rounds that take turns; only such ratios compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import psycopg
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.pool import NullPool
+from sqlalchemy_dlock import create_sadlock
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.alembic import ops
+
+from .wire import Wire
+
+DATABASE = "locks_benchmark"
+KEY = 4711
+ROUNDS = 21
+PAIRS = 300
+IMPORTS = 15
+
+Pair = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio that we hold ourselves to: must not be more, is aimed not to be more."""
+
+    what: str
+    of: str
+    against: str
+    must: float | None
+    aim: float | None
+
+
+TARGETS = (
+    Target("with locks.exclusive() / raw psycopg", "locks", "raw", 2.2, 1.6),
+    Target("held connection, begin() / raw psycopg", "held", "raw", None, None),
+    Target("with locks.exclusive() / sqlalchemy-dlock", "locks", "dlock", 0.5, 0.35),
+    Target("held connection, begin() / sqlalchemy-dlock", "held", "dlock", None, None),
+)
+
+
+def engine_at(url: URL, synchronous_commit: str) -> Engine:
+    """An engine as an app has it."""
+    return create_engine(url, connect_args={"options": f"-c synchronous_commit={synchronous_commit}"})
+
+
+@contextlib.contextmanager
+def variants(url: URL, synchronous_commit: str) -> Iterator[dict[str, Pair]]:
+    """The same thing, a lock taken and given back, in each way; all connected and warm."""
+    engine = engine_at(url, synchronous_commit)
+    locks = sl.Locks(engine)
+    with (
+        psycopg.connect(
+            host=url.host,
+            port=url.port,
+            user=url.username,
+            password=url.password,
+            dbname=url.database,
+            options=f"-c synchronous_commit={synchronous_commit}",
+        ) as plain,
+        engine.connect() as held,
+    ):
+        cursor = plain.cursor()
+
+        def raw() -> None:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", (KEY,))
+            plain.commit()
+
+        def with_locks() -> None:
+            with locks.exclusive(KEY):
+                pass
+
+        def on_held() -> None:
+            with held.begin():
+                held.execute(sl.lock.exclusive(KEY))
+
+        def dlock() -> None:
+            with engine.connect() as connection, create_sadlock(connection, KEY):
+                pass
+
+        pairs: dict[str, Pair] = {"raw": raw, "locks": with_locks, "held": on_held, "dlock": dlock}
+        for pair in pairs.values():
+            for _ in range(20):  # psycopg prepares a statement at its sixth execution
+                pair()
+        yield pairs
+    engine.dispose()
+
+
+def microseconds(pair: Pair) -> float:
+    """What one pair takes, on average over one round."""
+    started = time.perf_counter()
+    for _ in range(PAIRS):
+        pair()
+    return (time.perf_counter() - started) / PAIRS * 1e6
+
+
+def measured(pairs: dict[str, Pair]) -> dict[str, list[float]]:
+    """Each variant's rounds; they take turns, so that a noisy moment meets all of them."""
+    rounds: dict[str, list[float]] = {name: [] for name in pairs}
+    for _ in range(ROUNDS):
+        for name, pair in pairs.items():
+            rounds[name].append(microseconds(pair))
+    return rounds
+
+
+def verdict(ratio: float, must: float | None, aim: float | None) -> str:
+    """How a ratio stands against its target."""
+    if must is None or aim is None:
+        return ""
+    met = "aim met" if ratio <= aim else "must met" if ratio <= must else "MISSED"
+    return f"must {must:g}, aim {aim:g}: {met}"
+
+
+def report_ratios(url: URL, synchronous_commit: str) -> None:
+    """Print each variant's time and what it is in terms of the others."""
+    print(f"\nLock and unlock, synchronous_commit {synchronous_commit}")
+    with variants(url, synchronous_commit) as pairs:
+        rounds = measured(pairs)
+    for name, times in rounds.items():
+        print(f"  {name:6} {statistics.median(times):7.0f} µs")
+    for target in TARGETS:
+        ratio = statistics.median(a / b for a, b in zip(rounds[target.of], rounds[target.against], strict=True))
+        print(f"  {target.what:46} {ratio:5.2f}   {verdict(ratio, target.must, target.aim)}")
+
+
+def report_round_trips(url: URL) -> None:
+    """Print how often each variant, and each operation of ours, waits for the server."""
+    assert url.host is not None
+    wire = Wire(url.host, url.port or 5432)
+    proxied = url.set(host="127.0.0.1", port=wire.port)
+    engine = engine_at(proxied, "off")
+    locks = sl.Locks(engine)
+
+    def count(pair: Pair, name: str) -> None:
+        for _ in range(10):
+            pair()
+        before = wire.round_trips
+        for _ in range(10):
+            pair()
+        print(f"  {name:46} {(wire.round_trips - before) / 10:5.1f}")
+
+    def with_timeout() -> None:
+        with locks.exclusive(KEY, timeout=5):
+            pass
+
+    print("\nRound trips, counted on the wire")
+    with variants(proxied, "off") as pairs:
+        for name, pair in pairs.items():
+            count(pair, f"{name}: lock and unlock")
+    count(with_timeout, "locks: lock and unlock, with a timeout")
+    count(lambda: locks.run(sl.lock.vacuum()), "locks.run() of one statement")
+    with engine.connect() as connection, connection.begin():
+        for make in (sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared, sl.lock.unlock):
+            count(partial(connection.execute, make(KEY)), f"lock.{make.__name__} in a transaction")
+        bounded = sl.lock.exclusive(KEY).execution_options(locks_wait=5)
+        count(partial(connection.execute, bounded), "lock.exclusive with locks_wait")
+    engine.dispose()
+    wire.close()
+
+
+def report_imports() -> None:
+    """Print what importing this library takes beside SQLAlchemy alone, each in a fresh process."""
+    script = "import time; began = time.perf_counter(); import {}; print(time.perf_counter() - began)"
+    names = ("sqlalchemy", "sqlalchemy.orm", "sqlalchemy_locks")
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(IMPORTS):
+        for name in names:
+            done = subprocess.run(
+                [sys.executable, "-c", script.format(name)], check=True, capture_output=True, text=True
+            )
+            times[name].append(float(done.stdout))
+    print("\nImports")
+    for name in names:
+        print(f"  {name:17} {statistics.median(times[name]) * 1e3:4.0f} ms")
+    for against, must, aim in (("sqlalchemy", 1.3, 1.1), ("sqlalchemy.orm", None, None)):
+        ratio = statistics.median(a / b for a, b in zip(times["sqlalchemy_locks"], times[against], strict=True))
+        print(f"  {f'sqlalchemy_locks / {against}':46} {ratio:5.2f}   {verdict(ratio, must, aim)}")
+
+
+@contextlib.contextmanager
+def database(server: URL) -> Iterator[URL]:
+    """A database of the benchmark's own, with our objects where they are by default."""
+    administrator = create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with administrator.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {DATABASE}")
+    url = server.set(database=DATABASE)
+    try:
+        engine = create_engine(url, poolclass=NullPool)
+        with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+            ops.upgrade_locks(from_="base", to="0001")
+        yield url
+    finally:
+        with administrator.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {DATABASE}")
+
+
+@contextlib.contextmanager
+def a_server() -> Iterator[URL]:
+    """A PostgreSQL of our own, on the same processor as this process."""
+    from tests import servers
+
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # children, so the server too, inherit it
+    with servers.start("postgresql15") as server:
+        assert isinstance(server, servers.SQLServer)
+        yield make_url(server.url("psycopg"))
+
+
+def main() -> None:
+    """Run the command line."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lock", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "url", nargs="?", type=make_url, help="postgresql+psycopg://...; without it, a server is started"
+    )
+    given: URL | None = parser.parse_args().url
+    report_imports()
+    with contextlib.nullcontext(given) if given is not None else a_server() as server, database(server) as url:
+        report_round_trips(url)
+        for synchronous_commit in ("off", "on"):
+            report_ratios(url, synchronous_commit)
+
+
+if __name__ == "__main__":
+    main()

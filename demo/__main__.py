@@ -1,0 +1,119 @@
+"""`make demo`, or `python -m demo [URL]`: see locks at work, and see for yourself that they hold."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from threading import BrokenBarrierError
+
+from rich.console import Console
+from rich.text import Text
+from sqlalchemy import URL, NullPool, create_engine, select
+from sqlalchemy.orm import Session
+
+from .checks import Outcome, checks
+from .database import Invoice, engine_name, new_database, upgrade
+from .screen import Screen
+from .witness import State, Witness, read_history
+from .worker import VICTIM, Signals, run
+
+WORKERS = 8
+MARKS = {True: ("✔", "green"), False: ("✘", "bold red"), None: ("·", "yellow")}
+NEXT = """\
+Try the same on a server of yours; a database is made there for the demo, and dropped:
+  make demo URL=postgresql+psycopg://user:password@localhost/postgres
+  make demo URL=mysql+pymysql://root:password@localhost/mysql
+Then read demo/worker.py, which is what an app looks like."""
+
+
+def main() -> int:
+    """Run the command line; 0 when every check was passed."""
+    parser = argparse.ArgumentParser(prog="python -m demo")
+    parser.add_argument("url", nargs="?", help="a server, e.g. postgresql+psycopg://...; without it, SQLite")
+    parser.add_argument("--seconds", type=float, default=12, help="how long they fight (default: 12)")
+    arguments = parser.parse_args()
+    console = Console(soft_wrap=True)
+    with new_database(arguments.url or None) as url, tempfile.TemporaryDirectory() as folder:
+        name = engine_name(url)
+        console.print(f"[bold]sqlalchemy-locks on {name}[/], {url.render_as_string()}\n")
+        console.print("[bold]$ alembic upgrade heads")
+        upgrade(url)
+        console.print(f"\n{WORKERS} processes fight over 3 keys for {arguments.seconds:g} seconds:")
+        if name == "SQLite":
+            console.print("(SQLite has one write lock for all its data, so here only one of them is ever let in.)")
+        outcome = fight(console, url, Path(folder), arguments.seconds)
+    console.print()
+    good = True
+    for check in checks(outcome):
+        good = good and check.true is not False
+        mark, style = MARKS[check.true]
+        console.print(Text(f"{mark} ", style=style) + Text(check.sentence))
+    console.print(f"\n{NEXT}" if good else "\n[bold red]A promise was broken.", highlight=False)
+    return 0 if good else 1
+
+
+def fight(console: Console, url: URL, folder: Path, seconds: float) -> Outcome:
+    """Start the workers, kill one of them, stop the others."""
+    context = multiprocessing.get_context("spawn")
+    witness = Witness(WORKERS, folder, context)
+    signals = Signals(WORKERS, context)
+    workers = [
+        context.Process(target=run, args=(number, url, witness, signals), daemon=True) for number in range(WORKERS)
+    ]
+    try:
+        for worker in workers:
+            worker.start()
+        signals.ready.wait(timeout=60)
+        with Screen(console, witness) as screen:
+            watch(screen, seconds / 3)
+            signals.victim_may_begin.set()
+            watch(screen, 30, until=lambda: signals.victim_holds.is_set() or not workers[VICTIM].is_alive())
+            if signals.victim_holds.is_set():
+                screen.say(f"Worker {VICTIM + 1} has invoice:1 alone, and is going to be killed")
+                watch(screen, 1.5)
+                kill(workers[VICTIM], witness)
+                screen.say(f"Worker {VICTIM + 1} was killed (SIGKILL); the others go on")
+            watch(screen, seconds / 3)
+            failed = [number for number, worker in enumerate(workers) if number != VICTIM and not worker.is_alive()]
+            signals.stop.set()
+            watch(screen, 30, until=lambda: not any(worker.is_alive() for worker in workers))
+        failed += [number for number, worker in enumerate(workers) if worker.is_alive()]
+    except BrokenBarrierError:
+        raise SystemExit("The workers could not begin; what went wrong is above.") from None
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+    with Session(create_engine(url, poolclass=NullPool)) as session:
+        positions = {invoice.name: invoice.positions for invoice in session.scalars(select(Invoice))}
+    return Outcome(engine_name(url), witness, read_history(folder), positions, failed)
+
+
+def watch(screen: Screen, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+    """Show what happens for a while, or until something has."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not until():
+        screen.show()
+        time.sleep(0.05)
+
+
+def kill(victim: SpawnProcess, witness: Witness) -> None:
+    """Kill a worker that holds the first invoice. It can't say that it leaves, so that is said for it, before."""
+    witness.write(VICTIM, "leaves", ("invoice:1",), False)
+    witness.set(VICTIM, ("invoice:1",), State.AWAY)
+    victim.kill()
+    victim.join()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,160 @@
+"""The witness: who is inside which key, known without asking any lock.
+
+It keeps two accounts that know nothing of each other, nor of the database:
+
+- *counters* in memory that all the processes share, compared at the moment somebody enters;
+- a *history*, one file for each process, appended to as things happen and read only afterwards.
+
+Both are written strictly while the lock is held: what they call an overlap was one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from multiprocessing.context import SpawnContext
+from pathlib import Path
+from types import TracebackType
+
+KEYS = ("invoice:1", "invoice:2", "stock")
+
+
+class State(IntEnum):
+    """What a worker is to a key."""
+
+    AWAY = 0
+    WAITS_TO_SHARE = 1
+    WAITS_ALONE = 2
+    SHARES = 3
+    ALONE = 4
+
+
+class Witness:
+    """What all the processes share."""
+
+    def __init__(self, workers: int, folder: Path, context: SpawnContext) -> None:
+        self.workers = workers
+        self.folder = folder
+        self._gate = context.Lock()
+        self._states = context.RawArray("b", len(KEYS) * workers)
+        self._overlaps = context.RawValue("i", 0)
+        self._most_sharers = context.RawValue("i", 0)
+
+    def visit(self, worker: int, *keys: str, shared: bool = False) -> Visit:
+        """Announce that a worker is about to ask for keys; ``with visit:`` says that it is inside them."""
+        return Visit(self, worker, keys, shared)
+
+    def states(self, key: str) -> list[State]:
+        """What each worker is to a key."""
+        begin = KEYS.index(key) * self.workers
+        return [State(state) for state in self._states[begin : begin + self.workers]]
+
+    @property
+    def overlaps(self) -> int:
+        """How often somebody came in where somebody was who ought to have kept them out."""
+        return int(self._overlaps.value)
+
+    @property
+    def most_sharers(self) -> int:
+        """The most that were inside one key together."""
+        return int(self._most_sharers.value)
+
+    def set(self, worker: int, keys: tuple[str, ...], state: State) -> None:
+        """Change what a worker is to keys; whoever comes in is compared with those who are there."""
+        with self._gate:
+            for key in keys:
+                if state in (State.SHARES, State.ALONE):
+                    self._compare(key, state)
+                self._states[KEYS.index(key) * self.workers + worker] = state
+
+    def _compare(self, key: str, entering: State) -> None:
+        others = self.states(key)
+        sharers, alone = others.count(State.SHARES), others.count(State.ALONE)
+        if alone or (sharers and entering is State.ALONE):
+            self._overlaps.value += 1
+        elif entering is State.SHARES:
+            self._most_sharers.value = max(self._most_sharers.value, sharers + 1)
+
+    def write(self, worker: int, event: str, keys: tuple[str, ...], shared: bool) -> None:
+        """Append to the history. One short write each: a process that is killed leaves no half line."""
+        line = f"{time.monotonic_ns()} {event} {'shared' if shared else 'alone'} {' '.join(keys)}\n"
+        with (self.folder / f"{worker}.history").open("a") as history:
+            history.write(line)
+
+
+class Visit:
+    """One worker's way through keys: asks, is let in, leaves, has committed."""
+
+    def __init__(self, witness: Witness, worker: int, keys: tuple[str, ...], shared: bool) -> None:
+        self._witness, self._worker, self._keys, self._shared = witness, worker, keys, shared
+        self._write("asks")
+        self._set(State.WAITS_TO_SHARE if shared else State.WAITS_ALONE)
+
+    def __enter__(self) -> None:
+        self._set(State.SHARES if self._shared else State.ALONE)
+        self._write("enters")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._write("leaves")
+        self._set(State.AWAY)
+
+    def committed(self) -> None:
+        """Note that what was done inside is in the database."""
+        self._write("committed")
+
+    def _write(self, event: str) -> None:
+        self._witness.write(self._worker, event, self._keys, self._shared)
+
+    def _set(self, state: State) -> None:
+        self._witness.set(self._worker, self._keys, state)
+
+
+@dataclass(frozen=True)
+class Stay:
+    """From the history: one worker's stay in keys. Times are in seconds."""
+
+    worker: int
+    keys: tuple[str, ...]
+    shared: bool
+    asked: float
+    entered: float
+    left: float
+    committed: bool
+
+    @property
+    def waited(self) -> float:
+        return self.entered - self.asked
+
+
+def read_history(folder: Path) -> list[Stay]:
+    """Every stay that the processes have written down, in the order in which they began."""
+    stays = [stay for path in folder.glob("*.history") for stay in _stays(path)]
+    return sorted(stays, key=lambda stay: stay.entered)
+
+
+def _stays(path: Path) -> Iterator[Stay]:
+    lines = [line.split() for line in path.read_text().splitlines()]
+    times = {"asks": 0.0, "enters": 0.0}
+    for line, following in itertools.zip_longest(lines, lines[1:], fillvalue=["", "", "", ""]):
+        nanoseconds, event, mode, *keys = line
+        if event == "leaves":
+            left, committed = int(nanoseconds) / 1e9, following[1] == "committed"
+            yield Stay(int(path.stem), tuple(keys), mode == "shared", times["asks"], times["enters"], left, committed)
+        times[event] = int(nanoseconds) / 1e9
+
+
+def overlaps(stays: list[Stay]) -> list[tuple[Stay, Stay]]:
+    """Those who were inside one key at one time, though not both as sharers."""
+    found = []
+    for key in KEYS:
+        inside: list[Stay] = []
+        for stay in (stay for stay in stays if key in stay.keys):
+            inside = [other for other in inside if other.left > stay.entered]
+            found += [(other, stay) for other in inside if not (other.shared and stay.shared)]
+            inside.append(stay)
+    return found

@@ -1,0 +1,147 @@
+"""PostgreSQL and YugabyteDB: what is refused, and what the functions and the view tell psql."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, text
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import EVERYWHERE, unused
+
+NAMES = [name for name in EVERYWHERE if name.startswith(("postgresql", "yugabytedb"))]
+DRIVERS = [*((name, EVERYWHERE[name]) for name in NAMES), ("postgresql15", "psycopg2"), ("yugabytedb", "yugabytedb")]
+ACQUIRE: list[Any] = [sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared]
+PAGE = Table("page", MetaData(), Column("id", Integer, primary_key=True))
+
+databases = pytest.mark.parametrize(("name", "driver"), DRIVERS, ids=["-".join(pair) for pair in DRIVERS])
+acquire = pytest.mark.parametrize("make", ACQUIRE, ids=lambda make: make.__name__)
+level = pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+
+
+@databases
+@acquire
+@level
+def test_a_snapshot_that_is_older_than_the_lock(
+    engine_to: MakeEngine, name: str, driver: str, make: Any, level: str
+) -> None:
+    engine = engine_to(name, driver, isolation_level=level)
+    with engine.connect() as connection, pytest.raises(sl.StaleSnapshot, match=r"snapshot.*READ COMMITTED"):
+        connection.execute(make(unused()))
+    with Session(engine) as session, pytest.raises(sl.Unsupported):
+        session.execute(make(unused()).execution_options(locks_wait=5))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@acquire
+@level
+def test_allow_stale_takes_it_all_the_same(engine_to: MakeEngine, name: str, make: Any, level: str) -> None:
+    key = unused()
+    with engine_to(name, isolation_level=level).connect() as connection:
+        assert connection.scalar(make(key, allow_stale=True)) is (True if "try" in make.__name__ else None)
+        connection.rollback()
+        # a key that is in the table already, where there is a table
+        connection.execute(make(key, allow_stale=True).execution_options(locks_wait=5))
+        with engine_to(name).connect() as other:
+            assert other.scalar(sl.lock.try_exclusive(key)) is False
+
+
+@pytest.mark.parametrize("name", NAMES)
+@level
+def test_what_reads_nothing_under_a_lock_goes_at_any_level(engine_to: MakeEngine, name: str, level: str) -> None:
+    with engine_to(name, isolation_level=level).connect() as connection:
+        connection.execute(sl.lock.create(unused()))
+        connection.execute(sl.lock.unlock(unused()))
+        assert connection.scalar(sl.lock.session_unlock(unused())) is False
+
+
+@pytest.mark.parametrize("name", NAMES)
+@level
+def test_locks_take_it_at_read_committed_whatever_the_app_uses(engine_to: MakeEngine, name: str, level: str) -> None:
+    engine = engine_to(name, isolation_level=level)
+    locks, key = sl.Locks(engine), unused()
+    for _ in range(2):
+        with locks.exclusive(key) as held, engine_to(name).connect() as other:
+            assert held.session.scalar(text("SHOW transaction_isolation")) == "read committed"
+            assert other.scalar(sl.lock.try_exclusive(key)) is False
+        with locks.shared(key, timeout=0):
+            pass
+        with engine.connect() as connection:
+            assert connection.scalar(text("SHOW transaction_isolation")) == level.lower()
+    locks.run(sl.lock.create(key))
+
+
+def read_only(engine: Engine) -> Engine:
+    return engine.execution_options(postgresql_readonly=True)
+
+
+EVERY = {
+    **{make.__name__: make for make in ACQUIRE},
+    "stale": lambda key: sl.lock.exclusive(key, allow_stale=True),
+    "bounded": lambda key: sl.lock.exclusive(key).execution_options(locks_wait=5),
+    "unlock": sl.lock.unlock,
+    "vacuum": lambda key: sl.lock.vacuum(),
+    "create": sl.lock.create,
+    "session_exclusive": sl.lock.session_exclusive,
+    "row": lambda key: sl.lock.row(PAGE, 1),
+}
+
+
+@databases
+@pytest.mark.parametrize("operation", EVERY)
+def test_a_read_only_transaction(engine_to: MakeEngine, name: str, driver: str, operation: str) -> None:
+    engine = engine_to(name, driver)
+    PAGE.create(engine, checkfirst=True)
+    made = EVERY[operation](unused())
+    with read_only(engine).connect() as connection, pytest.raises(sl.NotWritable):
+        connection.execute(made)
+    with engine.connect() as connection:
+        connection.execute(text("SET TRANSACTION READ ONLY"))
+        with pytest.raises(sl.NotWritable):
+            connection.execute(made)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_locks_in_an_app_that_only_reads(engine_to: MakeEngine, name: str) -> None:
+    locks = sl.Locks(read_only(engine_to(name)))
+    with pytest.raises(sl.NotWritable), locks.exclusive(unused(), timeout=5):
+        pass
+    with pytest.raises(sl.NotWritable), locks.shared(unused(), timeout=0):
+        pass
+
+
+PARTS: list[tuple[str | int, ...]] = [
+    ("a",),
+    ("a", "b"),
+    ("a:b",),
+    ("ab",),
+    ("invoice", 42),
+    (0,),
+    (-1,),
+    (2**63 - 1, -(2**63)),
+    (10**30,),
+    (" ", "  "),
+    ("a ",),
+    ("naïve",),
+    ("nai\u0308ve",),
+    ("\u1e9e", "ß"),
+    ("😀", "\U0010ffff"),
+    ("日本語", "עברית"),
+    ("it's", '"quoted"', "back\\slash", "%s %(x)s :x $1"),
+    ("line\nbreak", "tab\t", "\x01", "\x7f"),
+    ("x" * 100_000,),
+    tuple(range(90)),
+]
+
+
+@databases
+def test_the_key_of_a_name_is_the_same_from_psql(engine_to: MakeEngine, name: str, driver: str) -> None:
+    with engine_to(name, driver).connect() as connection:
+        for parts in PARTS:
+            values = {f"p{n}": str(part) for n, part in enumerate(parts)}
+            call = ", ".join(f"CAST(:{name} AS text)" for name in values)
+            assert connection.scalar(text(f"SELECT lock.key({call})"), values) == sl.lock.key(*parts), parts
+    assert len({sl.lock.key(*parts) for parts in PARTS}) == len(PARTS)

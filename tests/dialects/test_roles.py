@@ -1,0 +1,126 @@
+"""A role that was given what ``grant_to`` gives, and no more, uses every operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Engine, Integer, MetaData, NullPool, Table, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from tests.conftest import install
+from tests.operation.parties import EVERYWHERE, connected, unused
+
+NAMES = [name for name in EVERYWHERE if name != "sqlite"]
+#: the role's URL and the administrator's
+Urls = dict[str, tuple[URL, str]]
+LEVELS = [
+    (name, level)
+    for name in NAMES
+    for level in (["READ COMMITTED", "REPEATABLE READ"] if name in ("mysql", "mariadb") else ["READ COMMITTED"])
+]
+
+
+@pytest.fixture(scope="module")
+def urls() -> Urls:
+    return {}
+
+
+def of_a_role(servers: Any, urls: Urls, name: str) -> URL:
+    """The URL by which a plain role reaches a database whose locks somebody else has installed."""
+    if name not in urls:
+        engine, _, locking = name.partition("-")
+        administrator = servers.fresh(engine, EVERYWHERE[name])
+        role = f"role_{make_url(administrator).database}"
+        innodb = name in ("mysql", "mariadb")
+        with connected(administrator, poolclass=NullPool, isolation_level="AUTOCOMMIT") as by:
+            with by.connect() as connection:
+                if innodb:
+                    connection.exec_driver_sql(f"CREATE USER '{role}'@'%%' IDENTIFIED BY 'secret'")
+                else:
+                    connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN")
+        install(administrator, grant_to=role, **({"locking": locking} if locking else {}))
+        urls[name] = make_url(administrator).set(username=role, password="secret"), administrator
+    return urls[name][0]
+
+
+@pytest.fixture
+def engine(servers: Any, urls: Urls, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    name, level = request.param
+    url = of_a_role(servers, urls, name).render_as_string(hide_password=False)
+    with connected(url, isolation_level=level) as engine:
+        yield engine
+
+
+at_each_level = pytest.mark.parametrize("engine", LEVELS, indirect=True, ids="-".join)
+
+
+@at_each_level
+def test_it_is_nobody_special(engine: Engine) -> None:
+    with engine.connect() as connection, pytest.raises(Exception, match=r"denied|permission"):
+        connection.execute(text("CREATE TABLE lock.mine (id int)"))
+
+
+@at_each_level
+def test_every_operation_in_a_session(engine: Engine) -> None:
+    new, known = unused(), unused()
+    sl.Locks(engine).run(sl.lock.create(known))
+    with Session(engine) as session, Session(engine) as other:
+        for key in (new, known):
+            assert session.scalar(sl.lock.exclusive(key)) is None
+            assert other.scalar(sl.lock.try_exclusive(key)) is False
+            assert other.scalar(sl.lock.try_shared(key)) is False
+            other.rollback()
+            session.execute(sl.lock.unlock(key))
+            session.commit()
+            assert other.scalar(sl.lock.try_exclusive(key)) is True
+            other.rollback()
+            assert session.scalar(sl.lock.shared(key)) is None
+            session.commit()
+            assert session.scalar(sl.lock.try_shared(key)) is True
+            session.commit()
+            session.execute(sl.lock.exclusive(key).execution_options(locks_wait=5))
+            session.commit()
+        assert session.scalar(sl.lock.create(new, unused())) >= 0
+        session.commit()
+        assert session.scalar(sl.lock.vacuum()) >= 0
+        session.commit()
+
+
+@at_each_level
+def test_every_operation_of_locks(engine: Engine) -> None:
+    locks, key = sl.Locks(engine), unused()
+    with locks.exclusive(key, timeout=5) as held:
+        held.check()
+        held.session.execute(sl.lock.exclusive(key))
+    with locks.shared(key, unused()), locks.exclusive(unused(), timeout=0):
+        pass
+    assert locks.run(sl.lock.create(unused())) >= 0
+    assert locks.run(sl.lock.vacuum()) >= 0
+
+
+@at_each_level
+def test_locks_of_a_connection(engine: Engine) -> None:
+    key = unused()
+    with engine.connect() as connection:
+        connection.execute(sl.lock.session_exclusive(key).execution_options(locks_wait=5))
+        assert connection.scalar(sl.lock.session_unlock(key)) is True
+
+
+@at_each_level
+def test_a_row_of_the_apps_own(urls: Urls, engine: Engine, request: pytest.FixtureRequest) -> None:
+    role, administrator = urls[request.node.callspec.params["engine"][0]]
+    table = Table("owned", MetaData(), Column("id", Integer, primary_key=True), mysql_engine="InnoDB")
+    with connected(administrator) as by, by.begin() as connection:
+        table.drop(connection, checkfirst=True)
+        table.create(connection)
+        connection.execute(table.insert().values(id=1))
+        grantee = f"'{role.username}'@'%%'" if engine.dialect.name in ("mysql", "mariadb") else role.username
+        connection.exec_driver_sql(f"GRANT SELECT, UPDATE ON owned TO {grantee}")
+    with engine.connect() as connection:
+        assert connection.execute(sl.lock.row(table, 1)).one() == (1,)
+        with pytest.raises(sl.UnknownRow):
+            connection.execute(sl.lock.row(table, 2))

@@ -1,0 +1,100 @@
+"""A hot standby grants advisory locks of its own, which bind nobody on the primary: everything is refused there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from tests.conftest import install
+from tests.operation.parties import async_connected, connected, unused
+from tests.servers import PostgreSQL
+
+from .test_postgresql import EVERY, PAGE
+
+DATABASES = {"native": "locks", "table": "of_tables"}
+
+
+@pytest.fixture(scope="module")
+def standby(servers: Any) -> Iterator[PostgreSQL]:
+    primary = servers.server("postgresql15")
+    primary.create_database(DATABASES["table"])
+    for locking, database in DATABASES.items():
+        url = primary.url("psycopg", database)
+        install(url, locking=locking)
+        with connected(url) as engine, engine.begin() as connection:
+            PAGE.create(connection)
+            connection.execute(PAGE.insert().values(id=1))
+    with primary.standby() as standby:
+        standby.catch_up()
+        yield standby
+
+
+@pytest.fixture(params=DATABASES)
+def url(standby: PostgreSQL, request: pytest.FixtureRequest) -> str:
+    return standby.url("psycopg", DATABASES[request.param])
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    with connected(url) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("operation", EVERY)
+def test_every_operation(engine: Engine, operation: str) -> None:
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT pg_is_in_recovery()")) is True
+        for _ in range(2):
+            with pytest.raises(sl.NotWritable):
+                connection.execute(EVERY[operation](unused()))
+            connection.rollback()
+        assert connection.scalar(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")) == 0
+        with Session(connection) as session, pytest.raises(sl.NotWritable):
+            session.execute(EVERY[operation](unused()))
+
+
+@pytest.mark.parametrize("operation", ["exclusive", "try_shared", "create", "vacuum", "session_exclusive"])
+def test_in_autocommit_too(url: str, operation: str) -> None:
+    with connected(url, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
+        with pytest.raises(sl.Unsupported):
+            connection.execute(EVERY[operation](unused()))
+
+
+def test_a_hint_of_what_to_do(engine: Engine) -> None:
+    with engine.connect() as connection, pytest.raises(sl.NotWritable, match="connect to the primary"):
+        connection.execute(sl.lock.exclusive("a"))
+
+
+def test_locks(engine: Engine) -> None:
+    locks = sl.Locks(engine)
+    for timeout in (None, 0, 5):
+        for method in (locks.exclusive, locks.shared):
+            with pytest.raises(sl.NotWritable), method("a", timeout=timeout):
+                pass
+    for operation in (sl.lock.vacuum(), sl.lock.create("a")):
+        with pytest.raises(sl.NotWritable):
+            locks.run(operation)
+
+
+def test_async_locks(standby: PostgreSQL) -> None:
+    async def main() -> None:
+        async with async_connected(standby.url("asyncpg", DATABASES["native"])) as engine:
+            locks = sl.AsyncLocks(engine)
+            with pytest.raises(sl.NotWritable):
+                async with locks.exclusive("a"):
+                    pass
+            with pytest.raises(sl.NotWritable):
+                await locks.run(sl.lock.vacuum())
+
+    asyncio.run(main())
+
+
+def test_the_key_of_a_name_is_no_lock(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT lock.key('a')")) == sl.lock.key("a")
