@@ -27,6 +27,8 @@ from .operation import Run
 
 KEY = bindparam("lock_key", type_=BigInteger())
 _BATCH = 1000
+#: how often one looks for a row to wait for, before one waits in the INSERT
+_LOOKS = 3
 _read_committed = select(ReadCommitted())
 
 
@@ -40,13 +42,14 @@ def acquire(run: Run, *, shared: bool) -> None:
 
 def _acquire(run: Run, shared: bool) -> None:
     table = run.place.tables.locked_keys
-    while run.execute(look(table, shared, guarded=True)).first() is None:
+    for _ in range(_LOOKS):
+        if run.execute(look(table, shared, guarded=True)).first() is not None:
+            return
         if run.engine.bounded_insert:
             if attempt(run, shared):
                 return
             if not run.execute(_read_committed, {}).scalar():
-                run.execute(take(table, shared))
-                return
+                break
         else:
             with gate(run, run.values["lock_key"], seconds=1) as (passed, read_committed):
                 if not read_committed:
@@ -54,6 +57,9 @@ def _acquire(run: Run, shared: bool) -> None:
                     return
                 if passed and _look_and_take(run, shared):
                     return
+    # No row to wait for, and yet no way in: somebody's gap lock, or a client that sleeps at the gate. The INSERT that
+    # waits has InnoDB's queue, its deadlock detection and its time limit.
+    run.execute(take(table, shared))
 
 
 def attempt(run: Run, shared: bool) -> bool:
