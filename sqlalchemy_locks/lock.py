@@ -32,7 +32,6 @@ from sqlalchemy import (
     null,
     select,
 )
-from sqlalchemy.engine import Result
 from sqlalchemy.sql import Executable
 
 from . import rows
@@ -89,8 +88,13 @@ class _Acquire(Body):
         match run.engine.locking:
             case "functions":
                 if run.wait is None or self.tries:
-                    return super().run(run)
-                return run.execute(self._bounded, {**run.values, "wait": run.engine.wait_value(run.wait)})
+                    statement = self.statement(run.place)
+                    assert statement is not None
+                    got = run.scalar(statement, run.values)
+                else:
+                    wait = run.engine.wait_value(run.wait)
+                    got = run.scalar(self._bounded, {**run.values, "wait": wait})
+                return got if self.tries else None
             case "file":
                 return self._file(run)
             case "rows":
@@ -100,8 +104,7 @@ class _Acquire(Body):
 
     def _once(self, run: Run) -> None:
         """No wait at all is a try: a server's own limit may have no zero, and would end the transaction."""
-        outcome = _ACQUIRE[self.shared, True, self.allow_stale].run(run)
-        if not (outcome.scalar() if isinstance(outcome, Result) else outcome):
+        if not _ACQUIRE[self.shared, True, self.allow_stale].run(run):
             raise LockTimeout(f"{self.name}: the key {run.values['lock_key']} was not free")
 
     def _call(self) -> LockFunction:
