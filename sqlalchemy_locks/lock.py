@@ -82,6 +82,11 @@ class _Acquire(Body):
                     return rows.take(place.tables.locked_keys, self.shared, nowait=True)
                 return None
 
+    def because(self, place: Place) -> str:
+        if place.engine.locking == "file":
+            return "where the busy timeout is none while it runs"
+        return "where the key's row is looked for, and made if there is none"
+
     def run(self, run: Run) -> Any:
         if run.wait == 0 and not self.tries:
             return self._once(run)
@@ -153,6 +158,9 @@ class _Unlock(Body):
             case "rows":
                 return None
 
+    def because(self, place: Place) -> str:
+        return "where a row that others share as well must stay"
+
     def run(self, run: Run) -> Any:
         if run.engine.locking != "rows":
             return super().run(run)
@@ -171,6 +179,9 @@ class _Vacuum(Body):
                 return select(literal_column("0"))
             case "rows":
                 return None
+
+    def because(self, place: Place) -> str:
+        return "where the rows that nobody holds are found first, batch by batch"
 
     def run(self, run: Run) -> Any:
         if run.engine.locking != "rows":
@@ -191,6 +202,9 @@ class _Create(Body):
                 return select(literal_column("0"))
             case "rows":
                 return None
+
+    def because(self, place: Place) -> str:
+        return "where the keys that are there already are left alone"
 
     def run(self, run: Run) -> Any:
         if run.engine.locking != "rows":

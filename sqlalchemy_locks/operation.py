@@ -204,7 +204,11 @@ class Body:
 
     def several(self, place: Place) -> str:
         """The sentence that ``compile()`` refuses with where there is more than one statement."""
-        return f"{self.name} is not one statement on {place.engine.name}: execute it instead"
+        return f"{self.name} is not one statement on {place.engine.name}, {self.because(place)}: execute it instead"
+
+    def because(self, place: Place) -> str:
+        """Why it isn't one statement there, as a clause of that sentence."""
+        raise NotImplementedError
 
     def run(self, run: Run) -> Any:
         """Do it. A ``Result`` is handed on as it is; anything else becomes the one value of one row."""

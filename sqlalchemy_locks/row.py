@@ -56,6 +56,9 @@ class _Row(Body):
         # SQLite has no row locks: there the write lock is taken first, by a statement of its own
         return None if place.engine.locking == "file" else self.locking(place)
 
+    def because(self, place: Place) -> str:
+        return "which has no row locks, and whose write lock is taken first"
+
     def locking(self, place: Place) -> Select[Any]:
         entity: Any = self.entity()
         pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]

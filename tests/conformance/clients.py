@@ -31,6 +31,7 @@ class Client:
     def __init__(self, url: str, isolation: str | None = None) -> None:
         self._executor = ThreadPoolExecutor(1, initializer=self._mine)
         self._thread_id = 0
+        self._calls: list[Future[Any]] = []
         self.isolation = isolation
         self.url = url
         self.backend_id: Any = None
@@ -43,7 +44,14 @@ class Client:
         raise NotImplementedError
 
     def later(self, call: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
-        return self._executor.submit(call, *arguments, **named)
+        future = self._executor.submit(call, *arguments, **named)
+        self._calls.append(future)
+        return future
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is still under way."""
+        return not all(call.done() for call in self._calls)
 
     def hold(self, key: Any, *, shared: bool = False, wait: float | None = None) -> None:
         raise NotImplementedError

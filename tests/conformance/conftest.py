@@ -122,7 +122,8 @@ class World:
             )
 
     def close(self) -> None:
-        for client in self.clients:
+        # holders first: a client that still waits can't be closed before it has got, or lost, what it waits for
+        for client in sorted(self.clients, key=lambda client: client.busy):
             client.close()
         self.plain.dispose()
 

@@ -51,9 +51,7 @@ def test_fifty_keys_are_fifty_keys(engine_to: MakeEngine, shared: bool) -> None:
     with engine.begin() as connection:
         for n, key in enumerate(keys):
             connection.scalar(attempt(key) if n % 2 else take(key))
-        rows = connection.execute(
-            text("SELECT key, mode FROM lock.locked_keys WHERE pid = pg_backend_pid()")
-        )
+        rows = connection.execute(text("SELECT key, mode FROM lock.locked_keys WHERE pid = pg_backend_pid()"))
         assert sorted(rows) == sorted((key, "shared" if shared else "exclusive") for key in keys)
 
 

@@ -49,7 +49,9 @@ def test_the_engines_events_see_each_inner_statement(engine_to: MakeEngine, name
     assert len([line for line in statements if not line.startswith("PRAGMA")]) == len(constructs)
 
 
-@pytest.mark.parametrize("make", [lambda: sl.lock.exclusive(unused()), lambda: sl.lock.row(Note, 1)], ids=["key", "row"])
+@pytest.mark.parametrize(
+    "make", [lambda: sl.lock.exclusive(unused()), lambda: sl.lock.row(Note, 1)], ids=["key", "row"]
+)
 def test_the_sessions_event_sees_the_operation_once(engine: Engine, make: Any) -> None:
     with Session(engine) as session, session.begin():
         session.add(Note(id=1))
@@ -132,7 +134,9 @@ def test_a_flush_that_fails_locks_nothing(engine: Engine) -> None:
         assert len(statements) == 1
 
 
-@pytest.mark.parametrize("parameters", [{"lock_key": 1}, {"wait": 1}, [{"lock_key": 1}], [{"lock_key": 1}, {"lock_key": 2}]])
+@pytest.mark.parametrize(
+    "parameters", [{"lock_key": 1}, {"wait": 1}, [{"lock_key": 1}], [{"lock_key": 1}, {"lock_key": 2}]]
+)
 def test_parameters_are_refused(engine: Engine, parameters: Any) -> None:
     operation = sl.lock.exclusive(unused())
     with engine.connect() as connection, Session(connection) as session, seen(engine) as statements:

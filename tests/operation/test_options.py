@@ -172,7 +172,9 @@ def test_other_options_reach_the_statement(engine_to: MakeEngine) -> None:
     with Session(engine) as session:
         session.execute(sl.lock.exclusive(unused()).execution_options(tag="operation"))
         session.execute(sl.lock.exclusive(unused()), execution_options={"tag": "call"})
-        session.execute(sl.lock.exclusive(unused()).execution_options(tag="operation"), execution_options={"tag": "call"})
+        session.execute(
+            sl.lock.exclusive(unused()).execution_options(tag="operation"), execution_options={"tag": "call"}
+        )
         session.connection().execution_options(tag="connection")
         session.execute(sl.lock.exclusive(unused()))
     assert tags == ["operation", "call", "call", "connection"]

@@ -153,7 +153,10 @@ def test_a_row_of_another_kind_is_no_such_row(engine: Engine) -> None:
 
 def test_a_row_that_is_not_there(engine: Engine) -> None:
     with Session(engine) as session:
-        for entity, ident, words in ((Customer, 99, "Customer has no row 99"), (STOCK, (1, "x"), "stock has no row 1, 'x'")):
+        for entity, ident, words in (
+            (Customer, 99, "Customer has no row 99"),
+            (STOCK, (1, "x"), "stock has no row 1, 'x'"),
+        ):
             with pytest.raises(sl.UnknownRow, match=words):
                 session.execute(sl.lock.row(entity, ident))
             with pytest.raises(sl.UnknownRow):

@@ -42,7 +42,9 @@ def engine(database: Engine) -> Engine:
 
 def test_options_of_the_caller(engine: Engine) -> None:
     with Session(engine) as session, seen(engine) as statements:
-        customer = session.scalar(sl.lock.row(Customer, 1).options(selectinload(Customer.orders), joinedload(Customer.agent)))
+        customer = session.scalar(
+            sl.lock.row(Customer, 1).options(selectinload(Customer.orders), joinedload(Customer.agent))
+        )
         count = len(statements)
         assert [order.number for order in customer.orders] == ["a", "b", "c"]
         assert customer.agent.name == "Ada"

@@ -19,9 +19,7 @@ def main() -> int:
     try:
         for name in names:
             server = start(name)
-            drivers = (
-                list(server.drivers) if isinstance(server, SQLServer) else ["redis"]
-            )
+            drivers = list(server.drivers) if isinstance(server, SQLServer) else ["redis"]
             print(f"{name} (log: {server.log})")
             for driver in drivers:
                 print(f"    {server.url(driver)}", flush=True)

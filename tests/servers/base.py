@@ -127,9 +127,7 @@ class Server:
         return self
 
     def _run(self) -> None:
-        self._process = Process(
-            self._command(), self.directory, self.log, self.stop_signal
-        )
+        self._process = Process(self._command(), self.directory, self.log, self.stop_signal)
         deadline = time.monotonic() + self.start_seconds
         while True:
             try:
@@ -143,9 +141,7 @@ class Server:
                 state = "does not answer" if self.running else "ended at once"
                 self.kill()
                 tail = self.log.read_text(errors="replace")[-4000:]
-                raise StartFailed(
-                    f"{self.name} {state}: {error}\nThe end of its log:\n{tail}"
-                ) from error
+                raise StartFailed(f"{self.name} {state}: {error}\nThe end of its log:\n{tail}") from error
             return
 
     def stop(self) -> None:

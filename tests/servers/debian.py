@@ -41,9 +41,7 @@ def mirrors() -> list[str]:
     lines = [line.split() for line in listing.splitlines()]
     sites = [line[0].rstrip("/") for line in lines if line[1:] == ["main"]]
     archives = [site for site in sites if not site.endswith("-security")]
-    return sorted(
-        dict.fromkeys(archives), key=lambda site: not site.endswith("/debian")
-    )
+    return sorted(dict.fromkeys(archives), key=lambda site: not site.endswith("/debian"))
 
 
 def unpack(package: str, release: str, folder: Path) -> None:

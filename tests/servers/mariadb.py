@@ -20,10 +20,7 @@ class MariaDB(MySQLCompatible):
     kind = "mariadb"
     drivers: ClassVar[Mapping[str, str]] = {
         **{name: f"mysql+{name}" for name in ("pymysql", "aiomysql", "asyncmy")},
-        **{
-            f"mariadb+{name}": f"mariadb+{name}"
-            for name in ("pymysql", "aiomysql", "asyncmy")
-        },
+        **{f"mariadb+{name}": f"mariadb+{name}" for name in ("pymysql", "aiomysql", "asyncmy")},
     }
 
     def __init__(self) -> None:

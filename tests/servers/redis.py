@@ -24,8 +24,7 @@ class Redis(Server):
         self._program = program(
             "redis-server",
             "/usr/bin:/usr/local/bin",
-            "Redis is not installed: the program redis-server is missing; "
-            "the Debian package redis-server brings it.",
+            "Redis is not installed: the program redis-server is missing; the Debian package redis-server brings it.",
         )
         self.data.mkdir()
         own(self.data)
@@ -38,9 +37,7 @@ class Redis(Server):
             "save": "",  # No snapshots.
             "appendonly": "yes" if self.appendonly else "no",
         }
-        words = [
-            word for name, value in options.items() for word in (f"--{name}", value)
-        ]
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
         return [self._program, *words]
 
     def _ping(self) -> None:

@@ -54,9 +54,7 @@ class SQLServer(Server):
 
     def create_database(self, name: str) -> None:
         """Create a database."""
-        self.execute(
-            f"CREATE DATABASE {self._quoted(name)}", database=self.first_database
-        )
+        self.execute(f"CREATE DATABASE {self._quoted(name)}", database=self.first_database)
 
     def drop_database(self, name: str) -> None:
         """Drop a database, if it is there."""

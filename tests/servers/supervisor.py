@@ -92,7 +92,7 @@ class Supervisor:
                 env=request["environment"],
                 start_new_session=True,
                 # Run after the change of user, which would undo it. No other threads.
-                preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+                preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
                 **request["account"],
             )
         self.pid = process.pid

@@ -122,9 +122,7 @@ class YugabyteDBCluster(SQLServer):
     def url(self, driver: str, database: str | None = None) -> str:
         """The URL at which the driver named reaches the cluster."""
         super().url(driver)  # Refuses unknown drivers.
-        url = self._url.set(
-            drivername=self.drivers[driver], database=database or self.database
-        )
+        url = self._url.set(drivername=self.drivers[driver], database=database or self.database)
         return url.render_as_string(hide_password=False)
 
     def start(self) -> "YugabyteDBCluster":

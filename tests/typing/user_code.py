@@ -1,0 +1,64 @@
+"""What a user writes, as mypy and pyright see it: every result has its exact type. Checked, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from typing_extensions import assert_type
+
+import sqlalchemy_locks as sl
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Customer(Base):
+    __tablename__ = "customer"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def in_a_session(session: Session) -> None:
+    assert_type(session.scalar(sl.lock.exclusive("a")), None)
+    assert_type(session.scalar(sl.lock.shared(7, allow_stale=True)), None)
+    assert_type(session.scalar(sl.lock.try_exclusive("a")), bool | None)
+    assert_type(session.scalar(sl.lock.try_shared("a")), bool | None)
+    assert_type(session.scalar(sl.lock.vacuum()), int | None)
+    assert_type(session.scalar(sl.lock.create("a", "b")), int | None)
+    assert_type(session.scalar(sl.lock.row(Customer, 42)), Customer | None)
+    assert_type(session.scalars(sl.lock.row(Customer, 42)).all(), Sequence[Customer])
+    assert_type(session.execute(sl.lock.try_exclusive("a")).scalar_one(), bool)
+    limited = sl.lock.try_exclusive("a").execution_options(locks_prefix="mine_")
+    assert_type(session.scalar(limited), bool | None)
+    assert_type(sl.lock.key("invoice", 42), int)
+
+
+def on_a_connection(connection: Connection) -> None:
+    assert_type(connection.scalar(sl.lock.try_exclusive("a")), bool | None)
+    assert_type(connection.execute(sl.lock.try_exclusive("a")).scalar_one(), bool)
+    assert_type(connection.scalar(sl.lock.session_unlock("a")), bool | None)
+
+
+async def awaited(session: AsyncSession, connection: AsyncConnection) -> None:
+    assert_type(await session.scalar(sl.lock.try_exclusive("a")), bool | None)
+    assert_type(await session.scalar(sl.lock.row(Customer, 42)), Customer | None)
+    assert_type(await connection.scalar(sl.lock.vacuum()), int | None)
+
+
+def with_locks(locks: sl.Locks) -> None:
+    assert_type(locks.run(sl.lock.vacuum()), int | None)
+    with locks.exclusive("a", "b", timeout=5) as held:
+        assert_type(held.session, Session)
+        assert_type(held.lost, bool)
+        assert_type(held.check(), None)
+
+
+async def with_async_locks(locks: sl.AsyncLocks) -> None:
+    assert_type(await locks.run(sl.lock.vacuum()), int | None)
+    async with locks.shared(7) as held:
+        assert_type(held.session, AsyncSession)
+        assert_type(held.lost, bool)
+        assert_type(await held.check(), None)
