@@ -1,0 +1,363 @@
+"""A lock is gone with its holder's process, transaction or connection, and the pool is as good as new afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, event, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+import sqlalchemy_locks as sl
+from tests.conftest import PLAIN, Servers, install
+
+SYNC = [
+    ("postgresql15", "psycopg"),
+    ("postgresql15", "psycopg2"),
+    ("yugabytedb", "yugabytedb"),
+    ("mysql", "pymysql"),
+    ("mariadb", "mariadb+pymysql"),
+]
+ASYNC = [("postgresql15", "psycopg"), ("postgresql15", "asyncpg"), ("mysql", "aiomysql"), ("mysql", "asyncmy")]
+
+HOLDER = """
+import sys
+from sqlalchemy import create_engine
+import sqlalchemy_locks as sl
+
+with sl.Locks(create_engine(sys.argv[1])).exclusive("of a process"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def one_connection(url: str, **options: Any) -> Engine:
+    return create_engine(url, pool_size=1, max_overflow=0, pool_timeout=10, **options)
+
+
+def cut(plain: Engine, backend: int) -> None:
+    """End another connection, as an administrator would."""
+    with plain.connect() as connection:
+        if plain.dialect.name in ("mysql", "mariadb"):
+            connection.exec_driver_sql(f"KILL {backend}")
+        else:
+            connection.execute(text("SELECT pg_terminate_backend(:backend)"), {"backend": backend})
+
+
+def backend_of(engine: Engine) -> str:
+    return "SELECT connection_id()" if engine.dialect.name in ("mysql", "mariadb") else "SELECT pg_backend_pid()"
+
+
+def usable(engine: Engine) -> None:
+    """Nothing is leaked, and nothing is left over on what the pool hands out."""
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    with sl.Locks(engine).exclusive("usable", timeout=10):
+        pass
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def plain(servers: Servers) -> Any:
+    made: list[Engine] = []
+
+    def make(name: str) -> Engine:
+        made.append(create_engine(servers.installed(name, PLAIN[name]), poolclass=NullPool))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.dispose()
+
+
+@pytest.mark.parametrize("name", [*PLAIN])
+def test_a_lock_is_gone_with_its_process(servers: Servers, name: str) -> None:
+    url = servers.installed(name, PLAIN[name])
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    engine = create_engine(url, poolclass=NullPool)
+    locks = sl.Locks(engine)
+    with pytest.raises(sl.LockTimeout):
+        with locks.exclusive("of a process", timeout=0):
+            pass
+    holder.kill()
+    holder.communicate()
+    with locks.exclusive("of a process", timeout=30):
+        pass
+
+
+@pytest.mark.parametrize(("name", "driver"), SYNC)
+@pytest.mark.parametrize("asked", [True, False], ids=["check", "exit"])
+def test_a_cut_connection_is_a_lost_lock(
+    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, asked: bool
+) -> None:
+    engine, other = one_connection(servers.installed(name, driver)), plain(name)
+    with pytest.raises(sl.LockLost):
+        with sl.Locks(engine).exclusive("cut") as held:
+            held.check()
+            assert held.lost is False
+            backend = held.session.scalar(text(backend_of(engine)))
+            cut(other, backend)
+            with sl.Locks(other).exclusive("cut", timeout=30):  # free for others by now
+                if asked:
+                    with pytest.raises(sl.LockLost):
+                        held.check()
+                deadline = time.monotonic() + 30
+                while not held.lost:  # known without a question, once the server's good-bye has arrived
+                    assert time.monotonic() < deadline
+    usable(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize(("name", "driver"), SYNC)
+def test_the_users_own_error_is_not_masked(
+    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str
+) -> None:
+    engine, other = one_connection(servers.installed(name, driver)), plain(name)
+    with pytest.raises(KeyError, match="mine"):
+        with sl.Locks(engine).exclusive("masked") as held:
+            cut(other, held.session.scalar(text(backend_of(engine))))
+            raise KeyError("mine")
+    usable(engine)
+    with pytest.raises(KeyError, match="mine"):
+        with sl.Locks(engine).exclusive("masked"):
+            raise KeyError("mine")
+    usable(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize(("name", "driver"), [*SYNC, ("sqlite", "pysqlite")])
+def test_a_timeout_leaks_nothing(servers: Servers, plain: Callable[[str], Engine], name: str, driver: str) -> None:
+    engine, other = one_connection(servers.installed(name, driver)), plain(name)
+    with sl.Locks(other).exclusive("taken"):
+        for timeout in (0, 0.1):
+            with pytest.raises(sl.LockTimeout, match="'taken'"):
+                with sl.Locks(engine).exclusive("taken", timeout=timeout):
+                    pass
+    usable(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize(("name", "driver"), ASYNC)
+def test_an_asynchronous_cut_connection_is_a_lost_lock(
+    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str
+) -> None:
+    other = plain(name)
+
+    async def story() -> None:
+        engine = create_async_engine(servers.installed(name, driver), pool_size=1, max_overflow=0)
+        with pytest.raises(sl.LockLost):
+            async with sl.AsyncLocks(engine).exclusive("cut, awaited") as held:
+                await held.check()
+                backend = await held.session.scalar(text(backend_of(engine.sync_engine)))
+                await asyncio.to_thread(cut, other, backend)
+                with pytest.raises(sl.LockLost):
+                    await held.check()
+                assert held.lost
+        await usable_again(engine)
+
+    asyncio.run(story())
+
+
+async def usable_again(engine: AsyncEngine) -> None:
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    async with asyncio.timeout(30) if sys.version_info >= (3, 11) else _forever():
+        async with sl.AsyncLocks(engine).exclusive("usable"):
+            pass
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    await engine.dispose()
+
+
+class _forever:
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *error: Any) -> None: ...
+
+
+@pytest.mark.parametrize(("name", "driver"), ASYNC)
+def test_a_cancelled_waiter_leaves_nothing_behind(
+    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str
+) -> None:
+    other = plain(name)
+
+    async def story() -> None:
+        engine = create_async_engine(servers.installed(name, driver), pool_size=1, max_overflow=0)
+        locks = sl.AsyncLocks(engine)
+
+        async def wait() -> None:
+            async with locks.exclusive("cancelled"):
+                raise AssertionError("it was let in")
+
+        with sl.Locks(other).exclusive("cancelled"):
+            # at several points: while it connects, while it waits
+            for steps in (1, 2, 5, 20, 200):
+                task = asyncio.create_task(wait())
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                if steps == 200:
+                    await asyncio.sleep(0.1)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+        with sl.Locks(other).exclusive("cancelled", timeout=30):
+            pass
+        await usable_again(engine)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("name", "driver"), ASYNC)
+def test_a_cancelled_holder_lets_go(servers: Servers, plain: Callable[[str], Engine], name: str, driver: str) -> None:
+    other = plain(name)
+
+    async def story() -> None:
+        engine = create_async_engine(servers.installed(name, driver), pool_size=1, max_overflow=0)
+        inside = asyncio.Event()
+
+        async def hold() -> None:
+            async with sl.AsyncLocks(engine).exclusive("cancelled inside"):
+                inside.set()
+                await asyncio.sleep(3600)
+
+        task = asyncio.create_task(hold())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with sl.Locks(other).exclusive("cancelled inside", timeout=30):
+            pass
+        await usable_again(engine)
+
+    asyncio.run(story())
+
+
+LEVEL = {
+    "postgresql15": "SELECT current_setting('transaction_isolation')",
+    "yugabytedb": "SELECT current_setting('transaction_isolation')",
+    "mysql": "SELECT lower(@@transaction_isolation)",
+    "mariadb": "SELECT lower(@@tx_isolation)",
+}
+
+
+def app_settings(engine: Engine, name: str) -> tuple[Any, ...]:
+    """What an app finds on the connection that it gets."""
+    wait = "SELECT @@innodb_lock_wait_timeout" if name in ("mysql", "mariadb") else "SHOW lock_timeout"
+    with engine.connect() as connection:
+        raw: Any = connection.connection.dbapi_connection
+        autocommit = raw.get_autocommit() if hasattr(raw, "get_autocommit") else raw.autocommit
+        level = str(connection.scalar(text(LEVEL[name]))).replace("-", " ")
+        return level, connection.scalar(text(wait)), bool(autocommit)
+
+
+@pytest.mark.parametrize(("name", "driver"), SYNC)
+@pytest.mark.parametrize("how", ["option", "event", "autocommit"])
+def test_what_the_app_set_is_on_the_connection_again(
+    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, how: str
+) -> None:
+    level = {"option": "SERIALIZABLE", "event": None, "autocommit": "AUTOCOMMIT"}[how]
+    engine = one_connection(servers.installed(name, driver), **({"isolation_level": level} if level else {}))
+    if how == "event":
+
+        @event.listens_for(engine, "connect")
+        def serializable(connection: Any, record: Any) -> None:
+            cursor = connection.cursor()
+            cursor.execute(
+                "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE"
+                if name in ("mysql", "mariadb")
+                else "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE"
+            )
+            cursor.close()
+            connection.commit()
+
+    before = app_settings(engine, name)
+    assert how == "autocommit" or before[0] == "serializable"
+    locks = sl.Locks(engine)
+    with locks.exclusive("settings"), sl.Locks(plain(name)).exclusive("taken by another"):
+        pass
+    assert app_settings(engine, name) == before
+    with locks.exclusive("settings", timeout=3) as held:
+        level_inside = str(held.session.scalar(text(LEVEL[name])))
+        # MySQL's variable tells the session's level, not the transaction's
+        assert level_inside == "read committed" or name in ("mysql", "mariadb")
+    assert app_settings(engine, name) == before
+    with sl.Locks(plain(name)).exclusive("settings"):
+        for timeout in (0, 0.1):
+            with pytest.raises(sl.LockTimeout):
+                with locks.exclusive("settings", timeout=timeout):
+                    pass
+    assert app_settings(engine, name) == before
+    with pytest.raises(KeyError):
+        with locks.exclusive("settings", timeout=3):
+            raise KeyError
+    locks.run(sl.lock.vacuum())
+    assert app_settings(engine, name) == before
+    engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_after_a_restart_of_the_server_the_next_block_works(servers: Servers, name: str) -> None:
+    from tests import servers as real
+
+    server: Any = real.start(name)
+    try:
+        server.create_database("restarted")
+        url = server.url(PLAIN[name], "restarted")
+        install(url)
+        engine = one_connection(url)
+        locks = sl.Locks(engine)
+        with locks.exclusive("restart"):
+            pass
+        server.restart()
+        with locks.exclusive("restart"):
+            pass
+        usable(engine)
+        with pytest.raises(sl.LockLost):
+            with locks.exclusive("restart"):
+                server.restart()
+        usable(engine)
+        engine.dispose()
+    finally:
+        server.close()
+
+
+def test_two_blocks_with_the_same_keys_in_another_order_never_deadlock(servers: Servers) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    engine = create_engine(servers.installed("postgresql15", "psycopg"))
+    locks = sl.Locks(engine)
+
+    def work(names: tuple[str, str]) -> int:
+        for _ in range(100):
+            with locks.exclusive(*names, timeout=30):
+                pass
+        return 100
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(work, [("first", "second"), ("second", "first")] * 2)) == [100] * 4
+    engine.dispose()
+
+
+def test_the_two_faces_have_the_same_names_and_signatures() -> None:
+    import inspect
+
+    def face(kind: type) -> dict[str, list[str]]:
+        return {
+            name: [str(parameter) for parameter in inspect.signature(member).parameters.values()]
+            for name, member in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_") or name == "__init__"
+        }
+
+    sync, asynchronous = face(sl.Locks), face(sl.AsyncLocks)
+    assert sync.keys() == asynchronous.keys()
+    assert {name: value for name, value in sync.items() if name != "__init__"} == {
+        name: value for name, value in asynchronous.items() if name != "__init__"
+    }
+    assert all(inspect.getdoc(getattr(kind, name)) for kind in (sl.Locks, sl.AsyncLocks) for name in sync)
+    assert all(inspect.getdoc(getattr(sl, name)) for name in sl.__all__)
