@@ -252,6 +252,31 @@ def test_vacuum_while_another_waits(world: World) -> None:
     assert c.later(c.try_hold, key).result(30) is False
 
 
+def test_vacuum_that_has_not_deleted_yet_while_another_waits(world: World) -> None:
+    """Between a vacuum's look and its delete B comes and waits for the row, which then goes away under it."""
+    if world.table is None:
+        pytest.skip(f"{world.engine_name} keeps no keys that could be vacuumed")
+    key = world.key()
+    column = "`key`" if world.is_innodb else "key"
+    b, c = world.client(), world.client()
+    with world.plain.connect() as vacuum:
+        vacuum.execute(sl.lock.create(key))
+        vacuum.commit()
+        number = {"key": sl.lock.key(key)}
+        vacuum.execute(text(f"SELECT 1 FROM {world.table} WHERE {column} = :key FOR UPDATE"), number)
+        waiting = b.later(b.hold, key)
+        world.waits(waiting)
+        vacuum.execute(text(f"DELETE FROM {world.table} WHERE {column} = :key"), number)
+        vacuum.commit()
+    waiting.result(30)
+    assert c.later(c.try_hold, key).result(30) is False
+    c.end()
+    third = c.later(c.hold, key)
+    world.waits(third)
+    b.end()
+    third.result(30)
+
+
 def test_vacuum_spares_what_is_held(world: World) -> None:
     held, free = world.key(), world.key()
     a, b, c = world.client(), world.client(), world.client()
