@@ -164,7 +164,7 @@ class _Unlock(Body):
     def run(self, run: Run) -> Any:
         if run.engine.locking != "rows":
             return super().run(run)
-        rows.delete_free(run, [run.values["lock_key"]])
+        rows.delete_free(run, rows.known(run, [run.values["lock_key"]]))
         return None
 
 

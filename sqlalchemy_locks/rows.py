@@ -20,8 +20,8 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Insert, Select, Table, bindparam, delete, literal_column, select
 
-from .elements import NowaitInsert, NowaitTakeRow, ReadCommitted, TakeRow, Writable
-from .errors import LockTimeout
+from .elements import NowaitInsert, NowaitTakeRow, PlainReads, ReadCommitted, TakeRow, Writable
+from .errors import LockTimeout, Unsupported
 from .gate import gate, made_present
 from .operation import Run
 
@@ -30,6 +30,7 @@ _BATCH = 1000
 #: how often one looks for a row to wait for, before one waits in the INSERT
 _LOOKS = 3
 _read_committed = select(ReadCommitted())
+_plain_reads = select(PlainReads())
 
 
 def acquire(run: Run, *, shared: bool) -> None:
@@ -105,9 +106,23 @@ def _look_and_take(run: Run, shared: bool) -> bool:
     return True
 
 
-def delete_free(run: Run, keys: list[int]) -> int:
-    """Delete those of the keys that nobody else holds; wait for nobody, so that sharers don't deadlock."""
+def known(run: Run, keys: list[int]) -> list[int]:
+    """Those of the keys that a read without a lock finds: none at all under SERIALIZABLE, where none is without."""
     table = run.place.tables.locked_keys
+    return list(run.execute(select(table.c.key).where(table.c.key.in_(keys), PlainReads()), {}).scalars())
+
+
+def delete_free(run: Run, keys: list[int]) -> int:
+    """Delete those of the keys that nobody else holds; wait for nobody, so that sharers don't deadlock.
+
+    The keys are ``known``: a locking look at an absent one would lock the gap above READ COMMITTED.
+    """
+    table = run.place.tables.locked_keys
+    if len(keys) > 1 and not run.execute(_read_committed, {}).scalar():
+        # several at once may become a scan, which locks the gaps that it passes
+        return sum(delete_free(run, [key]) for key in keys)
+    if not keys:
+        return 0
     free = select(table.c.key).where(table.c.key.in_(keys)).with_for_update(skip_locked=True)
     mine = list(run.execute(free, {}).scalars())
     if mine:
@@ -117,8 +132,12 @@ def delete_free(run: Run, keys: list[int]) -> int:
 
 def delete_all_free(run: Run) -> int:
     """Delete every key that nobody holds, batch by batch."""
+    if not run.execute(_plain_reads, {}).scalar():
+        raise Unsupported(
+            f"lock.vacuum would lock every key of {run.engine.name} in a SERIALIZABLE transaction: "
+            "use locks.run(sl.lock.vacuum())"
+        )
     table = run.place.tables.locked_keys
-    # The candidates are read without a lock: a locking scan would hold every gap under REPEATABLE READ.
     batch = select(table.c.key).order_by(table.c.key).limit(_BATCH)
     removed, keys = 0, list(run.execute(batch, {}).scalars())
     while keys:
@@ -130,11 +149,8 @@ def delete_all_free(run: Run) -> int:
 def make(run: Run, keys: list[int]) -> int:
     """Insert the absent ones of the keys, which are sorted; how many that were."""
     table = run.place.tables.locked_keys
-    known = set(run.execute(select(table.c.key).where(table.c.key.in_(keys)), {}).scalars())
     made = 0
-    for key in keys:
-        if key in known:
-            continue
+    for key in sorted(set(keys) - set(known(run, keys))):
         if run.engine.bounded_insert:
             made += run.execute(take(table, shared=True), {"lock_key": key}).rowcount
         else:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
 from ..clock import Instant, Now
-from ..elements import Gate, ReadCommitted, SessionLock, SessionUnlock, TakeRow, Writable
+from ..elements import Gate, PlainReads, ReadCommitted, SessionLock, SessionUnlock, TakeRow, Writable
 from ..errors import LockError, LockTimeout, Unsupported
 from .base import Engine, arrived, nothing
 
@@ -122,8 +122,17 @@ def take_row(element: TakeRow, compiler: Any, **kw: Any) -> str:
 @compiles(ReadCommitted, "mysql")
 @compiles(ReadCommitted, "mariadb")
 def _read_committed(element: ReadCommitted, compiler: Any, **kw: Any) -> str:
-    name = "tx_isolation" if compiler.dialect.is_mariadb else "transaction_isolation"
-    return f"@@session.{name} IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
+    return f"{_isolation(compiler)} IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
+
+
+@compiles(PlainReads, "mysql")
+@compiles(PlainReads, "mariadb")
+def _plain_reads(element: PlainReads, compiler: Any, **kw: Any) -> str:
+    return f"{_isolation(compiler)} <> 'SERIALIZABLE'"
+
+
+def _isolation(compiler: Any) -> str:
+    return f"@@session.{'tx_isolation' if compiler.dialect.is_mariadb else 'transaction_isolation'}"
 
 
 @compiles(Instant, "mysql")
