@@ -81,10 +81,9 @@ class MySQL(Engine):
         return False
 
     def hung_up(self, connection: Connection) -> bool:
-        driver: Any = connection.connection.driver_connection
-        reader = getattr(driver, "_reader", None)
-        if reader is not None:  # aiomysql and asyncmy read through asyncio
-            return bool(reader.at_eof() or getattr(reader, "_buffer", b""))
+        if connection.dialect.is_async:  # aiomysql reads through asyncio; asyncmy keeps its reader to itself
+            reader = getattr(connection.connection.driver_connection, "_reader", None)
+            return bool(getattr(reader, "_eof", False))
         return arrived(connection) is not None  # the server never speaks first, but to say good-bye
 
     def wait_value(self, seconds: float) -> int:

@@ -99,10 +99,11 @@ def test_a_cut_connection_is_a_lost_lock(
     servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, asked: bool
 ) -> None:
     engine, other = one_connection(servers.installed(name, driver)), plain(name)
+    with sl.Locks(engine).exclusive("cut") as held:
+        held.check()
+        assert held.lost is False
     with pytest.raises(sl.LockLost):
         with sl.Locks(engine).exclusive("cut") as held:
-            held.check()
-            assert held.lost is False
             backend = held.session.scalar(text(backend_of(engine)))
             cut(other, backend)
             with sl.Locks(other).exclusive("cut", timeout=30):  # free for others by now
@@ -153,9 +154,11 @@ def test_an_asynchronous_cut_connection_is_a_lost_lock(
 
     async def story() -> None:
         engine = create_async_engine(servers.installed(name, driver), pool_size=1, max_overflow=0)
+        async with sl.AsyncLocks(engine).exclusive("cut, awaited") as held:
+            await held.check()
+            assert held.lost is False
         with pytest.raises(sl.LockLost):
             async with sl.AsyncLocks(engine).exclusive("cut, awaited") as held:
-                await held.check()
                 backend = await held.session.scalar(text(backend_of(engine.sync_engine)))
                 await asyncio.to_thread(cut, other, backend)
                 with pytest.raises(sl.LockLost):

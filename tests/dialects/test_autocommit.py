@@ -1,0 +1,104 @@
+"""In autocommit a lock would be over with its own statement: refused, on every engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, Table, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import ASYNC, EVERYWHERE, async_connected, installed, unused
+
+ACQUIRE: list[Any] = [sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared]
+DRIVERS = [*EVERYWHERE.items(), ("postgresql15", "psycopg2"), ("mariadb", "pymysql")]
+PAGE = Table("page_in_autocommit", MetaData(), Column("id", Integer, primary_key=True), mysql_engine="InnoDB")
+
+databases = pytest.mark.parametrize(("name", "driver"), DRIVERS, ids=["-".join(pair) for pair in DRIVERS])
+ways = pytest.mark.parametrize("way", ["engine", "copy", "connection"])
+
+
+@databases
+@ways
+def test_a_lock_is_refused(engine_to: MakeEngine, name: str, driver: str, way: str) -> None:
+    engine = engine_to(name, driver, **({"isolation_level": "AUTOCOMMIT"} if way == "engine" else {}))
+    PAGE.create(engine, checkfirst=True)
+    if way == "copy":
+        engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        if way == "connection":
+            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+        with Session(connection) as session:
+            for execute in (connection.execute, session.execute):
+                for operation in (*(make(unused()) for make in ACQUIRE), sl.lock.row(PAGE, 1)):
+                    with pytest.raises(sl.Unsupported, match="autocommit.* transaction"):
+                        execute(operation)
+                    with pytest.raises(sl.Unsupported, match="autocommit"):
+                        execute(operation.execution_options(locks_wait=2))
+
+
+@databases
+def test_nothing_is_left_of_it(engine_to: MakeEngine, name: str, driver: str) -> None:
+    key = unused()
+    engine = engine_to(name, driver)
+    with engine.connect() as connection:
+        automatic = connection.execution_options(isolation_level="AUTOCOMMIT")
+        for make in ACQUIRE:
+            with pytest.raises(sl.Unsupported):
+                automatic.execute(make(key))
+        with engine.connect() as other:
+            assert other.scalar(sl.lock.try_exclusive(key)) is True
+
+
+@databases
+def test_what_lasts_is_allowed(engine_to: MakeEngine, name: str, driver: str) -> None:
+    with engine_to(name, driver, isolation_level="AUTOCOMMIT").connect() as connection:
+        assert connection.scalar(sl.lock.create(unused())) >= 0
+        if name in ("mysql", "mariadb"):
+            # between its batches the removed keys must stay locked
+            with pytest.raises(sl.Unsupported, match="autocommit"):
+                connection.scalar(sl.lock.vacuum())
+        else:
+            assert connection.scalar(sl.lock.vacuum()) >= 0
+
+
+@databases
+def test_locks_of_an_engine_in_autocommit(engine_to: MakeEngine, name: str, driver: str) -> None:
+    """They open a transaction all the same, and leave the connection as it was."""
+    engine = engine_to(name, driver, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
+    other = engine_to(name)
+    locks, key = sl.Locks(engine), unused()
+    for timeout in (None, 0, 5):
+        with locks.exclusive(key, timeout=timeout), other.connect() as connection:
+            assert connection.scalar(sl.lock.try_exclusive(key)) is False
+        with engine.connect() as connection:
+            with pytest.raises(sl.Unsupported):
+                connection.execute(sl.lock.exclusive(key))
+    assert locks.run(sl.lock.create(unused())) >= 0
+    assert locks.run(sl.lock.vacuum()) >= 0
+    with locks.shared(key) as held:
+        held.session.execute(text("SELECT 1"))
+        held.check()
+
+
+@pytest.mark.parametrize(("name", "driver"), ASYNC.values(), ids=ASYNC)
+def test_async(servers: Any, name: str, driver: str) -> None:
+    async def main() -> None:
+        key = unused()
+        async with async_connected(installed(servers, name, driver), isolation_level="AUTOCOMMIT") as engine:
+            async with engine.connect() as connection, AsyncSession(engine) as session:
+                for execute in (connection.execute, session.execute):
+                    for make in ACQUIRE:
+                        with pytest.raises(sl.Unsupported, match="autocommit"):
+                            await execute(make(key))
+            async with sl.AsyncLocks(engine).exclusive(key, timeout=5) as held:
+                await held.check()
+            async with engine.connect() as connection:
+                with pytest.raises(sl.Unsupported):
+                    await connection.execute(sl.lock.exclusive(key))
+
+    asyncio.run(main())
