@@ -239,7 +239,7 @@ class Hold:
         # Setting the level costs about a round trip's time, and most apps run at READ COMMITTED as it is. Where
         # the server would refuse another level anyway, it is set from the first refusal on.
         trusting = short.facts.refuses_stale and not self._locks._sets_isolation
-        short.open(as_it_is=trusting)
+        short.open(as_it_is=trusting, wait=None if deadline is None else max(0.0, deadline - time.monotonic()))
         try:
             for key in self._names:
                 self._acquire(short, key, deadline)

@@ -38,10 +38,11 @@ class ShortTransaction:
         #: somebody works in it, besides the lock
         self.used = False
 
-    def open(self, *, as_it_is: bool = False) -> None:
+    def open(self, *, as_it_is: bool = False, wait: float | None = None) -> None:
         """Check a connection out and begin.
 
         :param as_it_is: leave the isolation level alone, for an operation that refuses a wrong one by itself.
+        :param wait: how long beginning may wait, in seconds, where it can.
         """
         self.connection = self.engine.connect()
         # known for certain only now: a mysql:// URL may have led to MariaDB
@@ -52,7 +53,7 @@ class ShortTransaction:
                 if as_it_is and not self.facts.autocommit(self.connection):
                     self.transaction = self.connection.begin()
                 else:
-                    self.transaction, self._restore = self.facts.begin(self.connection)
+                    self.transaction, self._restore = self.facts.begin(self.connection, wait)
         except BaseException:
             self.abandon()
             raise

@@ -74,10 +74,11 @@ class Engine:
         """A longest wait as the engine's own setting takes it, never one that means "for ever"."""
         raise NotImplementedError
 
-    def begin(self, connection: Connection) -> tuple[RootTransaction, Callable[[], None]]:
+    def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
         """Begin a transaction, READ COMMITTED where the engine has levels.
 
-        Also returns what puts the connection back as the app had it; called when the transaction has ended.
+        Also returns what puts the connection back as the app had it; called when the transaction has ended. Where
+        beginning itself can wait, it waits ``wait`` seconds at most.
         """
         raise NotImplementedError
 

@@ -56,7 +56,7 @@ class MySQL(Engine):
         raw: Any = connection.connection.dbapi_connection
         return bool(raw.get_autocommit())
 
-    def begin(self, connection: Connection) -> tuple[RootTransaction, Callable[[], None]]:
+    def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
         raw: Any = connection.connection.dbapi_connection
         autocommit = self.autocommit(connection)
         if autocommit:

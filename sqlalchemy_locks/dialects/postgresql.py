@@ -54,7 +54,7 @@ class PostgreSQL(Engine):
         autocommit: bool = _raw(connection).autocommit
         return autocommit
 
-    def begin(self, connection: Connection) -> tuple[RootTransaction, Callable[[], None]]:
+    def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
         # The level is the driver's own attribute, sent with its BEGIN: no round trip, and, unlike the
         # execution option, put back to what the app's connect event had set rather than to a default.
         raw = _raw(connection)

@@ -54,8 +54,22 @@ class SQLite(Engine):
     def wait_value(self, seconds: float) -> int:
         return math.ceil(min(seconds * 1000, 2**31 - 1))
 
-    def begin(self, connection: Connection) -> tuple[RootTransaction, Callable[[], None]]:
-        transaction = connection.begin()
+    def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
+        # the app's own event may begin with BEGIN IMMEDIATE, which waits; a PRAGMA through SQLAlchemy would begin first
+        raw: Any = connection.connection.dbapi_connection
+        cursor, was = raw.cursor(), None
+        try:
+            if wait is not None:
+                cursor.execute("PRAGMA busy_timeout")
+                (was,) = cursor.fetchone()
+                cursor.execute(f"PRAGMA busy_timeout = {self.wait_value(wait)}")
+            try:
+                transaction = connection.begin()
+            finally:
+                if wait is not None:
+                    cursor.execute(f"PRAGMA busy_timeout = {was}")
+        finally:
+            cursor.close()
         if not in_transaction(connection):
             connection.exec_driver_sql("BEGIN")
         return transaction, nothing

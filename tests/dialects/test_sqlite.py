@@ -1,0 +1,240 @@
+"""SQLite: the one write lock, and the transactions that can never have it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, event, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from tests.conftest import install
+from tests.operation.parties import PATIENCE, async_connected, later, seen
+
+PAGE = Table("page", MetaData(), Column("id", Integer, primary_key=True), Column("n", Integer))
+WAITS: list[Any] = [
+    lambda: sl.lock.exclusive("a"),
+    lambda: sl.lock.shared("a"),
+    lambda: sl.lock.row(PAGE, 1),
+    lambda: sl.lock.exclusive("a").execution_options(locks_wait=20),
+    lambda: sl.lock.row(PAGE, 1).execution_options(locks_wait=20),
+]
+Make = Callable[..., Engine]
+
+waits = pytest.mark.parametrize("wait", WAITS, ids=["exclusive", "shared", "row", "bounded", "bounded row"])
+
+
+@pytest.fixture(params=["wal", "delete"])
+def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A database with the locks in it, with a write-ahead log or a rollback journal."""
+    path = tmp_path / "app.db"
+    connection = sqlite3.connect(path)
+    assert connection.execute(f"PRAGMA journal_mode = {request.param}").fetchone() == (request.param,)
+    connection.close()
+    install(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def make(path: Path) -> Iterator[Make]:
+    """Engines to it; ``deferred=True`` begins transactions as SQLAlchemy's documentation tells one to."""
+    made: list[Engine] = []
+
+    def engine(*, deferred: bool = False, timeout: float = 10, **options: Any) -> Engine:
+        engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": timeout}, **options)
+        if deferred:
+            begin_deferred(engine)
+        made.append(engine)
+        return engine
+
+    with engine().begin() as connection:
+        PAGE.create(connection)
+        connection.execute(PAGE.insert().values(id=1, n=0))
+    yield engine
+    for one in made:
+        one.dispose()
+
+
+def begin_deferred(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+
+def read(connection: Any) -> Any:
+    return connection.execute(text("SELECT n FROM page")).scalar()
+
+
+def write(connection: Any) -> None:
+    connection.execute(text("UPDATE page SET n = n + 1"))
+
+
+@waits
+def test_a_reader_after_somebody_has_written(make: Make, wait: Any) -> None:
+    """Its snapshot is old for ever, however long it waits."""
+    with make(deferred=True).connect() as reader, make().connect() as writer:
+        read(reader)
+        write(writer)
+        if writer.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal":
+            writer.commit()
+        with pytest.raises(sl.MustRollback, match="roll back and lock first, or install .*begin_immediate"):
+            reader.execute(wait())
+        reader.rollback()
+        writer.commit()
+        reader.execute(wait())
+        assert read(reader) == 1
+
+
+@waits
+def test_a_reader_while_somebody_writes(make: Make, wait: Any) -> None:
+    with make(deferred=True).connect() as reader, make().connect() as writer:
+        read(reader)
+        writer.execute(sl.lock.exclusive("b"))
+        with pytest.raises(sl.MustRollback):
+            reader.execute(wait())
+        writer.rollback()
+
+
+@waits
+def test_a_reader_that_nobody_is_in_the_way_of(make: Make, wait: Any) -> None:
+    with make(deferred=True).connect() as reader:
+        assert read(reader) == 0
+        reader.execute(wait())
+        assert other_can_write(make) is False
+
+
+@waits
+def test_not_free_in_time(make: Make, wait: Any) -> None:
+    """Who hasn't read before waits, and is told that it wasn't free in time."""
+    operation = wait().execution_options(locks_wait=0.05)
+    for deferred in (False, True):
+        with make(deferred=deferred, timeout=0.05).connect() as waiter, make().connect() as holder:
+            holder.execute(sl.lock.exclusive("b"))
+            for _ in range(2):
+                with pytest.raises(sl.LockTimeout, match="busy timeout"):
+                    waiter.execute(operation)
+            with pytest.raises(sl.LockTimeout):
+                waiter.execute(sl.lock.exclusive("a"))
+            holder.rollback()
+            waiter.execute(operation)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_who_waits_has_it_when_the_holder_is_done(make: Make, deferred: bool) -> None:
+    with make(deferred=deferred).connect() as waiter, make().connect() as holder:
+        write(holder)
+        waiting = later(waiter.execute, sl.lock.exclusive("a"))
+        assert other_can_write(make) is False
+        holder.commit()
+        waiting.result(PATIENCE)
+        assert read(waiter) == 1
+        assert other_can_write(make) is False
+
+
+@pytest.mark.parametrize("make_try", [sl.lock.try_exclusive, sl.lock.try_shared])
+def test_a_try_of_a_reader_is_an_answer(make: Make, make_try: Any) -> None:
+    with make(deferred=True).connect() as reader, make().connect() as writer:
+        read(reader)
+        write(writer)
+        assert reader.scalar(make_try("a")) is False
+        writer.rollback()
+        assert reader.scalar(make_try("a")) is True
+
+
+@waits
+def test_begin_immediate_is_the_cure(make: Make, wait: Any) -> None:
+    engine = make()
+    sl.sqlite.begin_immediate(engine)
+    with engine.connect() as reader, make().connect() as writer:
+        read(reader)
+        writing = later(write, writer)
+        reader.execute(wait())  # it is the writer since its beginning
+        reader.commit()
+        writing.result(PATIENCE)
+        writer.commit()
+    with engine.connect() as reader:
+        assert read(reader) == 1
+        assert other_can_write(make) is False
+
+
+def test_begin_immediate_with_sessions_and_async(make: Make, path: Path) -> None:
+    engine = make()
+    sl.sqlite.begin_immediate(engine)
+    with seen(engine) as statements, Session(engine) as session, session.begin():
+        session.execute(sl.lock.exclusive("a"))
+        assert statements[0] == "BEGIN IMMEDIATE"
+    with sl.Locks(engine).exclusive("a"):
+        assert other_can_write(make) is False
+
+    async def main() -> None:
+        async with async_connected(f"sqlite+aiosqlite:///{path}") as engine:
+            sl.sqlite.begin_immediate(engine)
+            async with AsyncSession(engine) as session:
+                await session.execute(text("SELECT 1"))
+                assert other_can_write(make) is False
+                assert await session.scalar(sl.lock.try_exclusive("a")) is True
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05])
+def test_locks_wait_as_long_as_they_are_told_with_begin_immediate(make: Make, timeout: float) -> None:
+    """And not as long as the driver would at BEGIN."""
+    engine = make(timeout=4 * PATIENCE)
+    sl.sqlite.begin_immediate(engine)
+    with make().connect() as holder:
+        write(holder)
+
+        def enter() -> None:
+            with sl.Locks(engine).exclusive("a", timeout=timeout):
+                raise AssertionError("somebody else holds it")
+
+        with pytest.raises(sl.LockTimeout):
+            later(enter).result(PATIENCE)
+
+
+@pytest.mark.parametrize("name", ["postgresql+psycopg", "mysql+pymysql", "mariadb+pymysql"])
+def test_begin_immediate_is_for_sqlite(name: str) -> None:
+    with pytest.raises(sl.Unsupported, match="begin_immediate is for SQLite"):
+        sl.sqlite.begin_immediate(create_engine(f"{name}://"))
+
+
+EVERY = [*WAITS, lambda: sl.lock.try_exclusive("a"), lambda: sl.lock.try_shared("a")]
+
+
+@pytest.mark.parametrize("number", range(len(EVERY)))
+def test_a_file_or_connection_that_only_reads(make: Make, path: Path, number: int) -> None:
+    query_only = make()
+    event.listen(query_only, "connect", lambda connection, record: connection.execute("PRAGMA query_only = 1"))
+    read_only = create_engine(f"sqlite:///file:{path}?mode=ro&uri=true")
+    for engine in (query_only, read_only):
+        with engine.connect() as connection:
+            for _ in range(2):
+                with pytest.raises(sl.NotWritable):
+                    connection.execute(EVERY[number]())
+        with pytest.raises(sl.NotWritable), sl.Locks(engine).exclusive("a", timeout=5):
+            pass
+        engine.dispose()
+
+
+def test_a_memory_of_its_own(make: Make) -> None:
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection, pytest.raises(sl.NotInstalled):
+        connection.execute(sl.lock.exclusive("a"))
+    engine.dispose()
+
+
+def other_can_write(make: Make) -> bool:
+    with make(timeout=0).connect() as connection:
+        got: bool = connection.scalar(sl.lock.try_exclusive("c"))
+        return got
