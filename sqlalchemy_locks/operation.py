@@ -76,6 +76,8 @@ class Run:
     place: Place = field(init=False)
     wait: float | None = field(init=False)
     moved: bool = field(init=False)
+    #: this transaction was begun at READ COMMITTED, whatever the server's variable tells of the session
+    read_committed: bool = field(init=False)
 
     def __post_init__(self) -> None:
         every: Mapping[str, Any] = self.connection.get_execution_options()
@@ -85,6 +87,7 @@ class Run:
         if "stream_results" in every or "yield_per" in every:
             self.options = {**self.options, "stream_results": False, "yield_per": None}
         self.moved = "schema_translate_map" in every
+        self.read_committed = bool(every.get("locks_read_committed"))
         self.place = place_of(self.connection.dialect, every)
         wait = every.get("locks_wait")
         #: how long a lock may be waited for, in seconds; ``None``: as long as the server lets one wait

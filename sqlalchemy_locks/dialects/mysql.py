@@ -64,6 +64,8 @@ class MySQL(Engine):
         transaction = connection.begin()
         # for the next transaction only: nothing is left on the connection, whatever the app gave it
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        # the server's variable goes on telling the session's level, so the connection has to remember this one
+        connection.execution_options(locks_read_committed=True)
         return transaction, (lambda: raw.autocommit(True)) if autocommit else nothing
 
     def mark(self, connection: Connection) -> None:
