@@ -146,6 +146,8 @@ class Run:
         dialect = connection.dialect
         lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, cursor)
         if lost:
+            # its contemporaries in the pool have died with it
+            connection.engine.pool._invalidate(connection.connection, error)
             connection.invalidate(error)
         wrapped: BaseException = DBAPIError.instance(
             sql, parameters, error, dialect.loaded_dbapi.Error, connection_invalidated=lost, dialect=dialect

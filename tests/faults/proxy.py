@@ -1,0 +1,80 @@
+"""A TCP proxy in front of a server, whose connections can be cut in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+
+from sqlalchemy import make_url
+
+
+class Proxy:
+    """Forwards bytes both ways until it is told to ``cut`` what it carries; new connections are carried again."""
+
+    def __init__(self, url: str) -> None:
+        self._url = make_url(url)
+        assert self._url.host is not None
+        self._server = (self._url.host, self._url.port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._guard = threading.Lock()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self.accepted = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """The URL that leads through it."""
+        host, port = self._listener.getsockname()
+        return self._url.set(host=host, port=port).render_as_string(hide_password=False)
+
+    def cut(self) -> None:
+        """Close everything that is open, as a machine between the two does that is switched off."""
+        with self._guard:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(self._server)
+            except OSError:
+                client.close()
+                continue
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._guard:
+                self.accepted += 1
+                self._pairs.append((client, server))
+            for source, target in ((client, server), (server, client)):
+                threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

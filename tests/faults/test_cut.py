@@ -1,0 +1,256 @@
+"""A connection that is cut between app and server: the lock is lost, is said to be, and somebody else has it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import PATIENCE, Watch, later, until, unused
+
+from .drivers import (
+    asynchronous,
+    good_as_new,
+    good_as_new_async,
+    sync,
+    through_a_proxy,
+    through_an_async_proxy,
+)
+
+
+@sync
+def test_who_waits_has_it_and_the_block_says_so(
+    servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str
+) -> None:
+    key, other = unused(), engine_to(name, poolclass=NullPool)
+    with through_a_proxy(servers, name, driver) as (engine, proxy):
+        with pytest.raises(sl.LockLost), sl.Locks(engine).exclusive(key, timeout=10) as held:
+            assert not held.lost
+            held.check()
+            assert not held.lost
+            waiting = later(take, other, key)
+            watch(name).until_waiting(waiting)
+            proxy.cut()
+            waiting.result(PATIENCE)
+            until(lambda: held.lost)
+            with pytest.raises(sl.LockLost):
+                held.check()
+            assert held.lost
+        good_as_new(engine)
+
+
+def take(engine: Engine, key: str) -> None:
+    with sl.Locks(engine).exclusive(key):
+        pass
+
+
+@sync
+def test_it_is_noticed_without_being_asked(servers: Any, name: str, driver: str) -> None:
+    with through_a_proxy(servers, name, driver) as (engine, proxy):
+        with pytest.raises(sl.LockLost), sl.Locks(engine).shared(unused()):
+            proxy.cut()
+        good_as_new(engine)
+
+
+@sync
+def test_an_error_of_the_users_own_goes_first(servers: Any, name: str, driver: str) -> None:
+    with through_a_proxy(servers, name, driver) as (engine, proxy):
+        for touched in (False, True):
+            with pytest.raises(KeyError, match="mine"), sl.Locks(engine).exclusive(unused()) as held:
+                if touched:
+                    held.session.connection()
+                proxy.cut()
+                raise KeyError("mine")
+            good_as_new(engine)
+
+
+@sync
+def test_work_on_it_fails_as_ever_and_leaves_the_block(servers: Any, name: str, driver: str) -> None:
+    with through_a_proxy(servers, name, driver) as (engine, proxy):
+        with pytest.raises(DBAPIError) as failed, sl.Locks(engine).exclusive(unused()) as held:
+            proxy.cut()
+            held.session.connection().exec_driver_sql("SELECT 1")
+        assert failed.value.connection_invalidated
+        good_as_new(engine)
+
+
+@sync
+def test_work_that_failed_and_was_passed_over(servers: Any, name: str, driver: str) -> None:
+    with through_a_proxy(servers, name, driver) as (engine, proxy):
+        with pytest.raises(sl.LockLost), sl.Locks(engine).exclusive(unused()) as held:
+            proxy.cut()
+            with pytest.raises(DBAPIError):
+                held.session.connection().exec_driver_sql("SELECT 1")
+            assert held.lost
+        good_as_new(engine)
+
+
+@sync
+def test_a_waiter_that_is_cut_waits_anew(
+    servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str
+) -> None:
+    """Nothing was held, so it is asked for again, on another connection."""
+    key, watched = unused(), watch(name)
+    with through_a_proxy(servers, name, driver) as (engine, proxy):
+        with engine_to(name).connect() as holder:
+            holder.execute(sl.lock.exclusive(key))
+            waiting = later(take, engine, key)
+            watched.until_waiting(waiting)
+            before = proxy.accepted
+            proxy.cut()
+            until(lambda: proxy.accepted > before, unless=waiting)
+        waiting.result(PATIENCE)
+        good_as_new(engine)
+
+
+@sync
+def test_a_connection_that_died_in_the_pool(servers: Any, name: str, driver: str) -> None:
+    """As after a restart of the server: the next use is not the one that pays for it."""
+    with through_a_proxy(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        good_as_new(engine)
+        for again in (
+            lambda: take(engine, "idle"),
+            lambda: locks.run(sl.lock.create("idle")),
+            lambda: locks.run(sl.lock.vacuum()),
+            lambda: locks.exclusive("idle", timeout=0).__enter__()._short.abandon(),
+        ):
+            proxy.cut()
+            again()
+        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+@sync
+def test_several_that_died_in_the_pool(servers: Any, name: str, driver: str) -> None:
+    """All of them are known to be dead after the first one's death."""
+    with through_a_proxy(servers, name, driver, pool_size=8) as (engine, proxy):
+        connections = [engine.connect() for _ in range(8)]
+        for connection in connections:
+            connection.close()
+        proxy.cut()
+        take(engine, "idle")
+
+
+@sync
+def test_a_session_of_ones_own(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
+    key, other = unused(), engine_to(name, poolclass=NullPool)
+    with through_a_proxy(servers, name, driver) as (engine, proxy):
+        with Session(engine) as session:
+            session.execute(sl.lock.exclusive(key))
+            proxy.cut()
+            take(other, key)
+            with pytest.raises(DBAPIError):
+                session.execute(sl.lock.exclusive(key))
+        good_as_new(engine)
+
+
+@asynchronous
+def test_async_block(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
+    key, other = unused(), engine_to(name, poolclass=NullPool)
+
+    async def main() -> None:
+        async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
+            async with sl.AsyncLocks(engine).exclusive(key, timeout=10) as held:
+                assert not held.lost
+                await held.check()
+                await held.session.execute(sl.lock.exclusive(key))
+                assert not held.lost
+            lost = False
+            with pytest.raises(sl.LockLost):
+                async with sl.AsyncLocks(engine).exclusive(key, timeout=10) as held:
+                    await held.check()
+                    proxy.cut()
+                    await asyncio.to_thread(take, other, key)
+                    with pytest.raises(sl.LockLost):
+                        await held.check()
+                    lost = held.lost
+            assert lost
+            await good_as_new_async(engine)
+            with pytest.raises(KeyError, match="mine"):
+                async with sl.AsyncLocks(engine).exclusive(key):
+                    proxy.cut()
+                    raise KeyError("mine")
+            await good_as_new_async(engine)
+            with pytest.raises(sl.LockLost):
+                async with sl.AsyncLocks(engine).exclusive(key):
+                    proxy.cut()
+            await good_as_new_async(engine)
+
+    asyncio.run(main())
+
+
+@asynchronous
+def test_async_without_being_asked(servers: Any, name: str, driver: str) -> None:
+    """``lost`` costs no round trip, and turns by itself once the loop has run."""
+    if driver == "asyncmy":
+        pytest.skip("asyncmy does not show its socket, so that only check() can tell")
+
+    async def main() -> None:
+        async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
+            with pytest.raises(sl.LockLost):
+                async with sl.AsyncLocks(engine).exclusive(unused()) as held:
+                    assert not held.lost
+                    proxy.cut()
+                    deadline = time.monotonic() + PATIENCE
+                    while not held.lost:
+                        assert time.monotonic() < deadline
+                        await asyncio.sleep(0.005)
+
+    asyncio.run(main())
+
+
+@asynchronous
+def test_async_waiter_and_pool(
+    servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str
+) -> None:
+    key, watched = unused(), watch(name)
+
+    async def main() -> None:
+        async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
+            with engine_to(name).connect() as holder:
+                await asyncio.to_thread(holder.execute, sl.lock.exclusive(key))
+                waiting = asyncio.create_task(atake(engine, key))
+                await asyncio.to_thread(watched.until_waiting)
+                before = proxy.accepted
+                proxy.cut()
+                await asyncio.to_thread(until, lambda: proxy.accepted > before)
+                assert not waiting.done()
+            await waiting
+            proxy.cut()
+            await atake(engine, key)
+            proxy.cut()
+            await sl.AsyncLocks(engine).run(sl.lock.create(key))
+            await good_as_new_async(engine)
+
+    asyncio.run(main())
+
+
+async def atake(engine: AsyncEngine, key: str) -> None:
+    async with sl.AsyncLocks(engine).exclusive(key):
+        pass
+
+
+@asynchronous
+def test_async_session_of_ones_own(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
+    key, other = unused(), engine_to(name, poolclass=NullPool)
+
+    async def main() -> None:
+        async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
+            async with AsyncSession(engine) as session:
+                await session.execute(sl.lock.exclusive(key))
+                proxy.cut()
+                await asyncio.to_thread(take, other, key)
+                with pytest.raises(DBAPIError):
+                    await session.execute(sl.lock.exclusive(key))
+            await good_as_new_async(engine)
+
+    asyncio.run(main())
