@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, String, Table, Text, false, text
 
 from .clock import Instant, Now
 
@@ -30,6 +30,8 @@ class Tables:
 
     installed: Table
     locked_keys: Table
+    task_state: Table
+    task_timeout: Table
 
 
 @functools.cache
@@ -40,13 +42,12 @@ def tables(schema: str | None, prefix: str) -> Tables:
 
 def describe(metadata: MetaData, prefix: str) -> Tables:
     """Put the tables into ``metadata``."""
-    name = String(32).with_variant(Text(), "postgresql", "yugabytedb")
     return Tables(
         installed=Table(
             f"{prefix}installed",
             metadata,
-            Column("step", name, primary_key=True),
-            Column("door", name, nullable=False),
+            Column("step", _name(32), primary_key=True),
+            Column("door", _name(32), nullable=False),
             **_INNODB,
         ),
         locked_keys=Table(
@@ -56,4 +57,45 @@ def describe(metadata: MetaData, prefix: str) -> Tables:
             Column("ts", Instant(), nullable=False, server_default=Now()),
             **_INNODB,
         ),
+        task_state=Table(
+            f"{prefix}task_state",
+            metadata,
+            *_identity(),
+            Column("acquired", Boolean(), nullable=False, server_default=false()),
+            Column("owner", _name(255)),
+            *_token(),
+            Column("acquired_at", Instant()),
+            Column("retries_left", Integer()),
+            **_INNODB,
+        ),
+        task_timeout=Table(
+            f"{prefix}task_timeout",
+            metadata,
+            *_identity(),
+            Column("ts", BigInteger(), nullable=False, server_default=text("0")),
+            Column("timeout", BigInteger(), nullable=False),
+            *_token(),
+            Column("retries_left", Integer()),
+            **_INNODB,
+        ),
+    )
+
+
+def _name(length: int) -> Any:
+    return String(length).with_variant(Text(), "postgresql", "yugabytedb")
+
+
+def _identity() -> tuple[Column[Any], ...]:
+    """A task: ids are unique inside a queue."""
+    return (
+        Column("queue_id", _name(255), primary_key=True, server_default="default"),
+        Column("id", _name(255), primary_key=True),
+    )
+
+
+def _token() -> tuple[Column[Any], ...]:
+    """The nonce of whoever acquired last, and the fencing token that each acquisition raises."""
+    return (
+        Column("token", _name(32)),
+        Column("fence", BigInteger(), nullable=False, server_default=text("0")),
     )

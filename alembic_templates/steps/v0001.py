@@ -41,7 +41,7 @@ BODIES = {
     },
 }
 
-#: What the drift check expects of the tables: the columns' types as the engine spells them, the key first.
+#: What the drift check expects of the tables: the columns' types as the engine spells them.
 TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]] = {
     "postgresql": {
         "installed": {"step": "TEXT", "door": "TEXT"},
@@ -56,6 +56,9 @@ TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]] = {
         "locked_keys": {"key": "INTEGER", "ts": "DATETIME"},
     },
 }
+
+#: The primary keys that are not a table's first column alone.
+KEYS: Mapping[str, tuple[str, ...]] = {}
 
 CREATED = "created by sqlalchemy_locks"
 INNODB = "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"

@@ -102,6 +102,7 @@ def _variant(connection: Connection, options: Options) -> str:
 def _tables(connection: Connection, place: Place, steps: list[str], *, view: bool) -> Iterator[str]:
     inspector = sa.inspect(connection)
     expected = {k: v for step in steps for k, v in load(step).TABLES[place.family].items()}
+    keys = {k: list(v) for step in steps for k, v in load(step).KEYS.items()}
     for table, columns in expected.items():
         schema, name = place.located(table)
         shown = place.table(table)
@@ -112,8 +113,9 @@ def _tables(connection: Connection, place: Place, steps: list[str], *, view: boo
         else:
             yield from _columns(connection, inspector.get_columns(name, schema=schema), columns, shown)
             key = inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]
-            if key != [next(iter(columns))]:
-                yield f"the primary key of {shown} is {key}, and not its first column"
+            wanted = keys.get(table, [next(iter(columns))])
+            if key != wanted:
+                yield f"the primary key of {shown} is {key}, not {wanted}"
             if place.family == "mysql":
                 yield from _storage(connection, inspector.get_table_options(name), shown)
 
@@ -135,10 +137,11 @@ def _columns(connection: Connection, actual: Any, expected: Any, shown: str) -> 
             continue
         found = there[name]["type"].compile(dialect=connection.dialect)
         # MariaDB says how wide an integer is shown, and both how a text is collated
-        if re.sub(r"(?<=INT)\(\d+\)| COLLATE .*| CHARACTER SET .*", "", found) != type_:
-            yield f"{shown}.{name} is {found}, not {type_}"
-        if there[name]["nullable"]:
-            yield f"{shown}.{name} allows NULL"
+        bare = type_.removesuffix(" NULL")
+        if re.sub(r"(?<=INT)\(\d+\)|(?<=INTEGER)\(\d+\)| COLLATE .*| CHARACTER SET .*", "", found) != bare:
+            yield f"{shown}.{name} is {found}, not {bare}"
+        if there[name]["nullable"] != (type_ != bare):
+            yield f"{shown}.{name} {'allows' if there[name]['nullable'] else 'does not allow'} NULL"
     for name in there:
         if name not in expected:
             yield f"{shown} has a column {name} that no step made"

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from .options import Options, Refused
 from .script import Family, Place, Script
 
-STEPS = ("0001",)
+STEPS = ("0001", "0002")
 
 Door = Literal["revisions", "directives"]
 
@@ -33,6 +33,7 @@ class Step(Protocol):
     FUNCTIONS: Mapping[str, str]
     BODIES: Mapping[str, Mapping[str, str]]
     TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]]
+    KEYS: Mapping[str, tuple[str, ...]]
 
     def upgrade(self, op: Operations, options: Options) -> None: ...
 

@@ -1,3 +1,9 @@
+DROP TABLE IF EXISTS "elsewhere".task_timeout;
+
+DROP TABLE IF EXISTS "elsewhere".task_state;
+
+DELETE FROM "elsewhere".installed WHERE step = '0002';
+
 DROP FUNCTION IF EXISTS "elsewhere".vacuum();
 
 DROP FUNCTION IF EXISTS "elsewhere".unlock(bigint);
