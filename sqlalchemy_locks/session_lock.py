@@ -86,7 +86,8 @@ def _leave_behind(connection: Connection) -> None:
     release = engine_of(connection.dialect).release_session_locks
     connection.info[_MARK] = release
     pool = connection.engine.pool
-    if not event.contains(pool, "reset", _on_reset):
+    # not event.contains(), which knows a pool by its place in memory, where another one may have been before
+    if _on_reset not in pool.dispatch.reset:
         event.listen(pool, "reset", _on_reset)
 
 
