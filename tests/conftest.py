@@ -18,6 +18,7 @@ from alembic.operations import Operations
 from sqlalchemy import NullPool, create_engine
 
 from sqlalchemy_locks.alembic import ops  # noqa: F401  (registers op.upgrade_locks)
+from sqlalchemy_locks.alembic.steps import STEPS
 from tests import servers as real
 
 SQLITE_DRIVERS = {"pysqlite": "sqlite", "aiosqlite": "sqlite+aiosqlite"}
@@ -89,7 +90,7 @@ def install(url: str, **options: str) -> None:
     engine = create_engine(url, poolclass=NullPool)
     with engine.begin() as connection:
         operations = Operations(MigrationContext.configure(connection))
-        operations.upgrade_locks(from_="base", to="0001", **options)
+        operations.upgrade_locks(from_="base", to=STEPS[-1], **options)
     engine.dispose()
 
 
