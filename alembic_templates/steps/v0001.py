@@ -60,6 +60,9 @@ TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]] = {
 #: The primary keys that are not a table's first column alone.
 KEYS: Mapping[str, tuple[str, ...]] = {}
 
+#: The indexes and unique constraints besides: none.
+INDEXES: Mapping[str, tuple[str, ...]] = {}
+
 CREATED = "created by sqlalchemy_locks"
 INNODB = "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 

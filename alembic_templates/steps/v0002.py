@@ -85,6 +85,9 @@ TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]] = {
 #: The primary keys that are not a table's first column alone.
 KEYS: Mapping[str, tuple[str, ...]] = {"task_state": ("queue_id", "id"), "task_timeout": ("queue_id", "id")}
 
+#: The indexes and unique constraints besides: none.
+INDEXES: Mapping[str, tuple[str, ...]] = {}
+
 INNODB = "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 _TYPES: Mapping[Family, Mapping[str, str]] = {

@@ -28,12 +28,22 @@ _DOORS: dict[str, str] = {
 
 
 class Step(Protocol):
-    """What a module ``steps/vNNNN.py`` has."""
+    """What a module ``steps/vNNNN.py`` has.
 
+    What it declares is read by the drift check, the autogenerate filter and the tests. A step that
+    changes a table or a function declares the whole of it again.
+    """
+
+    #: Name to the types of its arguments, as ``oidvectortypes`` spells them.
     FUNCTIONS: Mapping[str, str]
+    #: ``advisory``, ``table`` and ``yugabytedb``: the file of each function, the same one where it serves.
     BODIES: Mapping[str, Mapping[str, str]]
+    #: Table to column to type, as SQLAlchemy's reflection spells it; `` NULL`` follows if it may be null.
     TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]]
+    #: Table to primary key, where that is not the table's first column alone.
     KEYS: Mapping[str, tuple[str, ...]]
+    #: Table to the names of its indexes and unique constraints, which carry the prefix as tables do.
+    INDEXES: Mapping[str, tuple[str, ...]]
 
     def upgrade(self, op: Operations, options: Options) -> None: ...
 
@@ -84,7 +94,8 @@ def downgrade(op: Operations, steps: tuple[str, ...], options: Options, door: Do
     script = Script(op, options)
     for step in reversed(steps):
         load(step).downgrade(op, options)
-        if step != STEPS[0]:
+        # Down to the base no record is undone by itself: run again after it died, it would miss the table
+        if STEPS[0] not in steps:
             script.run(f"DELETE FROM {script.table('installed')} WHERE step = '{step}'")
 
 

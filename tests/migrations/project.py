@@ -21,29 +21,50 @@ from sqlalchemy.engine import URL, Connection
 
 from sqlalchemy_locks.alembic import Options, template
 from sqlalchemy_locks.alembic import steps as steps_
+from sqlalchemy_locks.alembic.script import Family
 
 Fresh = Callable[[str, str], URL]
 
-REVISION = '''\
+_REVISION = '''\
 """Locks."""
 from alembic import op
 from sqlalchemy_locks.alembic import ops
 
-revision = "a1"
-down_revision = None
+revision = {revision!r}
+down_revision = {down!r}
 
 def upgrade() -> None:
-    op.upgrade_locks(from_="base", to="{to}"{options})
+    op.upgrade_locks(from_="{from_}", to="{to}"{options})
 
 def downgrade() -> None:
-    op.downgrade_locks(from_="{to}", to="base"{options})
+    op.downgrade_locks(from_="{to}", to="{from_}"{options})
 '''
 
 
-class Project:
-    """Alembic's configuration without an ini file, whose logging would outlive the test."""
+def revision(from_: str = "base", to: str = steps_.STEPS[-1], **options: Any) -> str:
+    """A revision of the app with the directives: of all steps, or of those above one."""
+    down = None if from_ == "base" else f"a{from_}"
+    keywords = "".join(f", {name}={value!r}" for name, value in options.items())
+    return _REVISION.format(revision=f"a{to}", down=down, from_=from_, to=to, options=keywords)
 
-    def __init__(self, path: Path, url: URL, door: str, **options: Any) -> None:
+
+def tables(family: Family, steps: tuple[str, ...] = steps_.STEPS) -> list[str]:
+    """The names of our tables, in the order in which they are made."""
+    return [name for step in steps for name in steps_.load(step).TABLES[family]]
+
+
+def functions() -> dict[str, str]:
+    """Our functions, with the types of their arguments."""
+    return {name: takes for step in steps_.STEPS for name, takes in steps_.load(step).FUNCTIONS.items()}
+
+
+class Project:
+    """Alembic's configuration without an ini file, whose logging would outlive the test.
+
+    With the directives, all steps are one revision of the app, or, ``stepwise``, each one of its own.
+    """
+
+    def __init__(self, path: Path, url: URL, door: str, *, stepwise: bool = False, **options: Any) -> None:
         self.url = url
         self.door = door
         versions = path / "versions"
@@ -58,9 +79,10 @@ class Project:
             for name, value in options.items():
                 self.config.set_main_option(f"sqlalchemy_locks_{name}", value.replace("%", "%%"))
         else:
-            keywords = "".join(f", {name}={value!r}" for name, value in options.items())
-            text = REVISION.format(to=steps_.STEPS[-1], options=keywords)
-            (versions / "a1_locks.py").write_text(text)
+            lowest = ("base", *steps_.STEPS[:-1]) if stepwise else ("base",)
+            highest = steps_.STEPS if stepwise else steps_.STEPS[-1:]
+            for from_, to in zip(lowest, highest, strict=True):
+                (versions / f"a{to}_locks.py").write_text(revision(from_, to, **options))
         for name, value in {
             "script_location": str(path),
             "version_locations": locations,
@@ -69,11 +91,15 @@ class Project:
         }.items():
             self.config.set_main_option(name, value.replace("%", "%%"))
 
-    def upgrade(self, target: str = "heads") -> None:
-        command.upgrade(self.config, target)
+    def at(self, step: str) -> str:
+        """What a step's revision is called."""
+        return step if step == "base" else f"{'a' if self.door == 'directives' else 'sqlalchemy_locks_'}{step}"
 
-    def downgrade(self) -> None:
-        command.downgrade(self.config, "base")
+    def upgrade(self, step: str | None = None) -> None:
+        command.upgrade(self.config, self.at(step) if step else "heads")
+
+    def downgrade(self, step: str = "base") -> None:
+        command.downgrade(self.config, self.at(step))
 
     def script(self, direction: str = "upgrade") -> str:
         """The offline script."""
@@ -82,15 +108,20 @@ class Project:
             if direction == "upgrade":
                 command.upgrade(self.config, "heads", sql=True)
             else:
-                head = "a1" if self.door == "directives" else f"sqlalchemy_locks_{steps_.STEPS[-1]}"
-                command.downgrade(self.config, f"{head}:base", sql=True)
+                command.downgrade(self.config, f"{self.at(steps_.STEPS[-1])}:base", sql=True)
             return self.config.output_buffer.getvalue()
         finally:
             self.config.output_buffer = None
 
 
-def statements(dialect: str, direction: str, **options: Any) -> list[str]:
-    """What all the steps write offline, one command each, without Alembic's own."""
+def statements(
+    dialect: str,
+    direction: str,
+    steps: tuple[str, ...] = steps_.STEPS,
+    door: steps_.Door = "directives",
+    **options: Any,
+) -> list[str]:
+    """What steps write offline when they are run together, one command each, without Alembic's own."""
     buffer = io.StringIO()
     context = MigrationContext.configure(
         dialect_name=dialect,
@@ -98,7 +129,7 @@ def statements(dialect: str, direction: str, **options: Any) -> list[str]:
         opts={"as_sql": True, "output_buffer": buffer},
     )
     run = steps_.upgrade if direction == "upgrade" else steps_.downgrade
-    run(Operations(context), steps_.STEPS, Options.given(**options), "directives")
+    run(Operations(context), steps, Options.given(**options), door)
     return [part + ";" for part in buffer.getvalue().split(";\n\n") if part.strip()]
 
 
@@ -178,6 +209,9 @@ def _postgresql(connection: Connection, schema: str) -> dict[str, Any]:
         " FROM pg_class c WHERE relnamespace = to_regnamespace(:name) ORDER BY 1",
         "columns": "SELECT table_name, column_name, data_type, is_nullable, column_default"
         " FROM information_schema.columns WHERE table_schema = :schema ORDER BY table_name, ordinal_position",
+        "constraints": "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"
+        " WHERE connamespace = to_regnamespace(:name) ORDER BY 1, 2",
+        "indexes": "SELECT tablename, indexdef FROM pg_indexes WHERE schemaname = :schema ORDER BY 1, 2",
         "functions": "SELECT proname, pg_get_functiondef(oid), proacl::text FROM pg_proc"
         " WHERE pronamespace = to_regnamespace(:name) ORDER BY 1, 2",
     }

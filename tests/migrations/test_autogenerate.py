@@ -16,10 +16,12 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import include_name, include_name_for
+from sqlalchemy_locks.alembic.steps import STEPS
 
-from .project import Fresh, Project, connected, run
+from .project import Fresh, Project, connected, run, tables
 
-OURS = {"locked_keys", "installed"}
+OURS = set(tables("postgresql"))
+HEAD = f"sqlalchemy_locks_{STEPS[-1]}"
 
 
 def proposed(url: URL, include: Any) -> set[str]:
@@ -78,7 +80,7 @@ def test_together_with_a_filter_of_the_app(url: URL, tmp_path: Path) -> None:
         return name != "two"
 
     assert proposed(url, include_name_for(also=mine)) == {"one"}
-    assert not {"locked_keys", "lock_locked_keys"} & set(asked)
+    assert not {*OURS, *(f"lock_{name}" for name in OURS)} & set(asked)
 
 
 def revise(config: Config, **arguments: Any) -> Any:
@@ -130,7 +132,7 @@ def test_a_new_revision_is_in_the_branch_and_folder_of_the_app(
     for script in (first, second):
         assert Path(script.path).parent == tmp_path / "versions"
     heads = ScriptDirectory.from_config(project.config).get_heads()
-    assert set(heads) == {second.revision, "sqlalchemy_locks_0001"}
+    assert set(heads) == {second.revision, HEAD}
 
 
 def test_the_folder_of_the_app_may_be_a_package(fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +152,7 @@ def test_a_head_that_was_named_is_taken(fresh: Fresh, tmp_path: Path) -> None:
     project.config.set_main_option("revision_environment", "true")
     versions = str(tmp_path / "versions")
     script = revise(project.config, head="sqlalchemy_locks@head", version_path=versions)
-    assert script.down_revision == "sqlalchemy_locks_0001"
+    assert script.down_revision == HEAD
 
 
 def test_two_branches_of_the_app_are_a_question_for_the_app(fresh: Fresh, tmp_path: Path) -> None:
@@ -165,4 +167,5 @@ def test_two_branches_of_the_app_are_a_question_for_the_app(fresh: Fresh, tmp_pa
 def test_no_test_has_written_into_the_package() -> None:
     """What happens without `own_branch`, and what the tests above would leave behind if it failed."""
     (folder,) = sqlalchemy_locks.alembic_templates.__path__
-    assert {path.name for path in (Path(folder) / "versions").glob("*.py")} == {"__init__.py", "0001_lock.py"}
+    found = {path.name.partition("_")[0] for path in (Path(folder) / "versions").glob("[!_]*.py")}
+    assert found == set(STEPS)

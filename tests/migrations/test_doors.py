@@ -10,10 +10,12 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.engine import URL
 
-from sqlalchemy_locks.alembic import Refused
-from sqlalchemy_locks.alembic.steps import STEPS
+from sqlalchemy_locks.alembic import Refused, check
+from sqlalchemy_locks.alembic.steps import STEPS, Door
 
-from .project import Fresh, Project, catalog, execute, installed, normal, run, statements
+from .project import Fresh, Project, catalog, connected, execute, installed, normal, run, statements, tables
+
+HEAD = f"sqlalchemy_locks_{STEPS[-1]}"
 
 
 def test_up_down_up(project: Project, url: URL, door: str) -> None:
@@ -25,6 +27,28 @@ def test_up_down_up(project: Project, url: URL, door: str) -> None:
     assert catalog(url) == {}
     project.upgrade()
     assert catalog(url) == made
+
+
+def test_step_by_step(url: URL, door: str, tmp_path: Path) -> None:
+    project = Project(tmp_path, url, door, stepwise=True)
+    made = [catalog(url)]
+    for number, step in enumerate(STEPS, 1):
+        project.upgrade(step)
+        made.append(catalog(url))
+        assert made[-1] != made[-2]
+        assert installed(url) == [(step, door) for step in STEPS[:number]]
+        assert drifts(url) == []
+    for number, step in reversed([*enumerate(("base", *STEPS[:-1]))]):
+        project.downgrade(step)
+        assert catalog(url) == made[number]
+        if number:
+            assert installed(url) == [(step, door) for step in STEPS[:number]]
+            assert drifts(url) == []
+
+
+def drifts(url: URL) -> list[str]:
+    with connected(url) as connection:
+        return check(connection)
 
 
 def test_the_offline_script_makes_the_same(
@@ -83,38 +107,62 @@ def test_one_script_for_mysql_and_mariadb(fresh: Fresh, tmp_path: Path) -> None:
     script = Project(tmp_path, mysql, "revisions").script()
     for url in (mysql, fresh("mariadb", "mariadb+pymysql")):
         execute(url, script)
-        assert set(catalog(url)) == {"lock_installed", "lock_locked_keys"}
+        assert set(catalog(url)) == {f"lock_{name}" for name in tables("mysql")}
 
 
 def _dialect(engine: tuple[str, str]) -> str:
     return engine[0].rstrip("0123456789")
 
 
-def test_a_step_that_died_in_the_middle_runs_again(
-    fresh: Fresh, engine: tuple[str, str], door: str, tmp_path: Path
+def test_steps_that_died_in_the_middle_run_again(
+    fresh: Fresh, engine: tuple[str, str], door: Door, tmp_path: Path
 ) -> None:
-    """Where DDL commits as it goes: after every command, then the whole step again."""
+    """Where DDL commits as it goes: after every command, then all of it again."""
     whole = fresh(*engine)
     Project(tmp_path / "whole", whole, door).upgrade()
-    commands = statements(_dialect(engine), "upgrade")
-    assert len(commands) >= 3
-    for done in range(1, len(commands)):
+    made = catalog(whole)
+    commands = statements(_dialect(engine), "upgrade", door=door)
+    assert len(commands) >= 2 * len(STEPS)
+    for done in range(1, len(commands) + 1):
         url = fresh(*engine)
         for command in commands[:done]:
             execute(url, command)
         Project(tmp_path / str(done), url, door).upgrade()
-        assert catalog(url) == catalog(whole)
+        assert catalog(url) == made
+        assert installed(url) == [(step, door) for step in STEPS]
 
 
-def test_a_downgrade_that_died_in_the_middle_runs_again(fresh: Fresh, engine: tuple[str, str], tmp_path: Path) -> None:
-    for done in range(1, len(statements(_dialect(engine), "downgrade"))):
+def test_steps_whose_downgrade_died_in_the_middle_run_again(
+    fresh: Fresh, engine: tuple[str, str], tmp_path: Path
+) -> None:
+    """All of them as one revision of the app; the last time, nothing but the version row was left."""
+    commands = statements(_dialect(engine), "downgrade")
+    for done in range(1, len(commands) + 1):
         url = fresh(*engine)
         project = Project(tmp_path / str(done), url, "directives")
         project.upgrade()
-        for command in statements(_dialect(engine), "downgrade")[:done]:
+        for command in commands[:done]:
             execute(url, command)
         project.downgrade()
         assert catalog(url) == {}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_one_step_whose_downgrade_died_in_the_middle_runs_again(
+    fresh: Fresh, engine: tuple[str, str], step: str, door: Door, tmp_path: Path
+) -> None:
+    commands = statements(_dialect(engine), "downgrade", (step,), door)
+    below = ("base", *STEPS)[STEPS.index(step)]
+    made = []
+    for done in range(len(commands) + 1):
+        url = fresh(*engine)
+        project = Project(tmp_path / str(done), url, door, stepwise=True)
+        project.upgrade(step)
+        for command in commands[:done]:
+            execute(url, command)
+        project.downgrade(below)
+        made.append(catalog(url))
+        assert made[-1] == made[0]
 
 
 def test_a_whole_step_runs_again(project: Project, url: URL) -> None:
@@ -129,7 +177,7 @@ def test_one_labelled_head(tmp_path: Path) -> None:
     config = Project(tmp_path, sa.make_url("sqlite://"), "revisions").config
     (head,) = ScriptDirectory.from_config(config).get_revisions("heads")
     assert head is not None
-    assert head.revision == f"sqlalchemy_locks_{STEPS[-1]}"
+    assert head.revision == HEAD
     assert head.branch_labels == {"sqlalchemy_locks"}
 
 
@@ -164,13 +212,13 @@ def test_a_failure_takes_back_no_version_rows_of_revisions_before_it(fresh: Fres
         env = tmp_path / "env.py"
         env.write_text(env.read_text().replace('"transaction_per_migration": True,', ""))
     (tmp_path / "versions" / "b1.py").write_text(
-        "revision = 'b1'\ndown_revision = None\ndepends_on = 'sqlalchemy_locks_0001'\n"
+        f"revision = 'b1'\ndown_revision = None\ndepends_on = '{HEAD}'\n"
         "def upgrade():\n    raise RuntimeError('as planned')\n"
     )
     with pytest.raises(RuntimeError, match="as planned"):
         project.upgrade()
-    assert run(url, "SELECT version_num FROM alembic_version") == [("sqlalchemy_locks_0001",)]
-    assert installed(url) == [("0001", "revisions")]
+    assert run(url, "SELECT version_num FROM alembic_version") == [(HEAD,)]
+    assert installed(url) == [(step, "revisions") for step in STEPS]
 
 
 def test_refusals_are_for_the_command_line_too() -> None:

@@ -13,6 +13,7 @@ import sqlalchemy_locks.alembic_templates
 from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import template
+from sqlalchemy_locks.alembic.script import Family
 from sqlalchemy_locks.alembic.steps import STEPS, load
 
 from .project import run, statements
@@ -24,7 +25,8 @@ RELEASED = Path(__file__).parent / "released"
 
 #: What is held: the script of each step, with nothing chosen and with everything.
 SCRIPTS = {
-    f"{dialect}.{choice}.{direction}": (dialect, direction, options)
+    f"{step}/{dialect}.{choice}.{direction}.sql": (dialect, direction, (step,), options)
+    for step in STEPS
     for dialect, everything in {
         "postgresql": {"schema": "elsewhere", "grant_to": ["app", "other"], "locking": "table"},
         "mysql": {"prefix": "my_", "grant_to": ["app@10.%", "role"]},
@@ -44,13 +46,17 @@ def test_the_manifest() -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_the_steps_write_is_what_was_released(name: str) -> None:
-    """Written by `python -m tests.migrations.test_files`, which a released step must never need."""
-    dialect, direction, options = SCRIPTS[name]
-    assert "\n\n".join(statements(dialect, direction, **options)) + "\n" == (RELEASED / f"{name}.sql").read_text()
+    """Written by `python -m tests.migrations.test_files`, which must never change a released step's files."""
+    assert script(name) == (RELEASED / name).read_text()
 
 
 def test_nothing_else_was_released() -> None:
-    assert {path.name for path in RELEASED.iterdir()} == {f"{name}.sql" for name in SCRIPTS}
+    assert {path.relative_to(RELEASED).as_posix() for path in RELEASED.glob("*/*")} == set(SCRIPTS)
+
+
+def script(name: str) -> str:
+    dialect, direction, steps, options = SCRIPTS[name]
+    return "\n\n".join(statements(dialect, direction, steps, **options)) + "\n"
 
 
 @pytest.mark.parametrize("path", BODIES, ids=str)
@@ -74,8 +80,22 @@ def test_every_body_is_installed_by_a_step() -> None:
     assert named | {"advisory/locked_keys.sql"} == {path.as_posix() for path in BODIES}
 
 
+@pytest.mark.parametrize("family", ["postgresql", "mysql", "sqlite"])
+@pytest.mark.parametrize("step", STEPS)
+def test_names_fit_behind_the_longest_prefix(step: str, family: Family) -> None:
+    names = [*load(step).TABLES[family], *(name for names in load(step).INDEXES.values() for name in names)]
+    assert [name for name in names if len(name) > 64 - 48] == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_declares_things_of_its_own_tables(step: str) -> None:
+    known = {name for tables in load(step).TABLES.values() for name in tables}
+    assert {*load(step).KEYS, *load(step).INDEXES} <= known
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_has_a_body_for_each_of_its_functions(step: str) -> None:
+    assert set(load(step).BODIES) == {"advisory", "table", "yugabytedb"}
     for bodies in load(step).BODIES.values():
         assert set(bodies) == set(load(step).FUNCTIONS)
 
@@ -113,10 +133,9 @@ def test_an_unknown_template_is_refused() -> None:
 
 def write() -> None:
     """Write what is to be released."""
-    RELEASED.mkdir(exist_ok=True)
-    for name, (dialect, direction, options) in SCRIPTS.items():
-        text = "\n\n".join(statements(dialect, direction, **options)) + "\n"
-        (RELEASED / f"{name}.sql").write_text(text)
+    for name in SCRIPTS:
+        (RELEASED / name).parent.mkdir(exist_ok=True)
+        (RELEASED / name).write_text(script(name))
 
 
 if __name__ == "__main__":

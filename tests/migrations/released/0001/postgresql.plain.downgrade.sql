@@ -1,9 +1,3 @@
-DROP TABLE IF EXISTS lock.task_timeout;
-
-DROP TABLE IF EXISTS lock.task_state;
-
-DELETE FROM lock.installed WHERE step = '0002';
-
 DROP FUNCTION IF EXISTS lock.vacuum();
 
 DROP FUNCTION IF EXISTS lock.unlock(bigint);

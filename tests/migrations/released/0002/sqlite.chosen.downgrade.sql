@@ -3,7 +3,3 @@ DROP TABLE IF EXISTS "my_task_timeout";
 DROP TABLE IF EXISTS "my_task_state";
 
 DELETE FROM "my_installed" WHERE step = '0002';
-
-DROP TABLE IF EXISTS "my_locked_keys";
-
-DROP TABLE IF EXISTS "my_installed";

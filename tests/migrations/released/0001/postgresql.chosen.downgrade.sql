@@ -1,9 +1,3 @@
-DROP TABLE IF EXISTS "elsewhere".task_timeout;
-
-DROP TABLE IF EXISTS "elsewhere".task_state;
-
-DELETE FROM "elsewhere".installed WHERE step = '0002';
-
 DROP FUNCTION IF EXISTS "elsewhere".vacuum();
 
 DROP FUNCTION IF EXISTS "elsewhere".unlock(bigint);

@@ -3,7 +3,3 @@ DROP TABLE IF EXISTS `lock_task_timeout`;
 DROP TABLE IF EXISTS `lock_task_state`;
 
 DELETE FROM `lock_installed` WHERE step = '0002';
-
-DROP TABLE IF EXISTS `lock_locked_keys`;
-
-DROP TABLE IF EXISTS `lock_installed`;

@@ -1,0 +1,3 @@
+DROP TABLE IF EXISTS `lock_locked_keys`;
+
+DROP TABLE IF EXISTS `lock_installed`;

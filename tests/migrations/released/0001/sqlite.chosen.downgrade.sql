@@ -1,0 +1,3 @@
+DROP TABLE IF EXISTS "my_locked_keys";
+
+DROP TABLE IF EXISTS "my_installed";
