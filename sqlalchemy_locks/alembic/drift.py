@@ -39,7 +39,7 @@ _RELATION = sa.text(
 )
 
 _DEFINITION = re.compile(
-    r"FUNCTION [^(]*?\.(?P<name>\w+)\((?P<arguments>.*?)\) RETURNS (?P<result>\w+)\n"
+    r"FUNCTION [^(]*?\.(?P<name>\w+)\((?P<arguments>.*?)\) RETURNS (?P<result>[^\n]+)\n"
     r"LANGUAGE (?P<language>\w+)(?P<attributes>.*?)\nAS \$body\$(?P<source>.*)\$body\$",
     re.DOTALL,
 )
@@ -55,8 +55,8 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
     :param prefix: what it was installed under elsewhere.
     :raises ValueError: for a name that can't be one, and for an engine that this library doesn't know.
 
-    Compared are the tables (columns, types, NULLs, primary key; on MySQL and MariaDB engine and
-    collation) and the functions (arguments, result, attributes, body, and others of the same name that a
+    Compared are the tables (columns, types, NULLs, primary key, names of indexes and unique constraints;
+    on MySQL and MariaDB engine and collation) and the functions (arguments, result, attributes, body, and others of the same name that a
     call could reach). Of the view, its columns only. A step of a newer release is named, not compared.
     """
     options = Options(schema=schema, prefix=prefix)
@@ -102,7 +102,8 @@ def _variant(connection: Connection, options: Options) -> str:
 def _tables(connection: Connection, place: Place, steps: list[str], *, view: bool) -> Iterator[str]:
     inspector = sa.inspect(connection)
     expected = {k: v for step in steps for k, v in load(step).TABLES[place.family].items()}
-    keys = {k: list(v) for step in steps for k, v in load(step).KEYS.items()}
+    keys = {k: v for step in steps for k, v in load(step).KEYS.items()}
+    indexes = {k: v for step in steps for k, v in load(step).INDEXES.items()}
     for table, columns in expected.items():
         schema, name = place.located(table)
         shown = place.table(table)
@@ -112,10 +113,8 @@ def _tables(connection: Connection, place: Place, steps: list[str], *, view: boo
             yield f"{shown} is missing"
         else:
             yield from _columns(connection, inspector.get_columns(name, schema=schema), columns, shown)
-            key = inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]
-            wanted = keys.get(table, [next(iter(columns))])
-            if key != wanted:
-                yield f"the primary key of {shown} is {key}, not {wanted}"
+            yield from _key(inspector, place, table, keys.get(table, (next(iter(columns)),)))
+            yield from _indexes(inspector, place, table, indexes.get(table, ()))
             if place.family == "mysql":
                 yield from _storage(connection, inspector.get_table_options(name), shown)
 
@@ -129,6 +128,23 @@ def _view(inspector: sa.Inspector, name: str, schema: str | None, shown: str) ->
         yield f"the view {shown} has the columns {', '.join(columns)}, not key, ts, pid, mode"
 
 
+def _key(inspector: sa.Inspector, place: Place, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
+    schema, name = place.located(table)
+    found = tuple(inspector.get_pk_constraint(name, schema=schema)["constrained_columns"])
+    if found != wanted:
+        yield f"the primary key of {place.table(table)} is ({', '.join(found)}), not ({', '.join(wanted)})"
+
+
+def _indexes(inspector: sa.Inspector, place: Place, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
+    schema, name = place.located(table)
+    # a unique constraint is among the indexes on some engines only
+    found = {index["name"] for index in inspector.get_indexes(name, schema=schema)}
+    found |= {unique["name"] for unique in inspector.get_unique_constraints(name, schema=schema)}
+    for index in wanted:
+        if place.located(index)[1] not in found:
+            yield f"{place.table(table)} has lost its index {place.located(index)[1]}"
+
+
 def _columns(connection: Connection, actual: Any, expected: Any, shown: str) -> Iterator[str]:
     there = {column["name"]: column for column in actual}
     for name, type_ in expected.items():
@@ -140,6 +156,9 @@ def _columns(connection: Connection, actual: Any, expected: Any, shown: str) -> 
         bare = type_.removesuffix(" NULL")
         if re.sub(r"(?<=INT)\(\d+\)|(?<=INTEGER)\(\d+\)| COLLATE .*| CHARACTER SET .*", "", found) != bare:
             yield f"{shown}.{name} is {found}, not {bare}"
+        collation = getattr(there[name]["type"], "collation", None)
+        if collation not in (None, "utf8mb4_bin"):
+            yield f"the collation of {shown}.{name} is {collation}"
         if there[name]["nullable"] != (type_ != bare):
             yield f"{shown}.{name} {'allows' if there[name]['nullable'] else 'does not allow'} NULL"
     for name in there:
