@@ -12,8 +12,9 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import Options, Refused, check, ops
+from sqlalchemy_locks.alembic.steps import STEPS
 
-from .project import Fresh, Project, catalog, connected, installed, run, statements
+from .project import Fresh, Project, catalog, connected, installed, run, statements, tables
 
 BY_SCHEMA = ("postgresql", "yugabytedb")
 
@@ -34,15 +35,18 @@ def test_another_schema(fresh: Fresh, schema: str, door: str, tmp_path: Path) ->
         assert catalog(url, schema) == {}
 
 
-def test_another_prefix(fresh: Fresh, door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["Weird$_", "x" * 48], ids=["weird", "longest"])
+def test_another_prefix(fresh: Fresh, prefix: str, door: str, tmp_path: Path) -> None:
     for number, engine in enumerate([("mysql", "pymysql"), ("mariadb", "mariadb+pymysql"), ("sqlite", "pysqlite")]):
         url = fresh(*engine)
-        project = Project(tmp_path / str(number), url, door, prefix="Weird$_")
+        project = Project(tmp_path / str(number), url, door, prefix=prefix)
         project.upgrade()
-        assert {name.lower() for name in catalog(url)} == {"weird$_installed", "weird$_locked_keys"}
-        assert installed(url, prefix="Weird$_")
+        made = {name.lower() for name in catalog(url)}
+        assert {f"{prefix}{name}".lower() for name in tables("sqlite")} <= made
+        assert all(name.startswith(prefix.lower()) for name in made)
+        assert installed(url, prefix=prefix)
         with connected(url) as connection:
-            assert check(connection, prefix="Weird$_") == []
+            assert check(connection, prefix=prefix) == []
         project.downgrade()
         assert catalog(url) == {}
 
@@ -99,15 +103,17 @@ def test_a_schema_that_holds_something_else_stays(fresh: Fresh, engine: tuple[st
         assert list(found) == ["lock_mine"]
 
 
-def test_downgrade_does_not_cascade(postgresql: URL, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_downgrade_does_not_cascade(postgresql: URL, step: str, tmp_path: Path) -> None:
     project = Project(tmp_path, postgresql, "revisions")
+    project.upgrade(step)
+    made, record = catalog(postgresql), installed(postgresql)
+    run(postgresql, f"CREATE VIEW public.mine AS SELECT * FROM lock.{tables('postgresql', (step,))[-1]}")
     project.upgrade()
-    made = catalog(postgresql)
-    run(postgresql, "CREATE VIEW public.held AS SELECT key FROM lock.locked_keys")
     with pytest.raises(sa.exc.DBAPIError, match="depend"):
         project.downgrade()
-    assert catalog(postgresql) == made
-    assert run(postgresql, "SELECT * FROM public.held") == []
+    assert (catalog(postgresql), installed(postgresql)) == (made, record)
+    assert run(postgresql, "SELECT * FROM public.mine") == []
 
 
 def test_no_right_to_create_schemas_is_needed_when_it_exists(fresh: Fresh, door: str, tmp_path: Path) -> None:
