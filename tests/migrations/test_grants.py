@@ -9,8 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import check
+from sqlalchemy_locks.alembic.script import Family
+from sqlalchemy_locks.alembic.steps import STEPS, load
 
-from .project import Fresh, Project, connected, run
+from .project import Fresh, Project, connected, functions, run
 
 CALLS = (
     "SELECT lock.exclusive(1)",
@@ -36,12 +38,41 @@ FORBIDDEN = (
 )
 
 
+def used(table: str, column: str) -> list[str]:
+    """What is done with the rows of a table."""
+    return [
+        f"SELECT * FROM {table} FOR UPDATE",
+        f"INSERT INTO {table} SELECT * FROM {table}",
+        f"UPDATE {table} SET {column} = {column}",
+        f"DELETE FROM {table}",
+    ]
+
+
+def misused(table: str) -> list[str]:
+    return [f"DROP TABLE {table}", f"ALTER TABLE {table} ADD x int"]
+
+
 def refused(url: URL, command: str) -> bool:
     try:
         run(url, command)
     except sa.exc.DBAPIError as error:
         return any(word in str(error) for word in ("permission denied", "must be owner", "denied", "is not a table"))
     return False
+
+
+def rows(family: Family) -> dict[str, str]:
+    """The tables whose rows the app may write, but for the keys of the locks; and a column of each."""
+    every = {k: next(iter(v)) for step in STEPS for k, v in load(step).TABLES[family].items()}
+    quote = "`" if family == "mysql" else '"'
+    return {k: f"{quote}{v}{quote}" for k, v in every.items() if k not in ("installed", "locked_keys")}
+
+
+def executable(url: URL) -> list[str]:
+    """Which of our functions the user may call, looked at by themselves."""
+    query = "SELECT oid FROM pg_proc WHERE proname = '{}' AND oidvectortypes(proargtypes) = '{}' AND {}"
+    ours = "pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'lock')"
+    may = "has_function_privilege(oid, 'EXECUTE')"
+    return [name for name, takes in functions().items() if run(url, query.format(name, takes, f"{ours} AND {may}"))]
 
 
 @pytest.mark.parametrize(
@@ -61,19 +92,24 @@ def test_a_role_of_postgresql(fresh: Fresh, engine_: str, driver: str, locking: 
     run(url, *(f'CREATE ROLE "{role}" LOGIN' for role in (app, other, stranger)))
     both = f"{app}, {other}" if door == "revisions" else [app, other]
     Project(tmp_path, url, door, grant_to=both, locking=locking).upgrade()
+    names = {f"lock.{name}": column for name, column in rows("postgresql").items()}
+    calls = [*CALLS, *(call for name, column in names.items() for call in used(name, column))]
+    forbidden = [*FORBIDDEN, *(call for name in names for call in [*misused(name), f"TRUNCATE {name}"])]
     for role in (app, other):
-        for call in CALLS:
+        for call in calls:
             run(url.set(username=role), call)
-        for command in FORBIDDEN:
+        for command in forbidden:
             assert refused(url.set(username=role), command), command
+        assert executable(url.set(username=role)) == [*functions()]
         with connected(url.set(username=role)) as connection:
             assert check(connection) == []
     # who may enter the schema is still kept from what is in it
     for entered in (False, True):
         if entered:
             run(url, f'GRANT USAGE ON SCHEMA lock TO "{stranger}"')
-        for call in CALLS:
+        for call in calls:
             assert refused(url.set(username=stranger), call), call
+        assert executable(url.set(username=stranger)) == []
 
 
 def test_a_holder_of_another_role_is_seen(fresh: Fresh, tmp_path: Path) -> None:
@@ -110,6 +146,7 @@ def test_a_user_of_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, do
     )
     both = [f"{app}@127.0.0.%", role]
     Project(tmp_path, url, door, grant_to=", ".join(both) if door == "revisions" else both).upgrade()
+    others = {f"`{url.database}`.lock_{name}": column for name, column in rows("mysql").items()}
     for name, first in ((app, "SELECT 1"), (f"{app}2", f"SET ROLE '{role}'")):
         mine = URL.create(url.drivername, username=name, password="x", host=url.host, port=url.port)
         table = f"`{url.database}`.lock_locked_keys"
@@ -120,8 +157,10 @@ def test_a_user_of_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, do
             f"SELECT * FROM {table} WHERE `key` = 1 FOR UPDATE",
             f"UPDATE {table} SET `key` = `key`",
             f"DELETE FROM {table}",
+            *(call for other, column in others.items() for call in used(other, column)),
         )
         for command in (
+            *(call for other in others for call in misused(other)),
             f"SELECT * FROM `{url.database}`.lock_installed",
             f"DROP TABLE {table}",
             f"ALTER TABLE {table} ADD x int",
@@ -129,6 +168,17 @@ def test_a_user_of_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, do
         ):
             with pytest.raises(sa.exc.DBAPIError, match="denied"):
                 run(mine, first, command)
+
+
+@pytest.mark.parametrize(("engine_", "driver"), [("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")])
+def test_what_the_check_needs_on_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, tmp_path: Path) -> None:
+    url = fresh(engine_, driver)
+    app = f"app_{url.database}"
+    run(url, f"CREATE USER '{app}'@'%%' IDENTIFIED BY 'x'")
+    Project(tmp_path, url, "directives", grant_to=app).upgrade()
+    run(url, f"GRANT SELECT ON lock_installed TO '{app}'@'%%'")
+    with connected(url.set(username=app, password="x")) as connection:
+        assert check(connection) == []
 
 
 def test_a_user_in_the_offline_script(fresh: Fresh, tmp_path: Path) -> None:

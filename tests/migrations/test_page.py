@@ -12,13 +12,15 @@ from alembic.config import Config
 from sqlalchemy import make_url
 
 from sqlalchemy_locks.alembic import Options
+from sqlalchemy_locks.alembic.steps import STEPS
 from tests.docs.pages import ROOT, Block, blocks
 
-from .project import installed
+from .project import installed, tables
 
 PAGE = ROOT / "docs" / "alembic.md"
 BLOCKS = blocks(PAGE)
 RELEASED = Path(__file__).parent / "released"
+RECORD = [(step, "revisions") for step in STEPS]
 
 
 def section(title: str, language: str) -> list[Block]:
@@ -39,7 +41,7 @@ def sh(commands: str, folder: Path) -> None:
 def test_a_new_project_then_its_drift(tmp_path: Path) -> None:
     (commands,) = section("A new project", "sh")
     sh(commands.text, tmp_path)
-    assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == [("0001", "revisions")]
+    assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == RECORD
     assert len(list((tmp_path / "migrations/versions").glob("*_my_first_revision.py"))) == 1
     (program,) = (block for block in BLOCKS if block.mark == "drift")
     done = subprocess.run(
@@ -68,7 +70,7 @@ def test_door_a_in_a_project_that_alembic_made(tmp_path: Path) -> None:
     lines.write_text(imports + "\n" + lines.read_text().replace(old, indented))
     sh("alembic revision -m mine", tmp_path)
     sh(heads.text.splitlines()[0], tmp_path)
-    assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == [("0001", "revisions")]
+    assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == RECORD
     sh(heads.text, tmp_path)
     for made in (tmp_path / "migrations/versions").glob("*.py"):
         made.unlink()
@@ -86,7 +88,7 @@ def test_door_a_in_pyproject_toml(tmp_path: Path) -> None:
     options = f'{toml.text}sqlalchemy_locks_prefix = "my_"\n'
     path.write_text(path.read_text().replace("[tool.alembic]\n", f"[tool.alembic]\n{options}"))
     sh("alembic upgrade heads", tmp_path)
-    assert installed(make_url(f"sqlite:///{tmp_path}/app.db"), prefix="my_") == [("0001", "revisions")]
+    assert installed(make_url(f"sqlite:///{tmp_path}/app.db"), prefix="my_") == RECORD
 
 
 @pytest.mark.parametrize("value", ["'app, other'", '["app", "other"]'])
@@ -98,13 +100,21 @@ def test_roles_in_pyproject_toml(tmp_path: Path, value: str) -> None:
 
 def test_door_b_in_a_project_that_alembic_made(tmp_path: Path) -> None:
     (revision,) = (block for block in BLOCKS if block.mark == "revision")
+    assert f'to="{STEPS[-1]}"' in revision.text
     sh("alembic init migrations", tmp_path)
     path = tmp_path / "alembic.ini"
     path.write_text(path.read_text().replace("driver://user:pass@localhost/dbname", "sqlite:///app.db"))
     (tmp_path / "migrations/versions/locks.py").write_text(revision.text)
     sh("alembic upgrade head", tmp_path)
-    assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == [("0001", "directives")]
+    assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == [(step, "directives") for step in STEPS]
     sh("alembic downgrade base", tmp_path)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_page_names_each_step(step: str) -> None:
+    (row,) = re.findall(rf"^\| `{step}` \|.*$", PAGE.read_text(), flags=re.MULTILINE)
+    for table in tables("postgresql", (step,)):
+        assert f"`{table}`" in row
 
 
 def test_the_filter_of_the_page() -> None:
