@@ -56,8 +56,9 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
     :raises ValueError: for a name that can't be one, and for an engine that this library doesn't know.
 
     Compared are the tables (columns, types, NULLs, primary key, names of indexes and unique constraints;
-    on MySQL and MariaDB engine and collation) and the functions (arguments, result, attributes, body, and others of the same name that a
-    call could reach). Of the view, its columns only. A step of a newer release is named, not compared.
+    on MySQL and MariaDB engine and collation) and the functions (arguments, result, attributes, body, and
+    others of the same name that a call could reach). Of the view, its columns only. A step of a newer
+    release is named, not compared.
     """
     options = Options(schema=schema, prefix=prefix)
     place = Place(connection.dialect, options)
