@@ -16,31 +16,42 @@ from .errors import (
     OutcomeUnknown,
     ReentryError,
     StaleSnapshot,
+    StaleToken,
     UnknownRow,
+    UnknownTask,
     Unsupported,
 )
+from .fencing import Fence, fenced
 from .locks import Locks
 from .metadata import metadata
+from .mutex import Mutex
 from .operation import Operation
+from .timeout import Timeout
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
 
 __all__ = [
     "AsyncLocks",
+    "Fence",
     "LockError",
     "LockLost",
     "LockTimeout",
     "Locks",
     "MustRollback",
+    "Mutex",
     "NotInstalled",
     "NotWritable",
     "Operation",
     "OutcomeUnknown",
     "ReentryError",
     "StaleSnapshot",
+    "StaleToken",
+    "Timeout",
     "UnknownRow",
+    "UnknownTask",
     "Unsupported",
+    "fenced",
     "lock",
     "metadata",
     "sqlite",

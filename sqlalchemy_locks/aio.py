@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from .locks import Held, Hold, Locks, Name
+from .mutexes import Mutexes
 from .operation import Operation
 
 T = TypeVar("T")
@@ -23,21 +24,44 @@ class AsyncLocks:
     """As :class:`~sqlalchemy_locks.Locks`, with the same names, awaited.
 
     :param bind: an ``AsyncEngine``, or an ``async_sessionmaker`` bound to one.
+    :param owner: as for ``Locks``.
 
     >>> locks = sl.AsyncLocks(async_engine)
     >>> async with locks.exclusive("invoice:42", timeout=5) as held:
     ...     held.session.add(Payment(invoice=42))
     """
 
-    def __init__(self, bind: AsyncEngine | async_sessionmaker[Any]) -> None:
+    def __init__(self, bind: AsyncEngine | async_sessionmaker[Any], *, owner: str | None = None) -> None:
         maker = bind if isinstance(bind, async_sessionmaker) else async_sessionmaker(bind)
         engine = maker.kw.get("bind")
         if not isinstance(engine, AsyncEngine):
             raise TypeError(f"AsyncLocks takes an AsyncEngine, or an async_sessionmaker bound to one, not {bind!r}")
         self._engine = engine
         self._session_maker = maker
-        self._sync = Locks(engine.sync_engine)
+        self._sync = Locks(engine.sync_engine, owner=owner)
         self._sync._sleep = lambda delay: await_only(asyncio.sleep(delay))
+
+    @property
+    def owner(self) -> str:
+        """As :attr:`sqlalchemy_locks.Locks.owner`."""
+        return self._sync.owner
+
+    @property
+    def mutex(self) -> AsyncMutexes:
+        """As :attr:`sqlalchemy_locks.Locks.mutex`."""
+        return AsyncMutexes(self._sync.mutex)
+
+    async def once_per(
+        self,
+        name: str,
+        *,
+        every: float | timedelta,
+        windowed: bool = False,
+        tz: str | None = None,
+        queue: str | None = None,
+    ) -> bool:
+        """As :meth:`sqlalchemy_locks.Locks.once_per`."""
+        return await greenlet_spawn(self._sync.once_per, name, every=every, windowed=windowed, tz=tz, queue=queue)
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncHold:
         """As :meth:`sqlalchemy_locks.Locks.exclusive`, for ``async with``."""
@@ -54,6 +78,25 @@ class AsyncLocks:
     async def run(self, operation: Operation[Any]) -> Any:
         """As :meth:`sqlalchemy_locks.Locks.run`."""
         return await greenlet_spawn(self._sync.run, operation)
+
+
+class AsyncMutexes:
+    """As :class:`sqlalchemy_locks.mutexes.Mutexes`, awaited."""
+
+    def __init__(self, mutexes: Mutexes) -> None:
+        self._mutexes = mutexes
+
+    async def acquire(self, id: str, *, queue: str | None = None, owner: str | None = None) -> bool:
+        """As ``Mutexes.acquire``."""
+        return await greenlet_spawn(self._mutexes.acquire, id, queue=queue, owner=owner)
+
+    async def acquire_token(self, id: str, *, queue: str | None = None, owner: str | None = None) -> int | None:
+        """As ``Mutexes.acquire_token``."""
+        return await greenlet_spawn(self._mutexes.acquire_token, id, queue=queue, owner=owner)
+
+    async def release(self, id: str, *, queue: str | None = None, owner: str | None = None) -> bool:
+        """As ``Mutexes.release``."""
+        return await greenlet_spawn(self._mutexes.release, id, queue=queue, owner=owner)
 
 
 class AsyncHeld:

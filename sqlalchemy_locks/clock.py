@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import DateTime
+from sqlalchemy import BigInteger, DateTime
 from sqlalchemy.sql.functions import FunctionElement
 
 
@@ -22,4 +22,11 @@ class Now(FunctionElement[datetime]):
     """This instant, in UTC, by the server."""
 
     type = Instant()
+    inherit_cache = True
+
+
+class Epoch(FunctionElement[int]):
+    """This instant as whole seconds since 1970, by the server; fresh even after a wait inside the statement."""
+
+    type = BigInteger()
     inherit_cache = True

@@ -90,6 +90,13 @@ class Target:
         """What an UPDATE adds, so that a flush of what was loaded before it fails instead of undoing it."""
         return {} if self._version is None else {self._version: self._version + 1}
 
+    def first(self) -> dict[Any, Any]:
+        """What an INSERT adds, so that the row is one of this class's."""
+        first: dict[Any, Any] = {} if self._version is None else {self._version: 1}
+        if self.mapper is not None and self.mapper.polymorphic_on is not None:
+            first[self.mapper.polymorphic_on] = self.mapper.polymorphic_identity
+        return first
+
     def _version_column(self) -> Column[Any] | None:
         if self.mapper is None or self.mapper.version_id_col is None or not self.mapper.version_id_generator:
             return None  # none, or one that the server counts

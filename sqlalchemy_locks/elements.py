@@ -89,6 +89,12 @@ class SessionUnlock(FunctionElement[bool]):
     inherit_cache = True
 
 
+class InsertAbsent(Insert):
+    """An INSERT that passes over a row whose key is there (not on MySQL and MariaDB, where that hides other errors)."""
+
+    inherit_cache = True
+
+
 class TakeRow(Insert):
     """An INSERT that holds the row of a duplicate exclusively, and changes nothing (MySQL, MariaDB).
 

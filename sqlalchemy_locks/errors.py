@@ -24,7 +24,7 @@ class LockLost(LockError):
 
 
 class OutcomeUnknown(LockLost):
-    """The connection died while COMMIT was under way: what was done may be committed, or not.
+    """The connection died after the work was sent and before its answer came: it may have been done, or not.
 
     Look before you do it again.
     """
@@ -43,6 +43,21 @@ class MustRollback(LockError):
 
 class UnknownRow(LockError):
     """``lock.row`` was asked for a row that isn't there: nothing was locked."""
+
+
+class UnknownTask(LockError):
+    """No such task, mutex or timeout: it was never created, or in another queue."""
+
+
+class StaleToken(LockError):
+    """A newer holder has written already: this write came too late, and changed nothing.
+
+    ``token`` is the fencing token that the row carries.
+    """
+
+    def __init__(self, message: str, token: int) -> None:
+        super().__init__(message)
+        self.token = token
 
 
 class Unsupported(LockError):

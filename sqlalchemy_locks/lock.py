@@ -171,6 +171,9 @@ class _Unlock(Body):
 class _Vacuum(Body):
     name = "lock.vacuum"
 
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True
+
     def build(self, place: Place) -> Executable | None:
         match place.engine.locking:
             case "functions":
@@ -193,6 +196,9 @@ class _Vacuum(Body):
 
 class _Create(Body):
     name = "lock.create"
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True
 
     def build(self, place: Place) -> Executable | None:
         match place.engine.locking:

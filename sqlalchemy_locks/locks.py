@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from operator import itemgetter
 from types import TracebackType
@@ -19,10 +22,13 @@ from sqlalchemy import Engine, event
 from sqlalchemy.pool import StaticPool
 
 from . import lock
-from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot, Unsupported
+from .errors import LockLost, LockTimeout, OutcomeUnknown, ReentryError, StaleSnapshot, UnknownTask, Unsupported
 from .keys import as_key
+from .mutexes import Mutexes
+from .names import checked
 from .operation import Operation, place_of, seconds
-from .transaction import ShortTransaction, Sleep, retried
+from .timeout import Timeout
+from .transaction import ShortTransaction, Sleep, retried, run_one
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, sessionmaker
@@ -38,13 +44,14 @@ class Locks:
 
     :param bind: an ``Engine``, or a ``sessionmaker`` bound to one: its class and options are then those of
         ``held.session``.
+    :param owner: who acquires what is stored with an owner; the host, the process and a nonce when not given.
 
     >>> locks = sl.Locks(engine)
     >>> with locks.exclusive("invoice:42", timeout=5) as held:
     ...     held.session.add(Payment(invoice=42))
     """
 
-    def __init__(self, bind: Engine | sessionmaker[Any]) -> None:
+    def __init__(self, bind: Engine | sessionmaker[Any], *, owner: str | None = None) -> None:
         from sqlalchemy.orm import sessionmaker
 
         maker = bind if isinstance(bind, sessionmaker) else sessionmaker(bind)
@@ -60,6 +67,46 @@ class Locks:
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = time.sleep
         self._sets_isolation = False
+        self._owner = None if owner is None else checked(owner, "an owner")
+        self._nonce = secrets.token_hex(4)
+        self._mutex = Mutexes(self._run, lambda: self.owner)
+
+    @property
+    def owner(self) -> str:
+        """Who acquires what is stored with an owner."""
+        # asked for each time: a fork is another process
+        return self._owner or f"{socket.gethostname()[:200]}:{os.getpid()}:{self._nonce}"
+
+    @property
+    def mutex(self) -> Mutexes:
+        """The mutexes of the shipped table, made on first use."""
+        return self._mutex
+
+    def once_per(
+        self,
+        name: str,
+        *,
+        every: float | timedelta,
+        windowed: bool = False,
+        tz: str | None = None,
+        queue: str | None = None,
+    ) -> bool:
+        """Whether it is this caller's turn to do what is to be done once a period: :class:`Timeout`, made on first use.
+
+        :param every: the period, in whole seconds or as a ``timedelta``.
+        :param windowed: :param tz: :param queue: see :class:`Timeout`.
+        :raises OutcomeUnknown: when the connection died, and so did those of three more tries.
+
+        >>> if locks.once_per("hourly-report", every=3600):
+        ...     send_report()
+        """
+        timeout = Timeout(every=every, windowed=windowed, tz=tz)
+        operation, nonce = timeout.acquire(name, queue=queue), secrets.token_hex(16)
+        try:
+            return bool(self._run(operation, nonce))
+        except UnknownTask:
+            self.run(timeout.create(name, queue=queue))
+            return bool(self._run(operation, nonce))
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
         """Hold keys alone while the block runs; a transaction holds them, and the block's end commits it.
@@ -96,19 +143,36 @@ class Locks:
                 f"{body.name} ends with its {body.held_by}, so run() would give the lock back at once: use "
                 "locks.exclusive() or locks.shared(), or execute it in a transaction of your own"
             )
-        return retried(lambda: self._run_once(operation), self._engine, self._sleep)
+        return self._run(operation, secrets.token_hex(16))
 
-    def _run_once(self, operation: Operation[Any]) -> Any:
-        options = {**self._engine.get_execution_options(), **operation.get_execution_options()}
-        place = place_of(self._engine.dialect, options)
-        if place.engine.one_trip and operation._body.statement(place) is not None:
-            with self._engine.connect() as connection, place.engine.autocommitted(connection):
-                return connection.execute(operation).scalar()
+    def _run(self, operation: Operation[Any], nonce: str) -> Any:
+        options: dict[str, Any] = {"locks_nonce": nonce}
+
+        repeatable = operation._body.repeatable(operation)
+
+        def attempt() -> Any:
+            try:
+                return self._run_once(operation, options, repeatable)
+            except OutcomeUnknown:
+                options["locks_again"] = True
+                raise
+
+        return retried(attempt, self._engine, self._sleep, repeatable=repeatable)
+
+    def _run_once(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool) -> Any:
+        place = place_of(
+            self._engine.dialect, {**self._engine.get_execution_options(), **operation.get_execution_options()}
+        )
+        if operation._body.statement(place) is not None:
+            with self._engine.connect() as connection:
+                while not repeatable and place.engine.hung_up(connection):
+                    connection.invalidate()  # not sent yet, and so not lost
+                return run_one(connection, operation, options)
         short = ShortTransaction(self._engine)
         short.open()
         try:
             short.use()
-            value = short.connection.execute(operation).scalar()
+            value = short.connection.execute(operation, execution_options=options).scalar()
         except BaseException:
             short.abandon()
             raise

@@ -7,9 +7,10 @@ failure has rolled everything back, and so has the death of a connection before 
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection, RootTransaction
@@ -17,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
 from .errors import LockLost, MustRollback, OutcomeUnknown
-from .operation import translated
+from .operation import Operation, translated
 
 T = TypeVar("T")
 
@@ -125,14 +126,40 @@ class ShortTransaction:
             connection.close()
 
 
-def retried(attempt: Callable[[], T], engine: Engine, sleep: Sleep) -> T:
-    """Run ``attempt`` again, three times at most, after an error that leaves nothing behind."""
+def run_one(connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
+    """Run an operation of one statement by itself: without BEGIN and COMMIT where that can be had for nothing.
+
+    :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
+    """
+    facts = engine_of(connection.dialect)
+    one_trip = facts.one_trip
+    final = one_trip or facts.autocommit(connection)
+    with facts.autocommitted(connection) if one_trip else contextlib.nullcontext():
+        try:
+            connection.begin()
+            value = connection.execute(operation, execution_options=options).scalar()
+            final = True
+            connection.commit()
+        except DBAPIError as error:
+            if final and error.connection_invalidated:
+                raise OutcomeUnknown(
+                    f"{operation.name}: the connection died before the answer came: it was done, or it was not"
+                ) from error
+            raise
+    return value
+
+
+def retried(attempt: Callable[[], T], engine: Engine, sleep: Sleep, *, repeatable: bool = False) -> T:
+    """Run ``attempt`` again, three times at most, after an error that leaves nothing behind.
+
+    :param repeatable: it may also be run again when nobody knows whether it was done.
+    """
     facts = engine_of(engine.dialect)
 
     def worth(error: BaseException) -> bool:
         if isinstance(error, DBAPIError):
             return error.connection_invalidated or facts.transient(error)
-        return isinstance(error, MustRollback)
+        return isinstance(error, MustRollback) or (repeatable and isinstance(error, OutcomeUnknown))
 
     try:
         return attempt()  # by itself, since a retrying object costs as much as a round trip

@@ -34,6 +34,8 @@ class Engine:
     locking: ClassVar[Locking]
     #: an INSERT can be told how long to wait, not at all included
     bounded_insert: ClassVar[bool] = False
+    #: an UPDATE can give back what it has written
+    update_returning: ClassVar[bool] = False
     #: a lock is refused by the server itself where the isolation level makes what its holder reads stale
     refuses_stale: ClassVar[bool] = False
     #: autocommit can be had on a pooled connection without a round trip and without touching what the app has set
@@ -49,6 +51,10 @@ class Engine:
 
     def missing(self, error: DBAPIError) -> bool:
         """Whether a table, function or schema of the statement isn't there."""
+        raise NotImplementedError
+
+    def duplicate(self, error: DBAPIError) -> bool:
+        """Whether a row with that key was there; asked only where an INSERT can't be told to pass over it."""
         raise NotImplementedError
 
     def transient(self, error: DBAPIError) -> bool:

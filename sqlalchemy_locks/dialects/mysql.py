@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Instant, Now
+from ..clock import Epoch, Instant, Now
 from ..elements import Gate, PlainReads, ReadCommitted, SessionLock, SessionUnlock, TakeRow, Writable
 from ..errors import LockError, LockTimeout, Unsupported
 from .base import Engine, arrived, nothing
@@ -82,6 +82,9 @@ class MySQL(Engine):
             raise
         return False
 
+    def duplicate(self, error: DBAPIError) -> bool:
+        return bool(_errno(error) == 1062)
+
     def hung_up(self, connection: Connection) -> bool:
         if connection.dialect.is_async:  # aiomysql reads through asyncio; asyncmy keeps its reader to itself
             reader = getattr(connection.connection.driver_connection, "_reader", None)
@@ -146,6 +149,14 @@ def _instant(element: Instant, compiler: Any, **kw: Any) -> str:
 @compiles(Now, "mariadb")
 def _now(element: Now, compiler: Any, **kw: Any) -> str:
     return "(UTC_TIMESTAMP(6))"
+
+
+@compiles(Epoch, "mysql")
+@compiles(Epoch, "mariadb")
+def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
+    # UTC_TIMESTAMP is when the statement began; SYSDATE is now, but in the session's zone: their difference has none
+    began = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    return f"(({began} + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))) DIV 1000000)"
 
 
 @compiles(Writable, "mysql")

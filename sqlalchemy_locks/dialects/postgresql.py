@@ -12,8 +12,8 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Now
-from ..elements import LockFunction, SessionLock, SessionUnlock
+from ..clock import Epoch, Now
+from ..elements import InsertAbsent, LockFunction, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot
 from .base import Engine, arrived
 
@@ -27,6 +27,7 @@ class PostgreSQL(Engine):
     name = "PostgreSQL"
     schemas = True
     one_trip = True
+    update_returning = True
     refuses_stale = True
     locking = "functions"
     release_session_locks = "SELECT pg_advisory_unlock_all()"
@@ -146,6 +147,18 @@ def _function(element: LockFunction, compiler: Any, **kw: Any) -> str:
 @compiles(Now, "yugabytedb")
 def _now(element: Now, compiler: Any, **kw: Any) -> str:
     return "clock_timestamp()"
+
+
+@compiles(Epoch, "postgresql")
+@compiles(Epoch, "yugabytedb")
+def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
+    return "CAST(floor(extract(epoch FROM clock_timestamp())) AS BIGINT)"
+
+
+@compiles(InsertAbsent, "postgresql")
+@compiles(InsertAbsent, "yugabytedb")
+def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
+    return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
 
 
 # a standby grants advisory locks of its own; a YugabyteDB that was told to be silent grants what it hasn't

@@ -12,7 +12,8 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Now
+from ..clock import Epoch, Now
+from ..elements import InsertAbsent
 from ..errors import LockError, LockTimeout, MustRollback
 from .base import Engine, nothing
 
@@ -22,6 +23,7 @@ _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
 class SQLite(Engine):
     name = "SQLite"
     locking = "file"
+    update_returning = True
 
     def translate(self, error: DBAPIError) -> LockError | None:
         message = str(error.orig)
@@ -88,6 +90,16 @@ class SQLite(Engine):
 @compiles(Now, "sqlite")
 def _now(element: Now, compiler: Any, **kw: Any) -> str:
     return "(strftime('%Y-%m-%d %H:%M:%f', 'now'))"
+
+
+@compiles(Epoch, "sqlite")
+def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
+    return "CAST(strftime('%s', 'now') AS INTEGER)"
+
+
+@compiles(InsertAbsent, "sqlite")
+def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
+    return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
 
 
 def in_transaction(connection: Connection) -> bool:

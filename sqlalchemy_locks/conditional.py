@@ -1,0 +1,246 @@
+"""One row, one conditional UPDATE: what mutexes and timeouts are made of.
+
+Whoever's UPDATE finds the condition true has it: the database changes a row for one at a time, and the next one
+finds the condition false. That holds at every isolation level, since an UPDATE reads the row as it is.
+
+Rows are those of a shipped table, or of a user's own: ``Rows`` knows which column plays which role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Literal
+
+from sqlalchemy import Select, Update, and_, func, or_, select, update
+from sqlalchemy.sql import Executable
+
+from .elements import ReadCommitted
+from .errors import LockTimeout, OutcomeUnknown, UnknownTask, Unsupported
+from .operation import Body, Operation, Place, Run
+from .roles import ONE, At, Rows, bound, named, nonce, one, raised, retries_left
+
+Answer = Literal["whether", "token"]
+
+
+class Conditional(Body):
+    """One conditional UPDATE of one row; whether it changed anything is the answer."""
+
+    def __init__(self, rows: Rows, name: str) -> None:
+        super().__init__()
+        self.rows, self.name = rows, name
+        self.needs_installation = rows.target is None
+        self._probes: dict[Place, Select[Any]] = {}
+
+    def condition(self, at: At) -> list[Any]:
+        """What must be true of the row, besides being that row."""
+        raise NotImplementedError
+
+    def changes(self, at: At) -> dict[Any, Any]:
+        """What the UPDATE sets."""
+        raise NotImplementedError
+
+    def build(self, place: Place) -> Executable | None:
+        return self.chosen(place, self.rows.at(place))
+
+    def chosen(self, place: Place, at: At) -> Update:
+        """The UPDATE of the row."""
+        conditions = [*one(self.rows, at), *self.condition(at)]
+        return update(at.table).where(and_(*conditions)).values(self.changes(at) | self.rows.bumped())
+
+    def route(self) -> dict[str, Any]:
+        return self.rows.route()
+
+    def run(self, run: Run) -> Any:
+        if not self.rows.unique:
+            self._refuse_several(run)
+        answer = self.update(run)
+        if answer:
+            self.refresh(run)
+        return answer or self.otherwise(run, self.probe(run))
+
+    def update(self, run: Run) -> Any:
+        """Run the UPDATE; what it tells of itself, falsy when no row was changed."""
+        statement = self.statement(run.place)
+        assert statement is not None
+        return self._within(run, lambda: self.sent(run, statement) > 0)
+
+    def sent(self, run: Run, statement: Executable) -> int:
+        changed: int = run.by_cursor(statement, run.values, attrgetter("rowcount"), plain=self.rows.target is None)
+        return changed
+
+    def _within(self, run: Run, update: Callable[[], Any]) -> Any:
+        if run.wait is None:
+            return update()
+        with run.engine.bounded(run.connection, run.wait):
+            return update()
+
+    def refresh(self, run: Run) -> None:
+        target = self.rows.target
+        if target is not None and run.session is not None:
+            at = self.rows.at(run.place)
+            meant = {at[role]: run.values[named(role)] for role in ("queue", "id") if role in at}
+            target.refresh(run.session, self.changes(at), meant)
+
+    def probe(self, run: Run) -> Any:
+        """The row that was not changed: its nonce and its flag, where there are such.
+
+        :raises UnknownTask: when there is no such row.
+        """
+        at = self.rows.at(run.place)
+        row = run.execute(self._probe(run.place)).first()
+        if row is None and not (run.engine.locking == "rows" and self._hidden(run, at)):
+            raise UnknownTask(self.unknown(run))
+        return row
+
+    def _probe(self, place: Place) -> Select[Any]:
+        if place not in self._probes:
+            at = self.rows.at(place)
+            told: Any = [at[role].label(role) for role in ("id", "token", "fence", "acquired") if role in at]
+            probe: Any = select(*told).where(*one(self.rows, at))
+            self._probes[place] = probe
+        return self._probes[place]
+
+    def _hidden(self, run: Run, at: At) -> bool:
+        """Whether the row is there, though an old snapshot doesn't show it (InnoDB above READ COMMITTED)."""
+        if run.execute(select(ReadCommitted()), {}).scalar() or run.read_committed:
+            return False
+        probe = self._probe(run.place)
+        if run.execute(probe.with_for_update(read=True, skip_locked=True)).first() is not None:
+            return True
+        try:
+            return run.execute(probe.with_for_update(read=True, nowait=True)).first() is not None
+        except LockTimeout:
+            return True  # somebody holds it, so it is there
+
+    def otherwise(self, run: Run, row: Any) -> Any:
+        """The answer when the condition was false."""
+        return False
+
+    def unknown(self, run: Run) -> str:
+        where = f" in the queue {run.values[named('queue')]!r}" if named("queue") in run.values else ""
+        return f"{self.name}: there is no {run.values[named('id')]!r}{where}; make it by create() first"
+
+    def _refuse_several(self, run: Run) -> None:
+        """Two rows of one id would be two locks of one name: where the model doesn't rule that out, look."""
+        at = self.rows.at(run.place)
+        found = run.execute(select(at["id"]).where(*one(self.rows, at)).limit(2)).all()
+        if len(found) > 1:
+            raise Unsupported(
+                f"{self.name}: several rows of {at.table} have the id {run.values[named('id')]!r}, and each would be a "
+                "lock of its own: give the column a unique constraint"
+            )
+
+
+class Acquire(Conditional):
+    """An acquisition: it may cost a retry, leaves its nonce, and raises the fence."""
+
+    def __init__(self, rows: Rows, name: str, answer: Answer, *, patient: Acquire | None = None) -> None:
+        super().__init__(rows, name)
+        self.answer = answer
+        #: the same, waiting, for one that doesn't
+        self.patient = patient
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return self.rows.has("token")
+
+    def free(self, at: At) -> list[Any]:
+        """What makes the row free to be acquired."""
+        raise NotImplementedError
+
+    def condition(self, at: At) -> list[Any]:
+        return [*self.free(at), *self.allowed(at)]
+
+    def allowed(self, at: At) -> list[Any]:
+        """What every acquisition needs besides a free row."""
+        conditions = retries_left(at)
+        if "token" in at:
+            # a first try whose connection died must not come into effect after the second has
+            conditions.append(or_(at["token"].is_(None), at["token"] != bound(at["token"], "nonce")))
+        return conditions
+
+    def spent(self, at: At) -> dict[Any, Any]:
+        """What every acquisition sets."""
+        changes: dict[Any, Any] = {}
+        if "retries" in at:
+            changes[at["retries"]] = at["retries"] - ONE
+        if "token" in at:
+            changes[at["token"]] = bound(at["token"], "nonce")
+        if "fence" in at:
+            changes[at["fence"]] = raised(at)
+        return changes
+
+    def build(self, place: Place) -> Executable | None:
+        if self.patient is not None and place.engine.locking != "functions":
+            return None
+        at = self.rows.at(place)
+        statement = self.chosen(place, at)
+        if self.answer == "whether":
+            return statement
+        if place.engine.update_returning:
+            return statement.returning(at["fence"])
+        return statement.values({at["fence"]: func.last_insert_id(raised(at))})
+
+    def chosen(self, place: Place, at: At) -> Update:
+        """The UPDATE of the row; where that can be said in it, of a row that nobody else is changing."""
+        statement = super().chosen(place, at)
+        if self.patient is None:
+            return statement
+        free = self._skipping(at).cte("free").prefix_with("MATERIALIZED")
+        return statement.where(*(column == free.c[column.key] for column in at.table.primary_key))
+
+    def given(self, run: Run) -> dict[str, Any]:
+        """The values that each run brings anew."""
+        return {named("nonce"): nonce(self.rows.at(run.place), run)} if self.rows.has("token") else {}
+
+    def because(self, place: Place) -> str:
+        if place.engine.locking == "file":
+            return "where the busy timeout is none while it runs"
+        return "where the row is locked first, unless somebody else has it"
+
+    def _skipping(self, at: At) -> Select[Any]:
+        # not FOR UPDATE: a row that others refer to by a foreign key isn't taken
+        found = select(*at.table.primary_key).where(*one(self.rows, at))
+        return found.with_for_update(skip_locked=True, key_share=True)
+
+    def update(self, run: Run) -> Any:
+        run.values = {**run.values, **self.given(run)}
+        statement = self.statement(run.place) if self.patient is None else self._nowait(run)
+        if statement is None:
+            return False
+        if self.patient is not None and run.engine.locking == "file":
+            try:
+                with run.engine.bounded(run.connection, 0):
+                    return self._answer(run, statement)
+            except LockTimeout:
+                return False
+        return self._within(run, lambda: self._answer(run, statement))
+
+    def _nowait(self, run: Run) -> Executable | None:
+        assert self.patient is not None
+        if run.engine.locking == "functions":
+            return self.statement(run.place)
+        if run.engine.locking == "rows" and run.execute(self._skipping(self.rows.at(run.place))).first() is None:
+            return None
+        return self.patient.statement(run.place)
+
+    def _answer(self, run: Run, statement: Executable) -> Any:
+        if self.answer == "whether":
+            return self.sent(run, statement) > 0
+        plain = self.rows.target is None
+        if run.engine.update_returning:
+            row = run.by_cursor(statement, run.values, _first, plain=plain)
+            return None if row is None else row[0]
+        changed, token = run.by_cursor(statement, run.values, attrgetter("rowcount", "lastrowid"), plain=plain)
+        return token if changed else None
+
+    def otherwise(self, run: Run, row: Any) -> Any:
+        if row is not None and "token" in row._fields and row.token == run.values[named("nonce")]:
+            if "acquired" in row._fields and not row.acquired:
+                raise OutcomeUnknown(f"{self.name}: it was acquired, its answer was lost, and somebody has released it")
+            return True if self.answer == "whether" else row.fence
+        return False if self.answer == "whether" else None
+
+
+def _first(cursor: Any) -> Any:
+    return cursor.fetchone()

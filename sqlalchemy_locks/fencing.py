@@ -1,0 +1,139 @@
+"""Fencing: a write that came too late is refused by the row it is for.
+
+A holder can be stopped for longer than its lock lasts, go on, and write. No lock service can prevent that; the row
+can, when each lock hands out a greater token than the one before, and the row takes no write with a smaller token
+than the last. One conditional UPDATE does both:
+``UPDATE document SET body = ..., fence = :token WHERE id = 1 AND fence <= :token``.
+
+For locks of one holder at a time (mutex, timeout, lease). A semaphore's permits hold at once, and have ``guarded``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, Column, ColumnElement, Select, Update, func, literal, select
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
+
+from .columns import Target
+from .errors import StaleToken, Unsupported
+from .operation import Body, Operation, Place, Run, shaped
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import MappedColumn
+
+
+def Fence() -> MappedColumn[int]:
+    """A mapped column for the fencing token of the last write; 0 before the first.
+
+    >>> class Document(Base):
+    ...     fence: Mapped[int] = sl.Fence()
+    """
+    from sqlalchemy.orm import mapped_column
+
+    return mapped_column(BigInteger, nullable=False, default=0, server_default="0")
+
+
+@shaped(select(literal(True)))
+def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
+    """Run an UPDATE only if no newer holder has written to the row, and leave the token there.
+
+    :param statement: an UPDATE of one table (``update(Document).where(...).values(...)``), without RETURNING.
+    :param fence: the column of that table that keeps the token (:func:`Fence` makes one).
+    :param token: the fencing token of the lock that you hold, as ``acquire_token`` gave it.
+    :return: ``True`` when it was written, ``False`` when no row matches the statement's own condition.
+    :raises StaleToken: when a newer holder has written; nothing is written then. Where the statement is for several
+        rows, roll back: those that were not newer are written.
+    :raises TypeError: :raises ValueError: for another statement, another table's column, or a token that is none.
+
+    Writes with the same token follow each other: a holder may write as often as it likes.
+
+    >>> session.scalar(sl.fenced(update(Document).where(Document.id == 1).values(body=text), Document.fence, token))
+    """
+    if not isinstance(statement, Update):
+        raise TypeError(f"fenced takes an UPDATE, not {statement!r}")
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise TypeError(f"a fencing token is an int, not {token!r}")
+    if not 0 < token < 2**63:
+        raise ValueError(f"a fencing token is at least 1 and has 63 bits, not {token}")
+    return Operation(_Fenced(statement, fence, token), {"token": token})
+
+
+class _Fenced(Body):
+    name = "fenced"
+    needs_installation = False
+
+    def __init__(self, statement: Update, fence: Any, token: int) -> None:
+        super().__init__()
+        # not entity_description, which fails where a table's own UPDATE is conditioned by a class's attribute
+        mapper = statement.table._annotations.get("parententity")
+        self.target = Target(statement.table if mapper is None else mapper.entity, "fenced")
+        self.fence = self.target.column(fence, "fence")
+        if statement._returning:
+            raise Unsupported("fenced answers True or False: leave RETURNING out of its statement, and read afterwards")
+        self.token = token
+        self.given = statement
+        #: the condition says that one row is meant, at the most
+        self.single = self._pinned() >= {column.name for column in self.target.primary_key}
+
+    def build(self, place: Place) -> Update | None:
+        # what several rows have become must be asked for, and the answer can still be undone only in a transaction
+        return self._guarded() if self.single else None
+
+    def because(self, place: Place) -> str:
+        return "where the statement doesn't name its row by the primary key, and may be for several"
+
+    def _guarded(self) -> Update:
+        last = func.coalesce(self.fence, 0) if self.fence.nullable else self.fence
+        own = self.target.own_rows()
+        guarded = self.given.where(last <= self.token, *own).values({self.fence: self.token})
+        set_already = {getattr(column, "name", column) for column in (self.given._values or {})}
+        bumped = {column: value for column, value in self.target.bumped().items() if column.name not in set_already}
+        return (guarded.values(bumped) if bumped else guarded).execution_options(synchronize_session=False)
+
+    def run(self, run: Run) -> bool:
+        if not self.single and run.engine.autocommit(run.connection):
+            raise run.engine.refuse_autocommit(self.name)
+        written = run.execute(self._guarded(), {}).rowcount
+        if not written or not self.single:
+            newer = run.execute(self._newer(), {}).scalar()
+            if newer is not None:
+                raise StaleToken(
+                    f"a newer holder, with the token {newer}, has written to {self.target.name} already: the write "
+                    f"with the token {self.token} came too late",
+                    newer,
+                )
+        if written and run.session is not None:
+            self._refresh(run)
+        return bool(written)
+
+    def _newer(self) -> Select[Any]:
+        condition = [] if self.given.whereclause is None else [self.given.whereclause]
+        return select(func.max(self.fence)).where(self.fence > self.token, *condition, *self.target.own_rows())
+
+    def _refresh(self, run: Run) -> None:
+        columns = [self.target.table.c[getattr(column, "name", column)] for column in (self.given._values or {})]
+        self.target.refresh(run.session, [self.fence, *columns], self._pins())
+
+    def _pinned(self) -> set[str]:
+        return {column.name for column in self._pins()}
+
+    def _pins(self) -> dict[Column[Any], Any]:
+        """The columns that the condition equates with a value."""
+        found: dict[Column[Any], Any] = {}
+        waiting: list[Any] = [] if self.given.whereclause is None else [self.given.whereclause]
+        while waiting:
+            clause = waiting.pop()
+            if isinstance(clause, BooleanClauseList) and clause.operator is operators.and_:
+                waiting += clause.clauses
+            elif isinstance(clause, BinaryExpression) and clause.operator is operators.eq:
+                for one, other in ((clause.left, clause.right), (clause.right, clause.left)):
+                    if isinstance(other, BindParameter) and isinstance(one, ColumnElement):
+                        for column in self.target.table.columns:
+                            if column in one.base_columns:
+                                found[column] = other.effective_value
+        return found
+
+    def route(self) -> dict[str, Any]:
+        return self.target.route()

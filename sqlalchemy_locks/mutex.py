@@ -1,0 +1,243 @@
+"""Mutex: taken or free, and taken until somebody releases it.
+
+The pattern: ``UPDATE task_state SET acquired = true WHERE id = ... AND acquired != true``; one of all who try changes
+the row. A mutex that nobody released stays taken: that is its purpose, since the next run must not start when the
+last one did not succeed. Where a holder that died should not block the next, use a lease of a semaphore.
+
+What is promised: between two releases one acquisition is answered ``True``, at any isolation level. What is relied
+on: the row is there (``create``), and nobody changes the flag but through a mutex of this row.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Boolean, Integer, false, literal, or_, select, true
+
+from . import tasks
+from .clock import Now
+from .conditional import Acquire, Answer, Conditional
+from .errors import OutcomeUnknown
+from .names import checked
+from .operation import Operation, Run, shaped
+from .roles import At, Rows, bound, named
+from .several import Several
+
+_ROLES = ("queue", "id", "acquired", "owner", "token", "fence", "acquired_at", "retries")
+
+
+class Mutex:
+    """A lock that is taken until it is released, as a flag of a row.
+
+    :param entity: a mapped class or ``Table`` of your own; without one, the shipped table ``lock.task_state``.
+    :param id: its column that names the mutex; its values must be unique (in one ``queue``).
+    :param acquired: its flag, boolean or integer. ``NULL`` is free.
+    :param queue: its column for queues; ids are then unique inside a queue, and each call says ``queue=``.
+    :param retries: its column for the acquisitions that are left; ``NULL`` is as many as you like.
+    :param owner: its column for who acquired last. :param acquired_at: and for when, by the server's clock.
+    :param fence: its column for the fencing token, which each acquisition raises (:class:`Fence` makes one).
+    :param token: its column, a string of 32 or a UUID, for a nonce by which ``Locks`` knows its own acquisition again
+        after a lost reply; without one such an acquisition raises ``OutcomeUnknown``.
+    :raises TypeError: :raises ValueError: for what is not a column of that class's own table.
+
+    The pattern: "Distributed locks: SQL", Mutex.
+
+    >>> mutex = sl.Mutex()
+    >>> session.scalar(mutex.create("task_a"))
+    >>> session.scalar(mutex.acquire("task_a"))
+    True
+    """
+
+    def __init__(
+        self,
+        entity: Any = None,
+        *,
+        id: Any = None,
+        acquired: Any = None,
+        queue: Any = None,
+        retries: Any = None,
+        owner: Any = None,
+        acquired_at: Any = None,
+        fence: Any = None,
+        token: Any = None,
+    ) -> None:
+        given = {
+            "queue": queue,
+            "id": id,
+            "acquired": acquired,
+            "owner": owner,
+            "token": token,
+            "fence": fence,
+            "acquired_at": acquired_at,
+            "retries": retries,
+        }
+        if entity is None and not any(column is not None for column in given.values()):
+            self._rows, self._bodies = _shipped()
+            return
+        if entity is not None and (id is None or acquired is None):
+            raise TypeError("Mutex needs id= and acquired=, the columns of the class or table that it was given")
+        self._rows = Rows("Mutex", lambda tables: tables.task_state, _ROLES, entity, given)
+        self._rows.of_type("acquired", (Boolean, Integer), "a flag")
+        self._bodies = _Bodies(self._rows)
+
+    @shaped(select(literal(1)))
+    def create(self, *ids: Any, queue: Any = None, retries: int | None = None) -> Operation[Any]:
+        """Insert the absent ones of some mutexes, free.
+
+        :param retries: how many acquisitions they allow; ``None`` leaves that to the column's default (the shipped
+            table: as many as you like).
+        :return: how many were absent.
+        """
+        values = tasks.ids(self._rows, "mutex.create", ids, queue) | tasks.retries(self._rows, retries)
+        return Operation(self._bodies.create[retries is not None], values)
+
+    @shaped(select(literal(True)))
+    def acquire(self, id: Any, *, queue: Any = None, owner: str | None = None, nowait: bool = False) -> Operation[Any]:
+        """Take a mutex, if it is free and has a retry left.
+
+        :param owner: who takes it, stored for :meth:`release` and for people.
+        :param nowait: don't wait for a transaction that is changing the row: ``False`` then. Without it, in your own
+            session, one waits for that transaction's end (the option ``locks_wait`` bounds that, in seconds).
+        :return: ``True`` when it is yours, ``False`` when somebody has it, or no retry is left.
+        :raises UnknownTask: when it was never created.
+        """
+        return Operation(self._bodies.acquire["whether", bool(nowait)], self._values(id, queue, owner))
+
+    @shaped(select(literal(1, Integer())).where(false()))
+    def acquire_token(
+        self, id: Any, *, queue: Any = None, owner: str | None = None, nowait: bool = False
+    ) -> Operation[Any]:
+        """As :meth:`acquire`, for a fencing token: greater than any that this mutex gave before, or ``None``."""
+        self._rows.require("fence", "a fencing token")
+        return Operation(self._bodies.acquire["token", bool(nowait)], self._values(id, queue, owner))
+
+    @shaped(select(literal(True)))
+    def release(self, id: Any, *, queue: Any = None, owner: str | None = None) -> Operation[Any]:
+        """Give a mutex back.
+
+        :param owner: give it back only if it was acquired by this owner.
+        :return: ``True`` when it was taken (by that owner) and is free now.
+        :raises UnknownTask: when it was never created.
+        """
+        if owner is None:
+            return Operation(self._bodies.release[None], self._rows.identity(id, queue))
+        whose = {named("whose"): self._owner(owner)[named("owner")]}
+        return Operation(self._bodies.release["owner"], self._rows.identity(id, queue) | whose)
+
+    def _release_own(self, id: Any, queue: Any, nonce: str) -> Operation[Any]:
+        """Give back what the acquisition with this nonce took, and nobody else's."""
+        return Operation(self._bodies.release["token"], self._rows.identity(id, queue) | {named("whose"): nonce})
+
+    @shaped(select(literal("")))
+    def capture(self, limit: int, *, queue: Any = None, owner: str | None = None) -> Operation[Any]:
+        """Take several mutexes at once, whichever are free, passing over those that others are changing.
+
+        :return: their ids in order, one a row: ``session.scalars(mutex.capture(3)).all()``.
+
+        MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED; ``Locks`` sees to that.
+        """
+        values = self._rows.queue(queue) | tasks.limit(self._rows, limit) | self._owner(owner)
+        return Operation(self._bodies.capture, values)
+
+    @shaped(select(literal(True)))
+    def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
+        """Say how many acquisitions are left; ``None``: as many as you like.
+
+        :return: ``True``. :raises UnknownTask: when it was never created.
+        """
+        left = tasks.retries(self._rows, retries, required=True)
+        return Operation(self._bodies.set_retries, self._rows.identity(id, queue) | left)
+
+    def _values(self, id: Any, queue: Any, owner: Any) -> dict[str, Any]:
+        return self._rows.identity(id, queue) | self._owner(owner)
+
+    def _owner(self, owner: Any) -> dict[str, Any]:
+        if owner is None:
+            return {named("owner"): None} if self._rows.has("owner") else {}
+        self._rows.require("owner", "owner")
+        return {named("owner"): checked(owner, "an owner")}
+
+
+class _Acquire(Acquire):
+    def free(self, at: At) -> list[Any]:
+        return [_is_not(at["acquired"], True)]
+
+    def changes(self, at: At) -> dict[Any, Any]:
+        changes = {at["acquired"]: _flag(at["acquired"], True)}
+        if "owner" in at:
+            changes[at["owner"]] = bound(at["owner"], "owner")
+        if "acquired_at" in at:
+            changes[at["acquired_at"]] = Now()
+        return changes | self.spent(at)
+
+
+class _Release(Conditional):
+    """By anybody, by its owner, or by the very acquisition whose nonce is given."""
+
+    def __init__(self, rows: Rows, whose: str | None) -> None:
+        super().__init__(rows, "mutex.release")
+        self.whose = whose
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return self.whose == "token"
+
+    def condition(self, at: At) -> list[Any]:
+        conditions = [_is_not(at["acquired"], False)]
+        if self.whose is not None:
+            conditions.append(at[self.whose] == bound(at[self.whose], "whose"))
+        return conditions
+
+    def changes(self, at: At) -> dict[Any, Any]:
+        return {at["acquired"]: _flag(at["acquired"], False)}
+
+    def otherwise(self, run: Run, row: Any) -> Any:
+        if not run.again:
+            return False
+        # an earlier try of this release came into effect if the row is free and carries our nonce still; another's
+        # nonce doesn't tell who freed it
+        if row is not None and row.token == run.values[named("whose")] and not row.acquired:
+            return True
+        raise OutcomeUnknown(
+            f"{self.name}: its answer was lost, and {run.values[named('id')]!r} has been acquired since"
+        )
+
+
+def _flag(column: Any, value: bool) -> Any:
+    if isinstance(column.type, Boolean):
+        return true() if value else false()
+    return literal(int(value), column.type)
+
+
+def _is_not(column: Any, value: bool) -> Any:
+    # `acquired != true` is the pattern's; a flag that may be NULL, and is, was never taken
+    different = column != _flag(column, value)
+    return or_(column.is_(None), different) if column.nullable and value else different
+
+
+class _Bodies:
+    """The statements of the mutexes of some rows, built once."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.acquire: dict[tuple[Answer, bool], _Acquire] = {}
+        names: tuple[tuple[Answer, str], ...] = (("whether", "mutex.acquire"), ("token", "mutex.acquire_token"))
+        for answer, name in names:
+            patient = _Acquire(rows, name, answer)
+            self.acquire[answer, False] = patient
+            self.acquire[answer, True] = _Acquire(rows, name, answer, patient=patient)
+        self.release = {whose: _Release(rows, whose) for whose in (None, "owner", "token")}
+        self.capture = Several("mutex.capture", self.acquire["whether", False])
+        self.create = {
+            retries: tasks.Create(rows, "mutex.create", _initial, retries=retries) for retries in (False, True)
+        }
+        self.set_retries = tasks.SetRetries(rows, "mutex.set_retries")
+
+
+def _initial(at: At) -> dict[str, Any]:
+    return {"acquired": _flag(at["acquired"], False)}
+
+
+@cache
+def _shipped() -> tuple[Rows, _Bodies]:
+    rows = Rows("Mutex", lambda tables: tables.task_state, _ROLES)
+    return rows, _Bodies(rows)

@@ -1,0 +1,70 @@
+"""``locks.mutex``: the mutexes of the shipped table, made on first use, safe when an answer is lost.
+
+Each acquisition leaves a nonce in the row. It is remembered here until the release, which then frees this
+acquisition and no other: a release whose answer was lost can be sent again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from .errors import UnknownTask
+from .mutex import Mutex
+from .operation import Operation
+
+
+class Mutexes:
+    """What :attr:`Locks.mutex` is.
+
+    >>> if locks.mutex.acquire("task_a"):
+    ...     locks.mutex.release("task_a")
+    """
+
+    def __init__(self, run: Callable[[Operation[Any], str], Any], owner: Callable[[], str]) -> None:
+        self._run, self._owner = run, owner
+        self._mutex = Mutex()
+        self._nonces: dict[tuple[str | None, str], str] = {}
+
+    def acquire(self, id: str, *, queue: str | None = None, owner: str | None = None) -> bool:
+        """Take a mutex, if it is free and has a retry left; see :meth:`Mutex.acquire`.
+
+        :param owner: stored in the row; ``Locks(owner=...)`` when not given.
+        :return: ``True`` when it is yours, until it is released, by whatever process.
+        :raises OutcomeUnknown: when the connection died, and so did those of three more tries.
+        """
+        return bool(self._acquire(self._mutex.acquire, id, queue, owner))
+
+    def acquire_token(self, id: str, *, queue: str | None = None, owner: str | None = None) -> int | None:
+        """As :meth:`acquire`, for a fencing token, or ``None``."""
+        token: int | None = self._acquire(self._mutex.acquire_token, id, queue, owner)
+        return token
+
+    def release(self, id: str, *, queue: str | None = None, owner: str | None = None) -> bool:
+        """Give a mutex back.
+
+        One that was acquired here is given back only if that very acquisition still has it. For one that another
+        process acquired, a lost answer raises ``OutcomeUnknown``, since a second try could free the next holder.
+
+        :param owner: give it back only if it was acquired by this owner.
+        :return: ``True`` when it is free now because of this.
+        """
+        mine = self._nonces.get((queue, id)) if owner is None else None
+        if mine is None:
+            return bool(self._run(self._mutex.release(id, queue=queue, owner=owner), secrets.token_hex(16)))
+        released = bool(self._run(self._mutex._release_own(id, queue, mine), secrets.token_hex(16)))
+        self._nonces.pop((queue, id), None)
+        return released
+
+    def _acquire(self, acquire: Callable[..., Operation[Any]], id: str, queue: str | None, owner: str | None) -> Any:
+        operation = acquire(id, queue=queue, owner=self._owner() if owner is None else owner)
+        nonce = secrets.token_hex(16)
+        try:
+            got = self._run(operation, nonce)
+        except UnknownTask:
+            self._run(self._mutex.create(id, queue=queue), secrets.token_hex(16))
+            got = self._run(operation, nonce)
+        if got:
+            self._nonces[queue, id] = nonce
+        return got

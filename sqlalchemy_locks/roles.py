@@ -1,0 +1,154 @@
+"""Roles: which column of which table is a lock's id, its flag, its fence; shipped tables and a user's own alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Column, Table, Update, Uuid, bindparam, func, literal_column, or_, update
+
+from .columns import Target
+from .names import checked
+from .operation import Place, Run
+from .schema import DEFAULT_SCHEMA, Tables, tables
+
+DEFAULT_QUEUE = "default"
+ONE: Any = literal_column("1")
+#: the columns of the shipped tables whose name is not that of the role
+_SHIPPED = {"queue": "queue_id", "retries": "retries_left"}
+
+
+@dataclass(frozen=True, eq=False)
+class At:
+    """The rows of one place: their table, and which of its columns plays which role."""
+
+    table: Table
+    roles: Mapping[str, Column[Any]]
+
+    def __getitem__(self, role: str) -> Any:
+        return self.roles[role]
+
+    def __contains__(self, role: object) -> bool:
+        return role in self.roles
+
+
+class Rows:
+    """Where a pattern's rows are, and what plays which role there.
+
+    :param what: what sentences call the pattern, e.g. ``Mutex``.
+    :param shipped: the shipped table, and the roles that it has.
+    :param entity: the user's own class or table, with ``given``: its column for each role, ``None`` where it has none.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        shipped: Callable[[Tables], Table],
+        roles: Iterable[str],
+        entity: Any = None,
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.what = what
+        self._shipped, self._roles = shipped, tuple(roles)
+        given = {role: column for role, column in (given or {}).items() if column is not None}
+        if entity is None and given:
+            raise TypeError(f"{what}: {', '.join(given)} name columns of a class or table, and none was given")
+        self.target = None if entity is None else Target(entity, what)
+        self._own: At | None = None
+        if self.target is not None:
+            own = {role: self.target.column(column, role) for role, column in given.items()}
+            self._own = At(self.target.table, own)
+        #: no two rows have the same id (in one queue): the shipped tables see to it, and a model may say so
+        self.unique = True
+        if self.target is not None and self._own is not None:
+            self.unique = self.target.is_unique(self._own[role] for role in ("id", "queue") if role in self._own)
+
+    def at(self, place: Place) -> At:
+        return self._own or _shipped_at(self._shipped(place.tables), self._roles)
+
+    def has(self, role: str) -> bool:
+        return role in (self._roles if self._own is None else self._own)
+
+    def require(self, role: str, why: str) -> None:
+        """:raises ValueError: when no column plays the role."""
+        if not self.has(role):
+            raise ValueError(f"{self.what}: {why} needs a column; name it by {role}= where the {self.what} is made")
+
+    def of_type(self, role: str, types: tuple[type, ...], what: str) -> None:
+        """:raises TypeError: when the column that plays the role is of another type."""
+        if self._own is not None and role in self._own and not isinstance(self._own[role].type, types):
+            kinds = " or ".join(type_.__name__ for type_ in types)
+            raise TypeError(f"{self.what}: {role}={self._own[role]} must be {kinds} for {what}")
+
+    def bumped(self) -> dict[Any, Any]:
+        """What an UPDATE of a mapped class adds; see ``Target.bumped``."""
+        return {} if self.target is None else self.target.bumped()
+
+    def identity(self, id: Any, queue: Any) -> dict[str, Any]:
+        """The values that tell one row."""
+        if id is None or isinstance(id, bool):
+            raise TypeError(f"{self.what}: an id can't be {id!r}")
+        values = {named("id"): checked(id, "an id") if self._own is None or isinstance(id, str) else id}
+        return values | self.queue(queue)
+
+    def queue(self, queue: Any) -> dict[str, Any]:
+        """The value that tells one queue, where there are queues."""
+        if self._own is None:
+            return {named("queue"): checked(DEFAULT_QUEUE if queue is None else queue, "a queue")}
+        if "queue" in self._own:
+            if queue is None:
+                raise ValueError(f"{self.what}: ids are unique inside a queue only, so say queue=")
+            return {named("queue"): checked(queue, "a queue") if isinstance(queue, str) else queue}
+        if queue is not None:
+            raise ValueError(f"{self.what}: there are no queues without a column; name it by queue=")
+        return {}
+
+    def route(self) -> dict[str, Any]:
+        if self.target is not None:
+            return self.target.route()
+        return {"clause": _routed(self._shipped(tables(DEFAULT_SCHEMA, "")))}
+
+
+@cache
+def _routed(table: Table) -> Update:
+    return update(table)
+
+
+@cache
+def _shipped_at(table: Table, roles: tuple[str, ...]) -> At:
+    return At(table, {role: table.c[_SHIPPED.get(role, role)] for role in roles})
+
+
+def bound(column: Column[Any], role: str) -> Any:
+    """A value of the call, bound with the column's own type."""
+    return bindparam(named(role), type_=column.type)
+
+
+def named(role: str) -> str:
+    """What a value is called in a statement: not as any column is, since an UPDATE would then set it."""
+    return f"locks_{role}"
+
+
+def one(rows: Rows, at: At) -> list[Any]:
+    """The conditions that tell one row."""
+    conditions = [at[role] == bound(at[role], role) for role in ("queue", "id") if role in at]
+    return conditions + (rows.target.own_rows() if rows.target else [])
+
+
+def nonce(at: At, run: Run) -> Any:
+    """This run's nonce, as the column for it takes it."""
+    return UUID(run.nonce) if "token" in at and isinstance(at["token"].type, Uuid) else run.nonce
+
+
+def raised(at: At) -> Any:
+    """The fencing token of the next acquisition."""
+    fence = at["fence"]
+    return (func.coalesce(fence, literal_column("0")) if fence.nullable else fence) + ONE
+
+
+def retries_left(at: At) -> list[Any]:
+    """The condition that a retry is left, where retries are counted; NULL is as many as you like."""
+    return [or_(at["retries"].is_(None), at["retries"] > literal_column("0"))] if "retries" in at else []

@@ -1,0 +1,279 @@
+"""Timeout: a lock that frees itself, once a period.
+
+The pattern: ``UPDATE task SET ts = now WHERE id = ... AND ts + timeout < now``; nobody has to release anything. In
+its other form time is cut into windows, and the first write of a window wins:
+``floor(ts / timeout) < floor(now / timeout)``, which is to say that ``ts`` is from before the window's start.
+
+What is promised: at most one acquisition in a period (elapsed), or in a window (windowed; two runs may then lie
+close together, either side of a boundary), by the server's clock, read when the row is locked and not when the
+statement began to wait for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, Integer, Numeric, Update, and_, bindparam, case, literal, or_, select, update
+
+from . import tasks, zones
+from .clock import Epoch
+from .conditional import Acquire, Answer
+from .operation import Operation, Place, Run, seconds, shaped
+from .roles import At, Rows, named, one
+from .several import Several
+
+_ROLES = ("queue", "id", "ts", "timeout", "token", "fence", "retries")
+
+Clock = Callable[[], "float | datetime"]
+
+
+class Timeout:
+    """A lock that is free again when its period is over.
+
+    :param entity: a mapped class or ``Table`` of your own; without one, the shipped table ``lock.task_timeout``.
+    :param every: the period, in whole seconds or as a ``timedelta``; without it, each row's own ``timeout`` column.
+    :param windowed: cut time into windows of that length, and allow one acquisition in each.
+    :param tz: for windows of civil time (``every=86400``: from midnight to midnight there), the name of a zone.
+    :param clock: for tests: gives the instant (seconds since 1970, or an aware ``datetime``) instead of the server.
+    :param id: the column that names the timeout; its values must be unique (in one ``queue``).
+    :param ts: its column for when it was last acquired, in seconds since 1970. ``NULL`` is never.
+    :param timeout: its column for the row's own period, in seconds.
+    :param queue: :param retries: :param fence: :param token: as for :class:`Mutex`.
+    :raises TypeError: :raises ValueError: for what is not a column of that class's own table, a period that is not
+        whole seconds, an unknown zone.
+
+    The patterns: "Distributed locks: SQL" and "Distributed locks: NoSQL", Timeout.
+
+    >>> hourly = sl.Timeout(every=3600, windowed=True)
+    >>> session.scalar(hourly.create("report"))
+    >>> session.scalar(hourly.acquire("report"))
+    True
+    """
+
+    def __init__(
+        self,
+        entity: Any = None,
+        *,
+        every: float | timedelta | None = None,
+        windowed: bool = False,
+        tz: str | None = None,
+        clock: Clock | None = None,
+        id: Any = None,
+        ts: Any = None,
+        timeout: Any = None,
+        queue: Any = None,
+        retries: Any = None,
+        fence: Any = None,
+        token: Any = None,
+    ) -> None:
+        if tz is not None and not windowed:
+            raise ValueError("Timeout: tz is for windows of civil time, so say windowed=True")
+        if clock is not None and not callable(clock):
+            raise TypeError(f"Timeout: clock is a function that gives the instant, not {clock!r}")
+        self._every = None if every is None else _period(every)
+        kind = _Kind(every is not None, bool(windowed), None if tz is None else zones.zone(tz), clock)
+        given = {
+            "queue": queue,
+            "id": id,
+            "ts": ts,
+            "timeout": timeout,
+            "token": token,
+            "fence": fence,
+            "retries": retries,
+        }
+        if entity is None and not any(column is not None for column in given.values()):
+            self._rows, self._bodies = _shipped(), _shipped_bodies(kind) if clock is None else _Bodies(_shipped(), kind)
+            return
+        if entity is not None and (id is None or ts is None):
+            raise TypeError("Timeout needs id= and ts=, the columns of the class or table that it was given")
+        self._rows = Rows("Timeout", lambda tables: tables.task_timeout, _ROLES, entity, given)
+        self._bodies = _Bodies(self._rows, kind)
+        if every is None:
+            self._rows.require("timeout", "a period of each row's own")
+        for role in ("ts", "timeout"):
+            self._rows.of_type(role, (Integer, Numeric), "seconds since 1970, or for a period")
+
+    @shaped(select(literal(1)))
+    def create(
+        self, *ids: Any, queue: Any = None, retries: int | None = None, every: float | timedelta | None = None
+    ) -> Operation[Any]:
+        """Insert the absent ones of some timeouts, free at once.
+
+        :param retries: how many acquisitions they allow; ``None`` leaves that to the column's default (the shipped
+            table: as many as you like).
+        :param every: the period to store in the row, in whole seconds; that of this ``Timeout`` when not given.
+        :return: how many were absent.
+        """
+        period = self._every if every is None else _period(every)
+        if period is None and self._rows.has("timeout"):
+            raise ValueError("Timeout: say every=, here or where the Timeout is made: the row keeps its period")
+        values = tasks.ids(self._rows, "timeout.create", ids, queue) | tasks.retries(self._rows, retries)
+        return Operation(
+            self._bodies.create[retries is not None], values | ({} if period is None else {named("every"): period})
+        )
+
+    @shaped(select(literal(True)))
+    def acquire(self, id: Any, *, queue: Any = None, nowait: bool = False) -> Operation[Any]:
+        """Take a timeout, if its period is over and it has a retry left.
+
+        :param nowait: don't wait for a transaction that is changing the row: ``False`` then. Without it, in your own
+            session, one waits for that transaction's end (the option ``locks_wait`` bounds that, in seconds).
+        :return: ``True`` when it is yours, ``False`` when its period isn't over, or no retry is left.
+        :raises UnknownTask: when it was never created.
+        """
+        return Operation(self._bodies.acquire["whether", bool(nowait)], self._values(id, queue))
+
+    @shaped(select(literal(1)))
+    def acquire_token(self, id: Any, *, queue: Any = None, nowait: bool = False) -> Operation[Any]:
+        """As :meth:`acquire`, for a fencing token: greater than any that this timeout gave before, or ``None``."""
+        self._rows.require("fence", "a fencing token")
+        return Operation(self._bodies.acquire["token", bool(nowait)], self._values(id, queue))
+
+    @shaped(select(literal("")))
+    def capture(self, limit: int, *, queue: Any = None) -> Operation[Any]:
+        """Take several timeouts at once, whichever are free, passing over those that others are changing.
+
+        :return: their ids in order, one a row: ``session.scalars(timeout.capture(3)).all()``.
+
+        MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED; ``Locks`` sees to that.
+        """
+        values = self._rows.queue(queue) | tasks.limit(self._rows, limit) | self._override()
+        return Operation(self._bodies.capture, values)
+
+    @shaped(select(literal(True)))
+    def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
+        """Say how many acquisitions are left; ``None``: as many as you like.
+
+        :return: ``True``. :raises UnknownTask: when it was never created.
+        """
+        left = tasks.retries(self._rows, retries, required=True)
+        return Operation(self._bodies.set_retries, self._rows.identity(id, queue) | left)
+
+    def _values(self, id: Any, queue: Any) -> dict[str, Any]:
+        return self._rows.identity(id, queue) | self._override()
+
+    def _override(self) -> dict[str, Any]:
+        return {} if self._every is None else {named("every"): self._every}
+
+
+def _period(every: float | timedelta) -> int:
+    period = seconds(every, "every", zero=False)
+    if period != int(period):
+        raise ValueError(f"every must be whole seconds, since that is what ts counts, not {every!r}")
+    return int(period)
+
+
+class _Kind(NamedTuple):
+    """What makes the statements of two timeouts differ."""
+
+    overrides: bool
+    windowed: bool
+    zone: Any
+    clock: Clock | None
+
+
+class _Acquire(Acquire):
+    def __init__(self, rows: Rows, name: str, answer: Answer, kind: _Kind, patient: _Acquire | None = None) -> None:
+        super().__init__(rows, name, answer, patient=patient)
+        self.kind = kind
+
+    @property
+    def now(self) -> Any:
+        return Epoch() if self.kind.clock is None else bindparam(named("now"), type_=BigInteger())
+
+    def free(self, at: At) -> list[Any]:
+        return self._free(at, self.now)
+
+    def _free(self, at: At, now: Any) -> list[Any]:
+        every = bindparam(named("every"), type_=BigInteger()) if self.kind.overrides else at["timeout"]
+        if self.kind.windowed:
+            began = self._local(now)
+            free = self._local(at["ts"]) < began - began % every
+        else:
+            free = at["ts"] + every < now
+        return [or_(at["ts"].is_(None), free) if at["ts"].nullable else free]
+
+    def _local(self, instant: Any) -> Any:
+        """Seconds since 1970 on the clocks of the zone."""
+        if self.kind.zone is None:
+            return instant
+        part = {name: bindparam(named(f"zone_{name}"), type_=BigInteger()) for name in zones.Offsets._fields}
+        return instant + case(
+            (instant < part["first"], part["before"]),
+            (instant < part["second"], part["between"]),
+            else_=part["after"],
+        )
+
+    def chosen(self, place: Place, at: At) -> Update:
+        if place.engine.locking != "functions":
+            return super().chosen(place, at)
+        # The row is locked first and the clock read after that, in one statement: an UPDATE that waits for the row
+        # stamps it with the instant at which it began to wait.
+        due = select(*at.table.primary_key).where(and_(*one(self.rows, at), *self.condition(at)))
+        due_cte = due.with_for_update(skip_locked=self.patient is not None, key_share=True).cte("due")
+        due_cte = due_cte.prefix_with("MATERIALIZED")
+        clock = select(due_cte, self.now.label("now")).cte("clock").prefix_with("MATERIALIZED")
+        same = [column == clock.c[column.key] for column in at.table.primary_key]
+        conditions = [*same, *self._free(at, clock.c.now), *self.allowed(at)]
+        return update(at.table).where(and_(*conditions)).values(self._changes(at, clock.c.now) | self.rows.bumped())
+
+    def changes(self, at: At) -> dict[Any, Any]:
+        return self._changes(at, self.now)
+
+    def _changes(self, at: At, now: Any) -> dict[Any, Any]:
+        return {at["ts"]: now} | self.spent(at)
+
+    def given(self, run: Run) -> dict[str, Any]:
+        given, instant = super().given(run), time.time()
+        if self.kind.clock is not None:
+            given[named("now")] = instant = _instant(self.kind.clock())
+        if self.kind.zone is not None:
+            offsets = zones.around(self.kind.zone, instant)
+            given |= {named(f"zone_{name}"): value for name, value in offsets._asdict().items()}
+        return given
+
+
+def _instant(given: float | datetime) -> int:
+    if isinstance(given, datetime):
+        if given.tzinfo is None:
+            raise ValueError(f"Timeout: the clock gave a datetime without a zone: {given!r}")
+        given = given.timestamp()
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(f"Timeout: the clock gives seconds since 1970 or an aware datetime, not {given!r}")
+    return math.floor(given)
+
+
+class _Bodies:
+    """The statements of the timeouts of some rows, built once."""
+
+    def __init__(self, rows: Rows, kind: _Kind) -> None:
+        self.acquire: dict[tuple[Answer, bool], _Acquire] = {}
+        names: tuple[tuple[Answer, str], ...] = (("whether", "timeout.acquire"), ("token", "timeout.acquire_token"))
+        for answer, name in names:
+            patient = _Acquire(rows, name, answer, kind)
+            self.acquire[answer, False] = patient
+            self.acquire[answer, True] = _Acquire(rows, name, answer, kind, patient)
+        self.capture = Several("timeout.capture", self.acquire["whether", False])
+        self.create = {
+            retries: tasks.Create(rows, "timeout.create", _initial, retries=retries) for retries in (False, True)
+        }
+        self.set_retries = tasks.SetRetries(rows, "timeout.set_retries")
+
+
+def _initial(at: At) -> dict[str, Any]:
+    return {"ts": 0, "timeout": bindparam(named("every"), type_=BigInteger())}
+
+
+@cache
+def _shipped() -> Rows:
+    return Rows("Timeout", lambda tables: tables.task_timeout, _ROLES)
+
+
+@cache
+def _shipped_bodies(kind: _Kind) -> _Bodies:
+    return _Bodies(_shipped(), kind)
