@@ -26,7 +26,7 @@ from .errors import LockLost, LockTimeout, OutcomeUnknown, ReentryError, StaleSn
 from .keys import as_key
 from .mutexes import Mutexes
 from .names import checked
-from .operation import Operation, place_of, seconds
+from .operation import Operation, fresh_nonce, place_of, seconds
 from .timeout import Timeout
 from .transaction import ShortTransaction, Sleep, retried, run_one
 
@@ -101,7 +101,7 @@ class Locks:
         ...     send_report()
         """
         timeout = Timeout(every=every, windowed=windowed, tz=tz)
-        operation, nonce = timeout.acquire(name, queue=queue), secrets.token_hex(16)
+        operation, nonce = timeout.acquire(name, queue=queue), fresh_nonce()
         try:
             return bool(self._run(operation, nonce))
         except UnknownTask:
@@ -143,7 +143,7 @@ class Locks:
                 f"{body.name} ends with its {body.held_by}, so run() would give the lock back at once: use "
                 "locks.exclusive() or locks.shared(), or execute it in a transaction of your own"
             )
-        return self._run(operation, secrets.token_hex(16))
+        return self._run(operation, fresh_nonce())
 
     def _run(self, operation: Operation[Any], nonce: str) -> Any:
         options: dict[str, Any] = {"locks_nonce": nonce}

@@ -6,13 +6,12 @@ acquisition and no other: a release whose answer was lost can be sent again.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Any
 
 from .errors import UnknownTask
 from .mutex import Mutex
-from .operation import Operation
+from .operation import Operation, fresh_nonce
 
 
 class Mutexes:
@@ -52,18 +51,18 @@ class Mutexes:
         """
         mine = self._nonces.get((queue, id)) if owner is None else None
         if mine is None:
-            return bool(self._run(self._mutex.release(id, queue=queue, owner=owner), secrets.token_hex(16)))
-        released = bool(self._run(self._mutex._release_own(id, queue, mine), secrets.token_hex(16)))
+            return bool(self._run(self._mutex.release(id, queue=queue, owner=owner), fresh_nonce()))
+        released = bool(self._run(self._mutex._release_own(id, queue, mine), fresh_nonce()))
         self._nonces.pop((queue, id), None)
         return released
 
     def _acquire(self, acquire: Callable[..., Operation[Any]], id: str, queue: str | None, owner: str | None) -> Any:
         operation = acquire(id, queue=queue, owner=self._owner() if owner is None else owner)
-        nonce = secrets.token_hex(16)
+        nonce = fresh_nonce()
         try:
             got = self._run(operation, nonce)
         except UnknownTask:
-            self._run(self._mutex.create(id, queue=queue), secrets.token_hex(16))
+            self._run(self._mutex.create(id, queue=queue), fresh_nonce())
             got = self._run(operation, nonce)
         if got:
             self._nonces[queue, id] = nonce

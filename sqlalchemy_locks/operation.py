@@ -17,12 +17,12 @@ tests pin them on 2.0 and 2.1:
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
+from uuid import uuid4
 
 import sqlalchemy
 from sqlalchemy import Table, update
@@ -93,7 +93,7 @@ class Run:
         self.moved = "schema_translate_map" in every
         self.read_committed = bool(every.get("locks_read_committed"))
         #: tells this call from every other: what it leaves in a row is known again after a lost reply
-        self.nonce = every.get("locks_nonce") or secrets.token_hex(16)
+        self.nonce = every.get("locks_nonce") or fresh_nonce()
         #: an earlier try of this very call may have come into effect, its answer lost
         self.again = bool(every.get("locks_again"))
         self.place = place_of(self.connection.dialect, every)
@@ -169,6 +169,11 @@ class Run:
             sql, parameters, error, dialect.loaded_dbapi.Error, connection_invalidated=lost, dialect=dialect
         )
         return wrapped
+
+
+def fresh_nonce() -> str:
+    """What tells one call from every other; a valid UUID, since MariaDB's type takes no other 128 bits."""
+    return uuid4().hex
 
 
 def _one_value(cursor: Any) -> Any:
