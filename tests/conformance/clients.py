@@ -25,6 +25,8 @@ class Client:
     """One party: at most one transaction at a time, in which it holds what it has taken."""
 
     asynchronous = False
+    #: each operation is a transaction of its own
+    transient = False
     #: whether several keys can be held in one transaction, one after another
     accumulates = True
 
@@ -125,6 +127,7 @@ class ViaConnection(_Executing):
 
 class ViaLocks(Client):
     accumulates = False
+    transient = True
 
     def setup(self) -> None:
         self.engine = create_engine(self.url, **_options(self.isolation))
@@ -233,6 +236,7 @@ class ViaAsyncConnection(_Asynchronous, _Executing):
 
 class ViaAsyncLocks(_Asynchronous):
     accumulates = False
+    transient = True
 
     async def asetup(self) -> None:
         await super().asetup()
