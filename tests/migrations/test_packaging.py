@@ -113,7 +113,8 @@ def connect(project: Path, url: str) -> None:
 
 
 def found(installed: Environment, project: Path) -> set[str]:
-    code = "import sqlite3; print([row[0] for row in sqlite3.connect('x.db').execute('SELECT name FROM sqlite_master WHERE type = 'table'')])"
+    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    code = f"import sqlite3; print([row[0] for row in sqlite3.connect('x.db').execute({query!r})])"
     names: list[str] = ast.literal_eval(installed("-c", code, cwd=project))
     return {name for name in names if not name.startswith(("alembic", "sqlite"))}
 
