@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 from sqlalchemy import make_url
@@ -21,6 +22,9 @@ class Proxy:
         self._guard = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self.accepted = 0
+        self._lost: tuple[bytes, Callable[[], object]] | None = None
+        #: the answers that were kept back
+        self.losses = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -38,6 +42,17 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
                 end.close()
+
+    def lose_answer(self, to: bytes, meanwhile: Callable[[], object] = lambda: None, *, always: bool = False) -> None:
+        """Keep the answer back to the next request with ``to`` in it, do something ``meanwhile``, and cut.
+
+        The server has then done what it was asked for, and whoever asked can't know.
+        """
+        self._always = always
+        self._lost = to, meanwhile
+
+    def answer_all(self) -> None:
+        self._lost = None
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -61,13 +76,39 @@ class Proxy:
             with self._guard:
                 self.accepted += 1
                 self._pairs.append((client, server))
-            for source, target in ((client, server), (server, client)):
-                threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
+            losing: list[Callable[[], object]] = []
+            threading.Thread(target=self._ask, args=(client, server, losing), daemon=True).start()
+            threading.Thread(target=self._answer, args=(server, client, losing), daemon=True).start()
 
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+    def _ask(self, source: socket.socket, target: socket.socket, losing: list[Callable[[], object]]) -> None:
+        def sent(data: bytes) -> bool:
+            lost = self._lost
+            if lost is not None and lost[0] in data:
+                if not self._always:
+                    self._lost = None
+                losing.append(lost[1])
+            return True
+
+        self._forward(source, target, sent)
+
+    def _answer(self, source: socket.socket, target: socket.socket, losing: list[Callable[[], object]]) -> None:
+        def wanted(data: bytes) -> bool:
+            if not losing:
+                return True
+            self.losses += 1
+            losing.pop()()
+            for end in (source, target):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            return False
+
+        self._forward(source, target, wanted)
+
+    def _forward(self, source: socket.socket, target: socket.socket, wanted: Callable[[bytes], bool]) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                target.sendall(data)
+                if wanted(data):
+                    target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
