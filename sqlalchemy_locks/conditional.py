@@ -8,7 +8,6 @@ Rows are those of a shipped table, or of a user's own: ``Rows`` knows which colu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -63,17 +62,14 @@ class Conditional(Body):
         """Run the UPDATE; what it tells of itself, falsy when no row was changed."""
         statement = self.statement(run.place)
         assert statement is not None
-        return self._within(run, lambda: self.sent(run, statement) > 0)
+        if run.wait is None:
+            return self.sent(run, statement) > 0
+        with run.engine.bounded(run.connection, run.wait):
+            return self.sent(run, statement) > 0
 
     def sent(self, run: Run, statement: Executable) -> int:
         changed: int = run.by_cursor(statement, run.values, attrgetter("rowcount"), plain=self.rows.target is None)
         return changed
-
-    def _within(self, run: Run, update: Callable[[], Any]) -> Any:
-        if run.wait is None:
-            return update()
-        with run.engine.bounded(run.connection, run.wait):
-            return update()
 
     def refresh(self, run: Run) -> None:
         target = self.rows.target
@@ -214,7 +210,10 @@ class Acquire(Conditional):
                     return self._answer(run, statement)
             except LockTimeout:
                 return False
-        return self._within(run, lambda: self._answer(run, statement))
+        if run.wait is None:
+            return self._answer(run, statement)
+        with run.engine.bounded(run.connection, run.wait):
+            return self._answer(run, statement)
 
     def _nowait(self, run: Run) -> Executable | None:
         assert self.patient is not None

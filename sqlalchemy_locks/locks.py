@@ -160,11 +160,13 @@ class Locks:
         return retried(attempt, self._engine, self._sleep, repeatable=repeatable)
 
     def _run_once(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool) -> Any:
+        engine = self._engine
+        given = operation.get_execution_options()
         place = place_of(
-            self._engine.dialect, {**self._engine.get_execution_options(), **operation.get_execution_options()}
+            engine.dialect, {**engine.get_execution_options(), **given} if given else engine._execution_options
         )
         if operation._body.statement(place) is not None:
-            with self._engine.connect() as connection:
+            with engine.connect() as connection:
                 while not repeatable and place.engine.hung_up(connection):
                     connection.invalidate()  # not sent yet, and so not lost
                 return run_one(connection, operation, options)

@@ -52,7 +52,7 @@ class Mutexes:
         mine = self._nonces.get((queue, id)) if owner is None else None
         if mine is None:
             return bool(self._run(self._mutex.release(id, queue=queue, owner=owner), fresh_nonce()))
-        released = bool(self._run(self._mutex._release_own(id, queue, mine), fresh_nonce()))
+        released = bool(self._run(self._mutex._release_own(id, queue, mine), mine))
         self._nonces.pop((queue, id), None)
         return released
 

@@ -22,6 +22,10 @@ def checked(value: object, what: str) -> str:
         raise ValueError(f"{what} has {len(value)} characters: {LONGEST} are the most that every engine can keep")
     if value.endswith(" "):
         raise ValueError(f"{what} ends with a space, which some collations don't compare: {value!r}")
-    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError(f"{what} has a character in it that no database stores: {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} has half a surrogate pair in it, which no database stores: {value!r}") from None
+    if "\0" in value:
+        raise ValueError(f"{what} has a NUL in it, which not every database stores: {value!r}")
     return value

@@ -17,12 +17,12 @@ tests pin them on 2.0 and 2.1:
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, ParamSpec, TypeVar
 
 import sqlalchemy
 from sqlalchemy import Table, update
@@ -47,8 +47,7 @@ P = ParamSpec("P")
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Which engine, and under which prefix its tables are: what a statement is built for, once."""
 
     engine: Engine
@@ -82,6 +81,8 @@ class Run:
     read_committed: bool = field(init=False)
     nonce: str = field(init=False)
     again: bool = field(init=False)
+    #: whoever executes this has made the driver commit by itself: there is no transaction, nor will there be
+    alone: bool = field(init=False)
 
     def __post_init__(self) -> None:
         every: Mapping[str, Any] = self.connection.get_execution_options()
@@ -96,6 +97,7 @@ class Run:
         self.nonce = every.get("locks_nonce") or fresh_nonce()
         #: an earlier try of this very call may have come into effect, its answer lost
         self.again = bool(every.get("locks_again"))
+        self.alone = "locks_alone" in every
         self.place = place_of(self.connection.dialect, every)
         wait = every.get("locks_wait")
         #: how long a lock may be waited for, in seconds; ``None``: as long as the server lets one wait
@@ -135,7 +137,7 @@ class Run:
             or connection.engine._has_events
             or dialect._has_events
             or connection._echo
-            or not connection.in_transaction()
+            or not (self.alone or connection.in_transaction())
         ):
             return read(self.execute(statement, values))
         sql, given, names = _spelt(dialect, statement)
@@ -173,7 +175,8 @@ class Run:
 
 def fresh_nonce() -> str:
     """What tells one call from every other; a valid UUID, since MariaDB's type takes no other 128 bits."""
-    return uuid4().hex
+    digits = os.urandom(16).hex()
+    return f"{digits[:12]}4{digits[13:16]}8{digits[17:]}"
 
 
 def _one_value(cursor: Any) -> Any:
@@ -317,7 +320,13 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         return self._run(connection, self._execution_options.merge_with(execution_options))
 
     def _execute_on_scalar(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
-        return self._execute_on_connection(connection, distilled_params, execution_options).scalar()
+        _refuse_parameters(distilled_params)
+        return self.value(connection, execution_options)
+
+    def value(self, connection: Connection, execution_options: Mapping[str, Any]) -> Any:
+        """Its one value, without a ``Result`` around it."""
+        outcome = self._outcome(connection, self._execution_options.merge_with(execution_options), None, None)
+        return outcome.scalar() if isinstance(outcome, Result) else outcome
 
     def _run(
         self,
@@ -326,11 +335,20 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         session: Session | None = None,
         bind_arguments: dict[str, Any] | None = None,
     ) -> Result[Any]:
+        outcome = self._outcome(connection, options, session, bind_arguments)
+        return outcome if isinstance(outcome, Result) else _one(self._body.name, outcome)
+
+    def _outcome(
+        self,
+        connection: Connection,
+        options: Mapping[str, Any],
+        session: Session | None,
+        bind_arguments: dict[str, Any] | None,
+    ) -> Any:
         run = Run(connection, options, self._values, self, session, bind_arguments or {})
         verify(connection, run.engine)
         self._body.check_connection(run)
-        outcome = self._body.run(run)
-        return outcome if isinstance(outcome, Result) else _one(self._body.name, outcome)
+        return self._body.run(run)
 
     def _entity_is(self, entity: Any) -> None:
         """Let SQLAlchemy's ORM see this as a SELECT of ``entity``: loader options and criteria then apply to it."""

@@ -134,12 +134,16 @@ def run_one(connection: Connection, operation: Operation[Any], options: Mapping[
     facts = engine_of(connection.dialect)
     one_trip = facts.one_trip
     final = one_trip or facts.autocommit(connection)
+    if one_trip:
+        options = {**options, "locks_alone": True}
     with facts.autocommitted(connection) if one_trip else contextlib.nullcontext():
         try:
-            connection.begin()
-            value = connection.execute(operation, execution_options=options).scalar()
+            if not one_trip:
+                connection.begin()
+            value = operation.value(connection, options)
             final = True
-            connection.commit()
+            if connection.in_transaction():
+                connection.commit()
         except DBAPIError as error:
             if final and error.connection_invalidated:
                 raise OutcomeUnknown(

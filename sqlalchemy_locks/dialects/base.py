@@ -88,11 +88,9 @@ class Engine:
         """
         raise NotImplementedError
 
-    @contextlib.contextmanager
-    def autocommitted(self, connection: Connection) -> Iterator[None]:
+    def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         """Statements inside go without BEGIN and COMMIT; asked only where ``one_trip``."""
         raise NotImplementedError
-        yield
 
     def mark(self, connection: Connection) -> None:
         """Leave in the transaction what goes with it, where its end could pass unnoticed."""

@@ -70,17 +70,8 @@ class PostgreSQL(Engine):
 
         return connection.begin(), restore
 
-    @contextlib.contextmanager
-    def autocommitted(self, connection: Connection) -> Iterator[None]:
-        raw = _raw(connection)
-        was = raw.autocommit
-        raw.autocommit = True
-        try:
-            yield
-        finally:
-            if not connection.invalidated:
-                connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
-                raw.autocommit = was
+    def autocommitted(self, connection: Connection) -> _Autocommitted:
+        return _Autocommitted(connection)
 
     def unmarked(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction is a ROLLBACK, and no error: who passed over the first would never know
@@ -116,6 +107,26 @@ class PostgreSQL(Engine):
                 connection.execute(_RESTORE, {"was": was, "local": local})
             raise
         connection.execute(_RESTORE, {"was": was, "local": local})
+
+
+class _Autocommitted:
+    """The driver commits by itself inside; by an attribute of its own, which costs no round trip."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._raw: Any = None
+
+    def __enter__(self) -> None:
+        raw = _raw(self._connection)
+        if not raw.autocommit:
+            raw.autocommit = True
+            self._raw = raw
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection.in_transaction():
+            self._connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
+        if self._raw is not None and not self._connection.invalidated:
+            self._raw.autocommit = False
 
 
 def _sqlstate(error: DBAPIError) -> str | None:
