@@ -14,7 +14,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from ..conftest import Servers, install
+from ..conftest import PLAIN, Servers, install
 from .pages import PAGES, blocks, engines, run
 
 #: Its snippets are revisions and environments, which tests/migrations runs.
@@ -29,7 +29,7 @@ def test_snippets_run(
     monkeypatch.chdir(tmp_path)
     urls = {}
     if engine != "sqlite":
-        url = servers.fresh(engine, "psycopg")
+        url = servers.fresh(engine, PLAIN[engine])
         install(url)
         urls = {"sqlite:///app.db": url, "sqlite+aiosqlite:///app.db": url}
     elif not run_commands(page):

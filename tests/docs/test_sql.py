@@ -1,32 +1,38 @@
-"""The SQL that docs/lock.md shows is the SQL that is executed."""
+"""The SQL that the pages show is the SQL that is executed."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import Dialect
 
 import sqlalchemy_locks as sl
 
-from ..conftest import PLAIN, Servers
+from ..conftest import PLAIN, Servers, install
 from .pages import ROOT, Block, blocks
+from .shown import ID, shown
 
-BLOCKS = blocks(ROOT / "docs" / "lock.md")
+PAGES = [ROOT / "docs" / name for name in ("lock.md", "mutex.md", "timeout.md", "fencing.md")]
+BLOCKS = [block for page in PAGES for block in blocks(page)]
 URLS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql", "sqlite": "sqlite"}
 
 
-def marked(kind: str) -> list[object]:
-    """The blocks whose mark begins so, with the words that follow."""
-    return [
-        pytest.param(block, block.mark.removeprefix(f"{kind}: ").split(), id=block.mark)
-        for block in BLOCKS
-        if block.mark.startswith(f"{kind}: ")
-    ]
+def marked(kind: str, *, locks: bool | None = None) -> list[object]:
+    """The blocks whose mark begins so, with the words that follow: one case for each engine that is named first."""
+    cases: list[object] = []
+    for block in BLOCKS:
+        if block.mark.startswith(f"{kind}: "):
+            engines, *words = block.mark.removeprefix(f"{kind}: ").split()
+            if locks is None or words[0].startswith("lock.") == locks:
+                cases += [
+                    pytest.param(block, [engine, *words], id=" ".join((kind, engine, *words)))
+                    for engine in engines.split(",")
+                ]
+    return cases
 
 
 def plain(statement: str) -> str:
@@ -55,39 +61,72 @@ def dialect(name: str) -> Dialect:
 
 @pytest.mark.parametrize(("block", "words"), marked("sql"))
 def test_shown_is_what_it_compiles_to(block: Block, words: list[str]) -> None:
-    engine, operation = words
-    compiled = getattr(sl.lock, operation.removeprefix("lock."))("name").compile(dialect=dialect(engine))
+    engine, *operation = words
+    compiled = shown(" ".join(operation)).compile(dialect=dialect(engine))
     assert plain(str(compiled)) == plain(block.text)
 
 
 @pytest.mark.parametrize(("block", "words"), marked("file"))
 def test_shown_is_what_is_shipped(block: Block, words: list[str]) -> None:
-    assert block.text == (ROOT / "alembic_templates" / "sql" / Path(*words)).read_text()
+    assert block.text == (ROOT / "alembic_templates" / "sql" / words[0]).read_text()
 
 
-@pytest.mark.parametrize(("block", "words"), marked("executed"))
+@pytest.mark.parametrize(("block", "words"), marked("executed", locks=True))
 def test_shown_is_what_is_executed(block: Block, words: list[str], servers: Servers) -> None:
     name, operation, state, *options = words
     engine = create_engine(servers.installed(name, PLAIN[name]), isolation_level="READ COMMITTED")
     key = next(_numbers)
-    make = getattr(sl.lock, operation.removeprefix("lock."))
     # so that what is executed once for an engine is out of the way, as is, for a known key, its insert
     with engine.begin() as connection:
-        connection.execute(make(key if state == "known" else next(_numbers)))
-
-    executed: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda *seen: executed.append(spelt_out(seen[2], seen[3])))
-    with engine.begin() as connection:
-        connection.execute(make(key).execution_options(**{"locks_wait": 5} if "wait" in options else {}))
+        connection.execute(shown(operation, key if state == "known" else next(_numbers)))
+    made = shown(operation, key).execution_options(**{"locks_wait": 5} if "wait" in options else {})
+    assert executed(engine, made) == statements(block)
     engine.dispose()
-    assert [plain(statement) for statement in executed] == [
-        plain(statement) for statement in re.sub(r"^--.*$", "", block.text, flags=re.M).strip().split(";\n")
-    ]
+
+
+@pytest.mark.parametrize(("block", "words"), marked("executed", locks=False))
+def test_shown_is_what_is_executed_on_rows(block: Block, words: list[str], servers: Servers) -> None:
+    name, *operation = words
+    made = shown(" ".join(operation))
+    engine = create_engine(tasks_database(name, servers), isolation_level="READ COMMITTED")
+    with engine.begin() as connection:
+        if operation[0].endswith(".create"):
+            connection.execute(sl.Mutex().create("other"))
+        else:
+            connection.execute(sl.Mutex().create(ID, "task_b"))
+            connection.execute(sl.Timeout(every=3600).create(ID, "task_b"))
+    assert executed(engine, made) == statements(block)
+    engine.dispose()
+
+
+def tasks_database(name: str, servers: Servers) -> str:
+    """A database whose tasks are this file's."""
+    url = servers.fresh(name, PLAIN[name])
+    install(url)
+    return url
+
+
+def executed(engine: Engine, operation: sl.Operation[Any]) -> list[str]:
+    """What an operation executes, in a transaction that leaves nothing."""
+    seen: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *called: seen.append(spelt_out(called[2], called[3])))
+    with engine.connect() as connection:
+        connection.execute(operation)
+        connection.rollback()
+    return [plain(statement) for statement in seen]
+
+
+def statements(block: Block) -> list[str]:
+    """Those that a block shows."""
+    shown_ = re.sub(r"^--.*$", "", block.text, flags=re.M).strip()
+    return [plain(statement) for statement in shown_.split(";\n")]
 
 
 def test_something_is_compared() -> None:
     for kind in ("sql", "file", "executed"):
-        assert marked(kind), f"no block of docs/lock.md is marked <!-- {kind}: ... -->"
+        assert marked(kind), f"no block is marked <!-- {kind}: ... -->"
+    for page in PAGES:
+        assert any(block.mark.startswith("sql: ") for block in blocks(page)), f"{page.name} shows no SQL"
 
 
 _numbers = itertools.count(1)

@@ -1,0 +1,64 @@
+"""The operations whose SQL the pages show, as the mark before a block calls them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, MetaData, String, Table, Text, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+import sqlalchemy_locks as sl
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Import(Base):
+    """As on docs/mutex.md."""
+
+    __tablename__ = "imports"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    locked: Mapped[bool]
+    version: Mapped[int] = mapped_column()
+    __mapper_args__ = {"version_id_col": version}
+
+
+document = Table(
+    "document",
+    MetaData(),
+    Column("id", BigInteger, primary_key=True),
+    Column("body", Text),
+    Column("fence", BigInteger, nullable=False),
+)
+
+_mutex, _timeout = sl.Mutex(), sl.Timeout()
+_hourly = sl.Timeout(every=3600, windowed=True)
+_paris = sl.Timeout(every=86400, windowed=True, tz="Europe/Paris")
+_write = update(document).where(document.c.id == 1).values(body="text")
+ID = "task_a"
+
+_SHOWN: dict[str, sl.Operation[Any]] = {
+    "mutex.create": _mutex.create(ID),
+    "mutex.acquire": _mutex.acquire(ID),
+    "mutex.acquire nowait": _mutex.acquire(ID, nowait=True),
+    "mutex.acquire_token": _mutex.acquire_token(ID),
+    "mutex.release": _mutex.release(ID),
+    "mutex.release owner": _mutex.release(ID, owner="web-1"),
+    "mutex.capture": _mutex.capture(2),
+    "own.acquire": sl.Mutex(Import, id=Import.name, acquired=Import.locked).acquire(ID),
+    "timeout.create": sl.Timeout(every=3600).create(ID),
+    "timeout.acquire": _timeout.acquire(ID),
+    "timeout.acquire windowed": _hourly.acquire(ID),
+    "timeout.acquire civil": _paris.acquire(ID),
+    "timeout.capture": _timeout.capture(2),
+    "fenced": sl.fenced(_write, document.c.fence, 7),
+}
+
+
+def shown(name: str, key: str | int = "name") -> sl.Operation[Any]:
+    """The operation that is called so; a lock is of ``key``."""
+    if name.startswith("lock."):
+        made: sl.Operation[Any] = getattr(sl.lock, name.removeprefix("lock."))(key)
+        return made
+    return _SHOWN[name]
