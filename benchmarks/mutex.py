@@ -47,7 +47,7 @@ Repeated = Callable[[int], None]
 Variants = dict[str, Repeated]
 
 HELD = ("mutex pair, held connection / raw", "held", "raw")
-OFF = (
+OFF: tuple[Target, ...] = (
     Target(*HELD, 2.0, 1.25),
     Target("locks.mutex pair / raw", "locks", "raw", 2.7, 1.8),
     Target("held connection / raw, our SQL", "held", "raw, our SQL", None, None),
@@ -57,7 +57,7 @@ OFF = (
     Target("once_per / raw acquire and release", "once_per", "raw", None, None),
     Target("async façade, asyncpg / sync façade, psycopg", "async", "locks", 1.5, 1.1),
 )
-ON = (Target(*HELD, None, None), Target("locks.mutex pair / raw", "locks", "raw", 1.6, 1.2))
+ON: tuple[Target, ...] = (Target(*HELD, None, None), Target("locks.mutex pair / raw", "locks", "raw", 1.6, 1.2))
 FLUSHED = (Target(*HELD, 1.8, 1.2), Target("locks.mutex pair / raw", "locks", "raw", 1.8, 1.2))
 UNFLUSHED = tuple(Target(each.what, each.of, each.against, None, None) for each in FLUSHED)
 
@@ -313,9 +313,9 @@ def main() -> None:
             print(f"\n{name}")
             report_round_trips(url, 1 if name == "postgresql15" else None)
             if name == "postgresql15":
-                for commit, targets in (("off", OFF), ("on", ON)):
+                for commit, held_to in (("off", OFF), ("on", ON)):
                     options = {"options": f"-c synchronous_commit={commit}"}
-                    report_ratios(f"Mutex, synchronous_commit {commit}", url, options, targets)
+                    report_ratios(f"Mutex, synchronous_commit {commit}", url, options, held_to)
             else:
                 for flush, targets in ((2, UNFLUSHED), (1, FLUSHED)):
                     flushing(url, flush)
