@@ -21,9 +21,17 @@ from alembic import op as _op
 from alembic.operations import MigrateOperation, Operations
 
 from . import steps
+from .columns import add_lock_columns, drop_lock_columns
 from .options import Options
 
-__all__ = ["DowngradeLocksOp", "UpgradeLocksOp", "downgrade_locks", "upgrade_locks"]
+__all__ = [
+    "DowngradeLocksOp",
+    "UpgradeLocksOp",
+    "add_lock_columns",
+    "downgrade_locks",
+    "drop_lock_columns",
+    "upgrade_locks",
+]
 
 
 @Operations.register_operation("upgrade_locks")

@@ -1,0 +1,75 @@
+"""``op.add_lock_columns``: a table of the app's own, with rows in it, becomes one that locks can use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import Boolean, Column, MetaData, NullPool, String, Table, create_engine, inspect
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.alembic import ops
+from sqlalchemy_locks.alembic.columns import AddLockColumnsOp, DropLockColumnsOp
+from tests.conftest import PLAIN, Servers
+from tests.docs.pages import ROOT, blocks
+
+EVERYTHING = {"retries": True, "queue": True, "fence": True, "token": True, "claim": True}
+
+
+@pytest.mark.parametrize("engine_name", [*PLAIN])
+def test_a_table_of_the_app(servers: Servers, engine_name: str) -> None:
+    engine = create_engine(servers.fresh(engine_name, PLAIN[engine_name]), poolclass=NullPool)
+    order = Table(
+        "order", MetaData(), Column("id", String(40), primary_key=True), Column("locked", Boolean, nullable=False)
+    )
+    order.create(engine)
+    with engine.begin() as connection:
+        connection.execute(order.insert().values(id="a", locked=False))
+        operations = Operations(MigrationContext.configure(connection))
+        operations.add_lock_columns("order", **EVERYTHING)  # type: ignore[attr-defined]
+    table = Table("order", MetaData(), autoload_with=engine)
+    c = table.c
+    mutex = sl.Mutex(
+        table, id=c.id, acquired=c.locked, queue=c.queue_id, retries=c.retries_left, fence=c.fence, token=c.token
+    )
+    with Session(engine) as session:
+        assert session.scalar(mutex.acquire_token("a", queue="default")) == 1
+        assert session.scalar(mutex.acquire_token("a", queue="default")) is None
+        assert session.scalar(mutex.set_retries("a", 0, queue="default")) is True
+        session.commit()
+    with engine.begin() as connection:
+        operations = Operations(MigrationContext.configure(connection))
+        operations.drop_lock_columns("order", **EVERYTHING)  # type: ignore[attr-defined]
+    assert [column["name"] for column in inspect(engine).get_columns("order")] == ["id", "locked"]
+
+
+def test_the_revision_of_the_page() -> None:
+    (block,) = (block for block in blocks(ROOT / "docs" / "alembic.md") if block.mark == "columns")
+    revision: dict[str, Any] = {}
+    exec(block.text, revision)
+    engine = create_engine("sqlite://")
+    with engine.begin() as connection:
+        connection.exec_driver_sql('CREATE TABLE "order" (id TEXT PRIMARY KEY)')
+        with Operations.context(MigrationContext.configure(connection)):
+            revision["upgrade"]()
+            added = [column["name"] for column in inspect(connection).get_columns("order")]
+            assert added == ["id", "retries_left", "queue_id", "fence"]
+            revision["downgrade"]()
+        assert [column["name"] for column in inspect(connection).get_columns("order")] == ["id"]
+    engine.dispose()
+
+
+def test_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="say which columns"):
+        ops.add_lock_columns("order")
+
+
+def test_each_undoes_the_other() -> None:
+    added = AddLockColumnsOp("order", ["fence"], "app")
+    dropped = added.reverse()
+    assert isinstance(dropped, DropLockColumnsOp)
+    assert (dropped.table, dropped.roles, dropped.schema) == ("order", ["fence"], "app")
+    assert isinstance(dropped.reverse(), AddLockColumnsOp)
