@@ -15,7 +15,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from .locks import Held, Hold, Locks, Name
 from .mutexes import Mutexes
-from .operation import Operation
+from .operation import Operation, RowsOperation
 
 T = TypeVar("T")
 
@@ -71,6 +71,10 @@ class AsyncLocks:
         """As :meth:`sqlalchemy_locks.Locks.shared`, for ``async with``."""
         return AsyncHold(self, self._sync.shared(*names, timeout=timeout))
 
+    @overload
+    async def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...
+    @overload
+    async def run(self, operation: RowsOperation[T]) -> list[T]: ...
     @overload
     async def run(self, operation: Operation[tuple[T]]) -> T | None: ...
     @overload

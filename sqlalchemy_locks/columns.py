@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Column, ColumnElement, Index, Integer, Table, UniqueConstraint, inspect, update
+from sqlalchemy import Column, ColumnElement, Index, Integer, Table, UniqueConstraint, inspect, literal_column, update
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper, Session
@@ -88,7 +88,7 @@ class Target:
 
     def bumped(self) -> dict[Any, Any]:
         """What an UPDATE adds, so that a flush of what was loaded before it fails instead of undoing it."""
-        return {} if self._version is None else {self._version: self._version + 1}
+        return {} if self._version is None else {self._version: self._version + literal_column("1")}
 
     def first(self) -> dict[Any, Any]:
         """What an INSERT adds, so that the row is one of this class's."""

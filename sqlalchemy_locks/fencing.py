@@ -88,7 +88,7 @@ class _Fenced(Body):
         last = func.coalesce(self.fence, 0) if self.fence.nullable else self.fence
         own = self.target.own_rows()
         guarded = self.given.where(last <= self.token, *own).values({self.fence: self.token})
-        set_already = {getattr(column, "name", column) for column in (self.given._values or {})}
+        set_already = {column.name for column in self._columns()}
         bumped = {column: value for column, value in self.target.bumped().items() if column.name not in set_already}
         return (guarded.values(bumped) if bumped else guarded).execution_options(synchronize_session=False)
 
@@ -97,7 +97,7 @@ class _Fenced(Body):
             raise run.engine.refuse_autocommit(self.name)
         written = run.execute(self._guarded(), {}).rowcount
         if not written or not self.single:
-            newer = run.execute(self._newer(), {}).scalar()
+            newer = run.execute(self._newer(run), {}).scalar()
             if newer is not None:
                 raise StaleToken(
                     f"a newer holder, with the token {newer}, has written to {self.target.name} already: the write "
@@ -108,13 +108,20 @@ class _Fenced(Body):
             self._refresh(run)
         return bool(written)
 
-    def _newer(self) -> Select[Any]:
+    def _newer(self, run: Run) -> Select[Any]:
         condition = [] if self.given.whereclause is None else [self.given.whereclause]
-        return select(func.max(self.fence)).where(self.fence > self.token, *condition, *self.target.own_rows())
+        newer: Select[Any] = select(self.fence).where(self.fence > self.token, *condition, *self.target.own_rows())
+        newer = newer.order_by(self.fence.desc()).limit(1)
+        # what an old snapshot shows is not what the UPDATE met (InnoDB above READ COMMITTED)
+        return newer.with_for_update(read=True) if run.engine.locking == "rows" else newer
 
     def _refresh(self, run: Run) -> None:
-        columns = [self.target.table.c[getattr(column, "name", column)] for column in (self.given._values or {})]
-        self.target.refresh(run.session, [self.fence, *columns], self._pins())
+        self.target.refresh(run.session, [self.fence, *self._columns()], self._pins())
+
+    def _columns(self) -> list[Column[Any]]:
+        """The columns that the statement sets."""
+        given: dict[Any, Any] = dict(self.given._values or {})
+        return [self.target.column(getattr(column, "name", column), "values") for column in given]
 
     def _pinned(self) -> set[str]:
         return {column.name for column in self._pins()}

@@ -26,7 +26,7 @@ from .errors import LockLost, LockTimeout, OutcomeUnknown, ReentryError, StaleSn
 from .keys import as_key
 from .mutexes import Mutexes
 from .names import checked
-from .operation import Operation, fresh_nonce, place_of, seconds
+from .operation import Operation, RowsOperation, fresh_nonce, listed, place_of, seconds
 from .timeout import Timeout
 from .transaction import ShortTransaction, Sleep, retried, run_one
 
@@ -127,6 +127,10 @@ class Locks:
         return Hold(self, names, True, timeout)
 
     @overload
+    def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...
+    @overload
+    def run(self, operation: RowsOperation[T]) -> list[T]: ...
+    @overload
     def run(self, operation: Operation[tuple[T]]) -> T | None: ...
     @overload
     def run(self, operation: Operation[T]) -> T | None: ...
@@ -134,7 +138,8 @@ class Locks:
         """Run one operation in a short transaction of its own, retried on transient errors.
 
         :param operation: any operation whose effect outlives its transaction.
-        :return: what ``session.scalar`` would return for it.
+        :return: what ``session.scalar`` would return for it. For one that gives rows, a list: of values or entities
+            (detached), as ``session.scalars`` gives them, or of rows where a row is more than that.
         :raises Unsupported: for a lock, which would be gone when this returns: use :meth:`exclusive` or a session.
         """
         body = operation._body
@@ -165,7 +170,9 @@ class Locks:
         place = place_of(
             engine.dialect, {**engine.get_execution_options(), **given} if given else engine._execution_options
         )
-        if operation._body.statement(place) is not None:
+        # entities come of a session
+        entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
+        if not entity and operation._body.statement(place) is not None:
             with engine.connect() as connection:
                 while not repeatable and place.engine.hung_up(connection):
                     connection.invalidate()  # not sent yet, and so not lost
@@ -174,12 +181,20 @@ class Locks:
         short.open()
         try:
             short.use()
-            value = short.connection.execute(operation, execution_options=options).scalar()
+            value = self._rows(short, operation, options) if entity else operation.value(short.connection, options)
         except BaseException:
             short.abandon()
             raise
         short.commit()
         return value
+
+    def _rows(self, short: ShortTransaction, operation: Operation[Any], options: Mapping[str, Any]) -> list[Any]:
+        held = Held(short, lambda **named: self._session_maker(**named, expire_on_commit=False))
+        found = listed(held.session.execute(operation, execution_options=options))
+        held.session.commit()
+        held.session.expunge_all()
+        held.session.close()
+        return found
 
 
 class Held:

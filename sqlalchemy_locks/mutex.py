@@ -20,8 +20,8 @@ from .clock import Now
 from .conditional import Acquire, Answer, Conditional
 from .errors import OutcomeUnknown
 from .names import checked
-from .operation import Operation, Run, shaped
-from .roles import At, Rows, bound, named
+from .operation import Operation, RowsOperation, Run, shaped, shaped_rows
+from .roles import ID, At, Rows, bound, named
 from .several import Several
 
 _ROLES = ("queue", "id", "acquired", "owner", "token", "fence", "acquired_at", "retries")
@@ -129,16 +129,17 @@ class Mutex:
         """Give back what the acquisition with this nonce took, and nobody else's."""
         return Operation(self._bodies.release["token"], self._rows.identity(id, queue) | {named("whose"): nonce})
 
-    @shaped(select(literal("")))
-    def capture(self, limit: int, *, queue: Any = None, owner: str | None = None) -> Operation[Any]:
+    @shaped_rows(select(ID))
+    def capture(self, limit: int, *, queue: Any = None, owner: str | None = None) -> RowsOperation[Any]:
         """Take several mutexes at once, whichever are free, passing over those that others are changing.
 
         :return: their ids in order, one a row: ``session.scalars(mutex.capture(3)).all()``.
 
-        MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED; ``Locks`` sees to that.
+        MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED, and refuse in autocommit.
+        ``Locks`` sees to both: ``locks.run(...)`` gives the list of ids.
         """
         values = self._rows.queue(queue) | tasks.limit(self._rows, limit) | self._owner(owner)
-        return Operation(self._bodies.capture, values)
+        return RowsOperation(self._bodies.capture, values)
 
     @shaped(select(literal(True)))
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:

@@ -12,6 +12,9 @@ from typing import Any
 from .errors import UnknownTask
 from .mutex import Mutex
 from .operation import Operation, fresh_nonce
+from .roles import DEFAULT_QUEUE
+
+_REMEMBERED = 10_000
 
 
 class Mutexes:
@@ -24,7 +27,9 @@ class Mutexes:
     def __init__(self, run: Callable[[Operation[Any], str], Any], owner: Callable[[], str]) -> None:
         self._run, self._owner = run, owner
         self._mutex = Mutex()
-        self._nonces: dict[tuple[str | None, str], str] = {}
+        #: of what was acquired here, and then of what was released here, as far as that is remembered
+        self._nonces: dict[tuple[str, str], str] = {}
+        self._released: dict[tuple[str, str], str] = {}
 
     def acquire(self, id: str, *, queue: str | None = None, owner: str | None = None) -> bool:
         """Take a mutex, if it is free and has a retry left; see :meth:`Mutex.acquire`.
@@ -43,17 +48,23 @@ class Mutexes:
     def release(self, id: str, *, queue: str | None = None, owner: str | None = None) -> bool:
         """Give a mutex back.
 
-        One that was acquired here is given back only if that very acquisition still has it. For one that another
-        process acquired, a lost answer raises ``OutcomeUnknown``, since a second try could free the next holder.
+        One that was acquired here is given back only if that very acquisition still has it: a second release, or one
+        that comes after somebody else's, answers ``False`` and frees nobody. For one that another process acquired, a
+        lost answer raises ``OutcomeUnknown``, since a second try could free the next holder.
 
         :param owner: give it back only if it was acquired by this owner.
         :return: ``True`` when it is free now because of this.
         """
-        mine = self._nonces.get((queue, id)) if owner is None else None
-        if mine is None:
+        key = queue or DEFAULT_QUEUE, id
+        mine = self._nonces.get(key) or self._released.get(key)
+        if owner is not None or mine is None:
             return bool(self._run(self._mutex.release(id, queue=queue, owner=owner), fresh_nonce()))
         released = bool(self._run(self._mutex._release_own(id, queue, mine), mine))
-        self._nonces.pop((queue, id), None)
+        if self._nonces.get(key) == mine:
+            del self._nonces[key]
+            self._released[key] = mine
+            if len(self._released) > _REMEMBERED:
+                del self._released[next(iter(self._released))]
         return released
 
     def _acquire(self, acquire: Callable[..., Operation[Any]], id: str, queue: str | None, owner: str | None) -> Any:
@@ -65,5 +76,7 @@ class Mutexes:
             self._run(self._mutex.create(id, queue=queue), fresh_nonce())
             got = self._run(operation, nonce)
         if got:
-            self._nonces[queue, id] = nonce
+            key = queue or DEFAULT_QUEUE, id
+            self._released.pop(key, None)
+            self._nonces[key] = nonce
         return got

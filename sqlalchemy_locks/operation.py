@@ -124,15 +124,14 @@ class Run:
         """What ``read`` takes from one statement's cursor: the driver's own where nobody would see the difference.
 
         That costs a third of what a prebuilt statement costs. Whoever listens to events, logs statements or moves
-        schemas gets SQLAlchemy's full path and its cursor result, and so do the asynchronous drivers, and values that
-        aren't ``plain`` (numbers and texts, which every driver takes as they are).
+        schemas gets SQLAlchemy's full path and its cursor result, and so do values that aren't ``plain`` (numbers and
+        texts, which every driver takes as they are).
         """
         connection: Any = self.connection
         dialect = connection.dialect
         if (
             not plain
             or self.moved
-            or dialect.is_async
             or connection._has_events
             or connection.engine._has_events
             or dialect._has_events
@@ -321,12 +320,16 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
 
     def _execute_on_scalar(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
         _refuse_parameters(distilled_params)
-        return self.value(connection, execution_options)
-
-    def value(self, connection: Connection, execution_options: Mapping[str, Any]) -> Any:
-        """Its one value, without a ``Result`` around it."""
         outcome = self._outcome(connection, self._execution_options.merge_with(execution_options), None, None)
         return outcome.scalar() if isinstance(outcome, Result) else outcome
+
+    def value(self, connection: Connection, execution_options: Mapping[str, Any]) -> Any:
+        """What it gives, without a ``Result`` around it: its one value, or the list of its rows."""
+        outcome = self._outcome(connection, self._execution_options.merge_with(execution_options), None, None)
+        return self._taken_out(outcome) if isinstance(outcome, Result) else outcome
+
+    def _taken_out(self, result: Result[Any]) -> Any:
+        return result.scalar()
 
     def _run(
         self,
@@ -362,6 +365,15 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         return f"<{self._body.name}({values})>"
 
     __str__ = __repr__
+
+
+class RowsOperation(Operation[R]):
+    """An operation that gives any number of rows, as a SELECT does, and not one value."""
+
+    inherit_cache = False
+
+    def _taken_out(self, result: Result[Any]) -> list[Any]:
+        return listed(result)
 
 
 @CompileState.plugin_for("orm", Operation.__visit_name__)
@@ -419,6 +431,22 @@ def shaped(_shape: TypedReturnsRows[R]) -> Callable[[Callable[P, Operation[Any]]
         return function
 
     return declare
+
+
+def shaped_rows(
+    _shape: TypedReturnsRows[R],
+) -> Callable[[Callable[P, RowsOperation[Any]]], Callable[P, RowsOperation[R]]]:
+    """As ``shaped``, for an operation that gives rows."""
+
+    def declare(function: Callable[P, RowsOperation[Any]]) -> Callable[P, RowsOperation[R]]:
+        return function
+
+    return declare
+
+
+def listed(result: Result[Any]) -> list[Any]:
+    """The rows of a result; where a row is one value, the values."""
+    return list(result.scalars() if len(result.keys()) == 1 else result)
 
 
 def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Column, Table, Update, Uuid, bindparam, func, literal_column, or_, update
+from sqlalchemy import Column, ColumnElement, Table, Update, Uuid, bindparam, func, literal_column, or_, update
 
 from .columns import Target
 from .names import checked
@@ -17,6 +17,8 @@ from .schema import DEFAULT_SCHEMA, Tables, tables
 
 DEFAULT_QUEUE = "default"
 ONE: Any = literal_column("1")
+#: the shape of an id: of whatever type its column has
+ID: ColumnElement[Any] = literal_column("id")
 #: the columns of the shipped tables whose name is not that of the role
 _SHIPPED = {"queue": "queue_id", "retries": "retries_left"}
 

@@ -52,6 +52,10 @@ class Several(Body):
     def route(self) -> dict[str, Any]:
         return self.rows.route()
 
+    def check_connection(self, run: Run) -> None:
+        if self.statement(run.place) is None and run.engine.autocommit(run.connection):
+            raise run.engine.refuse_autocommit(self.name)
+
     def run(self, run: Run) -> Result[Any]:
         at = self.rows.at(run.place)
         values = {**run.values, **self.each.given(run)}

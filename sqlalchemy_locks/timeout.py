@@ -18,13 +18,25 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Integer, Numeric, Update, and_, bindparam, case, literal, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    Integer,
+    Numeric,
+    Update,
+    and_,
+    bindparam,
+    case,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from . import tasks, zones
 from .clock import Epoch
 from .conditional import Acquire, Answer
-from .operation import Operation, Place, Run, seconds, shaped
-from .roles import At, Rows, named, one
+from .operation import Operation, Place, RowsOperation, Run, seconds, shaped, shaped_rows
+from .roles import ID, At, Rows, named, one
 from .several import Several
 
 _ROLES = ("queue", "id", "ts", "timeout", "token", "fence", "retries")
@@ -134,16 +146,17 @@ class Timeout:
         self._rows.require("fence", "a fencing token")
         return Operation(self._bodies.acquire["token", bool(nowait)], self._values(id, queue))
 
-    @shaped(select(literal("")))
-    def capture(self, limit: int, *, queue: Any = None) -> Operation[Any]:
+    @shaped_rows(select(ID))
+    def capture(self, limit: int, *, queue: Any = None) -> RowsOperation[Any]:
         """Take several timeouts at once, whichever are free, passing over those that others are changing.
 
         :return: their ids in order, one a row: ``session.scalars(timeout.capture(3)).all()``.
 
-        MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED; ``Locks`` sees to that.
+        MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED, and refuse in autocommit.
+        ``Locks`` sees to both: ``locks.run(...)`` gives the list of ids.
         """
         values = self._rows.queue(queue) | tasks.limit(self._rows, limit) | self._override()
-        return Operation(self._bodies.capture, values)
+        return RowsOperation(self._bodies.capture, values)
 
     @shaped(select(literal(True)))
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:

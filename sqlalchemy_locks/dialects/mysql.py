@@ -154,9 +154,11 @@ def _now(element: Now, compiler: Any, **kw: Any) -> str:
 @compiles(Epoch, "mysql")
 @compiles(Epoch, "mariadb")
 def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
-    # UTC_TIMESTAMP is when the statement began; SYSDATE is now, but in the session's zone: their difference has none
+    # UTC_TIMESTAMP is when the statement began. SYSDATE is now, but in the session's zone; so is NOW, and between the
+    # two is the wait, or, where clocks were changed meanwhile, that and an hour more or less.
     began = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-    return f"(({began} + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))) DIV 1000000)"
+    waited = "MOD(TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) + 7200000000, 3600000000)"
+    return f"(({began} + {waited}) DIV 1000000)"
 
 
 @compiles(Writable, "mysql")

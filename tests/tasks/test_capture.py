@@ -100,3 +100,18 @@ def test_retries_are_taken_from_each(engine: Engine, name: str) -> None:
         for id in (ids[0], ids[2]):
             session.scalar(mutex.release(id, queue=queue))
         assert session.scalars(mutex.capture(9, queue=queue)).all() == [ids[0]]
+
+
+@everywhere
+def test_locks_give_the_list(engine: Engine, name: str) -> None:
+    queue, ids = made(engine, 3)
+    assert sl.Locks(engine).run(mutex.capture(2, queue=queue)) == ids[:2]
+    assert sl.Locks(engine).run(mutex.capture(2, queue=queue)) == ids[2:]
+    assert sl.Locks(engine).run(mutex.capture(2, queue=queue)) == []
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_autocommit_is_refused_where_it_takes_two_statements(engine: Engine, name: str) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with pytest.raises(sl.Unsupported, match="autocommit"):
+            connection.execute(mutex.capture(2))

@@ -94,6 +94,19 @@ def test_several_rows_are_written_all_or_not_at_all(engine: Engine, name: str) -
                 connection.execute(sl.fenced(all_pages, pages.c.fence, 9))
 
 
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_a_newer_holder_that_an_old_snapshot_does_not_show(engine: Engine, name: str) -> None:
+    locks, book = sl.Locks(engine), page(engine, 1, 2)
+    with Session(engine) as session:
+        assert session.scalars(select(pages.c.body).where(pages.c.book == book)).all() == [None, None]
+        assert locks.run(write(book, 2, "newer", 7)) is True
+        with pytest.raises(sl.StaleToken):
+            session.scalar(write(book, 2, "older", 5))
+        with pytest.raises(sl.StaleToken):
+            session.scalar(sl.fenced(update(pages).where(pages.c.book == book).values(body="x"), pages.c.fence, 5))
+        session.rollback()
+
+
 @engines
 def test_what_a_session_has_loaded_is_what_was_written(engine: Engine, name: str) -> None:
     a, b = unused(), unused()

@@ -108,6 +108,22 @@ def test_a_release_of_what_another_took_is_sent_once(servers: Any, other: Engine
         assert (proxy.losses, row(other, id).acquired, row(other, id).fence) == (1, True, 2)
 
 
+@pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
+def test_a_second_release_frees_nobody(servers: Any, other: Engine, name: str) -> None:
+    id = unused()
+    a, b = sl.Locks(other), sl.Locks(other)
+    assert a.mutex.acquire(id) is True
+    assert b.mutex.release(id) is True  # by somebody who was told to
+    assert b.mutex.acquire(id) is True
+    assert [a.mutex.release(id), a.mutex.release(id, queue="default")] == [False, False]
+    assert b.mutex.release(id) is True
+    assert a.mutex.acquire(id) is True
+    assert a.mutex.release(id) is True
+    assert b.mutex.acquire(id) is True
+    assert a.mutex.release(id) is False
+    assert a.mutex.release(id, owner=b.owner) is True
+
+
 @sync
 def test_a_timeout_knows_itself_again(servers: Any, other: Engine, name: str, driver: str) -> None:
     id = unused()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from typing_extensions import assert_type
@@ -19,6 +20,8 @@ class Base(DeclarativeBase):
 class Customer(Base):
     __tablename__ = "customer"
     id: Mapped[int] = mapped_column(primary_key=True)
+    locked: Mapped[bool]
+    fence: Mapped[int] = sl.Fence()
 
 
 def in_a_session(session: Session) -> None:
@@ -36,6 +39,23 @@ def in_a_session(session: Session) -> None:
     assert_type(sl.lock.key("invoice", 42), int)
 
 
+def conditional_updates(session: Session) -> None:
+    mutex, timeout = sl.Mutex(), sl.Timeout(every=3600)
+    assert_type(session.scalar(mutex.create("a", "b", retries=3)), int | None)
+    assert_type(session.scalar(mutex.acquire("a", owner="ann")), bool | None)
+    assert_type(session.scalar(mutex.acquire_token("a")), int | None)
+    assert_type(session.scalar(mutex.release("a")), bool | None)
+    assert_type(session.scalars(mutex.capture(3)).all(), Sequence[Any])
+    assert_type(session.scalar(mutex.set_retries("a", None)), bool | None)
+    assert_type(session.scalar(timeout.acquire("a")), bool | None)
+    assert_type(session.scalar(timeout.acquire_token("a")), int | None)
+    assert_type(session.execute(timeout.acquire("a")).scalar_one(), bool)
+    own = sl.Mutex(Customer, id=Customer.id, acquired=Customer.locked)
+    assert_type(session.scalar(own.acquire(42)), bool | None)
+    written = sl.fenced(update(Customer).where(Customer.id == 42).values(locked=True), Customer.fence, 7)
+    assert_type(session.scalar(written), bool | None)
+
+
 def on_a_connection(connection: Connection) -> None:
     assert_type(connection.scalar(sl.lock.try_exclusive("a")), bool | None)
     assert_type(connection.execute(sl.lock.try_exclusive("a")).scalar_one(), bool)
@@ -50,6 +70,11 @@ async def awaited(session: AsyncSession, connection: AsyncConnection) -> None:
 
 def with_locks(locks: sl.Locks) -> None:
     assert_type(locks.run(sl.lock.vacuum()), int | None)
+    assert_type(locks.run(sl.Mutex().acquire("a")), bool | None)
+    assert_type(locks.mutex.acquire("a"), bool)
+    assert_type(locks.mutex.acquire_token("a"), int | None)
+    assert_type(locks.once_per("a", every=60), bool)
+    assert_type(locks.owner, str)
     with locks.exclusive("a", "b", timeout=5) as held:
         assert_type(held.session, Session)
         assert_type(held.lost, bool)
@@ -58,6 +83,9 @@ def with_locks(locks: sl.Locks) -> None:
 
 async def with_async_locks(locks: sl.AsyncLocks) -> None:
     assert_type(await locks.run(sl.lock.vacuum()), int | None)
+    assert_type(await locks.mutex.acquire("a"), bool)
+    assert_type(await locks.mutex.acquire_token("a"), int | None)
+    assert_type(await locks.once_per("a", every=60), bool)
     async with locks.shared(7) as held:
         assert_type(held.session, AsyncSession)
         assert_type(held.lost, bool)
