@@ -24,11 +24,12 @@ from redis.exceptions import (
     ConnectionError,
     MaxConnectionsError,
     NoScriptError,
+    ReadOnlyError,
     RedisError,
     TimeoutError,
 )
 
-from ..errors import NotWritable, OutcomeUnknown, UnknownTask
+from ..errors import LockError, NotWritable, OutcomeUnknown, UnknownTask
 
 #: Commands that are sent one after the other, each answered before the next; at the end, what came of it.
 Steps = Generator[tuple[Any, ...], Any, Any]
@@ -50,7 +51,6 @@ local time = redis.call('TIME')
 if tonumber(time[1]) > tonumber(ARGV[1]) then return -2 end
 
 local scores, facts = KEYS[2], KEYS[3]
-local now = time[1] + time[2] / 1000000
 
 local function exhausted(id)
   return redis.call('HGET', facts, 'retries:' .. id) == '0'
@@ -135,7 +135,10 @@ class Calls:
             except NoScriptError:
                 answer = yield ("EVAL", script.source, *words)
         except RedisError as error:
-            raise _translated(script.name, error) from error
+            ours = _translated(script.name, error)
+            if ours is None:
+                raise
+            raise ours from error
         if answer == _UNKNOWN:
             id, place = values[0].decode(), keys[0].decode()
             raise UnknownTask(f"{script.name}: there is no {id!r} in {place}; make it by create() first")
@@ -148,11 +151,11 @@ class Calls:
         return answer
 
 
-def _translated(name: str, error: RedisError) -> Exception:
+def _translated(name: str, error: RedisError) -> LockError | None:
     if isinstance(error, (ConnectionError, TimeoutError)) and not isinstance(error, _NOT_SENT):
         return OutcomeUnknown(f"{name}: no answer came from Redis ({error}), so it may have been done, or not")
-    if "READONLY" in str(error):
+    if isinstance(error, ReadOnlyError) or "READONLY" in str(error):
         return NotWritable(
             f"{name}: this Redis server is a replica; connect to the primary (by Sentinel or RedisCluster, if it moves)"
         )
-    return error
+    return None

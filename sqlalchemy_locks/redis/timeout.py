@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, cast
 
 from ..durations import seconds
 from ..zones import around, zone
@@ -24,7 +24,7 @@ from .pattern import Call, Client, Pattern, as_id, as_limit, created, names, ope
 # A window's score is the second it began at, not its number: a period that is changed later then compares, too.
 # In a zone these are seconds of the civil clock, of which no day has two midnights.
 _TAKE = """
-  local every, windowed, at = tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6]) or now
+  local every, windowed, at = tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6]) or tonumber(time[1])
   local civil = at
   if ARGV[7] then
     civil = at + (at < tonumber(ARGV[7]) and ARGV[9] or at < tonumber(ARGV[8]) and ARGV[10] or ARGV[11])
@@ -59,7 +59,7 @@ _CAPTURE = Script(
     + """
   local before = civil
   if every then before = windowed and math.floor(civil / every) * every or at - every end
-  local ids = first(tonumber(ARGV[3]), '-inf', string.format('(%.17g', before), due)
+  local ids = first(tonumber(ARGV[3]), '-inf', '(' .. before, due)
   for _, id in ipairs(ids) do
     take(id, due(id, tonumber(redis.call('ZSCORE', scores, id))))
   end
@@ -72,13 +72,13 @@ class Timeout(Pattern[Client]):
     """A lock that is acquired at most once in a period, and that nobody has to release.
 
     :param client: :param prefix: as for :class:`Mutex`.
-    :param every: the period, in seconds or as a ``timedelta``; without it, each id has its own (:meth:`create`).
+    :param every: the period, in whole seconds or as a ``timedelta``; without it, each id has its own (:meth:`create`).
     :param windowed: count in windows that begin at multiples of the period since 1970: the first who comes in a window
         has it. Two acquisitions either side of a boundary may be close to each other. Without it, a full period
         passes between two of them.
-    :param tz: the zone, such as ``"Europe/Paris"``, whose civil days the windows are; for an ``every`` of whole days.
-    :param clock: what gives the time, in seconds since 1970, instead of the server's clock: for tests.
-    :raises TypeError: :raises ValueError: for a period that is none, or a zone that isn't known here.
+    :param tz: for windows of civil time (``every=86400``: from midnight to midnight there), the name of a zone.
+    :param clock: for tests: gives the instant (seconds since 1970, or an aware ``datetime``) instead of the server.
+    :raises TypeError: :raises ValueError: for a period that is not whole seconds, an unknown zone.
 
     The pattern: "Distributed locks: NoSQL", Timeout.
 
@@ -98,36 +98,34 @@ class Timeout(Pattern[Client]):
         every: float | timedelta | None = None,
         windowed: bool = False,
         tz: str | None = None,
-        clock: Callable[[], float] | None = None,
+        clock: Clock | None = None,
         prefix: str = "sqlalchemy_locks",
     ) -> None:
         super().__init__(client, prefix=prefix)
+        if tz is not None and not windowed:
+            raise ValueError("Timeout: tz is for windows of civil time, so say windowed=True")
         self._every = b"" if every is None else as_period(every, "every")
         self._windowed = bool(windowed)
         self._zone = None if tz is None else zone(tz)
-        self._clock = clock
-        if self._zone is not None and not (self._windowed and self._every and self._every % 86400 == 0):
-            raise ValueError(
-                "tz= is for windows of whole civil days: give windowed=True and every= in multiples of 86400"
-            )
+        self._clock = as_clock(clock)
 
     @operation
     def create(
         self,
         *ids: str,
         queue: str | None = None,
-        timeout: float | timedelta | None = None,
         retries: int | None = None,
+        every: float | timedelta | None = None,
     ) -> Call[int]:
-        """Add the absent ones of some timeouts, never acquired yet.
+        """Add the absent ones of some timeouts, free at once.
 
-        :param timeout: their own period, in seconds or as a ``timedelta``; ``every`` where that isn't given.
         :param retries: how many acquisitions they allow; ``None``: as many as you like.
+        :param every: their own period, in whole seconds or as a ``timedelta``; that of this ``Timeout`` when not given.
         :return: how many were absent.
         """
-        period = self._every if timeout is None else as_period(timeout, "timeout")
+        period = self._every if every is None else as_period(every, "every")
         if period == b"":
-            raise ValueError("a timeout needs a period: give timeout= to create(), or every= to Timeout")
+            raise ValueError("Timeout: say every=, here or where the Timeout is made: each id keeps its period")
         return created(ids, queue, retries, period)
 
     @operation
@@ -154,13 +152,36 @@ class Timeout(Pattern[Client]):
         return _CAPTURE, queue, (as_limit(limit), *self._when()), names
 
     def _when(self) -> tuple[Any, ...]:
-        at = b"" if self._clock is None else repr(float(self._clock())).encode()
-        offsets = () if self._zone is None else around(self._zone, float(at) if at else time.time())
+        at = as_instant(self._clock)
+        offsets = () if self._zone is None else around(self._zone, time.time() if at == b"" else float(at))
         return self._every, int(self._windowed), at, *offsets
 
 
-def as_period(value: float | timedelta, name: str) -> float:
+Clock = Callable[[], "float | datetime"]
+
+
+def as_clock(clock: Any) -> Clock | None:
+    if clock is not None and not callable(clock):
+        raise TypeError(f"clock is a function that gives the instant, not {clock!r}")
+    return cast("Clock | None", clock)
+
+
+def as_instant(clock: Clock | None) -> Any:
+    """What a clock of the caller's own says, in whole seconds since 1970."""
+    if clock is None:
+        return b""
+    given = clock()
+    if isinstance(given, datetime):
+        if given.tzinfo is None:
+            raise ValueError(f"the clock gave a datetime without a zone: {given!r}")
+        given = given.timestamp()
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(f"the clock gives seconds since 1970 or an aware datetime, not {given!r}")
+    return math.floor(given)
+
+
+def as_period(value: float | timedelta, name: str) -> int:
     period = seconds(value, name, zero=False)
-    if math.isinf(period):
-        raise ValueError(f"{name} must end some time, not {value!r}")
-    return period
+    if math.isinf(period) or period != int(period):
+        raise ValueError(f"{name} must be whole seconds, not {value!r}")
+    return int(period)

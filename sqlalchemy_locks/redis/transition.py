@@ -9,14 +9,14 @@ acknowledged (``docs/redis.md`` says when it doesn't).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from ..names import checked
 from .call import Script
 from .pattern import Call, Client, Pattern, as_id, as_ids, as_limit, as_queue, as_retries, operation
-from .timeout import as_period
+from .timeout import Clock, as_clock, as_instant, as_period
 
 _STATUS = """
   local deadlines = KEYS[4]
@@ -56,7 +56,7 @@ _CAPTURE = Script(
     "transition.capture",
     _STATUS
     + """
-  local limit, at, captured = tonumber(ARGV[3]), tonumber(ARGV[4]) or now, number(ARGV[5])
+  local limit, at, captured = tonumber(ARGV[3]), tonumber(ARGV[4]) or tonumber(time[1]), number(ARGV[5])
   local ids = {}
   for i = 6, #ARGV do
     local ready = number(ARGV[i])
@@ -80,7 +80,7 @@ _SET_STATUS = Script(
     _STATUS
     + """
   local id, status, captured, claim = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-  local force, at = ARGV[7] == '1', tonumber(ARGV[8]) or now
+  local force, at = ARGV[7] == '1', tonumber(ARGV[8]) or tonumber(time[1])
   local score = redis.call('ZSCORE', scores, id)
   if not score then return -1 end
   if not force then
@@ -97,8 +97,8 @@ _EXPIRE = Script(
     "transition.expire",
     _STATUS
     + """
-  local at = tonumber(ARGV[3]) or now
-  local ids = redis.call('ZRANGEBYSCORE', deadlines, '-inf', string.format('(%.17g', at))
+  local at = tonumber(ARGV[3]) or tonumber(time[1])
+  local ids = redis.call('ZRANGEBYSCORE', deadlines, '-inf', '(' .. at)
   for _, id in ipairs(ids) do
     redis.call('ZADD', scores, 'XX', 'CH', number('timeout'), id)
     redis.call('ZREM', deadlines, id)
@@ -115,7 +115,7 @@ class Task(NamedTuple):
     id: str
     status: str
     claim: int
-    timeout: float | None
+    timeout: int | None
     retries_left: int | None
 
 
@@ -125,7 +125,7 @@ class StateTransition(Pattern[Client]):
     :param client: :param prefix: as for :class:`Mutex`.
     :param ready: the statuses that a task is captured from; a new task has the first of them.
     :param captured: the status of a task that somebody works on.
-    :param clock: what gives the time, in seconds since 1970, instead of the server's clock: for tests.
+    :param clock: for tests, as for :class:`Timeout`.
     :raises TypeError: :raises ValueError: for statuses that are no names, or the same one twice.
 
     The pattern: "Distributed locks: NoSQL", State transition.
@@ -147,7 +147,7 @@ class StateTransition(Pattern[Client]):
         *,
         ready: Sequence[str] = ("done", "failed"),
         captured: str = "in_progress",
-        clock: Callable[[], float] | None = None,
+        clock: Clock | None = None,
         prefix: str = "sqlalchemy_locks",
     ) -> None:
         super().__init__(client, prefix=prefix)
@@ -161,7 +161,7 @@ class StateTransition(Pattern[Client]):
         self._statuses = [self._ready[0], self._captured, *self._ready[1:]]
         if len(set(self._statuses)) < len(self._statuses):
             raise ValueError(f"the same status twice among ready={tuple(ready)!r} and captured={captured!r}")
-        self._clock = clock
+        self._clock = as_clock(clock)
 
     def _keys_of(self, queue: str | None) -> tuple[bytes, ...]:
         keys = super()._keys_of(queue)
@@ -177,8 +177,8 @@ class StateTransition(Pattern[Client]):
     ) -> Call[int]:
         """Add the absent ones of some tasks, in the first status of ``ready``.
 
-        :param timeout: how long each may be captured before :meth:`expire` takes it back, in seconds or as a
-            ``timedelta``; ``None``: for ever.
+        :param timeout: how long each may be captured before :meth:`expire` takes it back, in whole seconds
+            or as a ``timedelta``; ``None``: for ever.
         :param retries: how many captures they allow; ``None``: as many as you like.
         :return: how many were absent.
         """
@@ -195,13 +195,13 @@ class StateTransition(Pattern[Client]):
 
         def task(id: bytes, claim: int, timeout: bytes, left: bytes) -> Task:
             return Task(
-                where, id.decode(), status, claim, float(timeout) if timeout else None, int(left) if left else None
+                where, id.decode(), status, claim, int(timeout) if timeout else None, int(left) if left else None
             )
 
         def tasks(rows: list[list[Any]]) -> list[Task]:
             return [task(*row) for row in rows]
 
-        return _CAPTURE, queue, (as_limit(limit), self._at(), self._captured, *self._ready), tasks
+        return _CAPTURE, queue, (as_limit(limit), as_instant(self._clock), self._captured, *self._ready), tasks
 
     @operation
     def set_status(
@@ -219,7 +219,7 @@ class StateTransition(Pattern[Client]):
         if claim is not None and force:
             raise ValueError("force= changes any task's status: leave out claim=, which asks whether it is ours")
         whose = b"" if claim is None else int(claim)
-        values = as_id(id), as_status(status), self._captured, whose, int(bool(force)), self._at()
+        values = as_id(id), as_status(status), self._captured, whose, int(bool(force)), as_instant(self._clock)
         return _SET_STATUS, queue, values, bool
 
     @operation
@@ -230,10 +230,7 @@ class StateTransition(Pattern[Client]):
 
         :return: how many there were.
         """
-        return _EXPIRE, queue, (self._at(),), int
-
-    def _at(self) -> bytes:
-        return b"" if self._clock is None else repr(float(self._clock())).encode()
+        return _EXPIRE, queue, (as_instant(self._clock),), int
 
 
 def as_status(status: Any) -> bytes:
