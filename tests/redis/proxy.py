@@ -12,8 +12,8 @@ from types import TracebackType
 class Proxy:
     """Forwards bytes both ways, a connection a thread.
 
-    ``lose(when, meanwhile)``: the next request with the bytes ``when`` in it is forwarded; when the server has answered,
-    ``meanwhile()`` is called, and the connection is cut instead of the answer being passed on.
+    ``lose(when, meanwhile)``: the next request with the bytes ``when`` in it is forwarded; when the server has carried it
+    out, ``meanwhile()`` is called, and the connection is cut instead of the answer being passed on.
     """
 
     def __init__(self, port: int) -> None:
@@ -47,7 +47,8 @@ class Proxy:
                 self.requests.append(request)
                 server.sendall(request)
                 answer = server.recv(1 << 20)
-                if self._loses is not None and self._loses[0] in request:
+                carried_out = not answer.startswith(b"-NOSCRIPT")
+                if self._loses is not None and self._loses[0] in request and carried_out:
                     self._loses[1]()
                     self._loses = None
                     break

@@ -48,7 +48,7 @@ def mutex(party: Party, queue: str, proxy: Proxy) -> Mutex[Any]:
 def test_an_acquisition_is_known_again(
     party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str, plain: redis.Redis
 ) -> None:
-    proxy.lose(b"EVALSHA")
+    proxy.lose(b"EVAL")
     assert party(mutex.acquire("a", queue=queue, owner="me")) is True
     assert proxy.has_lost
     assert evals(proxy) == 2
@@ -60,7 +60,7 @@ def test_an_acquisition_is_known_again(
 def test_a_token_is_the_same_again(
     party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str, plain: redis.Redis
 ) -> None:
-    proxy.lose(b"EVALSHA")
+    proxy.lose(b"EVAL")
     token = party(mutex.acquire_token("a", queue=queue))
     assert str(token).encode() == plain.hget(f"{{sqlalchemy_locks:{queue}}}:mutex:facts", "fence:a")
 
@@ -69,7 +69,7 @@ def test_a_refusal_is_not_an_acquisition_later(
     party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str, plain: redis.Redis
 ) -> None:
     party(mutex.acquire("a", queue=queue))
-    proxy.lose(b"EVALSHA", meanwhile=lambda: Mutex(plain).release("a", queue=queue))
+    proxy.lose(b"EVAL", meanwhile=lambda: Mutex(plain).release("a", queue=queue))
     assert party(mutex.acquire("a", queue=queue)) is False
     assert Mutex(plain).acquire("a", queue=queue) is True
 
@@ -80,7 +80,7 @@ def test_a_release_does_not_free_the_next_holder(
     party(mutex.acquire("a", queue=queue))
     taken: list[bool] = []
     others = Mutex(plain)
-    proxy.lose(b"EVALSHA", meanwhile=lambda: taken.append(others.acquire("a", queue=queue)))
+    proxy.lose(b"EVAL", meanwhile=lambda: taken.append(others.acquire("a", queue=queue)))
     assert party(mutex.release("a", queue=queue)) is True
     assert taken == [True]
     assert others.acquire("a", queue=queue) is False, "the next holder has it still"
@@ -94,21 +94,21 @@ def test_a_release_does_not_free_the_next_holder(
             taken.append(others.release("a", queue=queue))
         taken.append(others.acquire("a", queue=queue))
 
-    proxy.lose(b"EVALSHA", meanwhile=two_more)
+    proxy.lose(b"EVAL", meanwhile=two_more)
     assert party(mutex.release("a", queue=queue)) is True
     assert taken == [True] * 6
     assert others.acquire("a", queue=queue) is False
 
 
 def test_a_capture_is_the_same_again(party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str) -> None:
-    proxy.lose(b"EVALSHA")
+    proxy.lose(b"EVAL")
     assert party(mutex.capture(2, queue=queue)) == ["a", "b"]
     assert proxy.has_lost
     assert party(mutex.capture(2, queue=queue)) == ["c"]
 
 
 def test_a_creation_counts_the_same_again(party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str) -> None:
-    proxy.lose(b"EVALSHA")
+    proxy.lose(b"EVAL")
     assert party(mutex.create("c", "d", "e", queue=queue)) == 2
     assert proxy.has_lost
 
@@ -118,7 +118,7 @@ def test_a_timeout_is_known_again(party: Party, proxy: Proxy, queue: str) -> Non
     party(timeout.create("a", "b", queue=queue))
     with pytest.raises(sl.UnknownTask):
         party(timeout.acquire("no", queue=queue))
-    proxy.lose(b"EVALSHA")
+    proxy.lose(b"EVAL")
     assert party(timeout.acquire("a", queue=queue)) is True
     assert proxy.has_lost
     assert party(timeout.acquire("a", queue=queue)) is False
@@ -128,13 +128,13 @@ def test_a_captured_task_is_not_lost(party: Party, proxy: Proxy, queue: str, pla
     tasks = StateTransition(party.client)
     party(tasks.create("a", "b", "c", queue=queue))
     (a,) = party(tasks.capture(1, queue=queue))
-    proxy.lose(b"EVALSHA")
+    proxy.lose(b"EVAL")
     (b,) = party(tasks.capture(1, queue=queue))
     assert proxy.has_lost
     assert (a.id, b.id) == ("a", "b")
     assert party(tasks.set_status("b", "done", queue=queue, claim=b.claim)) is True
     captured: list[Any] = []
-    proxy.lose(b"EVALSHA", meanwhile=lambda: captured.extend(StateTransition(plain).capture(1, queue=queue)))
+    proxy.lose(b"EVAL", meanwhile=lambda: captured.extend(StateTransition(plain).capture(1, queue=queue)))
     assert party(tasks.set_status("a", "failed", queue=queue, claim=a.claim)) is True
     assert [task.id for task in captured] == ["a"]
     assert party(tasks.set_status("a", "done", queue=queue, claim=captured[0].claim)) is True
@@ -149,7 +149,7 @@ def test_nobody_sends_again(
     once(impatient.set_retries("b", None, queue=queue))
     if name == "release":
         party(mutex.acquire("a", queue=queue))
-    proxy.lose(b"EVALSHA")
+    proxy.lose(b"EVAL")
     with pytest.raises(sl.OutcomeUnknown, match=r"mutex\.\w+: no answer came from Redis"):
         once(getattr(impatient, name)("a", queue=queue))
     assert once(impatient.acquire("b", queue=queue)) is True, "the next call has a connection again"
