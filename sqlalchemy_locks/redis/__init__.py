@@ -16,7 +16,7 @@ try:
     from .timeout import Timeout
     from .transition import StateTransition, Task
 except ModuleNotFoundError as error:
-    if error.name != "redis":
+    if str(error.name).partition(".")[0] != "redis":
         raise
     raise ModuleNotFoundError(
         "sqlalchemy_locks.redis needs redis-py: pip install 'sqlalchemy-locks[redis]'", name="redis"

@@ -21,7 +21,7 @@ from redis.client import NEVER_DECODE, Pipeline
 from redis.cluster import ClusterPipeline
 
 from ..names import checked
-from .call import Calls, Script
+from .call import Calls, Script, Steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,15 +51,14 @@ def operation(body: Callable[Concatenate[Any, P], Call[R]]) -> _Method[P, R]:
 
     @functools.wraps(body)
     def method(self: Pattern[Any], *args: P.args, **kwargs: P.kwargs) -> Any:
-        if self._is_async:
-            return _awaited(self, *body(self, *args, **kwargs))
-        return _driven(self, *body(self, *args, **kwargs))
+        script, queue, values, read = body(self, *args, **kwargs)
+        steps = self._calls.steps(script, self._keys(queue), values)
+        return (_awaited if self._is_async else _driven)(self._client, steps, read)
 
     return cast(_Method[P, R], method)
 
 
-def _driven(pattern: Pattern[Any], script: Script, queue: Any, values: Any, read: Callable[[Any], R]) -> R:
-    steps, client = pattern._calls.steps(script, pattern._keys(queue), values), pattern._client
+def _driven(client: Any, steps: Steps, read: Callable[[Any], R]) -> R:
     try:
         command = next(steps)
         while True:
@@ -73,8 +72,7 @@ def _driven(pattern: Pattern[Any], script: Script, queue: Any, values: Any, read
         return read(end.value)
 
 
-async def _awaited(pattern: Pattern[Any], script: Script, queue: Any, values: Any, read: Callable[[Any], R]) -> R:
-    steps, client = pattern._calls.steps(script, pattern._keys(queue), values), pattern._client
+async def _awaited(client: Any, steps: Steps, read: Callable[[Any], R]) -> R:
     try:
         command = next(steps)
         while True:
