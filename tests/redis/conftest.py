@@ -60,12 +60,6 @@ class Party:
     def __call__(self, called: Any) -> Any:
         return called if self._loop is None else self._loop.run_until_complete(called)
 
-    def send_again(self, times: int) -> Party:
-        """Have the client send again so often what it has no answer to, at once."""
-        kind: Any = Retry if self._loop is None else AsyncRetry
-        self.client.set_retry(kind(NoBackoff(), times))
-        return self
-
     def close(self) -> None:
         if self._loop is None:
             self.client.close()
@@ -84,10 +78,14 @@ MAKERS: dict[str, Callable[..., Any]] = {
 
 @pytest.fixture(params=MAKERS)
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Party]]:
-    """Make a party of this kind, connected to a port."""
+    """Make a party of this kind, connected to a port; ``again`` is how often it sends again what has no answer."""
     made: list[Party] = []
 
-    def make(port: int, **options: Any) -> Party:
+    def make(port: int, again: int | None = None, **options: Any) -> Party:
+        if again is not None:
+            retry: Any = AsyncRetry if request.param == "async" else Retry
+            lost: list[Any] = [redis.ConnectionError, redis.TimeoutError] if again else []
+            options |= {"retry": retry(NoBackoff(), again), "retry_on_error": lost}
         made.append(Party(MAKERS[request.param](host="127.0.0.1", port=port, **options)))
         return made[-1]
 

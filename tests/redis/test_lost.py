@@ -27,7 +27,7 @@ def proxy(server: real.Redis) -> Iterator[Proxy]:
 
 @pytest.fixture
 def party(make: Make, proxy: Proxy) -> Party:
-    return make(proxy.port).send_again(3)
+    return make(proxy.port, again=3)
 
 
 def evals(proxy: Proxy) -> int:
@@ -144,7 +144,7 @@ def test_a_captured_task_is_not_lost(party: Party, proxy: Proxy, queue: str, pla
 def test_nobody_sends_again(
     make: Make, mutex: Mutex[Any], proxy: Proxy, queue: str, name: str, party: Party, plain: redis.Redis
 ) -> None:
-    once = make(proxy.port).send_again(0)
+    once = make(proxy.port, again=0)
     impatient = Mutex(once.client)
     once(impatient.set_retries("b", None, queue=queue))
     if name == "release":

@@ -62,7 +62,7 @@ def test_one_round_trip_each(make: Make, server: real.Redis, queue: str) -> None
 
 @pytest.mark.parametrize("own", [True], indirect=True)
 def test_restarted_with_its_data(make: Make, own: real.Redis) -> None:
-    party = make(own.port)
+    party = make(own.port, again=1)
     mutex, tasks = Mutex(party.client), StateTransition(party.client)
     party(mutex.create("a", "b", retries=5))
     party(tasks.create("a"))
@@ -78,7 +78,7 @@ def test_restarted_with_its_data(make: Make, own: real.Redis) -> None:
 
 
 def test_restarted_without_its_data(make: Make, own: real.Redis) -> None:
-    party = make(own.port)
+    party = make(own.port, again=1)
     mutex, timeout = Mutex(party.client), Timeout(party.client, every=3600)
     party(mutex.create("a"))
     token = party(mutex.acquire_token("a"))
@@ -94,7 +94,7 @@ def test_restarted_without_its_data(make: Make, own: real.Redis) -> None:
 
 
 def test_gone(make: Make, own: real.Redis) -> None:
-    party = make(own.port).send_again(1)
+    party = make(own.port, again=1)
     mutex, asked_first = Mutex(party.client), Mutex(party.client)
     party(mutex.create("a"))
     own.kill()
@@ -109,7 +109,7 @@ def test_gone(make: Make, own: real.Redis) -> None:
 
 def test_frozen(make: Make, own: real.Redis) -> None:
     """A server that doesn't answer costs redis-py's timeouts, and no more."""
-    party = make(own.port, socket_timeout=0.1).send_again(0)
+    party = make(own.port, again=0, socket_timeout=0.1)
     mutex = Mutex(party.client)
     party(mutex.create("a"))
     own.pause()
