@@ -18,11 +18,9 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+from redis.client import NEVER_DECODE
 from redis.exceptions import (
-    AuthenticationError,
-    BusyLoadingError,
     ConnectionError,
-    MaxConnectionsError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
@@ -41,7 +39,6 @@ _TOGETHER = 10
 #: For how long an estimate of the server's clock is good: two quartz clocks differ by less than a second then.
 _ESTIMATE = 3600
 _UNKNOWN, _TOO_LATE = -1, -2
-_NOT_SENT = (AuthenticationError, BusyLoadingError, MaxConnectionsError)
 
 _ASK = b"return redis.call('TIME')[1]"
 _ENTER = """\
@@ -52,34 +49,17 @@ if tonumber(time[1]) > tonumber(ARGV[1]) then return -2 end
 
 local scores, facts = KEYS[2], KEYS[3]
 
-local function exhausted(id)
-  return redis.call('HGET', facts, 'retries:' .. id) == '0'
+-- How many retries are left, and the last token.
+local function last(id)
+  return redis.call('HMGET', facts, 'retries:' .. id, 'fence:' .. id)
 end
 
 -- Take a retry, and give a token: greater than any before it, even if the server has lost those.
-local function acquired(id, owner, known)
-  known = known or redis.call('HMGET', facts, 'retries:' .. id, 'fence:' .. id)
+local function acquired(id, known, owner)
   if known[1] then redis.call('HINCRBY', facts, 'retries:' .. id, -1) end
   local token = math.max((tonumber(known[2]) or 0) + 1, time[1] * 1000000 + time[2])
   redis.call('HSET', facts, 'fence:' .. id, token, 'owner:' .. id, owner or '')
   return token
-end
-
--- The first ids between two scores that have a retry left and that fit.
-local function first(limit, lowest, highest, fits)
-  local count = limit
-  while true do
-    local ids = {}
-    local rows = redis.call('ZRANGEBYSCORE', scores, lowest, highest, 'WITHSCORES', 'LIMIT', 0, count)
-    for i = 1, #rows, 2 do
-      if not exhausted(rows[i]) and (not fits or fits(rows[i], tonumber(rows[i + 1]))) then
-        ids[#ids + 1] = rows[i]
-        if #ids == limit then return ids end
-      end
-    end
-    if #rows < 2 * count then return ids end
-    count = count * 4
-  end
 end
 
 local function operation()
@@ -96,12 +76,37 @@ return answer
 """
 
 
-class Script:
-    """A Lua script that is carried out once a call; its body may use what is above."""
+#: What the scripts of captures begin with.
+FIRST = """
+  -- The first ids between two scores that have a retry left and that fit.
+  local function first(limit, lowest, highest, fits)
+    local count = limit
+    while true do
+      local ids = {}
+      local rows = redis.call('ZRANGEBYSCORE', scores, lowest, highest, 'WITHSCORES', 'LIMIT', 0, count)
+      for i = 1, #rows, 2 do
+        if last(rows[i])[1] ~= '0' and (not fits or fits(rows[i], tonumber(rows[i + 1]))) then
+          ids[#ids + 1] = rows[i]
+          if #ids == limit then return ids end
+        end
+      end
+      if #rows < 2 * count then return ids end
+      count = count * 4
+    end
+  end
+"""
 
-    def __init__(self, name: str, body: str) -> None:
+
+class Script:
+    """A Lua script that is carried out once a call; its body may use what is above.
+
+    :param listed: its answer is a list, of bytes whatever ``decode_responses`` the client has.
+    """
+
+    def __init__(self, name: str, body: str, *, listed: bool = False) -> None:
         self.name = name
         self.body = body
+        self.options: dict[str, Any] = {NEVER_DECODE: True} if listed else {}
         self.source = f"{_ENTER}{body}{_LEAVE}".encode()
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
@@ -128,12 +133,12 @@ class Calls:
         latest = int(self._estimate[0] + now) + LATE
         # every copy of this call has the same latest moment, so the same hash
         calls = b"%b:calls:%d" % (keys[0], latest // _TOGETHER)
-        words = (len(keys), calls, *keys[1:], latest, os.urandom(12), *values)
+        command = ("EVALSHA", script.sha, len(keys), calls, *keys[1:], latest, os.urandom(12), *values)
         try:
             try:
-                answer = yield ("EVALSHA", script.sha, *words)
+                answer = yield command
             except NoScriptError:
-                answer = yield ("EVAL", script.source, *words)
+                answer = yield ("EVAL", script.source, *command[2:])
         except RedisError as error:
             ours = _translated(script.name, error)
             if ours is None:
@@ -152,7 +157,7 @@ class Calls:
 
 
 def _translated(name: str, error: RedisError) -> LockError | None:
-    if isinstance(error, (ConnectionError, TimeoutError)) and not isinstance(error, _NOT_SENT):
+    if isinstance(error, (ConnectionError, TimeoutError)):
         return OutcomeUnknown(f"{name}: no answer came from Redis ({error}), so it may have been done, or not")
     if isinstance(error, ReadOnlyError) or "READONLY" in str(error):
         return NotWritable(

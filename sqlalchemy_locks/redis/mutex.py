@@ -9,18 +9,18 @@ acknowledged (``docs/redis.md`` says when it doesn't).
 
 from __future__ import annotations
 
-from .call import Script
+from .call import FIRST, Script
 from .pattern import Call, Client, Pattern, as_id, as_limit, as_owner, created, names, operation, token
 
 _ACQUIRE = Script(
     "mutex.acquire",
     """
   local id, owner = ARGV[3], ARGV[4]
-  local known = redis.call('HMGET', facts, 'retries:' .. id, 'fence:' .. id)
+  local known = last(id)
   if known[1] == '0' or redis.call('ZADD', scores, 'XX', 'CH', 1, id) == 0 then
     return redis.call('ZSCORE', scores, id) and 0 or -1
   end
-  return acquired(id, owner, known)
+  return acquired(id, known, owner)
 """,
 )
 _RELEASE = Script(
@@ -36,15 +36,17 @@ _RELEASE = Script(
 )
 _CAPTURE = Script(
     "mutex.capture",
-    """
+    FIRST
+    + """
   local limit, owner = tonumber(ARGV[3]), ARGV[4]
   local ids = first(limit, 0, 0)
   for _, id in ipairs(ids) do
     redis.call('ZADD', scores, 'XX', 'CH', 1, id)
-    acquired(id, owner)
+    acquired(id, last(id), owner)
   end
   return ids
 """,
+    listed=True,
 )
 
 

@@ -17,7 +17,7 @@ import redis
 import redis.asyncio
 from redis.asyncio.client import Pipeline as AsyncPipeline
 from redis.asyncio.cluster import ClusterPipeline as AsyncClusterPipeline
-from redis.client import NEVER_DECODE, Pipeline
+from redis.client import Pipeline
 from redis.cluster import ClusterPipeline
 
 from ..names import checked
@@ -53,17 +53,17 @@ def operation(body: Callable[Concatenate[Any, P], Call[R]]) -> _Method[P, R]:
     def method(self: Pattern[Any], *args: P.args, **kwargs: P.kwargs) -> Any:
         script, queue, values, read = body(self, *args, **kwargs)
         steps = self._calls.steps(script, self._keys(queue), values)
-        return (_awaited if self._is_async else _driven)(self._client, steps, read)
+        return (_awaited if self._is_async else _driven)(self._client, steps, script.options, read)
 
     return cast(_Method[P, R], method)
 
 
-def _driven(client: Any, steps: Steps, read: Callable[[Any], R]) -> R:
+def _driven(client: Any, steps: Steps, options: dict[str, Any], read: Callable[[Any], R]) -> R:
     try:
         command = next(steps)
         while True:
             try:
-                answer = client.execute_command(*command, **_RAW)
+                answer = client.execute_command(*command, **options)
             except Exception as error:
                 command = steps.throw(error)
             else:
@@ -72,12 +72,12 @@ def _driven(client: Any, steps: Steps, read: Callable[[Any], R]) -> R:
         return read(end.value)
 
 
-async def _awaited(client: Any, steps: Steps, read: Callable[[Any], R]) -> R:
+async def _awaited(client: Any, steps: Steps, options: dict[str, Any], read: Callable[[Any], R]) -> R:
     try:
         command = next(steps)
         while True:
             try:
-                answer = await client.execute_command(*command, **_RAW)
+                answer = await client.execute_command(*command, **options)
             except Exception as error:
                 command = steps.throw(error)
             else:
@@ -85,9 +85,6 @@ async def _awaited(client: Any, steps: Steps, read: Callable[[Any], R]) -> R:
     except StopIteration as end:
         return read(end.value)
 
-
-#: answers as bytes, whatever ``decode_responses`` the client has
-_RAW: dict[str, Any] = {NEVER_DECODE: True}
 
 _CREATE = Script(
     "create",

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from ..durations import seconds
 from ..zones import around, zone
-from .call import Script
+from .call import FIRST, Script
 from .pattern import Call, Client, Pattern, as_id, as_limit, created, names, operation, token
 
 # A window's score is the second it began at, not its number: a period that is changed later then compares, too.
@@ -30,16 +30,17 @@ _TAKE = """
     civil = at + (at < tonumber(ARGV[7]) and ARGV[9] or at < tonumber(ARGV[8]) and ARGV[10] or ARGV[11])
   end
 
-  local function due(id, last)
+  local function due(id, ts)
     local period = every or tonumber(redis.call('HGET', facts, 'timeout:' .. id))
-    if not windowed then return last + period < at and at end
+    if not windowed then return ts + period < at and at end
     local start = math.floor(civil / period) * period
-    return start > last and start
+    return start > ts and start
   end
 
-  local function take(id, score)
-    if not score or redis.call('ZADD', scores, 'XX', 'GT', 'CH', score, id) == 0 then return 0 end
-    return acquired(id)
+  local function take(id, ts)
+    local score, known = due(id, tonumber(ts)), last(id)
+    if not score or known[1] == '0' or redis.call('ZADD', scores, 'XX', 'GT', 'CH', score, id) == 0 then return 0 end
+    return acquired(id, known)
   end
 """
 _ACQUIRE = Script(
@@ -47,24 +48,24 @@ _ACQUIRE = Script(
     _TAKE
     + """
   local id = ARGV[3]
-  local last = redis.call('ZSCORE', scores, id)
-  if not last then return -1 end
-  if exhausted(id) then return 0 end
-  return take(id, due(id, tonumber(last)))
+  local ts = redis.call('ZSCORE', scores, id)
+  return ts and take(id, ts) or -1
 """,
 )
 _CAPTURE = Script(
     "timeout.capture",
-    _TAKE
+    FIRST
+    + _TAKE
     + """
   local before = civil
   if every then before = windowed and math.floor(civil / every) * every or at - every end
   local ids = first(tonumber(ARGV[3]), '-inf', '(' .. before, due)
   for _, id in ipairs(ids) do
-    take(id, due(id, tonumber(redis.call('ZSCORE', scores, id))))
+    take(id, redis.call('ZSCORE', scores, id))
   end
   return ids
 """,
+    listed=True,
 )
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from ..names import checked
-from .call import Script
+from .call import FIRST, Script
 from .pattern import Call, Client, Pattern, as_id, as_ids, as_limit, as_queue, as_retries, operation
 from .timeout import Clock, as_clock, as_instant, as_period
 
@@ -54,7 +54,8 @@ _CREATE = Script(
 )
 _CAPTURE = Script(
     "transition.capture",
-    _STATUS
+    FIRST
+    + _STATUS
     + """
   local limit, at, captured = tonumber(ARGV[3]), tonumber(ARGV[4]) or tonumber(time[1]), number(ARGV[5])
   local ids = {}
@@ -68,12 +69,13 @@ _CAPTURE = Script(
     local id = ids[i]
     redis.call('ZADD', scores, 'XX', 'CH', captured, id)
     deadline(id, at)
-    local claim = acquired(id)
+    local claim = acquired(id, last(id))
     local told = redis.call('HMGET', facts, 'timeout:' .. id, 'retries:' .. id)
     tasks[i] = {id, claim, told[1] or '', told[2] or ''}
   end
   return tasks
 """,
+    listed=True,
 )
 _SET_STATUS = Script(
     "transition.set_status",
