@@ -125,12 +125,13 @@ class Calls:
         :raises UnknownTask: when the script says that there is no such id, which is its first value then.
         :raises OutcomeUnknown: when no answer came, or the call came late.
         """
-        now = time.monotonic()
-        if self._estimate is None or now - self._estimate[1] > _ESTIMATE:
+        now, estimate = time.monotonic(), self._estimate
+        if estimate is None or now - estimate[1] > _ESTIMATE:
             seconds = yield "EVAL", _ASK, 1, keys[1]
             now = time.monotonic()
-            self._estimate = int(seconds) - now, now  # as it was a moment before now, so not ahead
-        latest = int(self._estimate[0] + now) + LATE
+            # as it was a moment before now, so not ahead
+            self._estimate = estimate = int(seconds) - now, now
+        latest = int(estimate[0] + now) + LATE
         # every copy of this call has the same latest moment, so the same hash
         calls = b"%b:calls:%d" % (keys[0], latest // _TOGETHER)
         command = ("EVALSHA", script.sha, len(keys), calls, *keys[1:], latest, os.urandom(12), *values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import subprocess
 import sys
@@ -168,3 +169,16 @@ def test_redis_py_is_loaded_by_who_uses_it() -> None:
     missing = "import sys; sys.modules['redis'] = None; import sqlalchemy_locks.redis"
     done = subprocess.run([sys.executable, "-c", missing], capture_output=True, text=True, check=False)
     assert "pip install 'sqlalchemy-locks[redis]'" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["Mutex", "Timeout"])
+def test_calls_are_those_of_the_pattern_in_sql(name: str) -> None:
+    """Their names, and what they take, in the same order; nothing is waited for here, so there is no ``nowait``."""
+    here, there = getattr(sqlalchemy_locks.redis, name), getattr(sl, name)
+    methods = {method for method in vars(there) if not method.startswith("_")}
+    assert methods == {method for method in dir(here) if not method.startswith("_")} - {"kind"}
+    for method in methods:
+        taken = list(inspect.signature(getattr(there, method)).parameters.values())
+        expected = [(each.name, each.kind, each.default) for each in taken if each.name != "nowait"]
+        given = inspect.signature(getattr(here, method)).parameters.values()
+        assert [(each.name, each.kind, each.default) for each in given] == expected, method

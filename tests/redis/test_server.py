@@ -158,6 +158,25 @@ def state(administrator: redis.Redis) -> object:
     return administrator.zrange(key, 0, -1, withscores=True), administrator.hgetall(f"{key}:facts")
 
 
+def test_rights(make: Make, server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    """What docs/redis.md says that a user needs is enough."""
+    rights = "+@read +@write +evalsha +eval +time ~{sqlalchemy_locks:* resetchannels"
+    plain.execute_command("ACL SETUSER", "app", "reset", "on", ">secret", "+@connection", *rights.split())
+    plain.script_flush()
+    party = make(server.port, username="app", password="secret")
+    mutex, timeout, tasks = Mutex(party.client), Timeout(party.client, every=1), StateTransition(party.client)
+    assert party(mutex.create("a", queue=queue, retries=3)) == 1
+    assert party(mutex.acquire("a", queue=queue)) is True
+    assert party(mutex.release("a", queue=queue)) is True
+    assert party(mutex.capture(3, queue=queue)) == ["a"]
+    assert party(timeout.create("a", queue=queue)) == 1
+    assert party(timeout.capture(3, queue=queue)) == ["a"]
+    assert party(tasks.create("a", queue=queue, timeout=1)) == 1
+    assert len(party(tasks.capture(3, queue=queue))) == 1
+    assert party(tasks.expire(queue=queue)) == 0
+    assert party(tasks.set_status("a", "done", queue=queue)) is True
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[real.Redis]:
     started = started_or_skipped(real.Redis(cluster=True))
