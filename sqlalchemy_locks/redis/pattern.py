@@ -4,7 +4,7 @@ All keys of a queue have one hash tag, ``{sqlalchemy_locks:<queue>}``, so that t
 
 - ``...:<pattern>`` is a sorted set: each id, and as its score the state;
 - ``...:<pattern>:facts`` is a hash: retries, owners, fences and periods, each field named by what it is and the id;
-- ``...:<pattern>:call:<nonce>`` is the answer of one call (see :mod:`.call`), gone after two minutes.
+- ``...:<pattern>:calls:<number>`` is a hash: the answers of ten seconds' calls (see :mod:`.call`), gone soon after.
 """
 
 from __future__ import annotations
