@@ -2,8 +2,9 @@
 
 redis-py sends a command again when its connection dies, and can't know whether the first one arrived. So each call
 has a nonce, and leaves its answer under that for a while: the second one gets the answer of the first. A copy that
-arrives when that may have been forgotten comes *late*, and does nothing. Both are judged by the server's clock, which
-this side only estimates: never ahead of what it is, and at most a little behind.
+arrives when that may have been forgotten comes *late*, and does nothing. Both are judged by the server's clock and by
+the latest moment that the call itself names. This side estimates that clock to name it; a wrong estimate can make a
+call late, never one that is carried out twice.
 
 What is relied on: a script runs alone, and its effects reach a replica and the file together (Redis 5 and newer).
 
