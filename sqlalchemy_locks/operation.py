@@ -16,11 +16,9 @@ tests pin them on 2.0 and 2.1:
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -35,6 +33,7 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
 
 from .dialects import Engine, engine_of
+from .durations import seconds as seconds
 from .schema import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -447,21 +446,6 @@ def shaped_rows(
 def listed(result: Result[Any]) -> list[Any]:
     """The rows of a result; where a row is one value, the values."""
     return list(result.scalars() if len(result.keys()) == 1 else result)
-
-
-def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
-    """A duration that a caller gave, in seconds.
-
-    :raises TypeError: unless it is a number or a ``timedelta``.
-    :raises ValueError: for NaN, a negative one, or, unless ``zero``, none at all.
-    """
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is a number of seconds or a timedelta, not {value!r}")
-    if math.isnan(value) or value < 0 or (value == 0 and not zero):
-        raise ValueError(f"{name} must be {'at least' if zero else 'more than'} 0 seconds, not {value!r}")
-    return float(value)
 
 
 def verify(connection: Connection, engine: Engine) -> None:

@@ -17,8 +17,8 @@ from sqlalchemy import Engine, text
 from ..conftest import PLAIN, Servers, install
 from .pages import PAGES, blocks, engines, run
 
-#: Its snippets are revisions and environments, which tests/migrations runs.
-COMPILED_ONLY = {"alembic.md"}
+#: Their snippets are run by tests/migrations (revisions and environments) and by tests/redis.
+COMPILED_ONLY = {"alembic.md", "redis.md"}
 CASES = [(page, engine) for page in PAGES if page.name not in COMPILED_ONLY for engine in engines(page)]
 
 

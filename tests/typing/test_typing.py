@@ -44,6 +44,9 @@ def test_every_result_has_its_exact_type(checker: str, tmp_path: Path) -> None:
         ("sl.lock.row(Customer, 42)), Customer | None)", "sl.lock.row(Customer, 42)), Base | None)"),
         ("locks.run(sl.lock.vacuum()), int | None)", "locks.run(sl.lock.vacuum()), str | None)"),
         ("held.session, AsyncSession)", "held.session, Session)"),
+        ('mutex.acquire_token("a"), int | None)', 'mutex.acquire_token("a"), int)'),
+        ('await Mutex(client).acquire("a"), bool)', 'Mutex(client).acquire("a"), bool)'),
+        ("tasks.capture(3)[0].claim, int)", "tasks.capture(3)[0].claim, str)"),
     ],
 )
 def test_another_type_would_be_told(checker: str, right: str, wrong: str, tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import redis
+import redis.asyncio
 from sqlalchemy import Connection, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from typing_extensions import assert_type
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.redis import Mutex, StateTransition, Task, Timeout
 
 
 class Base(DeclarativeBase):
@@ -90,3 +94,35 @@ async def with_async_locks(locks: sl.AsyncLocks) -> None:
         assert_type(held.session, AsyncSession)
         assert_type(held.lost, bool)
         assert_type(await held.check(), None)
+
+
+def on_redis(client: redis.Redis) -> None:
+    mutex = Mutex(client)
+    assert_type(mutex.create("a", "b", retries=3), int)
+    assert_type(mutex.acquire("a", owner="me"), bool)
+    assert_type(mutex.acquire_token("a"), int | None)
+    assert_type(mutex.release("a"), bool)
+    assert_type(mutex.capture(3, queue="mail"), list[str])
+    assert_type(mutex.set_retries("a", None), bool)
+    timeout = Timeout(client, every=3600, windowed=True, tz="Europe/Paris")
+    assert_type(timeout.create("a"), int)
+    assert_type(timeout.acquire("a"), bool)
+    assert_type(timeout.acquire_token("a"), int | None)
+    assert_type(timeout.capture(3), list[str])
+    tasks = StateTransition(client, ready=("new", "failed"), captured="busy")
+    assert_type(tasks.capture(3), list[Task])
+    assert_type(tasks.capture(3)[0].claim, int)
+    assert_type(tasks.set_status("a", "done", claim=1), bool)
+    assert_type(tasks.expire(), int)
+
+
+async def on_redis_awaited(client: redis.asyncio.Redis) -> None:
+    assert_type(await Mutex(client).acquire("a"), bool)
+    assert_type(await Mutex(client).acquire_token("a"), int | None)
+    assert_type(await Timeout(client, every=60).capture(3), list[str])
+    assert_type(await StateTransition(client).capture(3), list[Task])
+    assert_type(asyncio.create_task(Mutex(client).acquire("a")), asyncio.Task[bool])
+
+
+def on_a_redis_cluster(client: redis.RedisCluster) -> None:
+    assert_type(Mutex(client).acquire("a"), bool)

@@ -1,0 +1,21 @@
+"""Durations that a caller gave: seconds, or a ``timedelta``."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+
+def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
+    """A duration that a caller gave, in seconds.
+
+    :raises TypeError: unless it is a number or a ``timedelta``.
+    :raises ValueError: for NaN, a negative one, or, unless ``zero``, none at all.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is a number of seconds or a timedelta, not {value!r}")
+    if math.isnan(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{name} must be {'at least' if zero else 'more than'} 0 seconds, not {value!r}")
+    return float(value)

@@ -1,0 +1,168 @@
+"""One call of one script: carried out once, whatever becomes of its answer.
+
+redis-py sends a command again when its connection dies, and can't know whether the first one arrived. So each call
+has a nonce, and leaves its answer under that for a while: the second one gets the answer of the first. A copy that
+arrives when that may have been forgotten comes *late*, and does nothing. Both are judged by the server's clock and by
+the latest moment that the call itself names. This side estimates that clock to name it; a wrong estimate can make a
+call late, never one that is carried out twice.
+
+What is relied on: a script runs alone, and its effects reach a replica and the file together (Redis 5 and newer).
+
+Who sends the commands is not said here: that is all in which ``redis`` and ``redis.asyncio`` differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Generator
+from typing import Any
+
+from redis.client import NEVER_DECODE
+from redis.exceptions import (
+    ConnectionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    TimeoutError,
+)
+
+from ..errors import LockError, NotWritable, OutcomeUnknown, UnknownTask
+
+#: Commands that are sent one after the other, each answered before the next; at the end, what came of it.
+Steps = Generator[tuple[Any, ...], Any, Any]
+
+#: After so many seconds a call that is sent again comes late.
+LATE = 60
+#: The calls of so many seconds keep their answers in one hash, until the last of them would come late.
+_TOGETHER = 10
+#: For how long an estimate of the server's clock is good: two quartz clocks differ by less than a second then.
+_ESTIMATE = 3600
+_UNKNOWN, _TOO_LATE = -1, -2
+
+_ASK = b"return redis.call('TIME')[1]"
+_ENTER = """\
+local answered = redis.call('HGET', KEYS[1], ARGV[2])
+if answered then return cmsgpack.unpack(answered) end
+local time = redis.call('TIME')
+if tonumber(time[1]) > tonumber(ARGV[1]) then return -2 end
+
+local scores, facts = KEYS[2], KEYS[3]
+
+-- How many retries are left, and the last token.
+local function last(id)
+  return redis.call('HMGET', facts, 'retries:' .. id, 'fence:' .. id)
+end
+
+-- Take a retry, and give a token: greater than any before it, even if the server has lost those.
+local function acquired(id, known, owner)
+  if known[1] then redis.call('HINCRBY', facts, 'retries:' .. id, -1) end
+  local token = math.max((tonumber(known[2]) or 0) + 1, time[1] * 1000000 + time[2])
+  redis.call('HSET', facts, 'fence:' .. id, token, 'owner:' .. id, owner or '')
+  return token
+end
+
+local function operation()
+"""
+_LEAVE = f"""\
+end
+
+local answer = operation()
+redis.call('HSET', KEYS[1], ARGV[2], cmsgpack.pack(answer))
+if redis.call('HLEN', KEYS[1]) == 1 then
+  redis.call('EXPIREAT', KEYS[1], ARGV[1] + {2 * _TOGETHER})
+end
+return answer
+"""
+
+
+#: What the scripts of captures begin with.
+FIRST = """
+  -- The first ids between two scores that have a retry left and that fit.
+  local function first(limit, lowest, highest, fits)
+    local count = limit
+    while true do
+      local ids = {}
+      local rows = redis.call('ZRANGEBYSCORE', scores, lowest, highest, 'WITHSCORES', 'LIMIT', 0, count)
+      for i = 1, #rows, 2 do
+        if last(rows[i])[1] ~= '0' and (not fits or fits(rows[i], tonumber(rows[i + 1]))) then
+          ids[#ids + 1] = rows[i]
+          if #ids == limit then return ids end
+        end
+      end
+      if #rows < 2 * count then return ids end
+      count = count * 4
+    end
+  end
+"""
+
+
+class Script:
+    """A Lua script that is carried out once a call; its body may use what is above.
+
+    :param listed: its answer is a list, of bytes whatever ``decode_responses`` the client has.
+    """
+
+    def __init__(self, name: str, body: str, *, listed: bool = False) -> None:
+        self.name = name
+        self.body = body
+        self.options: dict[str, Any] = {NEVER_DECODE: True} if listed else {}
+        self.source = f"{_ENTER}{body}{_LEAVE}".encode()
+        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+
+
+class Calls:
+    """The calls of one pattern: they share what is known of the server's clock."""
+
+    def __init__(self) -> None:
+        self._estimate: tuple[float, float] | None = None
+
+    def steps(self, script: Script, keys: tuple[bytes, ...], values: tuple[Any, ...]) -> Steps:
+        """What is sent to run a script once, loading it where the server doesn't know it.
+
+        :param keys: how every key of this pattern and queue begins, then those that the script works on.
+        :return: the script's answer.
+        :raises UnknownTask: when the script says that there is no such id, which is its first value then.
+        :raises OutcomeUnknown: when no answer came, or the call came late.
+        """
+        now, estimate = time.monotonic(), self._estimate
+        if estimate is None or now - estimate[1] > _ESTIMATE:
+            seconds = yield "EVAL", _ASK, 1, keys[1]
+            now = time.monotonic()
+            # as it was a moment before now, so not ahead
+            self._estimate = estimate = int(seconds) - now, now
+        latest = int(estimate[0] + now) + LATE
+        # every copy of this call has the same latest moment, so the same hash
+        calls = b"%b:calls:%d" % (keys[0], latest // _TOGETHER)
+        command = ("EVALSHA", script.sha, len(keys), calls, *keys[1:], latest, os.urandom(12), *values)
+        try:
+            try:
+                answer = yield command
+            except NoScriptError:
+                answer = yield ("EVAL", script.source, *command[2:])
+        except RedisError as error:
+            ours = _translated(script.name, error)
+            if ours is None:
+                raise
+            raise ours from error
+        if answer == _UNKNOWN:
+            id, place = values[0].decode(), keys[0].decode()
+            raise UnknownTask(f"{script.name}: there is no {id!r} in {place}; make it by create() first")
+        if answer == _TOO_LATE:
+            self._estimate = None
+            raise OutcomeUnknown(
+                f"{script.name}: reached Redis more than {LATE} seconds after it was called, so it was not done then; "
+                "whether it had been before is not known any more"
+            )
+        return answer
+
+
+def _translated(name: str, error: RedisError) -> LockError | None:
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return OutcomeUnknown(f"{name}: no answer came from Redis ({error}), so it may have been done, or not")
+    if isinstance(error, ReadOnlyError) or "READONLY" in str(error):
+        return NotWritable(
+            f"{name}: this Redis server is a replica; connect to the primary (by Sentinel or RedisCluster, if it moves)"
+        )
+    return None

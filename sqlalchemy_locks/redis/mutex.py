@@ -1,0 +1,115 @@
+"""Mutex: taken or free, and taken until somebody releases it.
+
+The pattern: ``ZADD key XX CH 1 id``, which changes the score of one id for one of all who try. A mutex that nobody
+released stays taken: that is its purpose, since the next run must not start when the last one did not succeed.
+
+What is promised: between two releases one acquisition is answered ``True``, as long as the server keeps what it has
+acknowledged (``docs/redis.md`` says when it doesn't).
+"""
+
+from __future__ import annotations
+
+from .call import FIRST, Script
+from .pattern import Call, Client, Pattern, as_id, as_limit, as_owner, created, names, operation, token
+
+_ACQUIRE = Script(
+    "mutex.acquire",
+    """
+  local id, owner = ARGV[3], ARGV[4]
+  local known = last(id)
+  if known[1] == '0' or redis.call('ZADD', scores, 'XX', 'CH', 1, id) == 0 then
+    return redis.call('ZSCORE', scores, id) and 0 or -1
+  end
+  return acquired(id, known, owner)
+""",
+)
+_RELEASE = Script(
+    "mutex.release",
+    """
+  local id, owner = ARGV[3], ARGV[4]
+  local theirs = owner ~= '' and redis.call('HGET', facts, 'owner:' .. id) ~= owner
+  if theirs or redis.call('ZADD', scores, 'XX', 'CH', 0, id) == 0 then
+    return redis.call('ZSCORE', scores, id) and 0 or -1
+  end
+  return 1
+""",
+)
+_CAPTURE = Script(
+    "mutex.capture",
+    FIRST
+    + """
+  local limit, owner = tonumber(ARGV[3]), ARGV[4]
+  local ids = first(limit, 0, 0)
+  for _, id in ipairs(ids) do
+    redis.call('ZADD', scores, 'XX', 'CH', 1, id)
+    acquired(id, last(id), owner)
+  end
+  return ids
+""",
+    listed=True,
+)
+
+
+class Mutex(Pattern[Client]):
+    """A lock that is taken until it is released.
+
+    :param client: a ``redis.Redis``, a ``redis.asyncio.Redis`` (every call is awaited then), or their ``RedisCluster``.
+    :param prefix: how the keys begin, for several apps in one database.
+    :raises TypeError: for any other client, a pipeline included.
+
+    ``queue`` is, at every call, the queue that the ids are unique in (``"default"`` without one). Each call raises
+    ``UnknownTask`` for an id that was never created, and ``OutcomeUnknown`` when no answer came.
+
+    The pattern: "Distributed locks: NoSQL", Mutex.
+
+    >>> mutex = Mutex(redis.Redis())
+    >>> mutex.create("task_a")
+    1
+    >>> mutex.acquire("task_a"), mutex.acquire("task_a")
+    (True, False)
+    """
+
+    kind = "mutex"
+
+    @operation
+    def create(self, *ids: str, queue: str | None = None, retries: int | None = None) -> Call[int]:
+        """Add the absent ones of some mutexes, free.
+
+        :param retries: how many acquisitions they allow; ``None``: as many as you like.
+        :return: how many were absent.
+        """
+        return created(ids, queue, retries)
+
+    @operation
+    def acquire(self, id: str, *, queue: str | None = None, owner: str | None = None) -> Call[bool]:
+        """Take a mutex, if it is free and has a retry left.
+
+        :param owner: who takes it, stored for :meth:`release` and for people.
+        :return: ``True`` when it is yours, ``False`` when somebody has it, or no retry is left.
+        """
+        return _ACQUIRE, queue, (as_id(id), as_owner(owner)), bool
+
+    @operation
+    def acquire_token(self, id: str, *, queue: str | None = None, owner: str | None = None) -> Call[int | None]:
+        """As :meth:`acquire`, for a fencing token: greater than any that this mutex gave before, or ``None``.
+
+        It is at least the server's time in microseconds, so that it goes on rising when the server has lost its data.
+        """
+        return _ACQUIRE, queue, (as_id(id), as_owner(owner)), token
+
+    @operation
+    def release(self, id: str, *, queue: str | None = None, owner: str | None = None) -> Call[bool]:
+        """Give a mutex back.
+
+        :param owner: give it back only if it was acquired by this owner.
+        :return: ``True`` when it was taken (by that owner) and is free now.
+        """
+        return _RELEASE, queue, (as_id(id), as_owner(owner)), bool
+
+    @operation
+    def capture(self, limit: int, *, queue: str | None = None, owner: str | None = None) -> Call[list[str]]:
+        """Take several mutexes at once, whichever are free.
+
+        :return: their ids, in order, at most ``limit``.
+        """
+        return _CAPTURE, queue, (as_limit(limit), as_owner(owner)), names

@@ -1,0 +1,99 @@
+"""A real Redis server for these tests, and a client of each kind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests import servers as real
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[real.Redis]:
+    started = started_or_skipped(real.Redis())
+    yield started
+    started.close()
+
+
+def started_or_skipped(server: real.Redis) -> real.Redis:
+    try:
+        return server.start()
+    except real.Unavailable as why:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(why))
+        pytest.skip(str(why))
+
+
+@pytest.fixture
+def plain(server: real.Redis) -> Iterator[redis.Redis]:
+    """What the tests themselves ask the server."""
+    client = redis.Redis(host=server.host, port=server.port)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue that no other test uses."""
+    return f"queue {next(_numbers)}"
+
+
+class Party:
+    """A client, and how to have the result of a call that it makes."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._loop = asyncio.new_event_loop() if isinstance(client, redis.asyncio.Redis) else None
+
+    def __call__(self, called: Any) -> Any:
+        return called if self._loop is None else self._loop.run_until_complete(called)
+
+    def close(self) -> None:
+        if self._loop is None:
+            self.client.close()
+        else:
+            self._loop.run_until_complete(self.client.aclose())
+            self._loop.close()
+
+
+#: ``redis.Redis`` as it is, one that decodes what it reads, and ``redis.asyncio.Redis``
+MAKERS: dict[str, Callable[..., Any]] = {
+    "sync": redis.Redis,
+    "decoding": lambda **options: redis.Redis(decode_responses=True, **options),
+    "async": redis.asyncio.Redis,
+}
+
+
+@pytest.fixture(params=MAKERS)
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Party]]:
+    """Make a party of this kind, connected to a port; ``again`` is how often it sends again what has no answer."""
+    made: list[Party] = []
+
+    def make(port: int, again: int | None = None, **options: Any) -> Party:
+        if again is not None:
+            retry: Any = AsyncRetry if request.param == "async" else Retry
+            lost: list[Any] = [redis.ConnectionError, redis.TimeoutError] if again else []
+            options |= {"retry": retry(NoBackoff(), again), "retry_on_error": lost}
+        made.append(Party(MAKERS[request.param](host="127.0.0.1", port=port, **options)))
+        return made[-1]
+
+    yield make
+    for party in made:
+        party.close()
+
+
+@pytest.fixture
+def party(make: Callable[..., Party], server: real.Redis) -> Party:
+    return make(server.port)

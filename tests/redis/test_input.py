@@ -1,0 +1,184 @@
+"""What is asked wrongly is refused before anything is sent: there is no server here."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from sqlalchemy import create_engine
+
+import sqlalchemy_locks as sl
+import sqlalchemy_locks.redis
+from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
+
+CLIENTS: list[Any] = [redis.Redis(port=1), redis.asyncio.Redis(port=1)]
+PATTERNS: list[Any] = [Mutex, Timeout, StateTransition]
+NO_NAMES: dict[str, tuple[Any, type[Exception]]] = {
+    "empty": ("", ValueError),
+    "too long": ("a" * 256, ValueError),
+    "trailing space": ("a ", ValueError),
+    "NUL": ("a\0b", ValueError),
+    "surrogate": ("\ud800", ValueError),
+    "None": (None, TypeError),
+    "int": (1, TypeError),
+    "True": (True, TypeError),
+    "bytes": (b"a", TypeError),
+    "list": (["a"], TypeError),
+}
+
+
+@pytest.fixture(params=CLIENTS, ids=["sync", "async"])
+def client(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def by_id(client: Any) -> list[Callable[..., Any]]:
+    mutex, timeout, tasks = Mutex(client), Timeout(client, every=1), StateTransition(client)
+    return [
+        *(mutex.create, mutex.acquire, mutex.acquire_token, mutex.release),
+        *(timeout.create, timeout.acquire, timeout.acquire_token, tasks.create),
+        *(partial(set_retries, pattern) for pattern in (mutex, timeout, tasks)),
+        lambda id, **more: tasks.set_status(id, "done", **more),
+    ]
+
+
+def set_retries(pattern: Any, id: Any, **more: Any) -> Any:
+    return pattern.set_retries(id, 1, **more)
+
+
+@pytest.mark.parametrize(("value", "error"), NO_NAMES.values(), ids=NO_NAMES)
+def test_no_name(client: Any, value: Any, error: type[Exception]) -> None:
+    for call in by_id(client):
+        with pytest.raises(error):
+            call(value)
+    if value is not None:
+        for call in by_id(client):
+            with pytest.raises(error):
+                call("a", queue=value)
+        for call in (Mutex(client).acquire, Mutex(client).release):
+            with pytest.raises(error):
+                call("a", owner=value)
+    with pytest.raises(error):
+        Mutex(client, prefix=value)
+    with pytest.raises(error):
+        StateTransition(client).set_status("a", value)
+
+
+@pytest.mark.parametrize("kind", PATTERNS, ids=lambda kind: kind.__name__)
+def test_numbers(client: Any, kind: Any) -> None:
+    pattern = kind(client, every=1) if kind is Timeout else kind(client)
+    for call in (pattern.capture, lambda retries: pattern.create("a", retries=retries)):
+        for wrong in (True, False, 1.0, "1", [1]):
+            with pytest.raises(TypeError, match="is a number"):
+                call(wrong)
+        for wrong in (-1, 2**31):
+            with pytest.raises(ValueError, match="at least"):
+                call(wrong)
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        pattern.capture(0)
+    with pytest.raises(ValueError, match="at least one id"):
+        pattern.create()
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        *((wrong, ValueError) for wrong in (0, -1, 0.5, math.nan, math.inf, timedelta(0), timedelta(milliseconds=1))),
+        *((wrong, TypeError) for wrong in ("5m", "60", True, [60])),
+    ],
+)
+def test_no_period(client: Any, value: Any, error: type[Exception]) -> None:
+    for call in (
+        lambda: Timeout(client, every=value),
+        lambda: Timeout(client).create("a", every=value),
+        lambda: StateTransition(client).create("a", timeout=value),
+    ):
+        with pytest.raises(error, match="every|timeout"):
+            call()
+
+
+def test_no_zone_and_no_clock(client: Any) -> None:
+    with pytest.raises(ValueError, match="windowed=True"):
+        Timeout(client, every=86400, tz="Europe/Paris")
+    with pytest.raises(ValueError, match="no zone 'Europe/Lutetia'"):
+        Timeout(client, every=86400, windowed=True, tz="Europe/Lutetia")
+    for kind in (Timeout, StateTransition):
+        with pytest.raises(TypeError, match="clock"):
+            kind(client, clock=1_700_000_000)
+    for wrong, error in ((datetime(2026, 1, 1), ValueError), ("now", TypeError), (True, TypeError)):
+        with pytest.raises(error, match="the clock"):
+            Timeout(client, every=1, clock=lambda wrong=wrong: wrong).acquire("a")
+        with pytest.raises(error, match="the clock"):
+            StateTransition(client, clock=lambda wrong=wrong: wrong).expire()
+
+
+def test_statuses(client: Any) -> None:
+    for wrong in ("done", 1, {"done"}):
+        with pytest.raises(TypeError, match="ready"):
+            StateTransition(client, ready=wrong)
+    with pytest.raises(ValueError, match="at least one status"):
+        StateTransition(client, ready=())
+    for ready, captured in ((("done", "done"), "busy"), (("done", "busy"), "busy")):
+        with pytest.raises(ValueError, match="same status twice"):
+            StateTransition(client, ready=ready, captured=captured)
+    tasks = StateTransition(client)
+    for wrong in ("1", True, 1.0):
+        with pytest.raises(TypeError, match="claim"):
+            tasks.set_status("a", "done", claim=wrong)
+    with pytest.raises(ValueError, match="claim="):
+        tasks.set_status("a", "done", claim=1, force=True)
+
+
+@pytest.mark.parametrize("kind", PATTERNS, ids=lambda kind: kind.__name__)
+def test_no_client(kind: Any) -> None:
+    for wrong in (None, "redis://localhost", create_engine("sqlite://"), redis.ConnectionPool()):
+        with pytest.raises(TypeError, match=rf"redis\.{kind.__name__} takes a redis\.Redis"):
+            kind(wrong)
+    for client in CLIENTS:
+        with pytest.raises(TypeError, match="pipeline"):
+            kind(client.pipeline())
+
+
+def test_prefixes(client: Any) -> None:
+    for wrong in ("a{b", "}"):
+        with pytest.raises(ValueError, match="braces"):
+            Mutex(client, prefix=wrong)
+
+
+@pytest.mark.parametrize("name", ["lock", "Locks", "AsyncLocks", "fenced", "guarded", "semaphore", "Queue", "Worker"])
+def test_what_redis_can_not_do_says_so(name: str) -> None:
+    with pytest.raises(sl.Unsupported, match=rf"no sqlalchemy_locks\.redis\.{name}: Redis .*: "):
+        getattr(sqlalchemy_locks.redis, name)
+    with pytest.raises(AttributeError):
+        sqlalchemy_locks.redis.nothing  # noqa: B018
+
+
+def test_redis_py_is_loaded_by_who_uses_it() -> None:
+    script = "import sys, sqlalchemy_locks; assert 'redis' not in sys.modules; {}"
+    for rest in ("", "import sqlalchemy_locks.redis; assert 'redis' in sys.modules"):
+        subprocess.run([sys.executable, "-c", script.format(rest)], check=True)
+    missing = "import sys; sys.modules['redis'] = None; import sqlalchemy_locks.redis"
+    done = subprocess.run([sys.executable, "-c", missing], capture_output=True, text=True, check=False)
+    assert "pip install 'sqlalchemy-locks[redis]'" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["Mutex", "Timeout"])
+def test_calls_are_those_of_the_pattern_in_sql(name: str) -> None:
+    """Their names, and what they take, in the same order; nothing is waited for here, so there is no ``nowait``."""
+    here, there = getattr(sqlalchemy_locks.redis, name), getattr(sl, name)
+    methods = {method for method in vars(there) if not method.startswith("_")}
+    assert methods == {method for method in dir(here) if not method.startswith("_")} - {"kind"}
+    for method in methods:
+        taken = list(inspect.signature(getattr(there, method)).parameters.values())
+        expected = [(each.name, each.kind, each.default) for each in taken if each.name != "nowait"]
+        given = inspect.signature(getattr(here, method)).parameters.values()
+        assert [(each.name, each.kind, each.default) for each in given] == expected, method

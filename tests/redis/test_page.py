@@ -1,0 +1,46 @@
+"""docs/redis.md: its snippets run, its commands answer as shown, its script is the one that is sent."""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+
+import pytest
+import redis
+
+from tests import servers as real
+from tests.docs.pages import ROOT, Block, blocks, run
+
+PAGE = ROOT / "docs" / "redis.md"
+BLOCKS = blocks(PAGE)
+
+
+def of(language: str) -> list[object]:
+    return [pytest.param(block, id=f"line {block.line}") for block in BLOCKS if block.language == language]
+
+
+def test_snippets_run(server: real.Redis, plain: redis.Redis) -> None:
+    plain.flushall()
+    module = run(PAGE, {"redis://localhost:6379/0": server.url("redis")})
+    module.client.close()
+    assert set(plain.keys("*:mutex")) == {b"{sqlalchemy_locks:default}:mutex", b"{sqlalchemy_locks:mail}:mutex"}
+
+
+@pytest.mark.parametrize("block", of("redis"))
+def test_commands_answer_as_shown(block: Block, plain: redis.Redis) -> None:
+    plain.delete("{sqlalchemy_locks:shown}:mutex", "{sqlalchemy_locks:shown}:timeout")
+    lines = block.text.splitlines()
+    for command, answer in zip(lines[::2], lines[1::2], strict=True):
+        assert plain.execute_command(*command.removeprefix("> ").split()) == int(answer)
+
+
+@pytest.mark.parametrize("block", of("lua"))
+def test_the_script_is_the_one_that_is_sent(block: Block) -> None:
+    module, _, name = block.mark.removeprefix("lua: ").partition(".")
+    script = getattr(importlib.import_module(f"sqlalchemy_locks.redis.{module}"), name)
+    assert block.text.strip() == textwrap.dedent(script.body).strip()
+
+
+def test_something_is_compared() -> None:
+    assert len(of("redis")) == 2
+    assert len(of("lua")) == 1

@@ -1,0 +1,158 @@
+"""Many at once: one winner, disjoint captures, each window once, no retry spent twice."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
+from tests import servers as real
+
+from .test_timeout import Clock
+
+ALL = 64
+ROUNDS = 20
+
+
+def at_once(server: real.Redis, round_: Callable[[redis.Redis, int], list[Any]], parties: int) -> list[list[Any]]:
+    """What ``round_(client, number)`` tells of all parties, each round's begun at once, each on its own connection."""
+    barrier = threading.Barrier(parties, timeout=60)
+
+    def party(_: int) -> list[list[Any]]:
+        with redis.Redis(host=server.host, port=server.port) as client:
+            told = []
+            for number in range(ROUNDS):
+                barrier.wait()
+                told.append(round_(client, number))
+            return told
+
+    with ThreadPoolExecutor(parties) as threads:
+        each = list(threads.map(party, range(parties)))
+    return [list(itertools.chain(*together)) for together in zip(*each, strict=True)]
+
+
+def test_one_of_64_connections_acquires(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    ids = [f"task {number}" for number in range(ROUNDS)]
+    Mutex(plain).create(*ids, queue=queue)
+    answers = at_once(server, lambda client, number: [Mutex(client).acquire(ids[number], queue=queue)], ALL)
+    assert [Counter(together) for together in answers] == [{True: 1, False: ALL - 1}] * ROUNDS
+
+
+def test_one_of_64_tasks_acquires(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    ids = [f"task {number}" for number in range(ROUNDS)]
+    Mutex(plain).create(*ids, queue=queue)
+
+    async def race() -> list[Counter[bool]]:
+        clients = [redis.asyncio.Redis(host=server.host, port=server.port) for _ in range(ALL)]
+        mutexes = [Mutex(client) for client in clients]
+        told = [Counter(await asyncio.gather(*(mutex.acquire(id, queue=queue) for mutex in mutexes))) for id in ids]
+        for client in clients:
+            await client.aclose()
+        return told
+
+    assert asyncio.run(race()) == [{True: 1, False: ALL - 1}] * ROUNDS
+
+
+def test_one_of_16_releases_and_one_of_16_acquires_again(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    mutex = Mutex(plain)
+    mutex.create("a", queue=queue)
+    taken = [mutex.acquire("a", queue=queue)]
+
+    def turn(client: redis.Redis, number: int) -> list[int]:
+        own = Mutex(client)
+        if number % 2:
+            return [int(own.acquire("a", queue=queue))]
+        return [-int(own.release("a", queue=queue))]
+
+    sums = [sum(together) for together in at_once(server, turn, 16)]
+    assert taken == [True]
+    assert sums == [-1, 1] * (ROUNDS // 2)
+
+
+def test_each_window_once(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    Timeout(plain, every=60).create("windowed", "elapsed", queue=queue)
+
+    def turn(client: redis.Redis, number: int) -> list[tuple[str, bool]]:
+        clock = Clock(1_700_000_000 + 61 * number)
+        windowed = Timeout(client, every=60, windowed=True, clock=clock)
+        elapsed = Timeout(client, every=60, clock=clock)
+        return [
+            ("windowed", windowed.acquire("windowed", queue=queue)),
+            ("elapsed", elapsed.acquire("elapsed", queue=queue)),
+        ]
+
+    for together in at_once(server, turn, 16):
+        assert Counter(together) == {(kind, answer): 1 if answer else 15 for kind, answer in {*together}}
+        assert len({*together}) == 4
+
+
+def test_retries_are_spent_once_and_never_below_zero(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    retries = 37
+    Mutex(plain).create("a", queue=queue, retries=retries)
+
+    def turn(client: redis.Redis, _: int) -> list[bool]:
+        mutex, told = Mutex(client), []
+        for _ in range(5):
+            told.append(mutex.acquire("a", queue=queue))
+            if told[-1]:
+                mutex.release("a", queue=queue)
+        return told
+
+    answers = list(itertools.chain(*at_once(server, turn, 8)))
+    assert Counter(answers)[True] == retries
+    assert plain.hget(f"{{sqlalchemy_locks:{queue}}}:mutex:facts", "retries:a") == b"0"
+
+
+def test_tokens_rise_whoever_takes_them(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    Mutex(plain).create("a", queue=queue)
+
+    def turn(client: redis.Redis, _: int) -> list[int]:
+        mutex, tokens = Mutex(client), []
+        for _ in range(10):
+            token = mutex.acquire_token("a", queue=queue)
+            if token is not None:
+                tokens.append(token)
+                client.rpush(f"tokens of {queue}", token)
+                mutex.release("a", queue=queue)
+        return tokens
+
+    taken = list(itertools.chain(*at_once(server, turn, 8)))
+    in_order = [int(token) for token in plain.lrange(f"tokens of {queue}", 0, -1)]
+    assert in_order == sorted({*taken})
+    assert len(in_order) == len(taken) > ROUNDS
+
+
+def drain(port: int, queue: str, barrier: Any, kind: str) -> list[Any]:
+    """Capture until nothing is left."""
+    with redis.Redis(port=port) as client:
+        pattern: Any = StateTransition(client) if kind == "task" else Mutex(client)
+        mine: list[Any] = []
+        barrier.wait(60)
+        while found := pattern.capture(7, queue=queue):
+            assert len(found) <= 7
+            mine += [task.id for task in found] if kind == "task" else found
+            if len(found) < 7:
+                break
+        return mine
+
+
+def test_captures_of_8_processes_are_disjoint(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    ids = [f"task {number:04}" for number in range(2000)]
+    StateTransition(plain).create(*ids, queue=queue)
+    Mutex(plain).create(*ids, queue=queue)
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, context.Pool(8) as pool:
+        for kind in ("task", "mutex"):
+            barrier = manager.Barrier(8)
+            captured = pool.starmap(drain, [(server.port, queue, barrier, kind)] * 8, chunksize=1)
+            assert sorted(itertools.chain(*captured)) == ids
+            assert sum(bool(mine) for mine in captured) > 1, "one alone is no race"

@@ -1,0 +1,227 @@
+"""What the server may do in between: forget the scripts, restart with and without its data, be a replica, be a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+import redis.asyncio
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
+from tests import servers as real
+
+from .conftest import Party, started_or_skipped
+from .proxy import Proxy
+
+Make = Callable[..., Party]
+
+
+@pytest.fixture
+def own(request: pytest.FixtureRequest) -> Iterator[real.Redis]:
+    """A server of the test's own; with its parameter, one that keeps its data."""
+    started = started_or_skipped(real.Redis(appendonly=getattr(request, "param", False)))
+    yield started
+    started.close()
+
+
+def test_scripts_that_are_gone_are_loaded_again(party: Party, queue: str, plain: redis.Redis) -> None:
+    mutex = Mutex(party.client)
+    party(mutex.create("a", queue=queue))
+    assert party(mutex.acquire("a", queue=queue)) is True
+    assert party(mutex.release("a", queue=queue)) is True
+    plain.script_flush()
+    assert party(mutex.acquire("a", queue=queue)) is True
+    plain.script_flush()
+    assert party(mutex.release("a", queue=queue)) is True
+
+
+def test_one_round_trip_each(make: Make, server: real.Redis, queue: str) -> None:
+    with Proxy(server.port) as proxy:
+        party = make(proxy.port)
+        mutex, timeout, tasks = Mutex(party.client), Timeout(party.client, every=1), StateTransition(party.client)
+        calls = [
+            *(lambda: mutex.create("a", queue=queue), lambda: mutex.acquire("a", queue=queue)),
+            *(lambda: mutex.acquire_token("a", queue=queue), lambda: mutex.release("a", queue=queue)),
+            *(lambda: mutex.capture(3, queue=queue), lambda: mutex.set_retries("a", 3, queue=queue)),
+            *(lambda: timeout.create("a", queue=queue), lambda: timeout.acquire("a", queue=queue)),
+            *(lambda: timeout.acquire_token("a", queue=queue), lambda: timeout.capture(3, queue=queue)),
+            *(lambda: tasks.create("a", queue=queue, timeout=1), lambda: tasks.capture(3, queue=queue)),
+            *(lambda: tasks.set_status("a", "failed", queue=queue), lambda: tasks.expire(queue=queue)),
+        ]
+        for call in calls:
+            party(call())  # the scripts are known now, and the clock
+        proxy.requests.clear()
+        for call in calls:
+            party(call())
+        assert len(proxy.requests) == len(calls)
+        assert all(b"EVALSHA" in request for request in proxy.requests)
+
+
+@pytest.mark.parametrize("own", [True], indirect=True)
+def test_restarted_with_its_data(make: Make, own: real.Redis) -> None:
+    party = make(own.port, again=1)
+    mutex, tasks = Mutex(party.client), StateTransition(party.client)
+    party(mutex.create("a", "b", retries=5))
+    party(tasks.create("a"))
+    token = party(mutex.acquire_token("a", owner="me"))
+    (task,) = party(tasks.capture(1))
+    own.restart()
+    assert party(mutex.acquire("a")) is False
+    assert party(mutex.release("a", owner="you")) is False
+    assert party(mutex.release("a", owner="me")) is True
+    assert party(mutex.acquire_token("a")) > token
+    assert party(tasks.capture(1)) == []
+    assert party(tasks.set_status("a", "done", claim=task.claim)) is True
+
+
+def test_restarted_without_its_data(make: Make, own: real.Redis) -> None:
+    party = make(own.port, again=1)
+    mutex, timeout = Mutex(party.client), Timeout(party.client, every=3600)
+    party(mutex.create("a"))
+    token = party(mutex.acquire_token("a"))
+    party(timeout.create("a"))
+    party(timeout.acquire("a"))
+    own.kill()
+    own.start()
+    for call in (mutex.acquire, mutex.release, timeout.acquire):
+        with pytest.raises(sl.UnknownTask):
+            party(call("a"))
+    assert party(mutex.create("a")) == 1
+    assert party(mutex.acquire_token("a")) > token, "tokens rise all the same"
+
+
+def test_gone(make: Make, own: real.Redis) -> None:
+    party = make(own.port, again=1)
+    mutex, asked_first = Mutex(party.client), Mutex(party.client)
+    party(mutex.create("a"))
+    own.kill()
+    with pytest.raises(sl.OutcomeUnknown, match="no answer came from Redis"):
+        party(mutex.acquire("a"))
+    with pytest.raises(redis.ConnectionError):  # nothing of the call itself had been sent
+        party(asked_first.acquire("a"))
+    own.start()
+    party(mutex.create("a"))
+    assert party(mutex.acquire("a")) is True
+
+
+def test_frozen(make: Make, own: real.Redis) -> None:
+    """A server that doesn't answer costs redis-py's timeouts, and no more."""
+    party = make(own.port, again=0, socket_timeout=0.1)
+    mutex = Mutex(party.client)
+    party(mutex.create("a"))
+    own.pause()
+    try:
+        with pytest.raises(sl.OutcomeUnknown):
+            party(mutex.acquire("a"))
+    finally:
+        own.resume()
+    # whatever has become of it, it is one acquisition
+    after = make(own.port)
+    mutex = Mutex(after.client)
+    after(mutex.acquire("a"))
+    assert after(mutex.release("a")) is True
+    assert after(mutex.release("a")) is False
+
+
+def test_a_replica_is_refused(make: Make, own: real.Redis, server: real.Redis) -> None:
+    with redis.Redis(host=own.host, port=own.port) as administrator:
+        party = make(own.port)
+        mutex = Mutex(party.client)
+        party(mutex.create("a"))
+        administrator.replicaof(server.host, server.port)
+        with pytest.raises(sl.NotWritable, match=r"mutex\.acquire: .* replica"):
+            party(mutex.acquire("a"))
+
+
+def test_full(make: Make, own: real.Redis) -> None:
+    """A server that has no memory left changes nothing, rather than half of it."""
+    with redis.Redis(host=own.host, port=own.port) as administrator:
+        party = make(own.port)
+        mutex = Mutex(party.client)
+        party(mutex.create("a", "b", retries=2))
+        party(mutex.acquire("b"))
+        before = state(administrator)
+        administrator.config_set("maxmemory", 1)
+        for call in (lambda: mutex.acquire("a"), lambda: mutex.release("b"), lambda: mutex.create("c")):
+            with pytest.raises(redis.ResponseError, match="OOM|maxmemory"):
+                party(call())
+        administrator.config_set("maxmemory", 0)
+        assert state(administrator) == before
+        assert party(mutex.acquire("a")) is True
+
+
+def state(administrator: redis.Redis) -> object:
+    key = "{sqlalchemy_locks:default}:mutex"
+    return administrator.zrange(key, 0, -1, withscores=True), administrator.hgetall(f"{key}:facts")
+
+
+def test_rights(make: Make, server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    """What docs/redis.md says that a user needs is enough."""
+    rights = "+@read +@write +evalsha +eval +time ~{sqlalchemy_locks:* resetchannels"
+    plain.execute_command("ACL SETUSER", "app", "reset", "on", ">secret", "+@connection", *rights.split())
+    plain.script_flush()
+    party = make(server.port, username="app", password="secret")
+    mutex, timeout, tasks = Mutex(party.client), Timeout(party.client, every=1), StateTransition(party.client)
+    assert party(mutex.create("a", queue=queue, retries=3)) == 1
+    assert party(mutex.acquire("a", queue=queue)) is True
+    assert party(mutex.release("a", queue=queue)) is True
+    assert party(mutex.capture(3, queue=queue)) == ["a"]
+    assert party(timeout.create("a", queue=queue)) == 1
+    assert party(timeout.capture(3, queue=queue)) == ["a"]
+    assert party(tasks.create("a", queue=queue, timeout=1)) == 1
+    assert len(party(tasks.capture(3, queue=queue))) == 1
+    assert party(tasks.expire(queue=queue)) == 0
+    assert party(tasks.set_status("a", "done", queue=queue)) is True
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[real.Redis]:
+    started = started_or_skipped(real.Redis(cluster=True))
+    yield started
+    started.close()
+
+
+QUEUES = ["mail", "}x", "{y}", "a}b{c", "{}", "é"]
+
+
+def slots_of(client: redis.Redis) -> set[object]:
+    keys = client.keys("*")
+    assert len(keys) >= 8
+    return {client.execute_command("CLUSTER KEYSLOT", key) for key in keys}
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+def test_cluster(cluster: real.Redis, queue: str) -> None:
+    with redis.Redis(host=cluster.host, port=cluster.port) as administrator:
+        administrator.flushall()
+        administrator.script_flush()
+        client = redis.RedisCluster(host=cluster.host, port=cluster.port)
+        mutex, tasks = Mutex(client), StateTransition(client)
+        timeout = Timeout(client, every=60, windowed=True)
+        assert mutex.create("a", "b", queue=queue, retries=3) == 2
+        assert mutex.acquire("a", queue=queue) is True
+        assert mutex.acquire("a", queue=queue) is False
+        assert mutex.capture(3, queue=queue, owner="me") == ["b"]
+        assert mutex.release("a", queue=queue) is True
+        assert timeout.create("a", queue=queue) == 1
+        assert timeout.acquire("a", queue=queue) is True
+        assert tasks.create("a", queue=queue, timeout=60) == 1
+        assert [task.id for task in tasks.capture(3, queue=queue)] == ["a"]
+        assert tasks.expire(queue=queue) == 0
+        assert len(slots_of(administrator)) == 1
+        client.close()
+
+
+def test_cluster_awaited(cluster: real.Redis) -> None:
+    async def use() -> None:
+        client = redis.asyncio.RedisCluster(host=cluster.host, port=cluster.port)
+        mutex = Mutex(client, prefix="awaited")
+        assert await mutex.create("a") == 1
+        assert await mutex.acquire("a") is True
+        assert await mutex.acquire("a") is False
+        await client.aclose()
+
+    asyncio.run(use())
