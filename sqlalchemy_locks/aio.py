@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from .locks import Held, Hold, Locks, Name
+from .mutex import Mutex
 from .mutexes import Mutexes
 from .operation import Operation, RowsOperation
 
@@ -50,6 +51,10 @@ class AsyncLocks:
     def mutex(self) -> AsyncMutexes:
         """As :attr:`sqlalchemy_locks.Locks.mutex`."""
         return AsyncMutexes(self._sync.mutex)
+
+    def mutexes(self, mutex: Mutex) -> AsyncMutexes:
+        """As :meth:`sqlalchemy_locks.Locks.mutexes`."""
+        return AsyncMutexes(self._sync.mutexes(mutex))
 
     async def once_per(
         self,
@@ -90,15 +95,15 @@ class AsyncMutexes:
     def __init__(self, mutexes: Mutexes) -> None:
         self._mutexes = mutexes
 
-    async def acquire(self, id: str, *, queue: str | None = None, owner: str | None = None) -> bool:
+    async def acquire(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """As ``Mutexes.acquire``."""
         return await greenlet_spawn(self._mutexes.acquire, id, queue=queue, owner=owner)
 
-    async def acquire_token(self, id: str, *, queue: str | None = None, owner: str | None = None) -> int | None:
+    async def acquire_token(self, id: Any, *, queue: Any = None, owner: str | None = None) -> int | None:
         """As ``Mutexes.acquire_token``."""
         return await greenlet_spawn(self._mutexes.acquire_token, id, queue=queue, owner=owner)
 
-    async def release(self, id: str, *, queue: str | None = None, owner: str | None = None) -> bool:
+    async def release(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """As ``Mutexes.release``."""
         return await greenlet_spawn(self._mutexes.release, id, queue=queue, owner=owner)
 

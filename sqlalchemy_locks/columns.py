@@ -39,6 +39,13 @@ class Target:
         self.primary_key: tuple[Column[Any], ...] = tuple(table.primary_key)
         if not self.primary_key:
             raise ValueError(f"{what} needs a primary key, and {self.name} has none")
+        if self.mapper is not None and self.mapper.polymorphic_on is not None:
+            kind: Any = self.mapper.polymorphic_on
+            if getattr(kind, "table", None) is not table:
+                raise ValueError(
+                    f"{what}: what kind of {self.name} a row is, is kept in another table, which the same statement "
+                    "can't look at; use the class that is mapped to that table"
+                )
         self._version = self._version_column()
 
     @property
@@ -75,7 +82,9 @@ class Target:
         declared: list[set[str]] = [{column.name for column in self.primary_key}]
         declared += [{column.name} for column in self.table.columns if column.unique]
         for constraint in (*self.table.constraints, *self.table.indexes):
-            if isinstance(constraint, UniqueConstraint) or (isinstance(constraint, Index) and constraint.unique):
+            if isinstance(constraint, UniqueConstraint) or (
+                isinstance(constraint, Index) and constraint.unique and not _partial(constraint)
+            ):
                 declared.append({column.name for column in constraint.columns})
         return any(key <= wanted for key in declared)
 
@@ -119,20 +128,44 @@ class Target:
     ) -> None:
         """Read the changed columns anew into the loaded objects whose row was meant; none loaded, no query.
 
-        Read, not only expired: an ``AsyncSession`` can't read an expired attribute when it is looked at.
+        Read, not only expired: an ``AsyncSession`` can't read an expired attribute when it is looked at. Where rows
+        have a version, all that is loaded is read: what is then written was not decided on older values.
         """
         if session is None or self.mapper is None:
             return
-        keys = {self.key_of(column): value for column, value in where.items()}
-        changed = sorted({self.key_of(column) for column in (*columns, *self.bumped())})
+        keys = {key: value for column, value in where.items() if (key := self.key_of(column)) is not None}
+        by_itself = [column for column in self.table.columns if column.onupdate or column.server_onupdate]
+        changed = {key for column in (*columns, *self.bumped(), *by_itself) if (key := self.key_of(column)) is not None}
         for loaded in list(session.identity_map.values()):
             state: Any = inspect(loaded)
-            if state.mapper.isa(self.mapper) and all(
-                key not in state.dict or state.dict[key] == value for key, value in keys.items()
-            ):
-                session.refresh(loaded, [key for key in changed if key in state.mapper.attrs])
+            if not state.mapper.isa(self.mapper) or not changed & state.dict.keys():
+                continue  # what is not loaded is read when it is looked at
+            if all(key not in state.dict or _same(state.dict[key], value) for key, value in keys.items()):
+                session.refresh(loaded, sorted(self._stale(state, changed)))
 
-    def key_of(self, column: Column[Any]) -> str:
-        """The attribute that shows a column."""
+    def _stale(self, state: Any, changed: set[str]) -> set[str]:
+        if self._version is None:
+            return changed
+        if state.modified:
+            # what waits to be flushed was decided on older values: let its flush fail
+            return {key for key in changed if key != self.key_of(self._version)}
+        return changed | {attribute.key for attribute in state.mapper.column_attrs if attribute.key in state.dict}
+
+    def key_of(self, column: Column[Any]) -> str | None:
+        """The attribute that shows a column, where one does."""
         assert self.mapper is not None
+        if column not in self.mapper.columns.values():
+            return None
         return str(self.mapper.get_property_by_column(column).key)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two ids may be the same row's; some collations know no case."""
+    if isinstance(one, str) and isinstance(other, str):
+        return one.casefold() == other.casefold()
+    return bool(one == other)
+
+
+def _partial(index: Index) -> bool:
+    """Whether an index is over some of the rows only."""
+    return any(options.get("where") is not None for options in index.dialect_options.values())

@@ -8,6 +8,8 @@ Rows are those of a shipped table, or of a user's own: ``Rows`` knows which colu
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from sqlalchemy.sql import Executable
 from .elements import ReadCommitted
 from .errors import LockTimeout, OutcomeUnknown, UnknownTask, Unsupported
 from .operation import Body, Operation, Place, Run
-from .roles import ONE, At, Rows, bound, named, nonce, one, raised, retries_left
+from .roles import ONE, At, Rows, bound, named, nonce_of, one, raised, retries_left
 
 Answer = Literal["whether", "token"]
 
@@ -29,6 +31,7 @@ class Conditional(Body):
         super().__init__()
         self.rows, self.name = rows, name
         self.needs_installation = rows.target is None
+        self._ones: dict[Place, Executable] = {}
         self._probes: dict[Place, Select[Any]] = {}
 
     def condition(self, at: At) -> list[Any]:
@@ -40,7 +43,20 @@ class Conditional(Body):
         raise NotImplementedError
 
     def build(self, place: Place) -> Executable | None:
-        return self.chosen(place, self.rows.at(place))
+        return self.one(place) if self.rows.unique else None
+
+    def one(self, place: Place) -> Executable:
+        """The UPDATE, made once for each place."""
+        if place not in self._ones:
+            self._ones[place] = self.chosen(place, self.rows.at(place))
+        return self._ones[place]
+
+    def because(self, place: Place) -> str:
+        return "where no unique constraint says that one id is one row, and that is looked at afterwards"
+
+    def check_connection(self, run: Run) -> None:
+        if not self.rows.unique and run.engine.autocommit(run.connection):
+            raise run.engine.refuse_autocommit(self.name)
 
     def chosen(self, place: Place, at: At) -> Update:
         """The UPDATE of the row."""
@@ -51,21 +67,27 @@ class Conditional(Body):
         return self.rows.route()
 
     def run(self, run: Run) -> Any:
+        answer = self.update(run)
         if not self.rows.unique:
             self._refuse_several(run)
-        answer = self.update(run)
         if answer:
             self.refresh(run)
         return answer or self.otherwise(run, self.probe(run))
 
     def update(self, run: Run) -> Any:
         """Run the UPDATE; what it tells of itself, falsy when no row was changed."""
-        statement = self.statement(run.place)
-        assert statement is not None
-        if run.wait is None:
-            return self.sent(run, statement) > 0
-        with run.engine.bounded(run.connection, run.wait):
-            return self.sent(run, statement) > 0
+        with self.waiting(run):
+            return self.sent(run, self.one(run.place)) > 0
+
+    @contextlib.contextmanager
+    def waiting(self, run: Run) -> Iterator[None]:
+        """Around the UPDATE: its wait is bounded, and what ends it is told apart, where that has to be asked for."""
+        with contextlib.ExitStack() as around:
+            if run.wait is not None:
+                around.enter_context(run.engine.bounded(run.connection, run.wait))
+            if run.engine.locking == "file":
+                around.enter_context(run.engine.judging(run.connection))
+            yield
 
     def sent(self, run: Run, statement: Executable) -> int:
         changed: int = run.by_cursor(statement, run.values, attrgetter("rowcount"), plain=self.rows.target is None)
@@ -84,7 +106,7 @@ class Conditional(Body):
         :raises UnknownTask: when there is no such row.
         """
         at = self.rows.at(run.place)
-        row = run.execute(self._probe(run.place)).first()
+        row = run.execute(self._probe(run.place), {named("nonce"): None, **run.values}).first()
         if row is None and not (run.engine.locking == "rows" and self._hidden(run, at)):
             raise UnknownTask(self.unknown(run))
         return row
@@ -92,7 +114,10 @@ class Conditional(Body):
     def _probe(self, place: Place) -> Select[Any]:
         if place not in self._probes:
             at = self.rows.at(place)
-            told: Any = [at[role].label(role) for role in ("id", "token", "fence", "acquired") if role in at]
+            told: Any = [at[role].label(role) for role in ("id", "fence", "acquired") if role in at]
+            if "token" in at:
+                # compared where the type is the column's own
+                told.append((at["token"] == bound(at["token"], "nonce")).label("mine"))
             probe: Any = select(*told).where(*one(self.rows, at))
             self._probes[place] = probe
         return self._probes[place]
@@ -102,10 +127,11 @@ class Conditional(Body):
         if run.execute(select(ReadCommitted()), {}).scalar() or run.read_committed:
             return False
         probe = self._probe(run.place)
-        if run.execute(probe.with_for_update(read=True, skip_locked=True)).first() is not None:
+        values = {named("nonce"): None, **run.values}
+        if run.execute(probe.with_for_update(read=True, skip_locked=True), values).first() is not None:
             return True
         try:
-            return run.execute(probe.with_for_update(read=True, nowait=True)).first() is not None
+            return run.execute(probe.with_for_update(read=True, nowait=True), values).first() is not None
         except LockTimeout:
             return True  # somebody holds it, so it is there
 
@@ -169,13 +195,18 @@ class Acquire(Conditional):
     def build(self, place: Place) -> Executable | None:
         if self.patient is not None and place.engine.locking != "functions":
             return None
-        at = self.rows.at(place)
-        statement = self.chosen(place, at)
-        if self.answer == "whether":
-            return statement
-        if place.engine.update_returning:
-            return statement.returning(at["fence"])
-        return statement.values({at["fence"]: func.last_insert_id(raised(at))})
+        return super().build(place)
+
+    def one(self, place: Place) -> Executable:
+        if place not in self._ones:
+            at = self.rows.at(place)
+            statement: Any = self.chosen(place, at)
+            if self.answer == "token" and place.engine.update_returning:
+                statement = statement.returning(at["fence"])
+            elif self.answer == "token":
+                statement = statement.values({at["fence"]: func.last_insert_id(raised(at))})
+            self._ones[place] = statement
+        return self._ones[place]
 
     def chosen(self, place: Place, at: At) -> Update:
         """The UPDATE of the row; where that can be said in it, of a row that nobody else is changing."""
@@ -187,9 +218,11 @@ class Acquire(Conditional):
 
     def given(self, run: Run) -> dict[str, Any]:
         """The values that each run brings anew."""
-        return {named("nonce"): nonce(self.rows.at(run.place), run)} if self.rows.has("token") else {}
+        return {named("nonce"): nonce_of(self.rows, run.nonce)} if self.rows.has("token") else {}
 
     def because(self, place: Place) -> str:
+        if not self.rows.unique:
+            return super().because(place)
         if place.engine.locking == "file":
             return "where the busy timeout is none while it runs"
         return "where the row is locked first, unless somebody else has it"
@@ -201,27 +234,28 @@ class Acquire(Conditional):
 
     def update(self, run: Run) -> Any:
         run.values = {**run.values, **self.given(run)}
-        statement = self.statement(run.place) if self.patient is None else self._nowait(run)
-        if statement is None:
-            return False
-        if self.patient is not None and run.engine.locking == "file":
-            try:
-                with run.engine.bounded(run.connection, 0):
-                    return self._answer(run, statement)
-            except LockTimeout:
-                return False
-        if run.wait is None:
-            return self._answer(run, statement)
-        with run.engine.bounded(run.connection, run.wait):
-            return self._answer(run, statement)
+        # an earlier try, whose answer was lost, may be about to commit: its end is waited for
+        if self.patient is not None and not run.again:
+            return self._now(run, self.patient)
+        if run.wait is None and run.engine.locking != "file":
+            return self._answer(run, (self.patient or self).one(run.place))
+        with self.waiting(run):
+            return self._answer(run, (self.patient or self).one(run.place))
 
-    def _nowait(self, run: Run) -> Executable | None:
-        assert self.patient is not None
-        if run.engine.locking == "functions":
-            return self.statement(run.place)
-        if run.engine.locking == "rows" and run.execute(self._skipping(self.rows.at(run.place))).first() is None:
-            return None
-        return self.patient.statement(run.place)
+    def _now(self, run: Run, patient: Acquire) -> Any:
+        match run.engine.locking:
+            case "functions":
+                return self._answer(run, self.one(run.place))
+            case "rows":
+                if run.execute(self._skipping(self.rows.at(run.place))).first() is None:
+                    return False
+                return self._answer(run, patient.one(run.place))
+            case "file":
+                try:
+                    with run.engine.bounded(run.connection, 0):
+                        return self._answer(run, patient.one(run.place))
+                except LockTimeout:
+                    return False
 
     def _answer(self, run: Run, statement: Executable) -> Any:
         if self.answer == "whether":
@@ -234,7 +268,7 @@ class Acquire(Conditional):
         return token if changed else None
 
     def otherwise(self, run: Run, row: Any) -> Any:
-        if row is not None and "token" in row._fields and row.token == run.values[named("nonce")]:
+        if row is not None and "mine" in row._fields and row.mine:
             if "acquired" in row._fields and not row.acquired:
                 raise OutcomeUnknown(f"{self.name}: it was acquired, its answer was lost, and somebody has released it")
             return True if self.answer == "whether" else row.fence

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Column, ColumnElement, Select, Update, func, literal, select
+from sqlalchemy import BigInteger, Column, Integer, Select, Table, Update, delete, false, func, literal, select
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
 
@@ -42,7 +42,8 @@ def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
     :param statement: an UPDATE of one table (``update(Document).where(...).values(...)``), without RETURNING.
     :param fence: the column of that table that keeps the token (:func:`Fence` makes one).
     :param token: the fencing token of the lock that you hold, as ``acquire_token`` gave it.
-    :return: ``True`` when it was written, ``False`` when no row matches the statement's own condition.
+    :return: ``True`` when it was written, ``False`` when no row matches the statement's own condition (any more: a
+        newer holder may have changed what it asks for).
     :raises StaleToken: when a newer holder has written; nothing is written then. Where the statement is for several
         rows, roll back: those that were not newer are written.
     :raises TypeError: :raises ValueError: for another statement, another table's column, or a token that is none.
@@ -72,8 +73,13 @@ class _Fenced(Body):
         self.fence = self.target.column(fence, "fence")
         if statement._returning:
             raise Unsupported("fenced answers True or False: leave RETURNING out of its statement, and read afterwards")
+        if getattr(statement, "_ordered_values", None) is not None:
+            raise Unsupported("fenced adds to what its statement sets: use values(), not ordered_values()")
+        if not isinstance(self.fence.type, Integer):
+            raise TypeError(f"fenced: {self.fence} must be an integer column for a token")
         self.token = token
         self.given = statement
+        self.columns = [self._column(column) for column in dict(statement._values or {})]
         #: the condition says that one row is meant, at the most
         self.single = self._pinned() >= {column.name for column in self.target.primary_key}
 
@@ -88,13 +94,13 @@ class _Fenced(Body):
         last = func.coalesce(self.fence, 0) if self.fence.nullable else self.fence
         own = self.target.own_rows()
         guarded = self.given.where(last <= self.token, *own).values({self.fence: self.token})
-        set_already = {column.name for column in self._columns()}
+        set_already = {column.name for column in self.columns}
         bumped = {column: value for column, value in self.target.bumped().items() if column.name not in set_already}
         return (guarded.values(bumped) if bumped else guarded).execution_options(synchronize_session=False)
 
     def run(self, run: Run) -> bool:
-        if not self.single and run.engine.autocommit(run.connection):
-            raise run.engine.refuse_autocommit(self.name)
+        if not self.single:
+            self._refuse_autocommit(run)
         written = run.execute(self._guarded(), {}).rowcount
         if not written or not self.single:
             newer = run.execute(self._newer(run), {}).scalar()
@@ -108,6 +114,12 @@ class _Fenced(Body):
             self._refresh(run)
         return bool(written)
 
+    def _refuse_autocommit(self, run: Run) -> None:
+        if run.engine.locking == "file":
+            run.execute(delete(self.target.table).where(false()), {})
+        if run.engine.autocommit(run.connection) or not run.engine.began(run.connection):
+            raise run.engine.refuse_autocommit(self.name)
+
     def _newer(self, run: Run) -> Select[Any]:
         condition = [] if self.given.whereclause is None else [self.given.whereclause]
         newer: Select[Any] = select(self.fence).where(self.fence > self.token, *condition, *self.target.own_rows())
@@ -116,12 +128,13 @@ class _Fenced(Body):
         return newer.with_for_update(read=True) if run.engine.locking == "rows" else newer
 
     def _refresh(self, run: Run) -> None:
-        self.target.refresh(run.session, [self.fence, *self._columns()], self._pins())
+        self.target.refresh(run.session, [self.fence, *self.columns], self._pins())
 
-    def _columns(self) -> list[Column[Any]]:
-        """The columns that the statement sets."""
-        given: dict[Any, Any] = dict(self.given._values or {})
-        return [self.target.column(getattr(column, "name", column), "values") for column in given]
+    def _column(self, given: Any) -> Column[Any]:
+        """A column that the statement sets, by whatever it was named."""
+        if isinstance(given, str) and given in self.target.table.columns:
+            return self.target.table.columns[given]  # type: ignore[no-any-return]
+        return self.target.column(given, "values")
 
     def _pinned(self) -> set[str]:
         return {column.name for column in self._pins()}
@@ -136,7 +149,8 @@ class _Fenced(Body):
                 waiting += clause.clauses
             elif isinstance(clause, BinaryExpression) and clause.operator is operators.eq:
                 for one, other in ((clause.left, clause.right), (clause.right, clause.left)):
-                    if isinstance(other, BindParameter) and isinstance(one, ColumnElement):
+                    # an alias is another table, though its columns are based on ours
+                    if isinstance(other, BindParameter) and isinstance(getattr(one, "table", None), Table):
                         for column in self.target.table.columns:
                             if column in one.base_columns:
                                 found[column] = other.effective_value

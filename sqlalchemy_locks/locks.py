@@ -24,6 +24,7 @@ from sqlalchemy.pool import StaticPool
 from . import lock
 from .errors import LockLost, LockTimeout, OutcomeUnknown, ReentryError, StaleSnapshot, UnknownTask, Unsupported
 from .keys import as_key
+from .mutex import Mutex
 from .mutexes import Mutexes
 from .names import checked
 from .operation import Operation, RowsOperation, fresh_nonce, listed, place_of, seconds
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Name = str | int
+#: so many dead connections of the pool are passed over
+_DEAD = 20
 _held: contextvars.ContextVar[frozenset[Any]] = contextvars.ContextVar("sqlalchemy_locks_held", default=frozenset())
 
 
@@ -81,6 +84,16 @@ class Locks:
     def mutex(self) -> Mutexes:
         """The mutexes of the shipped table, made on first use."""
         return self._mutex
+
+    def mutexes(self, mutex: Mutex) -> Mutexes:
+        """As :attr:`mutex`, for mutexes on columns of your own, with a ``token`` among them; keep what it gives.
+
+        :raises ValueError: without such a column: a release could not tell its own acquisition from another's.
+
+        >>> imports = locks.mutexes(sl.Mutex(Import, id=Import.name, acquired=Import.locked, token=Import.nonce))
+        >>> imports.acquire("prices")
+        """
+        return Mutexes(self._run, lambda: self.owner, mutex)
 
     def once_per(
         self,
@@ -161,6 +174,13 @@ class Locks:
             except OutcomeUnknown:
                 options["locks_again"] = True
                 raise
+            except Exception as error:
+                if "locks_again" not in options:
+                    raise
+                # whatever this try met with, an earlier one may have been carried out
+                raise OutcomeUnknown(
+                    f"{operation.name}: an answer was lost, and the next try failed: it was done, or it was not"
+                ) from error
 
         return retried(attempt, self._engine, self._sleep, repeatable=repeatable)
 
@@ -174,7 +194,9 @@ class Locks:
         entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
         if not entity and operation._body.statement(place) is not None:
             with engine.connect() as connection:
-                while not repeatable and place.engine.hung_up(connection):
+                for _ in range(0 if repeatable else _DEAD):
+                    if not place.engine.hung_up(connection):
+                        break
                     connection.invalidate()  # not sent yet, and so not lost
                 return run_one(connection, operation, options)
         short = ShortTransaction(self._engine)

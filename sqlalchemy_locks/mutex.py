@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Boolean, Integer, false, literal, or_, select, true
+from sqlalchemy import Boolean, DateTime, Integer, String, false, literal, or_, select, true
 
 from . import tasks
 from .clock import Now
@@ -21,7 +21,7 @@ from .conditional import Acquire, Answer, Conditional
 from .errors import OutcomeUnknown
 from .names import checked
 from .operation import Operation, RowsOperation, Run, shaped, shaped_rows
-from .roles import ID, At, Rows, bound, named
+from .roles import ID, At, Rows, bound, named, nonce_of
 from .several import Several
 
 _ROLES = ("queue", "id", "acquired", "owner", "token", "fence", "acquired_at", "retries")
@@ -79,6 +79,8 @@ class Mutex:
             raise TypeError("Mutex needs id= and acquired=, the columns of the class or table that it was given")
         self._rows = Rows("Mutex", lambda tables: tables.task_state, _ROLES, entity, given)
         self._rows.of_type("acquired", (Boolean, Integer), "a flag")
+        self._rows.of_type("owner", (String,), "a name")
+        self._rows.of_type("acquired_at", (DateTime,), "an instant")
         self._bodies = _Bodies(self._rows)
 
     @shaped(select(literal(1)))
@@ -127,7 +129,8 @@ class Mutex:
 
     def _release_own(self, id: Any, queue: Any, nonce: str) -> Operation[Any]:
         """Give back what the acquisition with this nonce took, and nobody else's."""
-        return Operation(self._bodies.release["token"], self._rows.identity(id, queue) | {named("whose"): nonce})
+        whose = {named("whose"): nonce_of(self._rows, nonce)}
+        return Operation(self._bodies.release["token"], self._rows.identity(id, queue) | whose)
 
     @shaped_rows(select(ID))
     def capture(self, limit: int, *, queue: Any = None, owner: str | None = None) -> RowsOperation[Any]:
@@ -192,12 +195,17 @@ class _Release(Conditional):
     def changes(self, at: At) -> dict[Any, Any]:
         return {at["acquired"]: _flag(at["acquired"], False)}
 
+    def probe(self, run: Run) -> Any:
+        if self.whose == "token":
+            run.values = {**run.values, named("nonce"): run.values[named("whose")]}
+        return super().probe(run)
+
     def otherwise(self, run: Run, row: Any) -> Any:
         if not run.again:
             return False
         # an earlier try of this release came into effect if the row is free and carries our nonce still; another's
         # nonce doesn't tell who freed it
-        if row is not None and row.token == run.values[named("whose")] and not row.acquired:
+        if row is not None and row.mine and not row.acquired:
             return True
         raise OutcomeUnknown(
             f"{self.name}: its answer was lost, and {run.values[named('id')]!r} has been acquired since"
@@ -213,6 +221,8 @@ def _flag(column: Any, value: bool) -> Any:
 def _is_not(column: Any, value: bool) -> Any:
     # `acquired != true` is the pattern's; a flag that may be NULL, and is, was never taken
     different = column != _flag(column, value)
+    if isinstance(column.type, Integer) and value:
+        different = column == _flag(column, False)  # any other number is taken
     return or_(column.is_(None), different) if column.nullable and value else different
 
 

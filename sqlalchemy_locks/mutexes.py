@@ -1,4 +1,4 @@
-"""``locks.mutex``: the mutexes of the shipped table, made on first use, safe when an answer is lost.
+"""``locks.mutex``: mutexes that are safe when an answer is lost; those of the shipped table are made on first use.
 
 Each acquisition leaves a nonce in the row. It is remembered here until the release, which then frees this
 acquisition and no other: a release whose answer was lost can be sent again.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .errors import UnknownTask
+from .errors import OutcomeUnknown, UnknownTask
 from .mutex import Mutex
 from .operation import Operation, fresh_nonce
 from .roles import DEFAULT_QUEUE
@@ -18,20 +18,26 @@ _REMEMBERED = 10_000
 
 
 class Mutexes:
-    """What :attr:`Locks.mutex` is.
+    """What :attr:`Locks.mutex` is, and what :meth:`Locks.mutexes` gives.
 
     >>> if locks.mutex.acquire("task_a"):
     ...     locks.mutex.release("task_a")
     """
 
-    def __init__(self, run: Callable[[Operation[Any], str], Any], owner: Callable[[], str]) -> None:
+    def __init__(
+        self, run: Callable[[Operation[Any], str], Any], owner: Callable[[], str], mutex: Mutex | None = None
+    ) -> None:
         self._run, self._owner = run, owner
-        self._mutex = Mutex()
+        #: the shipped table's rows have nothing in them that only the app could know
+        self._makes = mutex is None
+        self._mutex = mutex or Mutex()
+        self._rows = self._mutex._rows
+        self._rows.require("token", "to know one's own acquisition again")
         #: of what was acquired here, and then of what was released here, as far as that is remembered
-        self._nonces: dict[tuple[str, str], str] = {}
-        self._released: dict[tuple[str, str], str] = {}
+        self._nonces: dict[tuple[Any, Any], str] = {}
+        self._released: dict[tuple[Any, Any], str] = {}
 
-    def acquire(self, id: str, *, queue: str | None = None, owner: str | None = None) -> bool:
+    def acquire(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """Take a mutex, if it is free and has a retry left; see :meth:`Mutex.acquire`.
 
         :param owner: stored in the row; ``Locks(owner=...)`` when not given.
@@ -40,12 +46,12 @@ class Mutexes:
         """
         return bool(self._acquire(self._mutex.acquire, id, queue, owner))
 
-    def acquire_token(self, id: str, *, queue: str | None = None, owner: str | None = None) -> int | None:
+    def acquire_token(self, id: Any, *, queue: Any = None, owner: str | None = None) -> int | None:
         """As :meth:`acquire`, for a fencing token, or ``None``."""
         token: int | None = self._acquire(self._mutex.acquire_token, id, queue, owner)
         return token
 
-    def release(self, id: str, *, queue: str | None = None, owner: str | None = None) -> bool:
+    def release(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """Give a mutex back.
 
         One that was acquired here is given back only if that very acquisition still has it: a second release, or one
@@ -67,16 +73,26 @@ class Mutexes:
                 del self._released[next(iter(self._released))]
         return released
 
-    def _acquire(self, acquire: Callable[..., Operation[Any]], id: str, queue: str | None, owner: str | None) -> Any:
-        operation = acquire(id, queue=queue, owner=self._owner() if owner is None else owner)
-        nonce = fresh_nonce()
+    def _acquire(self, acquire: Callable[..., Operation[Any]], id: Any, queue: Any, owner: str | None) -> Any:
+        if owner is None and self._rows.has("owner"):
+            owner = self._owner()
+        operation = acquire(id, queue=queue, owner=owner)
+        nonce, key = fresh_nonce(), (queue or DEFAULT_QUEUE, id)
+        got = None
         try:
-            got = self._run(operation, nonce)
-        except UnknownTask:
-            self._run(self._mutex.create(id, queue=queue), fresh_nonce())
-            got = self._run(operation, nonce)
+            try:
+                got = self._run(operation, nonce)
+            except UnknownTask:
+                if not self._makes:
+                    raise
+                self._run(self._mutex.create(id, queue=queue), fresh_nonce())
+                got = self._run(operation, nonce)
+        except BaseException as error:
+            if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
+                # perhaps it is ours, and nobody knows: a release then frees this acquisition, or nobody's
+                self._nonces.setdefault(key, nonce)
+            raise
         if got:
-            key = queue or DEFAULT_QUEUE, id
             self._released.pop(key, None)
             self._nonces[key] = nonce
         return got

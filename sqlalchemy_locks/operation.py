@@ -131,6 +131,7 @@ class Run:
         if (
             not plain
             or self.moved
+            or connection._nested_transaction is not None
             or connection._has_events
             or connection.engine._has_events
             or dialect._has_events
@@ -446,6 +447,14 @@ def shaped_rows(
 def listed(result: Result[Any]) -> list[Any]:
     """The rows of a result; where a row is one value, the values."""
     return list(result.scalars() if len(result.keys()) == 1 else result)
+
+
+def verify_clock(connection: Connection, engine: Engine) -> None:
+    """As ``verify``, whether the server has a clock that a wait doesn't stop."""
+    dialect: Any = connection.dialect
+    if not getattr(dialect, "_sqlalchemy_locks_clock", False):
+        engine.verify_clock(connection)
+        dialect._sqlalchemy_locks_clock = True
 
 
 def verify(connection: Connection, engine: Engine) -> None:

@@ -8,11 +8,26 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Column, ColumnElement, Table, Update, Uuid, bindparam, func, literal_column, or_, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Float,
+    Integer,
+    SmallInteger,
+    String,
+    Table,
+    Update,
+    Uuid,
+    bindparam,
+    func,
+    literal_column,
+    or_,
+    update,
+)
 
 from .columns import Target
 from .names import checked
-from .operation import Place, Run
+from .operation import Place
 from .schema import DEFAULT_SCHEMA, Tables, tables
 
 DEFAULT_QUEUE = "default"
@@ -63,6 +78,10 @@ class Rows:
         if self.target is not None:
             own = {role: self.target.column(column, role) for role, column in given.items()}
             self._own = At(self.target.table, own)
+        self._refuse_types()
+        token: Any = self._own["token"].type if self._own is not None and "token" in self._own else None
+        #: the nonce's column takes UUID objects
+        self.nonce_is_uuid = isinstance(token, Uuid) and token.as_uuid
         #: no two rows have the same id (in one queue): the shipped tables see to it, and a model may say so
         self.unique = True
         if self.target is not None and self._own is not None:
@@ -85,16 +104,50 @@ class Rows:
             kinds = " or ".join(type_.__name__ for type_ in types)
             raise TypeError(f"{self.what}: {role}={self._own[role]} must be {kinds} for {what}")
 
+    def of_whole_seconds(self, role: str) -> None:
+        """:raises TypeError: when the column can't keep every second that there will be."""
+        if self._own is None or role not in self._own:
+            return
+        type_: Any = self._own[role].type
+        digits = getattr(type_, "precision", None)
+        narrow = digits is not None and digits - (type_.scale or 0) < 10
+        if narrow or isinstance(type_, (Float, SmallInteger)):
+            raise TypeError(f"{self.what}: {role}={self._own[role]} of type {type_!r} can't keep seconds exactly")
+
+    def _refuse_types(self) -> None:
+        if self._own is None:
+            return
+        if len(set(self._own.roles.values())) < len(self._own.roles):
+            raise ValueError(f"{self.what}: one column can't play two roles: {', '.join(map(str, self._own.roles))}")
+        self.of_type("fence", (Integer,), "a token")
+        self.of_type("retries", (Integer,), "a number")
+        self.of_type("token", (String, Uuid), "a nonce")
+        type_: Any = self._own["token"].type if "token" in self._own else None
+        if isinstance(type_, String) and type_.length is not None and type_.length < 32:
+            raise TypeError(f"{self.what}: token={self._own['token']} must have room for the 32 characters of a nonce")
+
     def bumped(self) -> dict[Any, Any]:
         """What an UPDATE of a mapped class adds; see ``Target.bumped``."""
         return {} if self.target is None else self.target.bumped()
 
     def identity(self, id: Any, queue: Any) -> dict[str, Any]:
         """The values that tell one row."""
-        if id is None or isinstance(id, bool):
+        if id is None:
             raise TypeError(f"{self.what}: an id can't be {id!r}")
-        values = {named("id"): checked(id, "an id") if self._own is None or isinstance(id, str) else id}
-        return values | self.queue(queue)
+        return {named("id"): self._typed("id", id, "an id")} | self.queue(queue)
+
+    def _typed(self, role: str, value: Any, what: str) -> Any:
+        """A value that the engine will not convert: some take '07' for 7, and 'x' for 0."""
+        if self._own is None:
+            return checked(value, what)
+        column = self._own[role]
+        try:
+            expected = column.type.python_type
+        except NotImplementedError:
+            expected = object
+        if isinstance(value, bool) or not isinstance(value, expected):
+            raise TypeError(f"{self.what}: {what} is {expected.__name__}, as {column} keeps it, not {value!r}")
+        return checked(value, what) if isinstance(value, str) else value
 
     def queue(self, queue: Any) -> dict[str, Any]:
         """The value that tells one queue, where there are queues."""
@@ -103,7 +156,7 @@ class Rows:
         if "queue" in self._own:
             if queue is None:
                 raise ValueError(f"{self.what}: ids are unique inside a queue only, so say queue=")
-            return {named("queue"): checked(queue, "a queue") if isinstance(queue, str) else queue}
+            return {named("queue"): self._typed("queue", queue, "a queue")}
         if queue is not None:
             raise ValueError(f"{self.what}: there are no queues without a column; name it by queue=")
         return {}
@@ -140,9 +193,9 @@ def one(rows: Rows, at: At) -> list[Any]:
     return conditions + (rows.target.own_rows() if rows.target else [])
 
 
-def nonce(at: At, run: Run) -> Any:
-    """This run's nonce, as the column for it takes it."""
-    return UUID(run.nonce) if "token" in at and isinstance(at["token"].type, Uuid) else run.nonce
+def nonce_of(rows: Rows, nonce: str) -> Any:
+    """A nonce as the column for it takes it."""
+    return UUID(nonce) if rows.nonce_is_uuid else nonce
 
 
 def raised(at: At) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Integer, Result, Select, Update, and_, bindparam, select, tuple_, update
+from sqlalchemy import Integer, Result, Select, Update, and_, bindparam, delete, false, select, tuple_, update
 from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
@@ -43,7 +43,9 @@ class Several(Body):
         conditions = [*self.each.condition(at), *(self.rows.target.own_rows() if self.rows.target else [])]
         if "queue" in at:
             conditions.append(at["queue"] == bound(at["queue"], "queue"))
-        found = select(*at.table.primary_key).where(and_(*conditions)).order_by(at["id"]).limit(_LIMIT)
+        # by the key that the rows are kept in, without the part that is given: to sort them, InnoDB locks them all
+        order = [column for column in at.table.primary_key if "queue" not in at or column is not at["queue"]]
+        found = select(*at.table.primary_key).where(and_(*conditions)).order_by(*order).limit(_LIMIT)
         return found.with_for_update(skip_locked=True, key_share=True)
 
     def _taking(self, at: At) -> Update:
@@ -59,6 +61,9 @@ class Several(Body):
     def run(self, run: Run) -> Result[Any]:
         at = self.rows.at(run.place)
         values = {**run.values, **self.each.given(run)}
+        if run.engine.locking == "file" and not run.engine.began(run.connection):
+            # Python's driver begins before an UPDATE, and not before a WITH
+            run.execute(delete(at.table).where(false()), {})
         statement = self.statement(run.place)
         if statement is not None:
             ids = [row[0] for row in run.execute(statement, values)]
@@ -69,7 +74,7 @@ class Several(Body):
             for id in ids:
                 meant = {at["id"]: id} | ({at["queue"]: run.values[named("queue")]} if "queue" in at else {})
                 target.refresh(run.session, self.each.changes(at), meant)
-        rows = iter([(id,) for id in sorted(ids)])  # RETURNING has no order
+        rows = iter([(id,) for id in _sorted(ids)])  # RETURNING has no order
         return IteratorResult(SimpleResultMetaData(["id"]), rows)
 
     def _found_then_taken(self, run: Run, at: At, values: dict[str, Any]) -> list[Any]:
@@ -80,3 +85,10 @@ class Several(Body):
             mine = tuple_(*key).in_([tuple(row)[: len(key)] for row in found])
             run.execute(self._taking(at).where(mine), values)
         return [row[-1] for row in found]
+
+
+def _sorted(ids: list[Any]) -> list[Any]:
+    try:
+        return sorted(ids)
+    except TypeError:  # an Enum's members have no order
+        return sorted(ids, key=str)

@@ -78,10 +78,7 @@ class Create(Body):
 
 
 class SetRetries(Conditional):
-    """How many acquisitions a row allows from now on."""
-
-    def repeatable(self, operation: Operation[Any]) -> bool:
-        return True
+    """How many acquisitions a row allows from now on; not repeatable, since some may have been had in between."""
 
     def condition(self, at: At) -> list[Any]:
         return []

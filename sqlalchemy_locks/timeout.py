@@ -26,6 +26,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    cast,
     literal,
     or_,
     select,
@@ -35,7 +36,7 @@ from sqlalchemy import (
 from . import tasks, zones
 from .clock import Epoch
 from .conditional import Acquire, Answer
-from .operation import Operation, Place, RowsOperation, Run, seconds, shaped, shaped_rows
+from .operation import Operation, Place, RowsOperation, Run, seconds, shaped, shaped_rows, verify_clock
 from .roles import ID, At, Rows, named, one
 from .several import Several
 
@@ -109,6 +110,7 @@ class Timeout:
             self._rows.require("timeout", "a period of each row's own")
         for role in ("ts", "timeout"):
             self._rows.of_type(role, (Integer, Numeric), "seconds since 1970, or for a period")
+            self._rows.of_whole_seconds(role)
 
     @shaped(select(literal(1)))
     def create(
@@ -176,6 +178,8 @@ class Timeout:
 
 def _period(every: float | timedelta) -> int:
     period = seconds(every, "every", zero=False)
+    if period > 2**53:
+        raise ValueError(f"every is longer than any clock runs: {every!r}")
     if period != int(period):
         raise ValueError(f"every must be whole seconds, since that is what ts counts, not {every!r}")
     return int(period)
@@ -208,7 +212,7 @@ class _Acquire(Acquire):
             began = self._local(now)
             free = self._local(at["ts"]) < began - began % every
         else:
-            free = at["ts"] + every < now
+            free = _wide(at["ts"]) + every < now
         return [or_(at["ts"].is_(None), free) if at["ts"].nullable else free]
 
     def _local(self, instant: Any) -> Any:
@@ -242,6 +246,7 @@ class _Acquire(Acquire):
         return {at["ts"]: now} | self.spent(at)
 
     def given(self, run: Run) -> dict[str, Any]:
+        verify_clock(run.connection, run.engine)
         given, instant = super().given(run), time.time()
         if self.kind.clock is not None:
             given[named("now")] = instant = _instant(self.kind.clock())
@@ -251,6 +256,11 @@ class _Acquire(Acquire):
         return given
 
 
+def _wide(column: Any) -> Any:
+    """The sum of two integers of 32 bits may need more."""
+    return column if isinstance(column.type, BigInteger) else cast(column, BigInteger())
+
+
 def _instant(given: float | datetime) -> int:
     if isinstance(given, datetime):
         if given.tzinfo is None:
@@ -258,6 +268,8 @@ def _instant(given: float | datetime) -> int:
         given = given.timestamp()
     if isinstance(given, bool) or not isinstance(given, (int, float)):
         raise TypeError(f"Timeout: the clock gives seconds since 1970 or an aware datetime, not {given!r}")
+    if not math.isfinite(given):
+        raise ValueError(f"Timeout: the clock gave {given!r}")
     return math.floor(given)
 
 

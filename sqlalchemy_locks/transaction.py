@@ -103,6 +103,7 @@ class ShortTransaction:
                 self.transaction.commit()
             except DBAPIError as error:
                 if not error.connection_invalidated:
+                    roll_back(self.connection)
                     raise
                 if not self.used:
                     raise LockLost(_OVER) from error
@@ -126,6 +127,13 @@ class ShortTransaction:
             connection.close()
 
 
+def roll_back(connection: Connection) -> None:
+    """Leave nothing open, even where COMMIT has failed: for SQLAlchemy the transaction is then over, for SQLite not."""
+    if not connection.invalidated and not connection.closed:
+        connection.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+    connection.rollback()
+
+
 def run_one(connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
     """Run an operation of one statement by itself: without BEGIN and COMMIT where that can be had for nothing.
 
@@ -139,16 +147,19 @@ def run_one(connection: Connection, operation: Operation[Any], options: Mapping[
     with facts.autocommitted(connection) if one_trip else contextlib.nullcontext():
         try:
             if not one_trip:
-                connection.begin()
+                with translated(facts):
+                    connection.begin()
             value = operation.value(connection, options)
             final = True
             if connection.in_transaction():
                 connection.commit()
-        except DBAPIError as error:
-            if final and error.connection_invalidated:
+        except (DBAPIError, TimeoutError) as error:
+            # a driver's own time limit (asyncpg's command_timeout) is no error of the database's
+            if final and (isinstance(error, TimeoutError) or error.connection_invalidated):
                 raise OutcomeUnknown(
                     f"{operation.name}: the connection died before the answer came: it was done, or it was not"
                 ) from error
+            roll_back(connection)
             raise
     return value
 

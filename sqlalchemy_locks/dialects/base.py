@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
@@ -63,6 +64,9 @@ class Engine:
 
     def verify(self, connection: Connection) -> None:
         """Refuse a server whose settings break a promise; asked once per engine."""
+
+    def verify_clock(self, connection: Connection) -> None:
+        """Refuse a server that can't tell the time after a wait; asked once per engine, by who needs it."""
 
     def autocommit(self, connection: Connection) -> bool:
         """Whether a statement's locks would end with the statement."""
@@ -128,6 +132,14 @@ class Engine:
         )
 
 
+def _readable(descriptor: int) -> bool:
+    if hasattr(select, "poll"):  # select() takes no number above 1023
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
 def arrived(connection: Connection) -> bytes | None:
     """What the server has sent unasked: ``b""`` for a closed connection, ``None`` for nothing, or unknown."""
     driver: Any = connection.connection.driver_connection
@@ -137,9 +149,10 @@ def arrived(connection: Connection) -> bytes | None:
     if not hasattr(owner, "fileno"):
         return None
     try:
+        # asked first, and not by MSG_DONTWAIT, which gevent's sockets wait all the same
+        if not _readable(owner.fileno()):
+            return None
         with socket.socket(fileno=os.dup(owner.fileno())) as twin:
-            return twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return None
+            return twin.recv(1, socket.MSG_PEEK)
     except Exception:  # each driver says in its own words that there is no socket any more
         return b""

@@ -119,7 +119,11 @@ class _Autocommitted:
     def __enter__(self) -> None:
         raw = _raw(self._connection)
         if not raw.autocommit:
-            raw.autocommit = True
+            try:
+                raw.autocommit = True
+            except Exception:
+                raw.rollback()  # the app's connect event has run something, and left its transaction open
+                raw.autocommit = True
             self._raw = raw
 
     def __exit__(self, *_: object) -> None:
