@@ -38,6 +38,7 @@ class ShortTransaction:
         self.facts = engine_of(engine.dialect)
         #: somebody works in it, besides the lock
         self.used = False
+        self._committed = False
 
     def open(self, *, as_it_is: bool = False, wait: float | None = None) -> None:
         """Check a connection out and begin.
@@ -101,6 +102,7 @@ class ShortTransaction:
                 raise LockLost(f"{_OVER}: nothing that was done in it is committed") from error
             try:
                 self.transaction.commit()
+                self._committed = True
             except DBAPIError as error:
                 if not error.connection_invalidated:
                     roll_back(self.connection)
@@ -121,6 +123,8 @@ class ShortTransaction:
                 connection.rollback()
             if self._restore is not None and not connection.invalidated:
                 self._restore()
+            if self._committed:
+                nothing_open(connection)
         except DBAPIError as error:
             connection.invalidate(error)
         finally:
@@ -161,7 +165,24 @@ def run_one(connection: Connection, operation: Operation[Any], options: Mapping[
                 ) from error
             roll_back(connection)
             raise
+    nothing_open(connection)
     return value
+
+
+def nothing_open(connection: Connection) -> None:
+    """COMMIT was the last thing, so the pool need not send a ROLLBACK: on MySQL that is a round trip."""
+    if not connection.invalidated and not connection.in_transaction():
+        connection._transaction = _ENDED
+
+
+class _Ended:
+    """What SQLAlchemy takes for a transaction that it has rolled back itself when it closes a connection."""
+
+    def close(self) -> None:
+        pass
+
+
+_ENDED: Any = _Ended()
 
 
 def retried(attempt: Callable[[], T], engine: Engine, sleep: Sleep, *, repeatable: bool = False) -> T:

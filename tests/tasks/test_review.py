@@ -366,3 +366,33 @@ def test_a_server_without_a_fresh_clock_is_refused(monkeypatch: pytest.MonkeyPat
 
         with pytest.raises(sl.Unsupported, match="sysdate-is-now"):
             sl.Locks(engine).once_per(unused(), every=60)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_connection_goes_back_clean_without_another_round_trip(servers: Any, name: str) -> None:
+    """COMMIT, or autocommit, was the last thing: the pool resets nothing, and nothing is open."""
+    with connected(installed(servers, name), pool_size=1, max_overflow=0) as engine:
+        locks, resets = sl.Locks(engine), []
+        locks.run(mutex.create(unused()))
+
+        @event.listens_for(engine, "reset")
+        def reset(connection: Any, record: Any, state: Any) -> None:
+            resets.append(state.transaction_was_reset)
+
+        id = unused()
+        assert locks.mutex.acquire(id) is True
+        assert locks.mutex.release(id) is True
+        assert resets[-2:] == [True, True]
+        with engine.connect() as connection:
+            raw: Any = connection.connection.driver_connection
+            if name == "postgresql15":
+                assert raw.info.transaction_status == 0
+                assert not raw.autocommit
+            elif name == "sqlite":
+                assert not raw.in_transaction
+            else:
+                assert not raw.server_status & 1  # SERVER_STATUS_IN_TRANS
+            assert not connection.in_transaction()
+            with connection.begin():
+                assert connection.execute(mutex.acquire(id)).scalar() is True
+        assert len(resets) >= 3
