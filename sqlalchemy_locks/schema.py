@@ -10,7 +10,23 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, String, Table, Text, false, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    Uuid,
+    false,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
 
 from .clock import Instant, Now
 
@@ -32,6 +48,8 @@ class Tables:
     locked_keys: Table
     task_state: Table
     task_timeout: Table
+    task: Table
+    job: Table
 
 
 @functools.cache
@@ -78,7 +96,77 @@ def describe(metadata: MetaData, prefix: str) -> Tables:
             Column("retries_left", Integer()),
             **_INNODB,
         ),
+        task=_task(metadata, prefix),
+        job=_job(metadata, prefix),
     )
+
+
+def _task(metadata: MetaData, prefix: str) -> Table:
+    table = Table(
+        f"{prefix}task",
+        metadata,
+        *_identity(),
+        Column("status", _name(64), nullable=False, server_default="done"),
+        Column("claim", BigInteger(), nullable=False, server_default=text("0")),
+        Column("updated_at", Instant(), nullable=False, server_default=Now()),
+        Column("timeout", BigInteger()),
+        Column("retries_left", Integer()),
+        **_INNODB,
+    )
+    at = table.c
+    if metadata.schema:
+        Index("task_ready", at.queue_id, at.id, postgresql_where=at.status.in_(["done", "failed"]))
+        Index("task_captured", at.updated_at, postgresql_where=at.status == "in_progress")
+    else:
+        Index(f"{prefix}task_ready", at.queue_id, at.status, at.id)
+        Index(f"{prefix}task_captured", at.status, at.updated_at)
+    return table
+
+
+def _job(metadata: MetaData, prefix: str) -> Table:
+    table = Table(
+        f"{prefix}job",
+        metadata,
+        Column("internal_id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True),
+        Column("external_id", ExternalId(), nullable=False),
+        Column("queue_id", _name(255), nullable=False, server_default="default"),
+        Column("payload", Payload(), nullable=False),
+        Column("priority", Integer(), nullable=False, server_default=text("0")),
+        Column("run_at", Instant(), nullable=False, server_default=Now()),
+        Column("claim", BigInteger(), nullable=False, server_default=text("0")),
+        Column("attempts", Integer(), nullable=False, server_default=text("0")),
+        Column("max_attempts", Integer(), nullable=False, server_default=text("5")),
+        Column("processing_host", _name(255)),
+        Column("heartbeat_at", Instant()),
+        Column("created_at", Instant(), nullable=False, server_default=Now()),
+        Column("started_at", Instant()),
+        Column("completed_at", Instant()),
+        Column("failed_at", Instant()),
+        Column("error", Text()),
+        sqlite_autoincrement=True,
+        **_INNODB,
+    )
+    at = table.c
+    Index(f"{prefix}job_external_id", at.external_id, unique=True)
+    if metadata.schema:
+        ready = (at.queue_id, at.priority, at.run_at, at.internal_id)
+        Index("job_ready", *ready, postgresql_where=at.started_at.is_(None))
+    else:
+        Index(f"{prefix}job_ready", at.queue_id, at.started_at, at.priority, at.run_at, at.internal_id)
+    for name, column in {"running": at.heartbeat_at, "completed": at.completed_at, "dead": at.failed_at}.items():
+        there = column.is_not(None)
+        Index(f"{prefix}job_{name}", column, postgresql_where=there, sqlite_where=there)
+    return table
+
+
+def ExternalId() -> Any:
+    """A job's random identifier; without a type of its own on MariaDB, which has one only since 10.7."""
+    return Uuid(native_uuid=False).with_variant(Uuid(), "postgresql", "yugabytedb")
+
+
+def Payload() -> Any:
+    """JSON, as the engine keeps it best."""
+    return JSON().with_variant(JSONB(), "postgresql", "yugabytedb")
 
 
 def _name(length: int) -> Any:
