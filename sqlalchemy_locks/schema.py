@@ -26,7 +26,6 @@ from sqlalchemy import (
     false,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 
 from .clock import Instant, Now
 
@@ -164,9 +163,8 @@ def ExternalId() -> Any:
     return Uuid(native_uuid=False).with_variant(Uuid(), "postgresql", "yugabytedb")
 
 
-def Payload() -> Any:
-    """JSON, as the engine keeps it best."""
-    return JSON().with_variant(JSONB(), "postgresql", "yugabytedb")
+class Payload(JSON):
+    """JSON, as the engine keeps it best: JSONB on PostgreSQL, whose types are too much to be loaded by everybody."""
 
 
 def _name(length: int) -> Any:

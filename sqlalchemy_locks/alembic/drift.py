@@ -155,6 +155,8 @@ def _columns(connection: Connection, actual: Any, expected: Any, shown: str) -> 
         found = there[name]["type"].compile(dialect=connection.dialect)
         # MariaDB says how wide an integer is shown, and both how a text is collated
         bare = type_.removesuffix(" NULL")
+        if bare == "JSON" and found.startswith("LONGTEXT"):
+            found = "JSON"  # which is a LONGTEXT with a check on MariaDB
         if re.sub(r"(?<=INT)\(\d+\)|(?<=INTEGER)\(\d+\)| COLLATE .*| CHARACTER SET .*", "", found) != bare:
             yield f"{shown}.{name} is {found}, not {bare}"
         collation = getattr(there[name]["type"], "collation", None)

@@ -15,6 +15,7 @@ from sqlalchemy.ext.compiler import compiles
 from ..clock import Epoch, Now
 from ..elements import InsertAbsent, LockFunction, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot
+from ..schema import Payload
 from .base import Engine, arrived
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
@@ -174,6 +175,10 @@ def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
 @compiles(InsertAbsent, "yugabytedb")
 def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
     return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
+@compiles(Payload, "postgresql")
+@compiles(Payload, "yugabytedb")
+def _payload(element: Payload, compiler: Any, **kw: Any) -> str:
+    return "JSONB"
 
 
 # a standby grants advisory locks of its own; a YugabyteDB that was told to be silent grants what it hasn't
