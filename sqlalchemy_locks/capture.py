@@ -1,0 +1,239 @@
+"""Capture: rows that nobody else holds are chosen, changed and handed over, and never to two at once.
+
+The pattern: ``SELECT ... FOR UPDATE SKIP LOCKED`` and the UPDATE of what was found, as one act. Promised: never more
+rows than ``limit``, never one that another session holds, and no waiting for one (SQLite apart, where whoever
+writes waits for whoever writes); rows come in ``order_by`` order.
+
+- *PostgreSQL, YugabyteDB*: one statement. What was locked is a materialised CTE that carries the limit, because a
+  subquery may be executed again for each row, and then captures more than it was told.
+- *MySQL, MariaDB*: the locking SELECT, then an UPDATE by primary key alone, then a look at what is there now.
+- *SQLite*: one UPDATE, under the database's write lock; with an order that the UPDATE itself changes, or that Python
+  can't repeat, the same steps as on MySQL.
+
+Any pattern that captures makes a :class:`Taking` of what it wants; the rest is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    delete,
+    false,
+    select,
+    update,
+)
+from sqlalchemy.engine import IteratorResult, Result
+from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.sql import Executable
+
+from .columns import Target
+from .errors import LockLost
+from .operation import Body, Operation, Place, Run, execute_in_session
+from .taking import (
+    LIMIT,
+    Taking,
+    among,
+    choosing,
+    criteria,
+    directions,
+    in_order,
+    keys_of,
+    ordered,
+    rearranged,
+    updating,
+)
+
+
+class Capture(Body):
+    """Captures rows; made once for each pattern, or once for each :func:`capture`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self._loading: dict[Place, Any] = {}
+        self._steps: dict[Place, tuple[Any, Any, Any]] = {}
+
+    def taking(self, place: Place) -> Taking:
+        """What is to be captured there."""
+        raise NotImplementedError
+
+    def build(self, place: Place) -> Executable | None:
+        taking = self.taking(place)
+        match place.engine.locking:
+            case "functions":
+                return ordered(taking)
+            case "file":
+                return None if directions(taking) is None else updating(taking)
+            case "rows":
+                return None
+
+    def because(self, place: Place) -> str:
+        if place.engine.locking == "file":
+            return "where rows in an order that the update changes are looked for first"
+        return "which can't give back the rows that it updates"
+
+    def check_connection(self, run: Run) -> None:
+        super().check_connection(run)
+        if run.engine.locking == "rows" and run.engine.autocommit(run.connection):
+            raise run.engine.refuse_autocommit(self.name)
+
+    def run(self, run: Run) -> Any:
+        if run.engine.locking == "file":
+            return self._file(run)
+        return self._captured(run)
+
+    def _file(self, run: Run) -> Any:
+        """Under the write lock, which Python's driver takes for no statement that begins with WITH."""
+        with contextlib.ExitStack() as around:
+            if run.wait is not None:
+                around.enter_context(run.engine.bounded(run.connection, run.wait))
+            around.enter_context(run.engine.judging(run.connection))
+            if not run.engine.began(run.connection):
+                run.execute(delete(self.taking(run.place).table).where(false()), {})
+            return self._captured(run)
+
+    def _captured(self, run: Run) -> Any:
+        taking = self.taking(run.place)
+        statement: Any = self.statement(run.place)
+        if statement is None:
+            return self._read(run, taking, self._in_steps(run, taking))
+        if taking.joined and run.session is not None:
+            positions = taking.positions
+            rows = [tuple(row[n] for n in positions) for row in run.execute(statement)]
+            return self._read(run, taking, rows)
+        if taking.mapper is None or run.session is None:
+            result: Result[Any] = run.execute(statement)
+        else:
+            if run.place not in self._loading:
+                loading: Any = select(taking.entity).from_statement(statement)
+                self._loading[run.place] = loading.execution_options(populate_existing=True)
+            loading = self._loading[run.place].options(*run.operation._with_options)
+            result = execute_in_session(run, loading, run.values)
+        return in_order(result, taking, run) if run.engine.locking == "file" else result
+
+    def _in_steps(self, run: Run, taking: Taking) -> list[tuple[Any, ...]]:
+        """Lock, then update: the locks of the first make the second theirs alone. The keys, in order."""
+        locking, changing, _ = self._made(run, taking)
+        if options := criteria(run.operation._with_options):
+            locking = choosing(taking, run.engine.locking, options)
+        keys = [tuple(row)[: len(taking.keys)] for row in run.execute(locking)]
+        if keys:
+            changed = run.execute(changing, {**run.values, **keys_of(taking.table, keys)})
+            if changed.rowcount != len(keys):
+                raise LockLost(f"{self.name} has locked {len(keys)} rows and changed {changed.rowcount}: roll back")
+        return keys
+
+    def _made(self, run: Run, taking: Taking) -> tuple[Any, Any, Any]:
+        """The steps: what locks, what changes, what reads; made once for each place."""
+        if run.place not in self._steps:
+            mine = among(taking.table)
+            reading: Any = select(taking.entity).where(mine).execution_options(populate_existing=True)
+            self._steps[run.place] = (
+                choosing(taking, run.engine.locking),
+                update(taking.table).where(mine).values(taking.changed),
+                reading,
+            )
+        return self._steps[run.place]
+
+    def _read(self, run: Run, taking: Taking, keys: Sequence[tuple[Any, ...]]) -> Any:
+        """What the rows are now, in the order of the keys."""
+        entities = taking.mapper is not None and run.session is not None
+        if not keys:
+            names = [taking.entity.__name__] if entities else [str(column.key) for column in taking.table.c]
+            return IteratorResult(SimpleResultMetaData(names), iter(()))
+        place = {key: number for number, key in enumerate(keys)}
+        reading = self._made(run, taking)[2]
+        values = {**run.values, **keys_of(taking.table, keys)}
+        if not entities:
+            positions = taking.positions
+            found = run.execute(reading, values).freeze()
+            return rearranged(found, lambda row: place[tuple(row[n] for n in positions)])
+        target = taking.target
+        assert target is not None
+        result = execute_in_session(run, reading.options(*run.operation._with_options), values)
+        attributes = [target.key_of(column) for column in taking.table.primary_key]
+        return rearranged(
+            result.unique().freeze(), lambda row: place[tuple(getattr(row[0], name) for name in attributes)]
+        )
+
+    def route(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class _Own(Capture):
+    """What :func:`capture` captures: one instance for each call of it."""
+
+    needs_installation = False
+
+    def __init__(self, taking: Taking) -> None:
+        super().__init__("capture")
+        self._taking = taking
+
+    def taking(self, place: Place) -> Taking:
+        return self._taking
+
+    def route(self) -> dict[str, Any]:
+        assert self._taking.target is not None
+        return self._taking.target.route()
+
+
+def capture(entity: Any, *, where: Any = (), values: Mapping[Any, Any], order_by: Any = (), limit: int = 1) -> Any:
+    """Take rows of your own that nobody else is taking: choose, change and get them, as one act.
+
+    :param entity: a mapped class (in a session its entities come back, fresh and in the identity map), or a ``Table``.
+    :param where: which rows can be taken: a condition, or several. What is set must make it false, or the next
+        capture takes the same rows again. Other tables go into an ``exists()``.
+    :param values: what to set: attributes, columns or their names, and values or expressions of SQL.
+    :param order_by: which first; one expression or several. An index should deliver this order (see the guide).
+    :param limit: how many at most.
+    :return: the rows, in that order; as many as there were, maybe none.
+    :raises ValueError: for columns of another table than the class's own (a joined parent's), or nothing to set.
+    :raises MustRollback: SQLite, where this transaction has read before and somebody has written since.
+    :raises Unsupported: MySQL and MariaDB in autocommit, where the rows would be free again before they are changed.
+
+    Rows that another session holds are passed over. A version counter (``version_id_col``) rises. To capture in a
+    loop, make the operation once and execute it again and again.
+
+    >>> orders = session.scalars(sl.capture(
+    ...     Order, where=Order.status == "paid", values={"status": "shipping"}, order_by=Order.id, limit=10
+    ... )).all()
+    """
+    target = Target(entity, "capture")
+    changes = {target.column(column, "values"): value for column, value in values.items()}
+    if not changes:
+        raise ValueError("capture: values says what marks a row as taken, and must not be empty")
+    taking = Taking(target.table, _several(where), changes, _several(order_by), target)
+    _refuse_joins(taking)
+    operation: Operation[Any] = Operation(_Own(taking), {LIMIT: counted(limit, "limit")})
+    if target.mapper is not None:
+        operation._entity_is(entity)
+    return operation
+
+
+def counted(value: Any, what: str) -> int:
+    """A number of rows that a caller gave.
+
+    :raises TypeError: unless it is an ``int``. :raises ValueError: unless it is at least 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} is an int, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{what} must be at least 1, not {value}")
+    return value
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, (list, tuple)) else (given,)
+
+
+def _refuse_joins(taking: Taking) -> None:
+    froms = choosing(taking, "file").get_final_froms()
+    if len(froms) > 1:
+        others = ", ".join(str(each) for each in froms if each is not taking.table)
+        raise ValueError(
+            f"capture: the conditions join {others} to {taking.table}, and a row could be found twice: "
+            "put the other table into an exists()"
+        )

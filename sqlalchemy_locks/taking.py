@@ -1,0 +1,259 @@
+"""What a capture takes, and the statements that take it, engine by engine; ``capture.py`` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    Column,
+    Enum,
+    Integer,
+    Table,
+    bindparam,
+    func,
+    literal,
+    select,
+    tuple_,
+    union_all,
+    update,
+)
+from sqlalchemy.engine import FrozenResult, Result
+from sqlalchemy.exc import CompileError
+from sqlalchemy.sql import Executable, operators
+from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.types import TypeDecorator
+
+from .columns import Target
+from .dialects.base import Locking
+from .operation import Run
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Mapper
+
+_NUMBER = "sqlalchemy_locks_number"
+#: what Python compares as SQLite does
+_COMPARABLE = (bool, int, float, Decimal, str, date, datetime)
+
+
+@dataclass(frozen=True)
+class Taking:
+    """What is captured at one place."""
+
+    table: Table
+    #: conditions, all of them
+    where: tuple[Any, ...]
+    #: what the UPDATE sets
+    values: Mapping[Any, Any]
+    order_by: tuple[Any, ...] = ()
+    target: Target | None = None
+    #: a column and values of which it has one: tried one at a time where an index must begin with an equality
+    one_of: tuple[Column[Any], tuple[Any, ...]] | None = None
+
+    @property
+    def mapper(self) -> Mapper[Any] | None:
+        return None if self.target is None else self.target.mapper
+
+    @property
+    def entity(self) -> Any:
+        return self.table if self.target is None else self.target.entity
+
+    @property
+    def joined(self) -> bool:
+        """Whether an entity has columns of other tables, too."""
+        return self.mapper is not None and len(self.mapper.tables) > 1
+
+    @property
+    def changed(self) -> dict[Any, Any]:
+        return {**self.values, **(self.target.bumped() if self.target else {})}
+
+    @property
+    def keys(self) -> list[Any]:
+        """The primary key, as attributes of the class where there is one: the ORM then adds what it adds."""
+        target = self.target
+        if target is None or target.mapper is None:
+            return list(self.table.primary_key)
+        return [getattr(target.entity, target.key_of(column)) for column in self.table.primary_key]
+
+    @property
+    def positions(self) -> list[int]:
+        """Where a row of the table has its primary key."""
+        columns = list(self.table.c)
+        return [columns.index(column) for column in self.table.primary_key]
+
+    @property
+    def key_changes(self) -> bool:
+        """Whether a column changes that others may refer to, for which PostgreSQL's weaker row lock won't do."""
+        return any(column.primary_key or column.unique for column in self.values)
+
+
+#: the names of what is bound: none that a column of anybody's table could have, which an UPDATE would then set
+LIMIT, KEYS = "capture_limit", "capture_keys"
+
+
+def among(table: Table) -> Any:
+    """The rows whose primary keys are bound."""
+    columns = list(table.primary_key)
+    keys: Any = bindparam(KEYS, expanding=True)
+    return columns[0].in_(keys) if len(columns) == 1 else tuple_(*columns).in_(keys)
+
+
+def keys_of(table: Table, keys: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """The primary keys, as :func:`among` takes them."""
+    return {KEYS: [key[0] for key in keys] if len(table.primary_key) == 1 else list(keys)}
+
+
+def _limit() -> Any:
+    # as a literal: the plan depends on it
+    return bindparam(LIMIT, type_=Integer(), literal_execute=True)
+
+
+def choosing(taking: Taking, locking: Locking, options: Iterable[Any] = ()) -> Any:
+    """The SELECT that locks, and skips what others hold."""
+
+    def chosen(*conditions: Any) -> Any:
+        statement = select(*taking.keys).where(*taking.where, *conditions).order_by(*taking.order_by).limit(_limit())
+        statement = statement.options(*options)
+        if locking == "file":
+            return statement
+        # the weaker lock where it will do: a row that others refer to by a foreign key isn't taken
+        return statement.with_for_update(
+            skip_locked=True, key_share=not taking.key_changes, of=taking.table if taking.joined else None
+        )
+
+    if taking.one_of is None:
+        return chosen()
+    column, values = taking.one_of
+    if len(values) == 1:
+        return chosen(column == inlined(column, values[0]))
+    if locking != "rows":
+        return chosen(column.in_([inlined(column, value) for value in values]))
+    return _merged(taking, [chosen(column == inlined(column, value)) for value in values])
+
+
+def _merged(taking: Taking, each: Sequence[Any]) -> Any:
+    """The first of several, each of which is read in the order of an index."""
+    order = [_unwrapped(element) for element in taking.order_by]
+    labelled = [
+        statement.add_columns(*(element.label(f"o{n}") for n, (element, _) in enumerate(order))) for statement in each
+    ]
+    merged: Any = union_all(*labelled).subquery("candidates")
+    by = []
+    for n, (_, modifiers) in enumerate(order):
+        element = merged.c[f"o{n}"]
+        for modifier in reversed(modifiers):
+            element = UnaryExpression(element, modifier=modifier)
+        by.append(element)
+    return select(merged).order_by(*by).limit(_limit())
+
+
+def inlined(column: Column[Any], value: Any) -> Any:
+    """A value in the statement's text, without which no plan can tell that a partial index covers it.
+
+    Bound, where its type can't be written as text.
+    """
+    made = bindparam(None, value, type_=column.type, literal_execute=True, unique=True)
+    try:
+        literal(value, column.type).compile(compile_kwargs={"literal_binds": True})
+    except (CompileError, NotImplementedError):
+        return literal(value, column.type)
+    return made
+
+
+def criteria(options: Iterable[Any]) -> list[Any]:
+    """Of a session's options those that choose rows; the others are about what is loaded with them."""
+    return [option for option in options if type(option).__name__ == "LoaderCriteriaOption"]
+
+
+def ordered(taking: Taking) -> Executable:
+    """The whole as one statement of PostgreSQL, its rows in order."""
+    chosen = choosing(taking, "functions").cte("chosen").prefix_with("MATERIALIZED")
+    numbered = select(chosen, func.row_number().over().label(_NUMBER)).cte("numbered").prefix_with("MATERIALIZED")
+    changed = (
+        update(taking.table)
+        .where(*(column == key for column, key in zip(taking.table.primary_key, numbered.c, strict=False)))
+        .values(taking.changed)
+        .returning(*taking.table.c, numbered.c[_NUMBER])
+        .cte("captured")
+    )
+    return select(*(changed.c[column.key] for column in taking.table.c)).order_by(changed.c[_NUMBER])
+
+
+def updating(taking: Taking) -> Executable:
+    """The whole as one statement of SQLite, its rows in no order."""
+    chosen = choosing(taking, "file").cte("chosen").prefix_with("MATERIALIZED")
+    pairs = (column == key for column, key in zip(taking.table.primary_key, chosen.c, strict=True))
+    return update(taking.table).where(*pairs).values(taking.changed).returning(*taking.table.c)
+
+
+def _unwrapped(element: Any) -> tuple[Any, list[Any]]:
+    """What is ordered by, and the modifiers around it, the outermost first."""
+    clause = element.__clause_element__() if hasattr(element, "__clause_element__") else element
+    modifiers = []
+    while isinstance(clause, UnaryExpression) and clause.modifier is not None:
+        modifiers.append(clause.modifier)
+        clause = clause.element
+    return clause, modifiers
+
+
+def directions(taking: Taking) -> list[tuple[Column[Any], bool, bool]] | None:
+    """Column, descending, NULLs last: how Python sorts as SQLite does; ``None`` where it can't."""
+    found = []
+    for element in taking.order_by:
+        clause, modifiers = _unwrapped(element)
+        base = [column for column in getattr(clause, "base_columns", ()) if column in set(taking.table.c)]
+        if not base or base[0] in taking.changed or not _comparable(base[0].type):
+            return None
+        descending = operators.desc_op in modifiers
+        last = descending
+        if operators.nulls_first_op in modifiers:
+            last = False
+        if operators.nulls_last_op in modifiers:
+            last = True
+        found.append((base[0], descending, last))
+    return found
+
+
+def _comparable(type_: Any) -> bool:
+    if isinstance(type_, (TypeDecorator, Enum)) or getattr(type_, "collation", None):
+        return False
+    try:
+        return type_.python_type in _COMPARABLE
+    except NotImplementedError:
+        return False
+
+
+def in_order(result: Result[Any], taking: Taking, run: Run) -> Result[Any]:
+    """In order, with a NULL where SQLite has it."""
+    columns, target = list(taking.table.c), taking.target if run.session is not None else None
+    frozen = result.freeze()
+    rows = _rows(frozen)
+    for column, descending, last in reversed(directions(taking) or []):
+        number = columns.index(column)
+        name = target.key_of(column) if target is not None and target.mapper is not None else None
+
+        def key(
+            row: Any, number: int = number, name: str | None = name, nulls_high: bool = last != descending
+        ) -> tuple[bool, Any]:
+            value = row[number] if name is None else getattr(row[0], name)
+            return (value is None) == nulls_high, value
+
+        rows.sort(key=key, reverse=descending)
+    return _with(frozen, rows)
+
+
+def rearranged(frozen: FrozenResult[Any], place: Callable[[Sequence[Any]], int]) -> Result[Any]:
+    """The same rows in another order."""
+    return _with(frozen, sorted(_rows(frozen), key=place))
+
+
+def _rows(frozen: FrozenResult[Any]) -> list[tuple[Any, ...]]:
+    # of one entity, SQLAlchemy keeps no row around it
+    return [(each,) if frozen._source_supports_scalars else tuple(each) for each in frozen.data]
+
+
+def _with(frozen: FrozenResult[Any], rows: Any) -> Result[Any]:
+    return frozen.with_new_rows(rows)()
