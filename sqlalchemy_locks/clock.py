@@ -29,4 +29,18 @@ class Epoch(FunctionElement[int]):
     """This instant as whole seconds since 1970, by the server; fresh even after a wait inside the statement."""
 
     type = BigInteger()
+class Hence(FunctionElement[datetime]):
+    """So many seconds from this instant, by the server; the argument may have a fraction."""
+
+    type = Instant()
+    inherit_cache = True
+
+
+class Ago(FunctionElement[datetime]):
+    """So many seconds before this statement began, by the server: for conditions.
+
+    The same for every row, so that an index can be asked; where the statement waits for nobody, as fresh as ``Now``.
+    """
+
+    type = Instant()
     inherit_cache = True

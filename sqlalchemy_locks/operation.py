@@ -309,7 +309,7 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
 
         def bind(parameter: Any) -> None:
             if parameter.key in self._values:
-                parameter.value = self._values[parameter.key]
+                parameter.value, parameter.required = self._values[parameter.key], False
 
         bound: Any = visitors.cloned_traverse(statement, {}, {"bindparam": bind})
         return bound._compiler(dialect, **kw)

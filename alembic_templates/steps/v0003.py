@@ -62,6 +62,12 @@ TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]] = {
 #: The primary keys that are not a table's first column alone.
 KEYS: Mapping[str, tuple[str, ...]] = {"task": ("queue_id", "id")}
 
+#: The indexes and unique constraints besides.
+INDEXES: Mapping[str, tuple[str, ...]] = {
+    "task": ("task_ready", "task_captured"),
+    "job": ("job_external_id", "job_ready", "job_running", "job_completed", "job_dead"),
+}
+
 INNODB = "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 _TYPES: Mapping[Family, Mapping[str, str]] = {

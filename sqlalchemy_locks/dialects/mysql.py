@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
 from ..clock import Epoch, Instant, Now
+from ..clock import Ago, Hence, Instant, Now
 from ..elements import Gate, PlainReads, ReadCommitted, SessionLock, SessionUnlock, TakeRow, Writable
 from ..errors import LockError, LockTimeout, Unsupported
 from .base import Engine, arrived, nothing
@@ -166,6 +167,20 @@ def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
     began = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
     waited = "MOD(TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) + 7200000000, 3600000000)"
     return f"(({began} + {waited}) DIV 1000000)"
+
+
+@compiles(Hence, "mysql")
+@compiles(Hence, "mariadb")
+def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
+    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"TIMESTAMPADD(MICROSECOND, ROUND({seconds} * 1000000), UTC_TIMESTAMP(6))"
+
+
+@compiles(Ago, "mysql")
+@compiles(Ago, "mariadb")
+def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
+    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"TIMESTAMPADD(MICROSECOND, ROUND({seconds} * -1000000), UTC_TIMESTAMP(6))"
 
 
 @compiles(Writable, "mysql")

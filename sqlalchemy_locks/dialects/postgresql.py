@@ -14,6 +14,8 @@ from sqlalchemy.ext.compiler import compiles
 
 from ..clock import Epoch, Now
 from ..elements import InsertAbsent, LockFunction, SessionLock, SessionUnlock
+from ..clock import Ago, Hence, Now
+from ..elements import LockFunction, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot
 from ..schema import Payload
 from .base import Engine, arrived
@@ -179,6 +181,20 @@ def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
 @compiles(Payload, "yugabytedb")
 def _payload(element: Payload, compiler: Any, **kw: Any) -> str:
     return "JSONB"
+
+
+@compiles(Hence, "postgresql")
+@compiles(Hence, "yugabytedb")
+def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
+    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"clock_timestamp() + make_interval(secs => {seconds})"
+
+
+@compiles(Ago, "postgresql")
+@compiles(Ago, "yugabytedb")
+def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
+    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"statement_timestamp() - make_interval(secs => {seconds})"
 
 
 # a standby grants advisory locks of its own; a YugabyteDB that was told to be silent grants what it hasn't

@@ -14,6 +14,7 @@ from sqlalchemy.ext.compiler import compiles
 
 from ..clock import Epoch, Now
 from ..elements import InsertAbsent
+from ..clock import Ago, Hence, Now
 from ..errors import LockError, LockTimeout, MustRollback
 from .base import Engine, nothing
 
@@ -100,6 +101,18 @@ def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
 @compiles(InsertAbsent, "sqlite")
 def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
     return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
+
+
+@compiles(Hence, "sqlite")
+def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
+    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', {seconds}))"
+
+
+@compiles(Ago, "sqlite")
+def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
+    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', -({seconds})))"
 
 
 def in_transaction(connection: Connection) -> bool:
