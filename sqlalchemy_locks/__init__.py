@@ -3,9 +3,11 @@
 >>> import sqlalchemy_locks as sl
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import lock, sqlite
+from .capture import capture
 from .errors import (
     LockError,
     LockLost,
@@ -27,13 +29,16 @@ from .metadata import metadata
 from .mutex import Mutex
 from .operation import Operation
 from .timeout import Timeout
+from .queue import Queue
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
+    from .mapped import JobColumns
 
 __all__ = [
     "AsyncLocks",
     "Fence",
+    "JobColumns",
     "LockError",
     "LockLost",
     "LockTimeout",
@@ -44,6 +49,7 @@ __all__ = [
     "NotWritable",
     "Operation",
     "OutcomeUnknown",
+    "Queue",
     "ReentryError",
     "StaleSnapshot",
     "StaleToken",
@@ -52,16 +58,18 @@ __all__ = [
     "UnknownTask",
     "Unsupported",
     "fenced",
+    "capture",
     "lock",
     "metadata",
     "sqlite",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # SQLAlchemy's asyncio extension is loaded by who uses it, as SQLAlchemy itself has it
-    if name == "AsyncLocks":
-        from .aio import AsyncLocks
+_LATER = {"AsyncLocks": ".aio", "JobColumns": ".mapped"}
 
-        return AsyncLocks
+
+def __getattr__(name: str) -> Any:
+    # SQLAlchemy's ORM and its asyncio extension are loaded by who uses them, as SQLAlchemy itself has it
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     delete,
@@ -37,6 +37,7 @@ from .taking import (
     Taking,
     among,
     choosing,
+    counting,
     criteria,
     directions,
     in_order,
@@ -50,22 +51,33 @@ from .taking import (
 class Capture(Body):
     """Captures rows; made once for each pattern, or once for each :func:`capture`."""
 
+    #: how many there were is all that is asked
+    counts: ClassVar[bool] = False
+
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
+        self._taken: dict[Place, Taking] = {}
         self._loading: dict[Place, Any] = {}
         self._steps: dict[Place, tuple[Any, Any, Any]] = {}
 
-    def taking(self, place: Place) -> Taking:
+    def taken(self, place: Place) -> Taking:
         """What is to be captured there."""
         raise NotImplementedError
+
+    def taking(self, place: Place) -> Taking:
+        if place not in self._taken:
+            self._taken[place] = self.taken(place)
+        return self._taken[place]
 
     def build(self, place: Place) -> Executable | None:
         taking = self.taking(place)
         match place.engine.locking:
             case "functions":
-                return ordered(taking)
+                return counting(taking) if self.counts else ordered(taking)
             case "file":
+                if self.counts:
+                    return None if taking.deletes else updating(taking, returning=False)
                 return None if directions(taking) is None else updating(taking)
             case "rows":
                 return None
@@ -98,6 +110,11 @@ class Capture(Body):
     def _captured(self, run: Run) -> Any:
         taking = self.taking(run.place)
         statement: Any = self.statement(run.place)
+        if self.counts:
+            if statement is None:
+                return len(self._in_steps(run, taking))
+            found = run.execute(statement).scalars().all()
+            return len(found) if run.engine.locking == "file" else found[0]
         if statement is None:
             return self._read(run, taking, self._in_steps(run, taking))
         if taking.joined and run.session is not None:
@@ -133,7 +150,9 @@ class Capture(Body):
             reading: Any = select(taking.entity).where(mine).execution_options(populate_existing=True)
             self._steps[run.place] = (
                 choosing(taking, run.engine.locking),
-                update(taking.table).where(mine).values(taking.changed),
+                delete(taking.table).where(mine)
+                if taking.deletes
+                else update(taking.table).where(mine).values(taking.changed),
                 reading,
             )
         return self._steps[run.place]
@@ -172,7 +191,7 @@ class _Own(Capture):
         super().__init__("capture")
         self._taking = taking
 
-    def taking(self, place: Place) -> Taking:
+    def taken(self, place: Place) -> Taking:
         return self._taking
 
     def route(self) -> dict[str, Any]:

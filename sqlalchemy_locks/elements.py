@@ -92,6 +92,10 @@ class SessionUnlock(FunctionElement[bool]):
 class InsertAbsent(Insert):
     """An INSERT that passes over a row whose key is there (not on MySQL and MariaDB, where that hides other errors)."""
 
+class Notify(FunctionElement[str]):
+    """Tell those who listen, when the transaction commits; arguments are the channel and what is told (PostgreSQL)."""
+
+    type = String()
     inherit_cache = True
 
 

@@ -17,7 +17,7 @@ tests pin them on 2.0 and 2.1:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, ParamSpec, TypeVar
@@ -106,8 +106,10 @@ class Run:
     def engine(self) -> Engine:
         return self.place.engine
 
-    def execute(self, statement: Executable, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
-        """Run one statement; what the driver says about locks is raised as one of our errors."""
+    def execute(
+        self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> CursorResult[Any]:
+        """Run one statement, once or for each of several rows; what the driver says about locks is raised as ours."""
         with translated(self.engine, self.operation._body.needs_installation):
             return self.connection.execute(
                 statement, self.values if values is None else values, execution_options=self.options

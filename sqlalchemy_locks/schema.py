@@ -7,6 +7,7 @@ Engines with schemas (PostgreSQL, YugabyteDB) keep them in the schema ``lock``; 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,17 +146,32 @@ def _job(metadata: MetaData, prefix: str) -> Table:
         sqlite_autoincrement=True,
         **_INNODB,
     )
-    at = table.c
-    Index(f"{prefix}job_external_id", at.external_id, unique=True)
-    if metadata.schema:
-        ready = (at.queue_id, at.priority, at.run_at, at.internal_id)
-        Index("job_ready", *ready, postgresql_where=at.started_at.is_(None))
-    else:
-        Index(f"{prefix}job_ready", at.queue_id, at.started_at, at.priority, at.run_at, at.internal_id)
-    for name, column in {"running": at.heartbeat_at, "completed": at.completed_at, "dead": at.failed_at}.items():
-        there = column.is_not(None)
-        Index(f"{prefix}job_{name}", column, postgresql_where=there, sqlite_where=there)
+    Index(f"{prefix}job_external_id", table.c.external_id, unique=True)
+    job_indexes(dict(table.c.items()), f"{prefix}job", partial=metadata.schema is not None)
     return table
+
+
+def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> list[Index]:
+    """The indexes that keep a queue's statements fast.
+
+    :param at: the columns by role. :param prefix: what the names begin with.
+    :param partial: whether the engine can use a partial index here; ``None``: both, each made where it is of use.
+    """
+    order = (at["priority"], at["run_at"], at["internal_id"])
+    waiting = at["started_at"].is_(None)
+    made: list[Any] = []
+    if partial is not False:
+        ready: Any = Index(f"{prefix}_ready", at["queue_id"], *order, postgresql_where=waiting)
+        made.append(ready.ddl_if(dialect=("postgresql", "yugabytedb")) if partial is None else ready)
+    if not partial:
+        # an equality at its head, where the condition can't be the index's own
+        name = f"{prefix}_ready" if partial is False else f"{prefix}_waiting"
+        ready = Index(name, at["queue_id"], at["started_at"], *order)
+        made.append(ready.ddl_if(dialect=("mysql", "mariadb", "sqlite")) if partial is None else ready)
+    for name, role in {"running": "heartbeat_at", "completed": "completed_at", "dead": "failed_at"}.items():
+        there = at[role].is_not(None)
+        made.append(Index(f"{prefix}_{name}", at[role], postgresql_where=there, sqlite_where=there))
+    return made
 
 
 def ExternalId() -> Any:

@@ -14,8 +14,10 @@ from sqlalchemy import (
     Integer,
     Table,
     bindparam,
+    delete,
     func,
     literal,
+    literal_column,
     select,
     tuple_,
     union_all,
@@ -46,7 +48,7 @@ class Taking:
     table: Table
     #: conditions, all of them
     where: tuple[Any, ...]
-    #: what the UPDATE sets
+    #: what the UPDATE sets; nothing: the rows are deleted
     values: Mapping[Any, Any]
     order_by: tuple[Any, ...] = ()
     target: Target | None = None
@@ -65,6 +67,10 @@ class Taking:
     def joined(self) -> bool:
         """Whether an entity has columns of other tables, too."""
         return self.mapper is not None and len(self.mapper.tables) > 1
+
+    @property
+    def deletes(self) -> bool:
+        return not self.values
 
     @property
     def changed(self) -> dict[Any, Any]:
@@ -182,11 +188,22 @@ def ordered(taking: Taking) -> Executable:
     return select(*(changed.c[column.key] for column in taking.table.c)).order_by(changed.c[_NUMBER])
 
 
-def updating(taking: Taking) -> Executable:
+def counting(taking: Taking) -> Executable:
+    """As :func:`ordered`, but only how many there were."""
+    chosen = choosing(taking, "functions").cte("chosen").prefix_with("MATERIALIZED")
+    changing: Any = delete(taking.table) if taking.deletes else update(taking.table).values(taking.changed)
+    pairs = (column == key for column, key in zip(taking.table.primary_key, chosen.c, strict=True))
+    changed = changing.where(*pairs).returning(literal_column("1").label("one")).cte("captured")
+    return select(func.count()).select_from(changed)
+
+
+def updating(taking: Taking, *, returning: bool = True) -> Executable:
     """The whole as one statement of SQLite, its rows in no order."""
     chosen = choosing(taking, "file").cte("chosen").prefix_with("MATERIALIZED")
     pairs = (column == key for column, key in zip(taking.table.primary_key, chosen.c, strict=True))
-    return update(taking.table).where(*pairs).values(taking.changed).returning(*taking.table.c)
+    changed = update(taking.table).where(*pairs).values(taking.changed)
+    # not by rowcount, which Python's driver has for no statement that begins with WITH
+    return changed.returning(*taking.table.c) if returning else changed.returning(literal_column("1"))
 
 
 def _unwrapped(element: Any) -> tuple[Any, list[Any]]:

@@ -93,7 +93,7 @@ _TYPES: Mapping[Family, Mapping[str, str]] = {
         "name": "VARCHAR(255)",
         "short": "VARCHAR(64)",
         "at": "DATETIME",
-        "now": "(strftime('%Y-%m-%d %H:%M:%f', 'now'))",
+        "now": "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))",
         "uuid": "CHAR(32)",
         "json": "JSON",
         "serial": "INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT",

@@ -26,14 +26,18 @@ def engine_of(dialect: Dialect) -> Engine:
     """
     any_dialect: Any = dialect
     # a mysql:// URL may lead to MariaDB: SQLAlchemy knows since the first connection
-    name = "mariadb" if getattr(any_dialect, "is_mariadb", False) else dialect.name
+    return named("mariadb" if getattr(any_dialect, "is_mariadb", False) else dialect.name)
+
+
+def named(name: str) -> Engine:
+    """The facts of the engine whose dialect has this name. :raises Unsupported: as :func:`engine_of`."""
     try:
         return _ENGINES[name]
     except KeyError:
         raise Unsupported(
-            f"sqlalchemy-locks does not know the engine {dialect.name!r}: it runs on PostgreSQL, YugabyteDB, "
+            f"sqlalchemy-locks does not know the engine {name!r}: it runs on PostgreSQL, YugabyteDB, "
             "MySQL, MariaDB and SQLite"
         ) from None
 
 
-__all__ = ["Engine", "engine_of"]
+__all__ = ["Engine", "engine_of", "named"]

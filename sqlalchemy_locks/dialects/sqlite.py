@@ -88,9 +88,10 @@ class SQLite(Engine):
                 connection.exec_driver_sql(f"PRAGMA busy_timeout = {was}")
 
 
+# Six digits of a second, as SQLAlchemy writes and reads them; SQLite has three
 @compiles(Now, "sqlite")
 def _now(element: Now, compiler: Any, **kw: Any) -> str:
-    return "(strftime('%Y-%m-%d %H:%M:%f', 'now'))"
+    return "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"
 
 
 @compiles(Epoch, "sqlite")
@@ -106,13 +107,13 @@ def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
 @compiles(Hence, "sqlite")
 def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
-    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', {seconds}))"
+    return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', printf('%+.3f seconds', {seconds}))"
 
 
 @compiles(Ago, "sqlite")
 def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
-    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', -({seconds})))"
+    return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', printf('%+.3f seconds', -({seconds})))"
 
 
 def in_transaction(connection: Connection) -> bool:

@@ -1,0 +1,359 @@
+"""Jobs: the rows of a queue, shipped or a user's own, and the statements that work on them; ``queue.py`` has the names.
+
+A job's state is in its instants. Waiting: no ``started_at``. Running: a ``heartbeat_at``, which nothing else has.
+Done: ``completed_at``. Dead: ``failed_at``. Who owns a running job is ``(internal_id, claim)``: ``claim`` rises with
+each capture and never falls, and every statement that ends a job asks for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ARRAY,
+    Column,
+    Float,
+    Integer,
+    Table,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal,
+    literal_column,
+    null,
+    select,
+    true,
+    tuple_,
+    union_all,
+    update,
+)
+from sqlalchemy.sql import Executable
+
+from .capture import Capture
+from .clock import Ago, Hence, Instant, Now
+from .columns import Target
+from .operation import Body, Place, Run
+from .schema import DEFAULT_SCHEMA, tables
+from .taking import Taking
+
+ROLES = (
+    "internal_id",
+    "external_id",
+    "queue_id",
+    "payload",
+    "priority",
+    "run_at",
+    "claim",
+    "attempts",
+    "max_attempts",
+    "processing_host",
+    "heartbeat_at",
+    "created_at",
+    "started_at",
+    "completed_at",
+    "failed_at",
+    "error",
+)
+#: the first pause before another attempt, in seconds; each further one is twice as long, and an hour at most
+FIRST_PAUSE, LONGEST_PAUSE, DOUBLINGS = 5, 3600, 9
+
+
+class Jobs:
+    """Where jobs are, and which column plays which role there.
+
+    :param entity: the user's own class or table; ``None``: the shipped one.
+    :param given: its columns for roles that it has under another name.
+    """
+
+    def __init__(self, entity: Any, given: Mapping[str, Any]) -> None:
+        if unknown := set(given) - set(ROLES):
+            raise TypeError(f"Queue: there is no role {sorted(unknown)[0]!r}; the roles are {', '.join(ROLES)}")
+        if entity is None and given:
+            raise TypeError(f"Queue: {', '.join(given)} name columns of a class or table, and none was given")
+        self.target = None if entity is None else Target(entity, "Queue")
+        self._own: dict[str, Column[Any]] | None = None
+        if self.target is not None:
+            self._own = {role: self.target.column(given.get(role, role), role) for role in ROLES}
+            if self.target.primary_key != (self._own["internal_id"],):
+                raise ValueError(
+                    f"Queue: the primary key of {self.target.name} must be its internal_id, and that alone"
+                )
+            if not self.target.is_unique([self._own["external_id"]]):
+                raise ValueError(f"Queue: {self.target.name} must have a unique constraint on its external_id")
+
+    def at(self, place: Place) -> At:
+        return self.own or _shipped(place.tables.job)
+
+    @property
+    def own(self) -> At | None:
+        return None if self._own is None or self.target is None else At(self.target.table, self._own)
+
+    def route(self) -> dict[str, Any]:
+        if self.target is not None:
+            return self.target.route()
+        return {"clause": _routed(tables(DEFAULT_SCHEMA, "").job)}
+
+    def owned(self, jobs: Any) -> dict[str, Any]:
+        """Who is meant, and by which claim: of rows, entities, mappings, or ``(internal_id, claim)`` pairs."""
+        pairs = sorted({self._pair(job) for job in self._each(jobs)})
+        return {
+            "job_pairs": pairs,
+            "job_ids": [internal_id for internal_id, _ in pairs],
+            "job_claims": [claim for _, claim in pairs],
+        }
+
+    def _each(self, jobs: Any) -> Iterable[Any]:
+        if isinstance(jobs, Mapping) or hasattr(jobs, self._attribute("claim")) or _is_pair(jobs):
+            return [jobs]
+        return list(jobs)
+
+    def _pair(self, job: Any) -> tuple[Any, int]:
+        names = self._attribute("internal_id"), self._attribute("claim")
+        if isinstance(job, Mapping):
+            pair = tuple(job[name] for name in names)
+        elif all(hasattr(job, name) for name in names):
+            pair = tuple(getattr(job, name) for name in names)
+        elif _is_pair(job):
+            pair = tuple(job)
+        else:
+            raise TypeError(f"Queue: {job!r} is not a captured job: give what capture() gave, or (internal_id, claim)")
+        return pair[0], pair[1]
+
+    def _attribute(self, role: str) -> str:
+        if self._own is None or self.target is None:
+            return role
+        column = self._own[role]
+        return str(column.key) if self.target.mapper is None else self.target.key_of(column)
+
+
+class At(NamedTuple):
+    """The jobs of one place."""
+
+    table: Table
+    roles: Mapping[str, Column[Any]]
+
+    def __getattr__(self, role: str) -> Any:
+        try:
+            return self.roles[role]
+        except KeyError:
+            raise AttributeError(role) from None
+
+
+@cache
+def _shipped(table: Table) -> At:
+    return At(table, {role: table.c[role] for role in ROLES})
+
+
+@cache
+def _routed(table: Table) -> Any:
+    return update(table)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and type(value[1]) is int
+
+
+class OnJobs(Body):
+    def __init__(self, jobs: Jobs, name: str) -> None:
+        super().__init__()
+        self.jobs, self.name = jobs, name
+        self.needs_installation = jobs.target is None  # type: ignore[misc]
+
+    def route(self) -> dict[str, Any]:
+        return self.jobs.route()
+
+
+class Take(Capture):
+    """Captures jobs that are due."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        super().__init__("Queue.capture")
+        self.jobs = jobs
+        self.needs_installation = jobs.target is None  # type: ignore[misc]
+
+    def taken(self, place: Place) -> Taking:
+        at = self.jobs.at(place)
+        return Taking(
+            at.table,
+            (
+                at.queue_id == bindparam("job_queue", type_=at.queue_id.type),
+                at.started_at.is_(None),
+                at.run_at <= Ago(literal_column("0")),
+            ),
+            {
+                at.claim: at.claim + 1,
+                at.attempts: at.attempts + 1,
+                at.started_at: Now(),
+                at.heartbeat_at: Now(),
+                at.processing_host: bindparam("job_host", type_=at.processing_host.type),
+            },
+            (at.priority, at.run_at, at.internal_id),
+            self.jobs.target,
+        )
+
+    def route(self) -> dict[str, Any]:
+        return self.jobs.route()
+
+
+class Settle(OnJobs):
+    """Changes running jobs that are still the caller's; how many were."""
+
+    def changes(self, at: At) -> dict[Any, Any]:
+        raise NotImplementedError
+
+    def build(self, place: Place) -> Executable | None:
+        at = self.jobs.at(place)
+        target = self.jobs.target
+        statement = update(at.table).values({**self.changes(at), **(target.bumped() if target else {})})
+        statement = statement.where(at.heartbeat_at.is_not(None))
+        if place.engine.locking == "functions":
+            ids = ARRAY(at.internal_id.type)
+            claims = ARRAY(at.claim.type)
+            mine: Any = func.unnest(
+                cast(bindparam("job_ids", type_=ids), ids), cast(bindparam("job_claims", type_=claims), claims)
+            )
+            mine = mine.table_valued("id", "claim").render_derived(name="mine")
+            return statement.where(at.internal_id == mine.c.id, at.claim == mine.c.claim)
+        return statement.where(
+            # by itself: not every engine finds the primary key in a pair
+            at.internal_id.in_(bindparam("job_ids", expanding=True)),
+            tuple_(at.internal_id, at.claim).in_(bindparam("job_pairs", expanding=True)),
+        )
+
+    def run(self, run: Run) -> Any:
+        statement = self.statement(run.place)
+        assert statement is not None
+        needed = ("job_pairs",) if run.engine.locking == "functions" else ("job_claims",)
+        values = {name: value for name, value in run.values.items() if name not in needed}
+        with run.engine.judging(run.connection):
+            return run.execute(statement, values).rowcount
+
+
+class Complete(Settle):
+    def changes(self, at: At) -> dict[Any, Any]:
+        return {at.completed_at: Now(), at.heartbeat_at: null(), at.error: null()}
+
+
+class Heartbeat(Settle):
+    def changes(self, at: At) -> dict[Any, Any]:
+        return {at.heartbeat_at: Now()}
+
+
+class Release(Settle):
+    def changes(self, at: At) -> dict[Any, Any]:
+        return {at.started_at: null(), at.heartbeat_at: null(), at.attempts: at.attempts - 1}
+
+
+class Fail(Settle):
+    """Back to the queue after a pause, or dead.
+
+    :param pause: ``given`` in seconds, ``doubling`` with the attempts, or ``never`` again.
+    """
+
+    def __init__(self, jobs: Jobs, pause: str) -> None:
+        super().__init__(jobs, "Queue.fail")
+        self.pause = pause
+
+    def changes(self, at: At) -> dict[Any, Any]:
+        pause: Any = bindparam("job_pause", type_=Float())
+        if self.pause != "given":
+            pause = case(
+                (at.attempts > DOUBLINGS + 1, LONGEST_PAUSE),
+                else_=literal(FIRST_PAUSE).op("<<", return_type=Integer())(at.attempts - 1),
+            )
+        dead = true() if self.pause == "never" else at.attempts >= at.max_attempts
+        error = bindparam("job_error", type_=at.error.type)
+        return {**_failed(at, dead), at.run_at: case((dead, at.run_at), else_=Hence(pause)), at.error: error}
+
+
+def _failed(at: At, dead: Any) -> dict[Any, Any]:
+    # of columns that change, none is asked for: MySQL and MariaDB would see it changed
+    return {
+        at.started_at: case((dead, at.started_at)),
+        at.failed_at: case((dead, Now())),
+        at.heartbeat_at: null(),
+    }
+
+
+class Requeue(Capture):
+    """Gives jobs back whose worker is not heard of any more; how many."""
+
+    counts = True
+
+    def __init__(self, jobs: Jobs) -> None:
+        super().__init__("Queue.requeue_stalled")
+        self.jobs = jobs
+        self.needs_installation = jobs.target is None  # type: ignore[misc]
+
+    def taken(self, place: Place) -> Taking:
+        at = self.jobs.at(place)
+        dead = at.attempts >= at.max_attempts
+        error = func.coalesce(at.error, literal("stalled: its worker gave no sign of life"))
+        return Taking(
+            at.table,
+            (at.heartbeat_at < Ago(bindparam("job_older", type_=Float())),),
+            {**_failed(at, dead), at.error: case((dead, error), else_=at.error)},
+            (at.heartbeat_at,),
+            self.jobs.target,
+        )
+
+    def route(self) -> dict[str, Any]:
+        return self.jobs.route()
+
+
+class Delete(Capture):
+    """Deletes jobs that ended long ago, so many at once; how many."""
+
+    counts = True
+
+    def __init__(self, jobs: Jobs, role: str) -> None:
+        super().__init__("Queue.delete_finished")
+        self.jobs, self.role = jobs, role
+        self.needs_installation = jobs.target is None  # type: ignore[misc]
+
+    def taken(self, place: Place) -> Taking:
+        at = self.jobs.at(place)
+        ended = at.roles[self.role]
+        older = ended < Ago(bindparam("job_older", type_=Float()))
+        return Taking(at.table, (older,), {}, (ended,), self.jobs.target)
+
+    def route(self) -> dict[str, Any]:
+        return self.jobs.route()
+
+
+class Stats(OnJobs):
+    """What there is, queue by queue: each part from an index that has these jobs alone."""
+
+    def build(self, place: Place) -> Executable | None:
+        at = self.jobs.at(place)
+        nothing: Any = literal_column("0")
+        instant = cast(null(), Instant())
+        now = Ago(nothing)
+
+        def part(condition: Any, *counts: Any) -> Any:
+            return select(at.queue_id.label("queue_id"), *counts).where(condition).group_by(at.queue_id)
+
+        def when(condition: Any) -> Any:
+            return func.sum(case((condition, 1), else_=0))
+
+        count = func.count()
+        waiting, due = at.started_at.is_(None), at.run_at <= now
+        parts = union_all(
+            part(
+                waiting,
+                when(due).label("waiting"),
+                when(at.run_at > now).label("scheduled"),
+                nothing.label("running"),
+                nothing.label("dead"),
+                func.min(case((due, at.run_at))).label("oldest"),
+            ),
+            part(at.heartbeat_at.is_not(None), nothing, nothing, count, nothing, instant),
+            part(at.failed_at.is_not(None), nothing, nothing, nothing, count, instant),
+        ).subquery("parts")
+        names = ("waiting", "scheduled", "running", "dead")
+        totals = [cast(func.sum(parts.c[name]), Integer()).label(name) for name in names]
+        oldest = func.min(parts.c.oldest, type_=Instant()).label("oldest")
+        return select(parts.c.queue_id, *totals, oldest).group_by(parts.c.queue_id).order_by(parts.c.queue_id)

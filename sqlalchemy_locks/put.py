@@ -1,0 +1,146 @@
+"""Putting jobs: a batch in one statement, each job once, in the caller's transaction; ``queue.py`` has the name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    CTE,
+    Float,
+    bindparam,
+    cast,
+    column,
+    func,
+    literal,
+    literal_column,
+    select,
+)
+from sqlalchemy.engine import IteratorResult
+from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.sql import Executable
+
+from .clock import Hence, Instant, Now
+from .elements import Notify, TakeRow
+from .jobs import At, Jobs, OnJobs
+from .operation import Operation, Place, Run
+from .schema import Payload
+
+
+class Put(OnJobs):
+    """Inserts a batch; what has an ``external_id`` that is there already is left out.
+
+    :param at: where ``run_at`` comes from: ``now``, an instant that is bound (``at``) or seconds (``in``).
+    """
+
+    def __init__(self, jobs: Jobs, at: str, notify: bool) -> None:
+        super().__init__(jobs, "Queue.put")
+        self.when, self.notify = at, notify
+        self._rows: dict[Place, Any] = {}
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True
+
+    def build(self, place: Place) -> Executable | None:
+        if place.engine.locking != "functions":
+            return None
+        at = self.jobs.at(place)
+        given: Any = func.jsonb_array_elements(cast(bindparam("put_jobs", type_=Payload()), Payload()))
+        each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="jobs")
+        rows = select(
+            cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type),
+            cast(each.c.job.op("->")(literal_column("'payload'")), at.payload.type),
+            *(cast(value, column.type) for column, value in self._same(at).items()),
+        ).order_by(each.c.number)
+        columns = [at.external_id, at.payload, *self._same(at)]
+        from sqlalchemy.dialects.postgresql import insert as insert_
+
+        inserted = insert_(at.table).from_select([column.name for column in columns], rows)
+        inserted = inserted.on_conflict_do_nothing(index_elements=[at.external_id])
+        put: CTE = inserted.returning(literal_column("1").label("one")).cte("put")
+        if not self.notify:
+            return select(func.count()).select_from(put)
+        told = Notify(literal(CHANNEL), bindparam("put_topic"))
+        return select(told).where(select(put.c.one).exists())
+
+    def because(self, place: Place) -> str:
+        return "where the driver gives it one row after another"
+
+    def _same(self, at: At) -> dict[Any, Any]:
+        """What all jobs of one batch have in common."""
+        run_at: Any = {
+            "now": Now(),
+            "at": bindparam("put_run_at", type_=Instant()),
+            "in": Hence(bindparam("put_run_in", type_=Float())),
+        }[self.when]
+        return {
+            at.queue_id: bindparam("put_queue", type_=at.queue_id.type),
+            at.priority: bindparam("put_priority", type_=at.priority.type),
+            at.max_attempts: bindparam("put_max_attempts", type_=at.max_attempts.type),
+            at.run_at: run_at,
+        }
+
+    def run(self, run: Run) -> Any:
+        ids: Sequence[UUID] = run.values["put_ids"]
+        payloads: Sequence[Any] = run.values["put_payloads"]
+        common = {name: value for name, value in run.values.items() if name not in _NOT_BOUND}
+        statement = self.statement(run.place)
+        if statement is not None:
+            jobs = [{"id": str(id), "payload": payload} for id, payload in zip(ids, payloads, strict=True)]
+            topic = f"{self.jobs.at(run.place).table.name}:{run.values['put_queue']}"
+            run.execute(statement, {**common, "put_jobs": jobs, "put_topic": topic})
+        else:
+            self._one_by_one(run, common, ids, payloads)
+        return IteratorResult(SimpleResultMetaData(["external_id"]), iter([(id,) for id in ids]))
+
+    def _one_by_one(self, run: Run, common: dict[str, Any], ids: Sequence[UUID], payloads: Sequence[Any]) -> None:
+        """By the driver's executemany, which makes one INSERT of all rows where everything in them is a value."""
+        with run.engine.judging(run.connection):
+            there = self._there(run, ids)
+            if self.when == "in":
+                seconds = {"put_run_in": common.pop("put_run_in")}
+                common["put_run_at"] = run.execute(_IN, seconds).scalar()
+            rows = [
+                {**common, "put_id": id, "put_payload": payload}
+                for id, payload in zip(ids, payloads, strict=True)
+                if id not in there
+            ]
+            if rows:
+                run.execute(self._inserting(run.place), rows)
+
+    def _there(self, run: Run, ids: Sequence[UUID]) -> set[UUID]:
+        """What is there already, on InnoDB, whose INSERT would wait for whoever is working on it."""
+        if run.engine.locking != "rows" or not run.values["put_known"]:
+            return set()
+        column = self.jobs.at(run.place).external_id
+        found = run.execute(select(column).where(column.in_(bindparam("put_ids", expanding=True))), {"put_ids": ids})
+        return set(found.scalars())
+
+    def _inserting(self, place: Place) -> Executable:
+        if place not in self._rows:
+            at = self.jobs.at(place)
+            values = {
+                at.external_id: bindparam("put_id", type_=at.external_id.type),
+                at.payload: bindparam("put_payload", type_=at.payload.type),
+                **self._same(at),
+            }
+            if self.when == "in":
+                values[at.run_at] = bindparam("put_run_at", type_=Instant())
+            elif self.when == "now" and at.run_at.server_default is not None:
+                del values[at.run_at]
+            if place.engine.locking == "rows":
+                self._rows[place] = TakeRow(at.table).values(values)
+            else:
+                from sqlalchemy.dialects.sqlite import insert as insert_
+
+                inserted = insert_(at.table).values(values)
+                self._rows[place] = inserted.on_conflict_do_nothing(index_elements=[at.external_id])
+        made: Executable = self._rows[place]
+        return made
+
+
+_NOT_BOUND = ("put_ids", "put_payloads", "put_known")
+_IN = select(Hence(bindparam("put_run_in", type_=Float())))
+#: what workers on PostgreSQL listen to
+CHANNEL = "sqlalchemy_locks_job"

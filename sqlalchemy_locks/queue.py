@@ -1,0 +1,256 @@
+"""Queue: jobs that are put in a transaction, captured by one worker each, and lost by nobody.
+
+The pattern: "Let's talk about the locking clause FOR UPDATE SKIP LOCKED", with its failure cases. Promised: what is
+put is there if and only if its transaction commits; a job is given to one worker at a time; whoever lost a job (its
+worker was thought dead, and the job is another's) can't complete or fail it; a job whose worker died comes back.
+
+A job may run twice, since a worker can die after the work and before it says so: make the work repeatable, or do it
+in the transaction that completes the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import Index, literal, select
+
+from .capture import counted
+from .dialects import named
+from .jobs import Complete, Delete, Fail, Heartbeat, Jobs, Release, Requeue, Stats, Take
+from .names import checked
+from .operation import Operation, seconds, shaped
+from .put import Put
+from .schema import job_indexes
+from .taking import LIMIT
+
+DEFAULT_QUEUE = "default"
+#: what every engine's column for errors can hold, its end being what matters
+LONGEST_ERROR = 16000
+_SOME_ID = UUID(int=0)
+
+
+class Queue:
+    """A queue, or many under different names, in the table ``lock.job`` or a table of your own.
+
+    :param entity: a mapped class or ``Table`` of your own (``sqlalchemy_locks.JobColumns`` is a mixin with what it
+        needs); without it, the shipped table.
+    :param notify: on PostgreSQL, wake the workers that listen when jobs are put. NOTIFY makes transactions that have
+        put something commit one after another: turn it off where hundreds of them a second do.
+    :param columns: for each column of your own that has another name than in ``lock.job``: ``queue_id=Mail.channel``.
+    :raises ValueError: for a class without one of the columns.
+
+    >>> queue = sl.Queue()
+    >>> session.execute(queue.put({"to": "a@example.org"}, queue="mail"))
+    >>> jobs = session.execute(queue.capture(10, queue="mail", host="web-1")).all()
+    >>> session.scalar(queue.complete(jobs))
+    """
+
+    def __init__(self, entity: Any = None, *, notify: bool = True, **columns: Any) -> None:
+        jobs = self._jobs = Jobs(entity, columns)
+        self._put = {when: Put(jobs, when, notify) for when in ("now", "at", "in")}
+        self._take = Take(jobs)
+        self._complete = Complete(jobs, "Queue.complete")
+        self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
+        self._release = Release(jobs, "Queue.release")
+        self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
+        self._requeue = Requeue(jobs)
+        self._delete = {dead: Delete(jobs, "failed_at" if dead else "completed_at") for dead in (False, True)}
+        self._stats = Stats(jobs, "Queue.stats")
+
+    @shaped(select(literal(_SOME_ID)))
+    def put(
+        self,
+        *payloads: Any,
+        queue: str = DEFAULT_QUEUE,
+        external_id: UUID | str | Sequence[UUID | str] | None = None,
+        run_at: datetime | None = None,
+        run_in: float | timedelta | None = None,
+        priority: int = 0,
+        max_attempts: int = 5,
+    ) -> Operation[Any]:
+        """Put jobs, in the caller's transaction: they are there when, and if, it commits.
+
+        :param payloads: what the jobs are about, one job each: anything that JSON can say.
+        :param queue: the queue's name, 255 characters at most.
+        :param external_id: a UUID that can be shown to others, or one for each payload; random if not given. It is
+            the idempotency key: where a job has it already, whatever became of it, nothing is put.
+        :param run_at: not before this instant; a ``datetime`` with a time zone.
+        :param run_in: not before so many seconds from now, by the server's clock.
+        :param priority: smaller is sooner.
+        :param max_attempts: how often it is tried before it is dead.
+        :return: the jobs' ``external_id``, in the order of the payloads, those that were there already included.
+        :raises ValueError: for a ``datetime`` without a time zone, or another number of ids than of payloads.
+
+        One statement for the whole batch; on MySQL and MariaDB a look for known ids before it, where any are given.
+        """
+        if not payloads:
+            raise ValueError("Queue.put needs at least one payload")
+        if run_at is not None and run_in is not None:
+            raise ValueError("Queue.put: give run_at or run_in, not both")
+        values: dict[str, Any] = {
+            "put_payloads": list(payloads),
+            "put_ids": _external_ids(external_id, len(payloads)),
+            "put_known": external_id is not None,
+            "put_queue": checked(queue, "a queue"),
+            "put_priority": _integer(priority, "priority"),
+            "put_max_attempts": counted(max_attempts, "max_attempts"),
+        }
+        when = "now"
+        if run_at is not None:
+            when, values["put_run_at"] = "at", _instant(run_at)
+        elif run_in is not None:
+            when, values["put_run_in"] = "in", seconds(run_in, "run_in")
+        return Operation(self._put[when], values)
+
+    def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> Operation[Any]:
+        """Take jobs that are due and that nobody else has.
+
+        :param limit: how many at most.
+        :param host: who takes them, for people to read (``processing_host``).
+        :return: rows of ``lock.job``, or entities of your own class in a session: by ``priority``, then ``run_at``.
+
+        Commit before you work on them: until then other sessions pass them over, and a crash gives them back, but
+        nobody can see that they are being worked on.
+        """
+        values = {
+            LIMIT: counted(limit, "limit"),
+            "job_queue": checked(queue, "a queue"),
+            "job_host": None if host is None else checked(host, "a host"),
+        }
+        operation: Operation[Any] = Operation(self._take, values)
+        if self._jobs.target is not None and self._jobs.target.mapper is not None:
+            operation._entity_is(self._jobs.target.entity)
+        return operation
+
+    @shaped(select(literal(1)))
+    def complete(self, jobs: Any) -> Operation[Any]:
+        """Say that jobs are done.
+
+        :param jobs: one captured job or several: what ``capture`` gave, or pairs ``(internal_id, claim)``.
+        :return: how many were still yours. The others were given to somebody else meanwhile, and are unchanged.
+        """
+        return Operation(self._complete, self._jobs.owned(jobs))
+
+    @shaped(select(literal(1)))
+    def fail(
+        self, jobs: Any, *, error: str, retry_in: float | timedelta | None = None, retry: bool = True
+    ) -> Operation[Any]:
+        """Say that jobs have failed: back to the queue for another attempt, or dead after ``max_attempts``.
+
+        :param jobs: as in :meth:`complete`.
+        :param error: why; its last 16,000 characters are kept.
+        :param retry_in: the pause before the next attempt, in seconds; without it 5 s, doubled with each attempt, an
+            hour at most.
+        :param retry: ``False`` makes them dead at once.
+        :return: how many were still yours.
+        """
+        if not isinstance(error, str):
+            raise TypeError(f"error is a str, not {error!r}")
+        values = {**self._jobs.owned(jobs), "job_error": _storable(error)}
+        if not retry:
+            return Operation(self._fail["never"], values)
+        if retry_in is None:
+            return Operation(self._fail["doubling"], values)
+        return Operation(self._fail["given"], {**values, "job_pause": seconds(retry_in, "retry_in")})
+
+    @shaped(select(literal(1)))
+    def release(self, jobs: Any) -> Operation[Any]:
+        """Give jobs back untried: the attempt doesn't count. How many were still yours."""
+        return Operation(self._release, self._jobs.owned(jobs))
+
+    @shaped(select(literal(1)))
+    def heartbeat(self, jobs: Any) -> Operation[Any]:
+        """Say that jobs are being worked on still, so that they are not thought stalled. How many are still yours."""
+        return Operation(self._heartbeat, self._jobs.owned(jobs))
+
+    @shaped(select(literal(1)))
+    def requeue_stalled(self, older_than: float | timedelta = 300, *, limit: int = 1000) -> Operation[Any]:
+        """Give back the jobs, of all queues, whose worker has died: the attempt counts, and the last one is a death.
+
+        :param older_than: how long nothing was heard of their worker, in seconds: several times its heartbeat.
+        :param limit: how many at most, so that no transaction is long; call it again when as many were found.
+        :return: how many.
+        """
+        values = {"job_older": seconds(older_than, "older_than"), LIMIT: counted(limit, "limit")}
+        return Operation(self._requeue, values)
+
+    @shaped(select(literal(1)))
+    def delete_finished(
+        self, older_than: float | timedelta, *, dead: bool = False, limit: int = 1000
+    ) -> Operation[Any]:
+        """Delete jobs, of all queues, that were completed long ago; their ``external_id`` is forgotten with them.
+
+        :param older_than: how long ago, in seconds.
+        :param dead: delete those that have died instead.
+        :param limit: how many at most; call it again when as many were found.
+        :return: how many.
+        """
+        values = {"job_older": seconds(older_than, "older_than"), LIMIT: counted(limit, "limit")}
+        return Operation(self._delete[bool(dead)], values)
+
+    def stats(self) -> Operation[Any]:
+        """What each queue has: rows of ``queue_id, waiting, scheduled, running, dead, oldest``.
+
+        ``scheduled`` is what waits for its ``run_at``, ``oldest`` the ``run_at`` of what is overdue longest. Queues
+        with completed jobs only don't appear.
+        """
+        return Operation(self._stats, {})
+
+    def indexes(self, dialect: str | None = None) -> list[Index]:
+        """Make the indexes that a table of your own needs; they become part of it.
+
+        :param dialect: the dialect's name, e.g. ``"postgresql"``. Without it both forms of the one that differs are
+            made, each for its engines: ``create_all`` knows which, Alembic's autogenerate doesn't.
+        :raises ValueError: for the shipped table, which has its indexes.
+        """
+        at = self._jobs.own
+        if at is None:
+            raise ValueError("Queue.indexes() is for a table of your own: the shipped one has its indexes")
+        partial = None if dialect is None else named(dialect).schemas
+        return job_indexes(at.roles, at.table.name, partial=partial)
+
+
+def _external_ids(given: Any, number: int) -> list[UUID]:
+    if given is None:
+        return [uuid4() for _ in range(number)]
+    several = [given] if isinstance(given, (str, UUID)) else list(given)
+    if len(several) != number:
+        raise ValueError(f"Queue.put: {number} payloads need {number} external ids, and {len(several)} were given")
+    return [_uuid(each) for each in several]
+
+
+def _uuid(given: Any) -> UUID:
+    if isinstance(given, UUID):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"an external_id is a UUID, not {given!r}")
+    try:
+        return UUID(given)
+    except ValueError:
+        raise ValueError(
+            f"an external_id is a UUID, and {given!r} is none: uuid.uuid5(namespace, name) makes one of any name"
+        ) from None
+
+
+def _instant(given: Any) -> datetime:
+    if not isinstance(given, datetime):
+        raise TypeError(f"run_at is a datetime, not {given!r}")
+    if given.tzinfo is None or given.utcoffset() is None:
+        raise ValueError(f"run_at needs a time zone: {given!r} is another instant on another machine")
+    return given.astimezone(timezone.utc)
+
+
+def _integer(given: Any, what: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(f"{what} is an int, not {given!r}")
+    if not -(2**31) <= given < 2**31:
+        raise ValueError(f"{what} has 32 bits, and {given} has more")
+    return given
+
+
+def _storable(error: str) -> str:
+    # neither NULs nor halves of characters can be stored everywhere
+    return error[-LONGEST_ERROR:].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
