@@ -28,8 +28,9 @@ from .locks import Locks
 from .metadata import metadata
 from .mutex import Mutex
 from .operation import Operation
-from .timeout import Timeout
 from .queue import Queue
+from .timeout import Timeout
+from .transition import StateTransition
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
@@ -53,12 +54,13 @@ __all__ = [
     "ReentryError",
     "StaleSnapshot",
     "StaleToken",
+    "StateTransition",
     "Timeout",
     "UnknownRow",
     "UnknownTask",
     "Unsupported",
-    "fenced",
     "capture",
+    "fenced",
     "lock",
     "metadata",
     "sqlite",

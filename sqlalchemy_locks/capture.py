@@ -30,12 +30,14 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
 from .columns import Target
-from .errors import LockLost
+from .elements import DeleteByKey, PlainReads, ReadCommitted
+from .errors import LockLost, Unsupported
 from .operation import Body, Operation, Place, Run, execute_in_session
 from .taking import (
     LIMIT,
     Taking,
     among,
+    by_key,
     choosing,
     counting,
     criteria,
@@ -44,6 +46,8 @@ from .taking import (
     keys_of,
     ordered,
     rearranged,
+    spelt_out,
+    still_there,
     updating,
 )
 
@@ -134,14 +138,41 @@ class Capture(Body):
     def _in_steps(self, run: Run, taking: Taking) -> list[tuple[Any, ...]]:
         """Lock, then update: the locks of the first make the second theirs alone. The keys, in order."""
         locking, changing, _ = self._made(run, taking)
-        if options := criteria(run.operation._with_options):
-            locking = choosing(taking, run.engine.locking, options)
-        keys = [tuple(row)[: len(taking.keys)] for row in run.execute(locking)]
+        options = criteria(run.operation._with_options)
+        if run.engine.locking == "rows" and not run.read_committed and not _read_committed(run, self.name):
+            keys = self._in_snapshot(run, taking, options)
+        else:
+            if options:
+                locking = choosing(taking, run.engine.locking, options)
+            keys = [tuple(row)[: len(taking.keys)] for row in run.execute(locking)]
         if keys:
+            if len(taking.table.primary_key) > 1:
+                changing = spelt_out(_changing(taking), taking.table, keys)
             changed = run.execute(changing, {**run.values, **keys_of(taking.table, keys)})
             if changed.rowcount != len(keys):
                 raise LockLost(f"{self.name} has locked {len(keys)} rows and changed {changed.rowcount}: roll back")
         return keys
+
+    def _in_snapshot(self, run: Run, taking: Taking, options: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """InnoDB above READ COMMITTED, where to search with locks is to lock the gaps, too, and to wait for others'.
+
+        So the search is without locks, in the transaction's snapshot, and what it finds is locked by primary key, as
+        far as it can still be taken.
+        """
+        limit: int = run.values[LIMIT]
+        looking = choosing(taking, run.engine.locking, options, locks=False)
+        keys: list[tuple[Any, ...]] = []
+        tried, asked = 0, 2 * limit
+        while True:
+            found = [tuple(row)[: len(taking.keys)] for row in run.execute(looking, {**run.values, LIMIT: asked})]
+            while tried < len(found) and len(keys) < limit:
+                these = found[tried : tried + limit - len(keys)]
+                tried += len(these)
+                mine = {tuple(row) for row in run.execute(still_there(taking, these, options))}
+                keys += [key for key in these if key in mine]
+            if len(keys) >= limit or len(found) < asked:
+                return keys
+            asked *= 4
 
     def _made(self, run: Run, taking: Taking) -> tuple[Any, Any, Any]:
         """The steps: what locks, what changes, what reads; made once for each place."""
@@ -150,9 +181,7 @@ class Capture(Body):
             reading: Any = select(taking.entity).where(mine).execution_options(populate_existing=True)
             self._steps[run.place] = (
                 choosing(taking, run.engine.locking),
-                delete(taking.table).where(mine)
-                if taking.deletes
-                else update(taking.table).where(mine).values(taking.changed),
+                _changing(taking).where(mine),
                 reading,
             )
         return self._steps[run.place]
@@ -180,6 +209,23 @@ class Capture(Body):
 
     def route(self) -> dict[str, Any]:
         raise NotImplementedError
+
+
+def _read_committed(run: Run, name: str) -> bool:
+    level: Any = run.execute(select(ReadCommitted(), PlainReads()), {}).one()
+    committed, plain = level
+    if not plain:
+        raise Unsupported(
+            f"{name} is refused under SERIALIZABLE on {run.engine.name}, where whatever it reads is locked, and others "
+            "wait for it: use READ COMMITTED, or Locks, which sees to that"
+        )
+    return bool(committed)
+
+
+def _changing(taking: Taking) -> Any:
+    if taking.deletes:
+        return DeleteByKey(taking.table)
+    return by_key(update(taking.table).values(taking.changed))
 
 
 class _Own(Capture):

@@ -29,6 +29,8 @@ class Epoch(FunctionElement[int]):
     """This instant as whole seconds since 1970, by the server; fresh even after a wait inside the statement."""
 
     type = BigInteger()
+
+
 class Hence(FunctionElement[datetime]):
     """So many seconds from this instant, by the server; the argument may have a fraction."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, Insert, Integer, String
+from sqlalchemy import Boolean, Delete, Insert, Integer, String
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
@@ -91,6 +91,18 @@ class SessionUnlock(FunctionElement[bool]):
 
 class InsertAbsent(Insert):
     """An INSERT that passes over a row whose key is there (not on MySQL and MariaDB, where that hides other errors)."""
+
+    inherit_cache = True
+
+
+class DeleteByKey(Delete):
+    """A DELETE by primary key that goes by the primary key, however small the table is.
+
+    InnoDB locks, and waits for, every row that it reads on its way. An UPDATE can be told so by a hint of SQLAlchemy's.
+    """
+
+    inherit_cache = True
+
 
 class Notify(FunctionElement[str]):
     """Tell those who listen, when the transaction commits; arguments are the channel and what is told (PostgreSQL)."""

@@ -37,7 +37,7 @@ from .clock import Ago, Hence, Instant, Now
 from .columns import Target
 from .operation import Body, Place, Run
 from .schema import DEFAULT_SCHEMA, tables
-from .taking import Taking
+from .taking import Taking, by_key
 
 ROLES = (
     "internal_id",
@@ -100,9 +100,9 @@ class Jobs:
         """Who is meant, and by which claim: of rows, entities, mappings, or ``(internal_id, claim)`` pairs."""
         pairs = sorted({self._pair(job) for job in self._each(jobs)})
         return {
-            "job_pairs": pairs,
-            "job_ids": [internal_id for internal_id, _ in pairs],
-            "job_claims": [claim for _, claim in pairs],
+            "locks_pairs": pairs,
+            "locks_ids": [internal_id for internal_id, _ in pairs],
+            "locks_claims": [claim for _, claim in pairs],
         }
 
     def _each(self, jobs: Any) -> Iterable[Any]:
@@ -160,7 +160,7 @@ class OnJobs(Body):
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__()
         self.jobs, self.name = jobs, name
-        self.needs_installation = jobs.target is None  # type: ignore[misc]
+        self.needs_installation = jobs.target is None
 
     def route(self) -> dict[str, Any]:
         return self.jobs.route()
@@ -172,14 +172,14 @@ class Take(Capture):
     def __init__(self, jobs: Jobs) -> None:
         super().__init__("Queue.capture")
         self.jobs = jobs
-        self.needs_installation = jobs.target is None  # type: ignore[misc]
+        self.needs_installation = jobs.target is None
 
     def taken(self, place: Place) -> Taking:
         at = self.jobs.at(place)
         return Taking(
             at.table,
             (
-                at.queue_id == bindparam("job_queue", type_=at.queue_id.type),
+                at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
                 at.started_at.is_(None),
                 at.run_at <= Ago(literal_column("0")),
             ),
@@ -188,7 +188,7 @@ class Take(Capture):
                 at.attempts: at.attempts + 1,
                 at.started_at: Now(),
                 at.heartbeat_at: Now(),
-                at.processing_host: bindparam("job_host", type_=at.processing_host.type),
+                at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
             },
             (at.priority, at.run_at, at.internal_id),
             self.jobs.target,
@@ -213,20 +213,21 @@ class Settle(OnJobs):
             ids = ARRAY(at.internal_id.type)
             claims = ARRAY(at.claim.type)
             mine: Any = func.unnest(
-                cast(bindparam("job_ids", type_=ids), ids), cast(bindparam("job_claims", type_=claims), claims)
+                cast(bindparam("locks_ids", type_=ids), ids), cast(bindparam("locks_claims", type_=claims), claims)
             )
             mine = mine.table_valued("id", "claim").render_derived(name="mine")
             return statement.where(at.internal_id == mine.c.id, at.claim == mine.c.claim)
-        return statement.where(
+        changed: Executable = by_key(statement).where(
             # by itself: not every engine finds the primary key in a pair
-            at.internal_id.in_(bindparam("job_ids", expanding=True)),
-            tuple_(at.internal_id, at.claim).in_(bindparam("job_pairs", expanding=True)),
+            at.internal_id.in_(bindparam("locks_ids", expanding=True)),
+            tuple_(at.internal_id, at.claim).in_(bindparam("locks_pairs", expanding=True)),
         )
+        return changed
 
     def run(self, run: Run) -> Any:
         statement = self.statement(run.place)
         assert statement is not None
-        needed = ("job_pairs",) if run.engine.locking == "functions" else ("job_claims",)
+        needed = ("locks_pairs",) if run.engine.locking == "functions" else ("locks_claims",)
         values = {name: value for name, value in run.values.items() if name not in needed}
         with run.engine.judging(run.connection):
             return run.execute(statement, values).rowcount
@@ -258,14 +259,14 @@ class Fail(Settle):
         self.pause = pause
 
     def changes(self, at: At) -> dict[Any, Any]:
-        pause: Any = bindparam("job_pause", type_=Float())
+        pause: Any = bindparam("locks_pause", type_=Float())
         if self.pause != "given":
             pause = case(
                 (at.attempts > DOUBLINGS + 1, LONGEST_PAUSE),
                 else_=literal(FIRST_PAUSE).op("<<", return_type=Integer())(at.attempts - 1),
             )
         dead = true() if self.pause == "never" else at.attempts >= at.max_attempts
-        error = bindparam("job_error", type_=at.error.type)
+        error = bindparam("locks_error", type_=at.error.type)
         return {**_failed(at, dead), at.run_at: case((dead, at.run_at), else_=Hence(pause)), at.error: error}
 
 
@@ -286,7 +287,7 @@ class Requeue(Capture):
     def __init__(self, jobs: Jobs) -> None:
         super().__init__("Queue.requeue_stalled")
         self.jobs = jobs
-        self.needs_installation = jobs.target is None  # type: ignore[misc]
+        self.needs_installation = jobs.target is None
 
     def taken(self, place: Place) -> Taking:
         at = self.jobs.at(place)
@@ -294,7 +295,7 @@ class Requeue(Capture):
         error = func.coalesce(at.error, literal("stalled: its worker gave no sign of life"))
         return Taking(
             at.table,
-            (at.heartbeat_at < Ago(bindparam("job_older", type_=Float())),),
+            (at.heartbeat_at < Ago(bindparam("locks_older", type_=Float())),),
             {**_failed(at, dead), at.error: case((dead, error), else_=at.error)},
             (at.heartbeat_at,),
             self.jobs.target,
@@ -312,12 +313,12 @@ class Delete(Capture):
     def __init__(self, jobs: Jobs, role: str) -> None:
         super().__init__("Queue.delete_finished")
         self.jobs, self.role = jobs, role
-        self.needs_installation = jobs.target is None  # type: ignore[misc]
+        self.needs_installation = jobs.target is None
 
     def taken(self, place: Place) -> Taking:
         at = self.jobs.at(place)
         ended = at.roles[self.role]
-        older = ended < Ago(bindparam("job_older", type_=Float()))
+        older = ended < Ago(bindparam("locks_older", type_=Float()))
         return Taking(at.table, (older,), {}, (ended,), self.jobs.target)
 
     def route(self) -> dict[str, Any]:

@@ -46,14 +46,16 @@ class Put(OnJobs):
         if place.engine.locking != "functions":
             return None
         at = self.jobs.at(place)
-        given: Any = func.jsonb_array_elements(cast(bindparam("put_jobs", type_=Payload()), Payload()))
+        given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Payload()), Payload()))
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="jobs")
+        first = self.jobs.target.first() if self.jobs.target else {}
         rows = select(
             cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type),
             cast(each.c.job.op("->")(literal_column("'payload'")), at.payload.type),
             *(cast(value, column.type) for column, value in self._same(at).items()),
+            *(literal(value, column.type) for column, value in first.items()),
         ).order_by(each.c.number)
-        columns = [at.external_id, at.payload, *self._same(at)]
+        columns = [at.external_id, at.payload, *self._same(at), *first]
         from sqlalchemy.dialects.postgresql import insert as insert_
 
         inserted = insert_(at.table).from_select([column.name for column in columns], rows)
@@ -61,7 +63,7 @@ class Put(OnJobs):
         put: CTE = inserted.returning(literal_column("1").label("one")).cte("put")
         if not self.notify:
             return select(func.count()).select_from(put)
-        told = Notify(literal(CHANNEL), bindparam("put_topic"))
+        told = Notify(literal(CHANNEL), bindparam("locks_topic"))
         return select(told).where(select(put.c.one).exists())
 
     def because(self, place: Place) -> str:
@@ -71,25 +73,25 @@ class Put(OnJobs):
         """What all jobs of one batch have in common."""
         run_at: Any = {
             "now": Now(),
-            "at": bindparam("put_run_at", type_=Instant()),
-            "in": Hence(bindparam("put_run_in", type_=Float())),
+            "at": bindparam("locks_run_at", type_=Instant()),
+            "in": Hence(bindparam("locks_run_in", type_=Float())),
         }[self.when]
         return {
-            at.queue_id: bindparam("put_queue", type_=at.queue_id.type),
-            at.priority: bindparam("put_priority", type_=at.priority.type),
-            at.max_attempts: bindparam("put_max_attempts", type_=at.max_attempts.type),
+            at.queue_id: bindparam("locks_queue", type_=at.queue_id.type),
+            at.priority: bindparam("locks_priority", type_=at.priority.type),
+            at.max_attempts: bindparam("locks_max_attempts", type_=at.max_attempts.type),
             at.run_at: run_at,
         }
 
     def run(self, run: Run) -> Any:
-        ids: Sequence[UUID] = run.values["put_ids"]
-        payloads: Sequence[Any] = run.values["put_payloads"]
+        ids: Sequence[UUID] = run.values["locks_ids"]
+        payloads: Sequence[Any] = run.values["locks_payloads"]
         common = {name: value for name, value in run.values.items() if name not in _NOT_BOUND}
         statement = self.statement(run.place)
         if statement is not None:
             jobs = [{"id": str(id), "payload": payload} for id, payload in zip(ids, payloads, strict=True)]
             topic = f"{self.jobs.at(run.place).table.name}:{run.values['put_queue']}"
-            run.execute(statement, {**common, "put_jobs": jobs, "put_topic": topic})
+            run.execute(statement, {**common, "locks_jobs": jobs, "locks_topic": topic})
         else:
             self._one_by_one(run, common, ids, payloads)
         return IteratorResult(SimpleResultMetaData(["external_id"]), iter([(id,) for id in ids]))
@@ -99,10 +101,10 @@ class Put(OnJobs):
         with run.engine.judging(run.connection):
             there = self._there(run, ids)
             if self.when == "in":
-                seconds = {"put_run_in": common.pop("put_run_in")}
-                common["put_run_at"] = run.execute(_IN, seconds).scalar()
+                seconds = {"locks_run_in": common.pop("locks_run_in")}
+                common["locks_run_at"] = run.execute(_IN, seconds).scalar()
             rows = [
-                {**common, "put_id": id, "put_payload": payload}
+                {**common, "locks_id": id, "locks_payload": payload}
                 for id, payload in zip(ids, payloads, strict=True)
                 if id not in there
             ]
@@ -111,22 +113,25 @@ class Put(OnJobs):
 
     def _there(self, run: Run, ids: Sequence[UUID]) -> set[UUID]:
         """What is there already, on InnoDB, whose INSERT would wait for whoever is working on it."""
-        if run.engine.locking != "rows" or not run.values["put_known"]:
+        if run.engine.locking != "rows" or not run.values["locks_known"]:
             return set()
         column = self.jobs.at(run.place).external_id
-        found = run.execute(select(column).where(column.in_(bindparam("put_ids", expanding=True))), {"put_ids": ids})
+        found = run.execute(
+            select(column).where(column.in_(bindparam("locks_ids", expanding=True))), {"locks_ids": ids}
+        )
         return set(found.scalars())
 
     def _inserting(self, place: Place) -> Executable:
         if place not in self._rows:
             at = self.jobs.at(place)
             values = {
-                at.external_id: bindparam("put_id", type_=at.external_id.type),
-                at.payload: bindparam("put_payload", type_=at.payload.type),
+                at.external_id: bindparam("locks_id", type_=at.external_id.type),
+                at.payload: bindparam("locks_payload", type_=at.payload.type),
                 **self._same(at),
+                **(self.jobs.target.first() if self.jobs.target else {}),
             }
             if self.when == "in":
-                values[at.run_at] = bindparam("put_run_at", type_=Instant())
+                values[at.run_at] = bindparam("locks_run_at", type_=Instant())
             elif self.when == "now" and at.run_at.server_default is not None:
                 del values[at.run_at]
             if place.engine.locking == "rows":
@@ -140,7 +145,7 @@ class Put(OnJobs):
         return made
 
 
-_NOT_BOUND = ("put_ids", "put_payloads", "put_known")
-_IN = select(Hence(bindparam("put_run_in", type_=Float())))
+_NOT_BOUND = ("locks_ids", "locks_payloads", "locks_known")
+_IN = select(Hence(bindparam("locks_run_in", type_=Float())))
 #: what workers on PostgreSQL listen to
 CHANNEL = "sqlalchemy_locks_job"

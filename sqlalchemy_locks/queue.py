@@ -91,18 +91,18 @@ class Queue:
         if run_at is not None and run_in is not None:
             raise ValueError("Queue.put: give run_at or run_in, not both")
         values: dict[str, Any] = {
-            "put_payloads": list(payloads),
-            "put_ids": _external_ids(external_id, len(payloads)),
-            "put_known": external_id is not None,
-            "put_queue": checked(queue, "a queue"),
-            "put_priority": _integer(priority, "priority"),
-            "put_max_attempts": counted(max_attempts, "max_attempts"),
+            "locks_payloads": list(payloads),
+            "locks_ids": _external_ids(external_id, len(payloads)),
+            "locks_known": external_id is not None,
+            "locks_queue": checked(queue, "a queue"),
+            "locks_priority": _integer(priority, "priority"),
+            "locks_max_attempts": counted(max_attempts, "max_attempts"),
         }
         when = "now"
         if run_at is not None:
-            when, values["put_run_at"] = "at", _instant(run_at)
+            when, values["locks_run_at"] = "at", _instant(run_at)
         elif run_in is not None:
-            when, values["put_run_in"] = "in", seconds(run_in, "run_in")
+            when, values["locks_run_in"] = "in", seconds(run_in, "run_in")
         return Operation(self._put[when], values)
 
     def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> Operation[Any]:
@@ -117,8 +117,8 @@ class Queue:
         """
         values = {
             LIMIT: counted(limit, "limit"),
-            "job_queue": checked(queue, "a queue"),
-            "job_host": None if host is None else checked(host, "a host"),
+            "locks_queue": checked(queue, "a queue"),
+            "locks_host": None if host is None else checked(host, "a host"),
         }
         operation: Operation[Any] = Operation(self._take, values)
         if self._jobs.target is not None and self._jobs.target.mapper is not None:
@@ -149,12 +149,12 @@ class Queue:
         """
         if not isinstance(error, str):
             raise TypeError(f"error is a str, not {error!r}")
-        values = {**self._jobs.owned(jobs), "job_error": _storable(error)}
+        values = {**self._jobs.owned(jobs), "locks_error": _storable(error)}
         if not retry:
             return Operation(self._fail["never"], values)
         if retry_in is None:
             return Operation(self._fail["doubling"], values)
-        return Operation(self._fail["given"], {**values, "job_pause": seconds(retry_in, "retry_in")})
+        return Operation(self._fail["given"], {**values, "locks_pause": seconds(retry_in, "retry_in")})
 
     @shaped(select(literal(1)))
     def release(self, jobs: Any) -> Operation[Any]:
@@ -174,7 +174,7 @@ class Queue:
         :param limit: how many at most, so that no transaction is long; call it again when as many were found.
         :return: how many.
         """
-        values = {"job_older": seconds(older_than, "older_than"), LIMIT: counted(limit, "limit")}
+        values = {"locks_older": seconds(older_than, "older_than"), LIMIT: counted(limit, "limit")}
         return Operation(self._requeue, values)
 
     @shaped(select(literal(1)))
@@ -188,7 +188,7 @@ class Queue:
         :param limit: how many at most; call it again when as many were found.
         :return: how many.
         """
-        values = {"job_older": seconds(older_than, "older_than"), LIMIT: counted(limit, "limit")}
+        values = {"locks_older": seconds(older_than, "older_than"), LIMIT: counted(limit, "limit")}
         return Operation(self._delete[bool(dead)], values)
 
     def stats(self) -> Operation[Any]:

@@ -13,11 +13,13 @@ from sqlalchemy import (
     Enum,
     Integer,
     Table,
+    and_,
     bindparam,
     delete,
     func,
     literal,
     literal_column,
+    or_,
     select,
     tuple_,
     union_all,
@@ -97,7 +99,7 @@ class Taking:
 
 
 #: the names of what is bound: none that a column of anybody's table could have, which an UPDATE would then set
-LIMIT, KEYS = "capture_limit", "capture_keys"
+LIMIT, KEYS = "locks_limit", "locks_keys"
 
 
 def among(table: Table) -> Any:
@@ -105,6 +107,19 @@ def among(table: Table) -> Any:
     columns = list(table.primary_key)
     keys: Any = bindparam(KEYS, expanding=True)
     return columns[0].in_(keys) if len(columns) == 1 else tuple_(*columns).in_(keys)
+
+
+def by_key(statement: Any) -> Any:
+    """An UPDATE that InnoDB does by its primary key, however small the table: it locks whatever else it reads."""
+    for dialect in ("mysql", "mariadb"):
+        statement = statement.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
+    return statement
+
+
+def spelt_out(statement: Any, table: Table, keys: Sequence[tuple[Any, ...]]) -> Any:
+    """The same for these keys of several columns, of which not every engine finds a list in an index."""
+    columns = list(table.primary_key)
+    return statement.where(or_(*(and_(*(c == v for c, v in zip(columns, key, strict=True))) for key in keys)))
 
 
 def keys_of(table: Table, keys: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
@@ -117,13 +132,13 @@ def _limit() -> Any:
     return bindparam(LIMIT, type_=Integer(), literal_execute=True)
 
 
-def choosing(taking: Taking, locking: Locking, options: Iterable[Any] = ()) -> Any:
+def choosing(taking: Taking, locking: Locking, options: Iterable[Any] = (), *, locks: bool = True) -> Any:
     """The SELECT that locks, and skips what others hold."""
 
     def chosen(*conditions: Any) -> Any:
         statement = select(*taking.keys).where(*taking.where, *conditions).order_by(*taking.order_by).limit(_limit())
         statement = statement.options(*options)
-        if locking == "file":
+        if locking == "file" or not locks:
             return statement
         # the weaker lock where it will do: a row that others refer to by a foreign key isn't taken
         return statement.with_for_update(
@@ -154,6 +169,19 @@ def _merged(taking: Taking, each: Sequence[Any]) -> Any:
             element = UnaryExpression(element, modifier=modifier)
         by.append(element)
     return select(merged).order_by(*by).limit(_limit())
+
+
+def still_there(taking: Taking, keys: Sequence[tuple[Any, ...]], options: Iterable[Any]) -> Any:
+    """The SELECT that locks those of these rows that can still be taken and that nobody holds; InnoDB's, and no gap."""
+    statement: Any = select(*taking.keys).where(*taking.where).options(*options)
+    if taking.one_of is not None:
+        column, values = taking.one_of
+        statement = statement.where(column.in_([inlined(column, value) for value in values]))
+    for dialect in ("mysql", "mariadb"):
+        statement = statement.with_hint(taking.table, "FORCE INDEX (PRIMARY)", dialect)
+    return spelt_out(statement, taking.table, keys).with_for_update(
+        skip_locked=True, of=taking.table if taking.joined else None
+    )
 
 
 def inlined(column: Column[Any], value: Any) -> Any:

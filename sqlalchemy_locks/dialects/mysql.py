@@ -12,9 +12,8 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Epoch, Instant, Now
-from ..clock import Ago, Hence, Instant, Now
-from ..elements import Gate, PlainReads, ReadCommitted, SessionLock, SessionUnlock, TakeRow, Writable
+from ..clock import Ago, Epoch, Hence, Instant, Now
+from ..elements import DeleteByKey, Gate, PlainReads, ReadCommitted, SessionLock, SessionUnlock, TakeRow, Writable
 from ..errors import LockError, LockTimeout, Unsupported
 from .base import Engine, arrived, nothing
 
@@ -167,6 +166,14 @@ def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
     began = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
     waited = "MOD(TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) + 7200000000, 3600000000)"
     return f"(({began} + {waited}) DIV 1000000)"
+
+
+@compiles(DeleteByKey, "mysql")
+@compiles(DeleteByKey, "mariadb")
+def _delete_by_key(element: DeleteByKey, compiler: Any, **kw: Any) -> str:
+    table = compiler.preparer.format_table(element.table)
+    head, where, rest = compiler.visit_delete(element, **kw).partition(" WHERE ")
+    return f"{head} USING {table} FORCE INDEX (PRIMARY){where}{rest}"
 
 
 @compiles(Hence, "mysql")

@@ -12,10 +12,8 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Epoch, Now
-from ..elements import InsertAbsent, LockFunction, SessionLock, SessionUnlock
-from ..clock import Ago, Hence, Now
-from ..elements import LockFunction, Notify, SessionLock, SessionUnlock
+from ..clock import Ago, Epoch, Hence, Now
+from ..elements import InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot
 from ..schema import Payload
 from .base import Engine, arrived
@@ -177,6 +175,8 @@ def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
 @compiles(InsertAbsent, "yugabytedb")
 def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
     return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
+
+
 @compiles(Payload, "postgresql")
 @compiles(Payload, "yugabytedb")
 def _payload(element: Payload, compiler: Any, **kw: Any) -> str:

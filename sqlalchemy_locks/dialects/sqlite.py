@@ -12,9 +12,8 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Epoch, Now
+from ..clock import Ago, Epoch, Hence, Now
 from ..elements import InsertAbsent
-from ..clock import Ago, Hence, Now
 from ..errors import LockError, LockTimeout, MustRollback
 from .base import Engine, nothing
 
