@@ -25,7 +25,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.engine import IteratorResult, Result
+from sqlalchemy.engine import Dialect, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
@@ -75,7 +75,18 @@ class Capture(Body):
         return self._taken[place]
 
     def build(self, place: Place) -> Executable | None:
-        taking = self.taking(place)
+        return self._statement(place, self.taking(place))
+
+    def shown(self, place: Place, dialect: Dialect, values: Mapping[str, Any]) -> Executable | None:
+        # made anew, and its parameters given their values: a CTE is not looked into where an UPDATE refers to it
+        statement: Any = self._statement(place, self.taken(place))
+        if statement is not None:
+            for parameter in set(statement.compile(dialect=dialect).binds.values()):
+                if parameter.key in values:
+                    parameter.value, parameter.required = values[parameter.key], False
+        return statement  # type: ignore[no-any-return]
+
+    def _statement(self, place: Place, taking: Taking) -> Executable | None:
         match place.engine.locking:
             case "functions":
                 return counting(taking) if self.counts else ordered(taking)

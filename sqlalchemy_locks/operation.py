@@ -240,6 +240,10 @@ class Body:
             self._built[place] = self.build(place)
         return self._built[place]
 
+    def shown(self, place: Place, dialect: Dialect, values: Mapping[str, Any]) -> Executable | None:
+        """The one statement as ``compile()`` is to show it; values go into what SQLAlchemy finds in it by itself."""
+        return self.statement(place)
+
     def several(self, place: Place) -> str:
         """The sentence that ``compile()`` refuses with where there is more than one statement."""
         return f"{self.name} is not one statement on {place.engine.name}, {self.because(place)}: execute it instead"
@@ -305,13 +309,13 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
 
     def _compiler(self, dialect: Dialect, **kw: Any) -> Any:
         place = place_of(dialect, self._execution_options)
-        statement: Any = self._body.statement(place)
+        statement: Any = self._body.shown(place, dialect, self._values)
         if statement is None:
             raise CompileError(self._body.several(place))
 
         def bind(parameter: Any) -> None:
             if parameter.key in self._values:
-                parameter.value, parameter.required = self._values[parameter.key], False
+                parameter.value = self._values[parameter.key]
 
         bound: Any = visitors.cloned_traverse(statement, {}, {"bindparam": bind})
         return bound._compiler(dialect, **kw)
