@@ -31,12 +31,14 @@ from .schema import Payload
 class Put(OnJobs):
     """Inserts a batch; what has an ``external_id`` that is there already is left out.
 
+    :param known: some ``external_id`` may be there already. They are looked for first: an INSERT alone would wait for
+        whoever is working on that job, to learn that it is there.
     :param at: where ``run_at`` comes from: ``now``, an instant that is bound (``at``) or seconds (``in``).
     """
 
-    def __init__(self, jobs: Jobs, at: str, notify: bool) -> None:
+    def __init__(self, jobs: Jobs, at: str, *, known: bool, notify: bool) -> None:
         super().__init__(jobs, "Queue.put")
-        self.when, self.notify = at, notify
+        self.when, self.known, self.notify = at, known, notify
         self._rows: dict[Place, Any] = {}
 
     def repeatable(self, operation: Operation[Any]) -> bool:
@@ -48,13 +50,20 @@ class Put(OnJobs):
         at = self.jobs.at(place)
         given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Payload()), Payload()))
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="jobs")
+        external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
         first = self.jobs.target.first() if self.jobs.target else {}
         rows = select(
-            cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type),
+            external_id,
             cast(each.c.job.op("->")(literal_column("'payload'")), at.payload.type),
             *(cast(value, column.type) for column, value in self._same(at).items()),
             *(literal(value, column.type) for column, value in first.items()),
-        ).order_by(each.c.number)
+        )
+        if self.known:
+            there = at.table.alias("there")
+            rows = rows.where(
+                ~select(there.c[at.external_id.key]).where(there.c[at.external_id.key] == external_id).exists()
+            )
+        rows = rows.order_by(each.c.number)
         columns = [at.external_id, at.payload, *self._same(at), *first]
         from sqlalchemy.dialects.postgresql import insert as insert_
 
@@ -90,7 +99,7 @@ class Put(OnJobs):
         statement = self.statement(run.place)
         if statement is not None:
             jobs = [{"id": str(id), "payload": payload} for id, payload in zip(ids, payloads, strict=True)]
-            topic = f"{self.jobs.at(run.place).table.name}:{run.values['put_queue']}"
+            topic = f"{self.jobs.at(run.place).table.name}:{run.values['locks_queue']}"
             run.execute(statement, {**common, "locks_jobs": jobs, "locks_topic": topic})
         else:
             self._one_by_one(run, common, ids, payloads)
@@ -112,8 +121,8 @@ class Put(OnJobs):
                 run.execute(self._inserting(run.place), rows)
 
     def _there(self, run: Run, ids: Sequence[UUID]) -> set[UUID]:
-        """What is there already, on InnoDB, whose INSERT would wait for whoever is working on it."""
-        if run.engine.locking != "rows" or not run.values["locks_known"]:
+        """What is there already; the other engines see to it in the one statement, or have no waiting of that kind."""
+        if run.engine.locking != "rows" or not self.known:
             return set()
         column = self.jobs.at(run.place).external_id
         found = run.execute(
@@ -145,7 +154,7 @@ class Put(OnJobs):
         return made
 
 
-_NOT_BOUND = ("locks_ids", "locks_payloads", "locks_known")
+_NOT_BOUND = ("locks_ids", "locks_payloads")
 _IN = select(Hence(bindparam("locks_run_in", type_=Float())))
 #: what workers on PostgreSQL listen to
 CHANNEL = "sqlalchemy_locks_job"

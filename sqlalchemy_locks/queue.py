@@ -50,7 +50,11 @@ class Queue:
 
     def __init__(self, entity: Any = None, *, notify: bool = True, **columns: Any) -> None:
         jobs = self._jobs = Jobs(entity, columns)
-        self._put = {when: Put(jobs, when, notify) for when in ("now", "at", "in")}
+        self._put = {
+            (when, known): Put(jobs, when, known=known, notify=notify)
+            for when in ("now", "at", "in")
+            for known in (False, True)
+        }
         self._take = Take(jobs)
         self._complete = Complete(jobs, "Queue.complete")
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
@@ -93,7 +97,6 @@ class Queue:
         values: dict[str, Any] = {
             "locks_payloads": list(payloads),
             "locks_ids": _external_ids(external_id, len(payloads)),
-            "locks_known": external_id is not None,
             "locks_queue": checked(queue, "a queue"),
             "locks_priority": _integer(priority, "priority"),
             "locks_max_attempts": counted(max_attempts, "max_attempts"),
@@ -103,7 +106,7 @@ class Queue:
             when, values["locks_run_at"] = "at", _instant(run_at)
         elif run_in is not None:
             when, values["locks_run_in"] = "in", seconds(run_in, "run_in")
-        return Operation(self._put[when], values)
+        return Operation(self._put[when, external_id is not None], values)
 
     def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> Operation[Any]:
         """Take jobs that are due and that nobody else has.

@@ -1,0 +1,498 @@
+"""The queue's operations, on every engine: put once, taken by one, ended by its owner alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.operation import place_of
+
+from .conftest import MakeEngine
+
+queue = sl.Queue()
+
+
+def job_table(connection: Any) -> Any:
+    return place_of(connection.engine.dialect, {}).tables.job
+
+
+def put(engine: Engine, *payloads: Any, **options: Any) -> list[uuid.UUID]:
+    with engine.begin() as connection:
+        return list(connection.execute(queue.put(*payloads, **options)).scalars())
+
+
+def take(engine: Engine, limit: int = 1, name: str = "default") -> list[Any]:
+    with engine.begin() as connection:
+        return list(connection.execute(queue.capture(limit, queue=name, host="here")))
+
+
+def scalar(engine: Engine, operation: Any) -> Any:
+    with engine.begin() as connection:
+        return connection.execute(operation).scalar()
+
+
+def row(engine: Engine, job: Any) -> Any:
+    with engine.connect() as connection:
+        table = job_table(connection)
+        return connection.execute(select(table).where(table.c.internal_id == job.internal_id)).one()
+
+
+def stats(engine: Engine) -> dict[str, tuple[int, ...]]:
+    with engine.connect() as connection:
+        return {found.queue_id: tuple(found)[1:5] for found in connection.execute(queue.stats())}
+
+
+PAYLOADS = [{"to": "ä€😀", "n": [1, 2.5, None]}, [1, "x"], "text", 7, True, None, {"key": "a'b\"c\\d%s:x"}, ""]
+
+
+def test_payloads_come_back_as_they_were(engine: Engine) -> None:
+    ids = put(engine, *PAYLOADS, queue="mail")
+    jobs = take(engine, 20, "mail")
+    assert [job.payload for job in jobs] == PAYLOADS
+    assert [job.external_id for job in jobs] == ids
+    assert {(job.claim, job.attempts, job.processing_host, job.queue_id) for job in jobs} == {(1, 1, "here", "mail")}
+    assert take(engine, 20, "mail") == []
+
+
+def test_a_batch_is_one_statement(engine: Engine) -> None:
+    sent: list[str] = []
+    put(engine, 0)
+    event.listen(engine, "before_cursor_execute", lambda *seen: "PRAGMA" in seen[2] or sent.append(seen[2]))
+    put(engine, *range(50))
+    assert len(sent) == 1
+    assert len(take(engine, 99)) == 51
+
+
+def test_a_batch_with_ids_asks_for_known_ones_first_on_innodb_alone(engine: Engine) -> None:
+    sent: list[str] = []
+    ids = [uuid.uuid4() for _ in range(3)]
+    put(engine, 0)
+    event.listen(engine, "before_cursor_execute", lambda *seen: "PRAGMA" in seen[2] or sent.append(seen[2]))
+    put(engine, 1, 2, 3, external_id=ids)
+    assert len(sent) == (2 if engine.dialect.name in ("mysql", "mariadb") else 1)
+
+
+def test_a_rolled_back_transaction_puts_nothing_and_captures_nothing(engine: Engine) -> None:
+    with Session(engine) as session:
+        session.execute(queue.put(1, 2))
+        session.rollback()
+    assert take(engine, 5) == []
+    put(engine, 3)
+    with Session(engine) as session:
+        assert [job.payload for job in session.execute(queue.capture(5))] == [3]
+        session.rollback()
+    with engine.connect() as connection:
+        assert [job.payload for job in connection.execute(queue.capture(5))] == [3]
+        connection.rollback()
+    (job,) = take(engine, 5)
+    assert (job.claim, job.attempts) == (1, 1)
+    with Session(engine) as session:
+        assert session.scalar(queue.complete(job)) == 1
+        session.rollback()
+    assert scalar(engine, queue.complete(job)) == 1
+
+
+def test_an_external_id_is_put_once(engine: Engine) -> None:
+    mine = uuid.uuid4()
+    assert put(engine, "first", external_id=mine) == [mine]
+    assert put(engine, "second", external_id=str(mine)) == [mine]
+    (job,) = take(engine, 5)
+    assert job.payload == "first"
+    # while it is worked on, and when it is done
+    assert put(engine, "third", external_id=mine) == [mine]
+    assert scalar(engine, queue.complete(job)) == 1
+    other = uuid.uuid4()
+    assert put(engine, "fourth", "fifth", external_id=[mine, other]) == [mine, other]
+    assert [job.payload for job in take(engine, 5)] == ["fifth"]
+
+
+def test_two_who_put_the_same_at_once(leveled: Engine) -> None:
+    for round in range(5):
+        mine = uuid.uuid4()
+        start = threading.Barrier(4)
+
+        def work(number: int, mine: uuid.UUID = mine, start: threading.Barrier = start) -> None:
+            start.wait()
+            put(leveled, number, external_id=mine)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(take(leveled, 9)) == 1, round
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb", "postgresql15"])
+def test_a_put_again_does_not_wait_for_who_works_on_it(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name, isolation_level="READ COMMITTED")
+    mine = uuid.uuid4()
+    put(engine, 1, external_id=mine)
+    with engine.begin() as worker:
+        assert len(worker.execute(queue.capture()).all()) == 1  # and holds it
+        with engine.begin() as other:
+            if name != "postgresql15":
+                other.execute(text("SET innodb_lock_wait_timeout = 1"))
+            else:
+                other.execute(text("SET LOCAL lock_timeout = '1s'"))
+            assert other.execute(queue.put(2, external_id=mine)).scalar() == mine
+            if name != "postgresql15":
+                other.execute(text("SET innodb_lock_wait_timeout = DEFAULT"))
+
+
+def test_order(engine: Engine) -> None:
+    put(engine, "b", "c")
+    put(engine, "a", priority=-5)
+    put(engine, "e", priority=2)
+    put(engine, "d", priority=1)
+    assert [job.payload for job in take(engine, 2)] == ["a", "b"]
+    assert [job.payload for job in take(engine, 9)] == ["c", "d", "e"]
+
+
+def test_two_take_different_jobs_and_neither_waits(leveled: Engine) -> None:
+    put(leveled, *range(20))
+    with leveled.connect() as first, leveled.connect() as second, leveled.connect() as third:
+        assert [job.payload for job in first.execute(queue.capture(3))] == [0, 1, 2]
+        assert [job.payload for job in second.execute(queue.capture(3))] == [3, 4, 5]
+        assert len(third.execute(queue.capture(99)).all()) == 14
+        second.commit()
+        first.rollback()
+        third.rollback()
+    assert [job.payload for job in take(leveled, 4)] == [0, 1, 2, 6]
+
+
+def test_jobs_of_the_future_wait(engine: Engine) -> None:
+    now = datetime.now(timezone.utc)
+    east = timezone(timedelta(hours=9))
+    put(engine, "later", run_in=3600)
+    put(engine, "later, too", run_at=(now + timedelta(hours=1)).astimezone(east))
+    put(engine, "due", run_in=timedelta(0))
+    put(engine, "overdue", run_at=(now - timedelta(hours=1)).astimezone(east))
+    assert [job.payload for job in take(engine, 9)] == ["overdue", "due"]
+    assert stats(engine) == {"default": (0, 2, 2, 0)}
+    with engine.begin() as connection:
+        table = job_table(connection)
+        connection.execute(update(table).where(table.c.started_at.is_(None)).values(run_at=now - timedelta(minutes=1)))
+    assert len(take(engine, 9)) == 2
+
+
+def test_the_servers_time_zone_changes_nothing(engine_to: MakeEngine) -> None:
+    for name, zone in {"postgresql15": "SET TIME ZONE '+5'", "mysql": "SET time_zone = '+05:00'"}.items():
+        engine = engine_to(name)
+        event.listen(engine, "connect", lambda raw, _, zone=zone: raw.cursor().execute(zone))
+        put(engine, "now")
+        put(engine, "later", run_in=60)
+        assert [job.payload for job in take(engine, 9)] == ["now"]
+        assert scalar(engine, queue.requeue_stalled(60)) == 0
+
+
+def test_complete(engine: Engine) -> None:
+    put(engine, *range(4))
+    jobs = take(engine, 4)
+    assert scalar(engine, queue.complete(jobs[0])) == 1
+    assert scalar(engine, queue.complete(jobs)) == 3
+    assert scalar(engine, queue.complete(jobs)) == 0
+    assert scalar(engine, queue.complete([])) == 0
+    done = row(engine, jobs[0])
+    assert done.completed_at is not None
+    assert done.heartbeat_at is None
+    assert stats(engine) == {}
+
+
+def test_what_can_be_said_to_be_a_job(engine: Engine) -> None:
+    put(engine, *range(5))
+    jobs = take(engine, 5)
+    assert scalar(engine, queue.complete(jobs[0]._mapping)) == 1
+    assert scalar(engine, queue.complete((jobs[1].internal_id, jobs[1].claim))) == 1
+    assert scalar(engine, queue.complete([(job.internal_id, job.claim) for job in jobs[2:4]])) == 2
+    assert scalar(engine, queue.complete(job for job in jobs)) == 1
+    with pytest.raises(TypeError, match="not a captured job"):
+        queue.complete(["x"])
+
+
+def test_a_worker_that_lost_its_job_can_do_nothing_to_it(engine: Engine) -> None:
+    put(engine, "job")
+    (lost,) = take(engine)
+    assert scalar(engine, queue.requeue_stalled(0)) == 1
+    operations = [
+        queue.complete(lost),
+        queue.fail(lost, error="x"),
+        queue.fail(lost, error="x", retry=False),
+        queue.fail(lost, error="x", retry_in=1),
+        queue.release(lost),
+        queue.heartbeat(lost),
+    ]
+    # while it waits, while another has it, and when that one is done
+    assert [scalar(engine, operation) for operation in operations] == [0] * 6
+    (mine,) = take(engine)
+    assert (mine.internal_id, mine.claim, mine.attempts) == (lost.internal_id, 2, 2)
+    assert [scalar(engine, operation) for operation in operations] == [0] * 6
+    assert scalar(engine, queue.heartbeat(mine)) == 1
+    assert scalar(engine, queue.complete(mine)) == 1
+    assert [scalar(engine, operation) for operation in operations] == [0] * 6
+    assert row(engine, mine).error is None
+
+
+def test_fail_and_try_again_until_dead(engine: Engine) -> None:
+    put(engine, "job", max_attempts=3)
+    for attempt in (1, 2):
+        (job,) = take(engine)
+        assert job.attempts == attempt
+        assert scalar(engine, queue.fail(job, error=f"no {attempt}", retry_in=0)) == 1
+        assert row(engine, job).error == f"no {attempt}"
+    (job,) = take(engine)
+    assert scalar(engine, queue.fail(job, error="no 3", retry_in=0)) == 1
+    dead = row(engine, job)
+    assert dead.failed_at is not None
+    assert (dead.heartbeat_at, dead.error, dead.completed_at) == (None, "no 3", None)
+    assert take(engine) == []
+    assert stats(engine) == {"default": (0, 0, 0, 1)}
+
+
+def test_a_failed_job_rests(engine: Engine) -> None:
+    put(engine, "job", max_attempts=20)
+    (job,) = take(engine)
+    assert scalar(engine, queue.fail(job, error="x", retry_in=timedelta(minutes=2))) == 1
+    assert pause(engine, job) == pytest.approx(120, abs=30)
+    assert take(engine) == []
+    pauses = []
+    for attempts in (1, 2, 3, 10, 11, 19):
+        with engine.begin() as connection:
+            table = job_table(connection)
+            connection.execute(update(table).values(attempts=attempts - 1, run_at=datetime(2020, 1, 1)))
+        (job,) = take(engine)
+        assert scalar(engine, queue.fail(job, error="x")) == 1
+        pauses.append(pause(engine, job))
+    assert pauses == [pytest.approx(expected, abs=4.5) for expected in (5, 10, 20, 2560, 3600, 3600)]
+
+
+def pause(engine: Engine, job: Any) -> float:
+    """By the server's clock."""
+    with engine.connect() as connection:
+        table = job_table(connection)
+        from sqlalchemy_locks.clock import Now
+
+        run_at, now = connection.execute(
+            select(table.c.run_at, Now()).where(table.c.internal_id == job.internal_id)
+        ).one()
+        return float((run_at - now).total_seconds())
+
+
+def test_dead_at_once(engine: Engine) -> None:
+    put(engine, "job")
+    (job,) = take(engine)
+    assert scalar(engine, queue.fail(job, error="hopeless", retry=False)) == 1
+    assert take(engine) == []
+    assert row(engine, job).failed_at is not None
+
+
+def test_errors_of_any_length_and_content(engine: Engine) -> None:
+    put(engine, "job")
+    (job,) = take(engine)
+    assert scalar(engine, queue.fail(job, error="é" * 40000 + "\0 \ud800 end")) == 1
+    assert row(engine, job).error.endswith("\\0 \\ud800 end")
+
+
+def test_release(engine: Engine) -> None:
+    put(engine, "job", max_attempts=1)
+    for claim in (1, 2, 3):
+        (job,) = take(engine)
+        assert (job.claim, job.attempts) == (claim, 1)
+        assert scalar(engine, queue.release(job)) == 1
+
+
+def test_stalled_jobs_come_back(engine: Engine) -> None:
+    put(engine, "a", "b", max_attempts=2)
+    a, b = take(engine, 2)
+    assert scalar(engine, queue.requeue_stalled(60)) == 0
+    with engine.begin() as connection:
+        table = job_table(connection)
+        connection.execute(update(table).values(heartbeat_at=datetime.now(timezone.utc) - timedelta(minutes=2)))
+    assert scalar(engine, queue.heartbeat(b)) == 1
+    assert scalar(engine, queue.requeue_stalled(60)) == 1
+    (again,) = take(engine, 5)
+    assert (again.internal_id, again.attempts) == (a.internal_id, 2)
+    # the last attempt is a death
+    assert scalar(engine, queue.requeue_stalled(0)) == 2
+    assert "stalled" in row(engine, again).error
+    assert row(engine, again).failed_at is not None
+    assert [job.internal_id for job in take(engine, 5)] == [b.internal_id]
+
+
+def test_the_sweep_waits_for_nobody(leveled: Engine) -> None:
+    put(leveled, "a", "b")
+    a, _ = take(leveled, 2)
+    with leveled.connect() as working:
+        assert working.execute(queue.heartbeat(a)).scalar() == 1  # and holds its row
+        assert sl.Locks(leveled).run(queue.requeue_stalled(0)) == 1
+        working.rollback()
+
+
+def test_sweeps_in_batches(engine: Engine) -> None:
+    put(engine, *range(7))
+    take(engine, 7)
+    swept = [scalar(engine, queue.requeue_stalled(0, limit=3)) for _ in range(4)]
+    assert swept == [3, 3, 1, 0]
+
+
+def test_finished_jobs_are_deleted(engine: Engine) -> None:
+    put(engine, *range(6))
+    jobs = take(engine, 5)
+    assert scalar(engine, queue.complete(jobs[:3])) == 3
+    assert scalar(engine, queue.fail(jobs[3], error="x", retry=False)) == 1
+    assert scalar(engine, queue.delete_finished(3600)) == 0
+    assert [scalar(engine, queue.delete_finished(0, limit=2)) for _ in range(3)] == [2, 1, 0]
+    assert stats(engine) == {"default": (1, 0, 1, 1)}
+    assert scalar(engine, queue.delete_finished(0, dead=True)) == 1
+    with engine.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(job_table(connection))) == 2
+
+
+def test_stats(engine: Engine) -> None:
+    put(engine, 1, 2, 3, queue="a")
+    put(engine, 1, queue="a", run_in=60)
+    put(engine, 1, 2, queue="b", max_attempts=1)
+    take(engine, 1, "a")
+    jobs = take(engine, 2, "b")
+    scalar(engine, queue.fail(jobs[0], error="x"))
+    assert stats(engine) == {"a": (2, 1, 1, 0), "b": (0, 0, 1, 1)}
+    with engine.connect() as connection:
+        a, b = connection.execute(queue.stats()).all()
+    assert a.oldest is not None
+    assert b.oldest is None
+
+
+def test_locks_run_them(engine: Engine) -> None:
+    locks = sl.Locks(engine)
+    mine = uuid.uuid4()
+    assert locks.run(queue.put(1, external_id=mine)) == mine
+    (job,) = take(engine)
+    assert locks.run(queue.heartbeat(job)) == 1
+    assert locks.run(queue.complete(job)) == 1
+    assert locks.run(queue.delete_finished(0)) == 1
+    assert locks.run(queue.requeue_stalled(0)) == 0
+
+
+ASYNC = [
+    ("postgresql15", "asyncpg"),
+    ("postgresql15", "psycopg"),
+    ("mysql", "aiomysql"),
+    ("mysql", "asyncmy"),
+    ("mariadb", "aiomysql"),
+    ("sqlite", "aiosqlite"),
+]
+
+
+@pytest.mark.parametrize(("name", "driver"), ASYNC)
+def test_awaited(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
+    engine_to(name)
+
+    async def work() -> None:
+        engine = create_async_engine(servers.installed(name, driver), poolclass=NullPool)
+        async with AsyncSession(engine) as session:
+            mine = uuid.uuid4()
+            assert await session.scalar(queue.put({"a": 1}, external_id=mine)) == mine
+            assert await session.scalar(queue.put({"a": 2}, external_id=mine)) == mine
+            await session.execute(queue.put(1, 2, 3, queue="b", run_in=0.0))
+            await session.execute(queue.put(4, queue="b", run_at=datetime.now(timezone.utc)))
+            await session.commit()
+            (job,) = (await session.execute(queue.capture(5))).all()
+            assert job.payload == {"a": 1}
+            assert await session.scalar(queue.heartbeat(job)) == 1
+            assert await session.scalar(queue.fail(job, error="x", retry_in=0)) == 1
+            (job,) = (await session.execute(queue.capture(5))).all()
+            assert await session.scalar(queue.release([job])) == 1
+            await session.commit()
+            assert await session.scalar(queue.requeue_stalled(0)) == 0
+            jobs = (await session.execute(queue.capture(5, queue="b"))).all()
+            assert await session.scalar(queue.complete(jobs)) == 4
+            await session.commit()
+            assert await session.scalar(queue.delete_finished(0)) == 4
+            assert len((await session.execute(queue.stats())).all()) == 1
+            await session.commit()
+        locks = sl.AsyncLocks(engine)
+        assert await locks.run(queue.put(5, external_id=mine)) == mine
+        assert await locks.run(queue.complete([])) == 0
+        await engine.dispose()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "sentence"),
+    [
+        (lambda: queue.put(), ValueError, "at least one payload"),
+        (lambda: queue.put(1, queue=""), ValueError, "must not be empty"),
+        (lambda: queue.put(1, queue="a "), ValueError, "ends with a space"),
+        (lambda: queue.put(1, queue="a" * 256), ValueError, "256 characters"),
+        (lambda: queue.put(1, queue="a\0"), ValueError, "no database stores"),
+        (lambda: queue.put(1, queue=3), TypeError, "a queue is a str"),
+        (lambda: queue.put(1, external_id="no uuid"), ValueError, "uuid5"),
+        (lambda: queue.put(1, external_id=7), TypeError, "not iterable|is a UUID"),
+        (lambda: queue.put(1, 2, external_id=[uuid.uuid4()]), ValueError, "2 payloads need 2"),
+        (lambda: queue.put(1, run_at=datetime(2030, 1, 1)), ValueError, "time zone"),
+        (lambda: queue.put(1, run_at="tomorrow"), TypeError, "datetime"),
+        (lambda: queue.put(1, run_in="5m"), TypeError, "seconds"),
+        (lambda: queue.put(1, run_in=-1), ValueError, "at least 0"),
+        (lambda: queue.put(1, run_in=1, run_at=datetime.now(timezone.utc)), ValueError, "not both"),
+        (lambda: queue.put(1, priority=True), TypeError, "priority is an int"),
+        (lambda: queue.put(1, priority=2**31), ValueError, "32 bits"),
+        (lambda: queue.put(1, max_attempts=0), ValueError, "at least 1"),
+        (lambda: queue.capture(0), ValueError, "at least 1"),
+        (lambda: queue.capture(True), TypeError, "limit is an int"),
+        (lambda: queue.capture(1, host=""), ValueError, "must not be empty"),
+        (lambda: queue.complete(3), TypeError, "not iterable|not a captured job"),
+        (lambda: queue.fail((1, 1), error=ValueError("x")), TypeError, "error is a str"),
+        (lambda: queue.fail((1, 1), error="x", retry_in="1"), TypeError, "seconds"),
+        (lambda: queue.requeue_stalled("5m"), TypeError, "seconds"),
+        (lambda: queue.delete_finished(-1), ValueError, "at least 0"),
+        (lambda: queue.indexes(), ValueError, "of your own"),
+        (lambda: sl.Queue(claim="x"), TypeError, "none was given"),
+    ],
+)
+def test_bad_input_is_refused_before_any_sql(make: Any, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        make()
+
+
+def test_what_is_put_wakes_who_listens(engine_to: MakeEngine) -> None:
+    import psycopg
+
+    engine = engine_to("postgresql15")
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as listener:
+        listener.execute("LISTEN sqlalchemy_locks_job")
+        put(engine, 1, 2, queue="mail")
+        (note,) = listener.notifies(timeout=20, stop_after=1)
+        assert note.payload == "job:mail"
+        quiet = sl.Queue(notify=False)
+        with engine.begin() as connection:
+            connection.execute(quiet.put(1))
+        put(engine, 1, queue="last")
+        (note,) = listener.notifies(timeout=20, stop_after=1)
+        assert note.payload == "job:last"
+
+
+def test_routes_as_a_write(engine_to: MakeEngine) -> None:
+    engine = engine_to("sqlite")
+    seen: list[Any] = []
+
+    class Splitting(Session):
+        def get_bind(self, *arguments: Any, clause: Any = None, **named: Any) -> Any:
+            seen.append(type(clause).__name__)
+            return engine
+
+    with Splitting() as session:
+        session.execute(queue.put(1))
+        session.execute(queue.capture())
+    assert set(seen) == {"Update"}
