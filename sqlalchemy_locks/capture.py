@@ -150,8 +150,8 @@ class Capture(Body):
         """Lock, then update: the locks of the first make the second theirs alone. The keys, in order."""
         locking, changing, _ = self._made(run, taking)
         options = criteria(run.operation._with_options)
-        if run.engine.locking == "rows" and not run.read_committed and not _read_committed(run, self.name):
-            keys = self._in_snapshot(run, taking, options)
+        if run.engine.locking == "rows" and not self._can_search_with_locks(run, taking):
+            keys = self._search_then_lock(run, taking, options)
         else:
             if options:
                 locking = choosing(taking, run.engine.locking, options)
@@ -164,10 +164,16 @@ class Capture(Body):
                 raise LockLost(f"{self.name} has locked {len(keys)} rows and changed {changed.rowcount}: roll back")
         return keys
 
-    def _in_snapshot(self, run: Run, taking: Taking, options: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """InnoDB above READ COMMITTED, where to search with locks is to lock the gaps, too, and to wait for others'.
+    def _can_search_with_locks(self, run: Run, taking: Taking) -> bool:
+        """InnoDB: whether the search locks what it takes, and nothing else."""
+        level = run.read_committed or _read_committed(run, self.name)
+        return level and (taking.one_of is None or len(taking.one_of[1]) == 1)
 
-        So the search is without locks, in the transaction's snapshot, and what it finds is locked by primary key, as
+    def _search_then_lock(self, run: Run, taking: Taking, options: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """InnoDB, where to search with locks would lock more than is taken.
+
+        That is so above READ COMMITTED, where the gaps are locked, too, and others wait for them; and where several
+        indexed searches are merged. So the search is without locks, and what it finds is locked by primary key, as
         far as it can still be taken.
         """
         limit: int = run.values[LIMIT]

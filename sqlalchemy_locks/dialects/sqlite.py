@@ -106,13 +106,13 @@ def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
 @compiles(Hence, "sqlite")
 def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
-    return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', printf('%+.3f seconds', {seconds}))"
+    return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', ROUND({seconds}, 3) || ' seconds')"
 
 
 @compiles(Ago, "sqlite")
 def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
-    return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', printf('%+.3f seconds', -({seconds})))"
+    return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', ROUND(-({seconds}), 3) || ' seconds')"
 
 
 def in_transaction(connection: Connection) -> bool:
