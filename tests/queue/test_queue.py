@@ -435,7 +435,7 @@ def test_awaited(engine_to: MakeEngine, servers: Any, name: str, driver: str) ->
         (lambda: queue.put(1, queue=""), ValueError, "must not be empty"),
         (lambda: queue.put(1, queue="a "), ValueError, "ends with a space"),
         (lambda: queue.put(1, queue="a" * 256), ValueError, "256 characters"),
-        (lambda: queue.put(1, queue="a\0"), ValueError, "no database stores"),
+        (lambda: queue.put(1, queue="a\0"), ValueError, "NUL"),
         (lambda: queue.put(1, queue=3), TypeError, "a queue is a str"),
         (lambda: queue.put(1, external_id="no uuid"), ValueError, "uuid5"),
         (lambda: queue.put(1, external_id=7), TypeError, "not iterable|is a UUID"),
