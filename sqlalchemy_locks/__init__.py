@@ -34,10 +34,13 @@ from .transition import StateTransition
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
+    from .async_worker import AsyncWorker
     from .mapped import JobColumns
+    from .worker import Worker
 
 __all__ = [
     "AsyncLocks",
+    "AsyncWorker",
     "Fence",
     "JobColumns",
     "LockError",
@@ -59,6 +62,7 @@ __all__ = [
     "UnknownRow",
     "UnknownTask",
     "Unsupported",
+    "Worker",
     "capture",
     "fenced",
     "lock",
@@ -67,7 +71,12 @@ __all__ = [
 ]
 
 
-_LATER = {"AsyncLocks": ".aio", "JobColumns": ".mapped"}
+_LATER = {
+    "AsyncLocks": ".aio",
+    "AsyncWorker": ".async_worker",
+    "JobColumns": ".mapped",
+    "Worker": ".worker",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -96,6 +96,10 @@ class Jobs:
             return self.target.route()
         return {"clause": _routed(tables(DEFAULT_SCHEMA, "").job)}
 
+    def topic(self, queue: str) -> str:
+        table = "job" if self.target is None else self.target.table.name
+        return f"{table}:{queue}"
+
     def owned(self, jobs: Any) -> dict[str, Any]:
         """Who is meant, and by which claim: of rows, entities, mappings, or ``(internal_id, claim)`` pairs."""
         pairs = sorted({self._pair(job) for job in self._each(jobs)})

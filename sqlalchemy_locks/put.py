@@ -99,7 +99,7 @@ class Put(OnJobs):
         statement = self.statement(run.place)
         if statement is not None:
             jobs = [{"id": str(id), "payload": payload} for id, payload in zip(ids, payloads, strict=True)]
-            topic = f"{self.jobs.at(run.place).table.name}:{run.values['locks_queue']}"
+            topic = self.jobs.topic(run.values["locks_queue"])
             run.execute(statement, {**common, "locks_jobs": jobs, "locks_topic": topic})
         else:
             self._one_by_one(run, common, ids, payloads)

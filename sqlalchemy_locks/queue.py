@@ -50,6 +50,7 @@ class Queue:
 
     def __init__(self, entity: Any = None, *, notify: bool = True, **columns: Any) -> None:
         jobs = self._jobs = Jobs(entity, columns)
+        self.notify = bool(notify)
         self._put = {
             (when, known): Put(jobs, when, known=known, notify=notify)
             for when in ("now", "at", "in")
@@ -201,6 +202,10 @@ class Queue:
         with completed jobs only don't appear.
         """
         return Operation(self._stats, {})
+
+    def topic(self, queue: str) -> str:
+        """What those who listen are told when jobs are put into a queue (PostgreSQL)."""
+        return self._jobs.topic(queue)
 
     def indexes(self, dialect: str | None = None) -> list[Index]:
         """Make the indexes that a table of your own needs; they become part of it.

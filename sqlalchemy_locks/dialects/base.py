@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.engine import Connection, Dialect, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from ..errors import LockError, NotInstalled, NotWritable, Unsupported
@@ -45,6 +45,9 @@ class Engine:
     locks_on_replicas: ClassVar[bool] = False
     #: the statement that gives up every session lock of a connection, where the server has such locks
     release_session_locks: ClassVar[str | None] = None
+
+    #: sessions can be told at once that something was put
+    listens: ClassVar[bool] = False
 
     def translate(self, error: DBAPIError) -> LockError | None:
         """Our error for the driver's, or ``None`` where it isn't about locks."""
@@ -102,6 +105,18 @@ class Engine:
     def unmarked(self, connection: Connection) -> bool:
         """Whether the transaction that was marked is over, or can only be rolled back; takes the mark away."""
         return False
+
+    def driver_errors(self, dialect: Dialect) -> type[BaseException]:
+        """The root of what the driver raises by itself."""
+        errors: type[BaseException] = dialect.loaded_dbapi.Error
+        return errors
+
+    def heard(self, driver: Any) -> list[str]:
+        """What a connection that listens was told since it was last asked; asked only where ``listens``.
+
+        :param driver: the driver's own connection, which has something to read.
+        """
+        raise NotImplementedError
 
     def hung_up(self, connection: Connection) -> bool:
         """Whether the server has ended this idle connection, as far as that is known without asking it."""

@@ -28,6 +28,7 @@ class PostgreSQL(Engine):
     name = "PostgreSQL"
     schemas = True
     one_trip = True
+    listens = True
     update_returning = True
     refuses_stale = True
     locking = "functions"
@@ -86,6 +87,18 @@ class PostgreSQL(Engine):
                 raise
             return True
         return False
+
+    def heard(self, driver: Any) -> list[str]:
+        if hasattr(driver, "pgconn"):  # psycopg, of either kind
+            driver.pgconn.consume_input()
+            told = []
+            while note := driver.pgconn.notifies():
+                told.append(note.extra.decode())
+            return told
+        driver.poll()
+        told = [note.payload for note in driver.notifies]
+        driver.notifies.clear()
+        return told
 
     def hung_up(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection

@@ -11,6 +11,7 @@ from .postgresql import PostgreSQL
 
 class YugabyteDB(PostgreSQL):
     name = "YugabyteDB"
+    listens = False
 
 
 ENGINE = YugabyteDB()
