@@ -1,0 +1,494 @@
+"""Workers: nothing is lost by a crash, a stop, a lost database; on every engine, with processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, func, select, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool, StaticPool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.operation import place_of
+from tests import servers as real
+from tests.conftest import PLAIN, Servers, install
+
+from .conftest import KINDS, MakeEngine
+from .workers import engine_to as patient_engine
+from .workers import seen
+
+#: 20,000 by hand; what CI has time for on all engines together
+JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "1600"))
+LONGEST = 60 if JOBS < 5000 else 400
+ROOT = Path(__file__).parents[2]
+queue = sl.Queue()
+
+
+def counts(engine: Engine) -> dict[str, int]:
+    with engine.connect() as connection:
+        job = place_of(connection.dialect, {}).tables.job
+        row = connection.execute(
+            select(
+                func.count().label("all"),
+                func.count(job.c.completed_at).label("completed"),
+                func.count(job.c.failed_at).label("dead"),
+                func.count(job.c.heartbeat_at).label("running"),
+                (func.count() - func.count(job.c.started_at)).label("waiting"),
+            )
+        ).one()
+        return dict(row._mapping)
+
+
+def until(condition: Callable[[], Any], within: float = 60) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+
+
+def put(engine: Engine, *payloads: Any, **options: Any) -> None:
+    with engine.begin() as connection:
+        connection.execute(queue.put(*payloads, **options))
+
+
+@pytest.fixture
+def processes() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(url: str, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tests.queue.workers", url, *options]
+        started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()
+
+
+def crowd(servers: Servers, name: str) -> tuple[Engine, str]:
+    """A new database, where handlers can write what they have seen."""
+    url = servers.fresh(name, PLAIN[name])
+    install(url)
+    engine = patient_engine(url)
+    seen.create(engine)
+    return engine, url
+
+
+@pytest.mark.timeout(2 * LONGEST)
+@pytest.mark.parametrize("name", KINDS)
+def test_killed_and_stopped_workers_lose_nothing(
+    servers: Servers, name: str, processes: Callable[..., subprocess.Popen[str]]
+) -> None:
+    engine, url = crowd(servers, name)
+    workers = [processes(url) for _ in range(8)]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for first in range(0, JOBS, 1000):
+        put(engine, *range(first, min(first + 1000, JOBS)))
+    until(lambda: counts(engine)["completed"] > JOBS / 4, LONGEST)
+    for worker in workers[:2]:
+        worker.kill()
+    stopped = workers[2]
+    stopped.send_signal(signal.SIGSTOP)
+    # Its jobs are thought stalled, and are others' when it goes on. Where it was stopped inside a transaction, they
+    # have to wait for that: on SQLite everybody has.
+    since = time.monotonic()
+    until(lambda: counts(engine)["completed"] == JOBS or time.monotonic() > since + 10, LONGEST)
+    stopped.send_signal(signal.SIGCONT)
+    until(lambda: counts(engine)["completed"] == JOBS, LONGEST)
+    for worker in workers[2:]:
+        worker.send_signal(signal.SIGTERM)
+    assert [worker.wait(60) for worker in workers[2:]] == [0] * 6
+    assert counts(engine) == {"all": JOBS, "completed": JOBS, "dead": 0, "running": 0, "waiting": 0}
+    with engine.connect() as connection:
+        job = place_of(connection.dialect, {}).tables.job
+        done = connection.execute(select(seen.c.job, func.count()).group_by(seen.c.job)).all()
+        attempts = {row.payload: row.attempts for row in connection.execute(select(job))}
+    assert {job for job, _ in done} == set(range(JOBS))
+    # a job was run once for each time that it was captured, or not at all: never oftener
+    assert all(number <= attempts[job] for job, number in done)
+    # of what the killed and the stopped one had, a batch and two in hand each; nobody else's was run twice
+    assert sum(number - 1 for _, number in done) <= 3 * 12
+    engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_a_held_job_is_back_at_once(
+    servers: Servers, name: str, processes: Callable[..., subprocess.Popen[str]]
+) -> None:
+    url = servers.fresh(name, PLAIN[name])
+    install(url)
+    engine = create_engine(url, poolclass=NullPool)
+    seen.create(engine)
+    put(engine, 1)
+    with engine.begin() as blocker:
+        blocker.execute(
+            text("LOCK TABLE seen IN EXCLUSIVE MODE" if name == "postgresql15" else "LOCK TABLES seen READ")
+        )
+        worker = processes(url, "--hold", "--stalled-after", "3600")
+        assert worker.stdout is not None
+        assert [worker.stdout.readline() for _ in range(2)] == ["ready\n", "working\n"]
+        with engine.begin() as connection:
+            assert connection.execute(queue.capture(5)).all() == []
+        worker.kill()
+        worker.wait()
+        blocker.execute(text("SELECT 1" if name == "postgresql15" else "UNLOCK TABLES"))
+
+    def again() -> Any:
+        with engine.connect() as connection:
+            found = connection.execute(queue.capture(5)).all()
+            connection.rollback()
+            return found
+
+    until(again)
+    ((job,),) = [again()]
+    assert (job.attempts, job.claim) == (1, 1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_the_server_restarts(name: str) -> None:
+    server = real.start(name)
+    assert isinstance(server, real.SQLServer)
+    try:
+        server.create_database("restarted")
+        url = server.url(PLAIN[name], "restarted")
+        install(url)
+        engine = create_engine(url)
+        done: list[int] = []
+        halfway = threading.Event()
+
+        def handler(job: Any) -> None:
+            done.append(job.payload)
+            if len(done) == 100:
+                halfway.set()
+            time.sleep(0.002)
+
+        put(engine, *range(400))
+        worker = sl.Worker(
+            queue, handler, bind=create_engine(url), heartbeat=0.5, stalled_after=2, poll=0.1, concurrency=2
+        )
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        assert halfway.wait(60)
+        server.kill()
+        server.restart()
+        engine.dispose()
+        until(lambda: counts(engine)["completed"] == 400, 120)
+        worker.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert set(done) == set(range(400))
+        assert counts(engine)["running"] == 0
+        engine.dispose()
+    finally:
+        server.close()
+
+
+def running(worker: sl.Worker) -> threading.Thread:
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_handlers_exception_fails_its_job_alone(engine: Engine, hold: bool) -> None:
+    if hold and engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has no held transactions")
+    put(engine, *range(20), max_attempts=1)
+
+    class Odd(BaseException):
+        pass
+
+    def handler(job: Any) -> None:
+        if job.payload == 7:
+            raise RuntimeError("seven \0 is unlucky")
+        if job.payload == 8 and not hold:
+            raise SystemExit("not even this")
+
+    worker = sl.Worker(queue, handler, bind=engine, hold=hold, poll=0.05)
+    thread = running(worker)
+    failing = 1 if hold else 2
+    until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == 20)
+    worker.stop()
+    thread.join(30)
+    assert counts(engine) == {"all": 20, "completed": 20 - failing, "dead": failing, "running": 0, "waiting": 0}
+    with engine.connect() as connection:
+        job = place_of(connection.dialect, {}).tables.job
+        errors = list(connection.execute(select(job.c.error).where(job.c.failed_at.is_not(None))).scalars())
+    assert any("RuntimeError: seven \\0 is unlucky" in error and "in handler" in error for error in errors)
+
+
+def test_no_more_at_once_than_told(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, *range(60))
+    lock, now, most = threading.Lock(), 0, 0
+
+    def handler(_: Any) -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.005)
+        with lock:
+            now -= 1
+
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=3, batch=7)
+    thread = running(worker)
+    until(lambda: counts(engine)["completed"] == 60)
+    worker.stop()
+    thread.join(30)
+    assert most == 3
+
+
+def test_a_stop_gives_back_what_was_not_begun(engine: Engine) -> None:
+    put(engine, *range(10))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(_: Any) -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, batch=10)
+    thread = running(worker)
+    assert begun.wait(30)
+    worker.stop()
+    until(lambda: counts(engine)["waiting"] == 9)
+    assert thread.is_alive()
+    go_on.set()
+    thread.join(30)
+    assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 0, "waiting": 9}
+    with engine.begin() as connection:
+        # given back untried
+        assert {job.attempts for job in connection.execute(queue.capture(10))} == {1}
+
+
+def test_what_outlives_the_grace_is_given_back(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(_: Any) -> None:
+        begun.set()
+        go_on.wait(30)
+
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0.2)
+    thread = running(worker)
+    assert begun.wait(30)
+    worker.stop()
+    thread.join(30)
+    go_on.set()
+    assert counts(engine)["waiting"] == 1
+
+
+def test_a_long_handler_is_not_thought_dead(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(_: Any) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    worker = sl.Worker(queue, handler, bind=engine, heartbeat=0.2, stalled_after=1)
+    thread = running(worker)
+    assert begun.wait(30)
+    with engine.connect() as connection:
+        job = place_of(connection.dialect, {}).tables.job
+        beats = set()
+
+        def beaten() -> bool:
+            beats.add(connection.scalar(select(job.c.heartbeat_at)))
+            connection.rollback()
+            return len(beats) > 7
+
+        until(beaten)
+    assert counts(engine)["running"] == 1
+    go_on.set()
+    until(lambda: counts(engine)["completed"] == 1)
+    worker.stop()
+    thread.join(30)
+    with engine.connect() as connection:
+        assert connection.scalar(select(job.c.claim)) == 1
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg", "async psycopg"])
+def test_what_is_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) -> None:
+    """With a poll of an hour, only NOTIFY can."""
+    engine = engine_to("postgresql15")
+    done = threading.Event()
+    if driver in ("psycopg", "psycopg2"):
+        worker: Any = sl.Worker(queue, lambda job: done.set(), bind=engine_to("postgresql15", driver), poll=3600)
+        thread = running(worker)
+        stop = worker.stop
+    else:
+        loop = asyncio.new_event_loop()
+        holder: dict[str, Any] = {}
+
+        async def work() -> None:
+            async def handler(job: Any) -> None:
+                done.set()
+
+            bind = create_async_engine(servers.installed("postgresql15", driver.removeprefix("async ")))
+            holder["worker"] = sl.AsyncWorker(queue, handler, bind=bind, poll=3600)
+            await holder["worker"].run()
+            await bind.dispose()
+
+        thread = threading.Thread(target=lambda: loop.run_until_complete(work()))
+        thread.start()
+
+        def stop() -> None:
+            loop.call_soon_threadsafe(holder["worker"].stop)
+
+    with engine.connect() as connection:
+
+        def listening() -> Any:
+            connection.rollback()
+            return connection.scalar(
+                text(
+                    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"
+                )
+            )
+
+        until(listening)
+    # when it listens it looks once more: only then is it idle
+    put(engine, 0)
+    assert done.wait(30)
+    until(lambda: counts(engine)["completed"] == 1)
+    for number in range(3):
+        done.clear()
+        put(engine, number)
+        assert done.wait(30)
+    stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    if driver not in ("psycopg", "psycopg2"):
+        loop.close()
+
+
+def test_another_queues_jobs_are_left_alone(engine: Engine) -> None:
+    put(engine, "mine", queue="mail")
+    put(engine, "theirs")
+    done: list[str] = []
+    worker = sl.Worker(queue, lambda job: done.append(job.payload), bind=engine, name="mail", poll=0.05)
+    thread = running(worker)
+    until(lambda: counts(engine)["completed"] == 1)
+    worker.stop()
+    thread.join(30)
+    assert done == ["mine"]
+
+
+ASYNC = [
+    ("postgresql15", "asyncpg"),
+    ("postgresql15", "psycopg"),
+    ("mysql", "aiomysql"),
+    ("mysql", "asyncmy"),
+    ("mariadb", "aiomysql"),
+    ("sqlite", "aiosqlite"),
+]
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize(("name", "driver"), ASYNC)
+def test_awaited(engine_to: MakeEngine, servers: Servers, name: str, driver: str, hold: bool) -> None:
+    if hold and name == "sqlite":
+        pytest.skip("SQLite has no held transactions")
+    engine = engine_to(name)
+    put(engine, *range(50), max_attempts=1)
+
+    async def work() -> int:
+        bind = create_async_engine(servers.installed(name, driver))
+        now = most = 0
+
+        async def handler(job: Any) -> None:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(0)
+            now -= 1
+            if job.payload == 7:
+                raise RuntimeError("seven")
+
+        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=3, hold=hold, poll=0.05)
+        task = asyncio.create_task(worker.run())
+        while (counted := await asyncio.to_thread(counts, engine))["completed"] + counted["dead"] < 50:
+            await asyncio.sleep(0.02)
+        worker.stop()
+        await asyncio.wait_for(task, 30)
+        await bind.dispose()
+        return most
+
+    assert asyncio.run(work()) <= 3
+    assert counts(engine) == {"all": 50, "completed": 49, "dead": 1, "running": 0, "waiting": 0}
+
+
+def test_an_awaited_handler_that_outlives_the_grace_is_cancelled(engine_to: MakeEngine, servers: Servers) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, 1, 2)
+
+    async def work() -> bool:
+        bind = create_async_engine(servers.installed("postgresql15", "asyncpg"))
+        begun, cancelled = asyncio.Event(), False
+
+        async def handler(_: Any) -> None:
+            nonlocal cancelled
+            begun.set()
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                cancelled = True
+                raise
+
+        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, grace=0.1)
+        task = asyncio.create_task(worker.run())
+        await begun.wait()
+        worker.stop()
+        await asyncio.wait_for(task, 30)
+        await bind.dispose()
+        return cancelled
+
+    assert asyncio.run(work())
+    assert counts(engine)["waiting"] == 2
+
+
+def test_what_is_no_worker_is_refused(engine_to: MakeEngine) -> None:
+    engine = engine_to("sqlite")
+
+    def handler(_: Any) -> None:
+        pass
+
+    with pytest.raises(sl.Unsupported, match="hold=True is refused on SQLite"):
+        sl.Worker(queue, handler, bind=engine, hold=True)
+    with pytest.raises(sl.Unsupported, match="StaticPool"):
+        sl.Worker(queue, handler, bind=create_engine("sqlite://", poolclass=StaticPool))
+    with pytest.raises(TypeError, match="handler"):
+        sl.Worker(queue, None, bind=engine)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes a Queue"):
+        sl.Worker(handler, handler, bind=engine)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="an engine"):
+        sl.Worker(queue, handler, bind="sqlite://")  # type: ignore[arg-type]
+    for bad in ({"concurrency": 0}, {"batch": 0}, {"heartbeat": 0}, {"stalled_after": 20}, {"name": ""}):
+        with pytest.raises(ValueError, match="at least|more than|must not be"):
+            sl.Worker(queue, handler, bind=engine, **bad)  # type: ignore[arg-type]
+
+
+def test_a_database_without_tables_is_told_at_once(servers: Servers) -> None:
+    engine = create_engine(servers.fresh("sqlite", "pysqlite"))
+    with pytest.raises(sl.NotInstalled):
+        sl.Worker(queue, print, bind=engine).run()
+    engine.dispose()

@@ -1,0 +1,73 @@
+"""Worker processes of the tests: ``python -m tests.queue.workers URL [options]`` works until it is told to stop.
+
+What a handler does is written into the table ``seen`` of the same database, in a transaction of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, event
+
+import sqlalchemy_locks as sl
+
+seen = Table(
+    "seen",
+    MetaData(),
+    Column("id", Integer, primary_key=True),
+    Column("job", Integer, nullable=False),
+    Column("worker", String(20), nullable=False),
+    mysql_engine="InnoDB",
+)
+
+
+def engine_to(url: str) -> Engine:
+    engine = create_engine(url)
+    if engine.dialect.name == "sqlite":
+        # eight processes that write all the time: the default of 5 s can pass without one's turn
+        @event.listens_for(engine, "connect")
+        def patient(raw: object, _: object) -> None:
+            raw.execute("PRAGMA busy_timeout = 60000")  # type: ignore[attr-defined]
+            raw.execute("PRAGMA journal_mode = WAL")  # type: ignore[attr-defined]
+            raw.execute("PRAGMA synchronous = NORMAL")  # type: ignore[attr-defined]
+
+    return engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("--hold", action="store_true")
+    parser.add_argument("--stalled-after", type=float, default=4)
+    given = parser.parse_args()
+    engine = engine_to(given.url)
+    name = str(os.getpid())
+    once = threading.Event()
+    with engine.connect():
+        print("ready", flush=True)
+
+    def handler(job: object) -> None:
+        if not once.is_set():
+            once.set()
+            print("working", flush=True)
+        with engine.begin() as connection:
+            connection.execute(seen.insert(), {"job": job.payload, "worker": name})  # type: ignore[attr-defined]
+
+    sl.Worker(
+        sl.Queue(),
+        handler,
+        bind=engine,
+        concurrency=2,
+        batch=10,
+        heartbeat=given.stalled_after / 4,
+        stalled_after=given.stalled_after,
+        poll=0.1,
+        hold=given.hold,
+        host=name,
+    ).run()
+
+
+if __name__ == "__main__":
+    main()
