@@ -205,10 +205,10 @@ class AsyncWorker:
         facts = place_of(engine.dialect, {}).engine
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()
-        connection = await greenlet_spawn(engine.connect)
+        connection = await greenlet_spawn(engine.raw_connection)
+        driver: Any = connection.driver_connection
+        connection.detach()  # the pool has it no more
         try:
-            connection.detach()
-            driver: Any = connection.connection.driver_connection
 
             def heard() -> None:
                 try:
@@ -238,7 +238,7 @@ class AsyncWorker:
                     if not driver.closed:
                         loop.remove_reader(driver.fileno())
         finally:
-            await greenlet_spawn(connection.close)
+            await driver.close()
 
     @contextlib.asynccontextmanager
     async def _signals(self) -> AsyncIterator[None]:

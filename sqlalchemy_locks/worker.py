@@ -188,9 +188,9 @@ class Worker:
         while not over.is_set():
             try:
                 connection = engine.raw_connection()
+                driver: Any = connection.driver_connection
                 connection.detach()  # the pool has it no more
                 with contextlib.closing(connection):
-                    driver: Any = connection.driver_connection
                     driver.autocommit = True
                     driver.cursor().execute(f"LISTEN {CHANNEL}")
                     self._wake.set()

@@ -180,9 +180,8 @@ def test_the_server_restarts(name: str) -> None:
             time.sleep(0.002)
 
         put(engine, *range(400))
-        worker = sl.Worker(
-            queue, handler, bind=create_engine(url), heartbeat=0.5, stalled_after=2, poll=0.1, concurrency=2
-        )
+        bind = create_engine(url)
+        worker = sl.Worker(queue, handler, bind=bind, heartbeat=0.5, stalled_after=2, poll=0.1, concurrency=2)
         thread = threading.Thread(target=worker.run)
         thread.start()
         assert halfway.wait(60)
@@ -196,6 +195,7 @@ def test_the_server_restarts(name: str) -> None:
         assert set(done) == set(range(400))
         assert counts(engine)["running"] == 0
         engine.dispose()
+        bind.dispose()
     finally:
         server.close()
 
