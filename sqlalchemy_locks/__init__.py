@@ -23,6 +23,7 @@ from .errors import (
     UnknownTask,
     Unsupported,
 )
+from .explain import Explanation, explain
 from .fencing import Fence, fenced
 from .locks import Locks
 from .metadata import metadata
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncLocks",
     "AsyncWorker",
+    "Explanation",
     "Fence",
     "JobColumns",
     "LockError",
@@ -64,6 +66,7 @@ __all__ = [
     "Unsupported",
     "Worker",
     "capture",
+    "explain",
     "fenced",
     "lock",
     "metadata",

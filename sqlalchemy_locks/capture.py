@@ -42,6 +42,7 @@ from .taking import (
     counting,
     criteria,
     directions,
+    give,
     in_order,
     keys_of,
     ordered,
@@ -81,9 +82,7 @@ class Capture(Body):
         # made anew, and its parameters given their values: a CTE is not looked into where an UPDATE refers to it
         statement: Any = self._statement(place, self.taken(place))
         if statement is not None:
-            for parameter in set(statement.compile(dialect=dialect).binds.values()):
-                if parameter.key in values:
-                    parameter.value, parameter.required = values[parameter.key], False
+            give(statement, dialect, values)
         return statement  # type: ignore[no-any-return]
 
     def _statement(self, place: Place, taking: Taking) -> Executable | None:

@@ -25,10 +25,10 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.engine import FrozenResult, Result
+from sqlalchemy.engine import Dialect, FrozenResult, Result
 from sqlalchemy.exc import CompileError
-from sqlalchemy.sql import Executable, operators
-from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql import Executable, operators, visitors
+from sqlalchemy.sql.elements import BindParameter, UnaryExpression
 from sqlalchemy.types import TypeDecorator
 
 from .columns import Target
@@ -200,6 +200,16 @@ def inlined(column: Column[Any], value: Any) -> Any:
 def criteria(options: Iterable[Any]) -> list[Any]:
     """Of a session's options those that choose rows; the others are about what is loaded with them."""
     return [option for option in options if type(option).__name__ == "LoaderCriteriaOption"]
+
+
+def give(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:
+    """Give the parameters of a statement, which nobody else has, their values, for people to read."""
+    # each by itself: of several of one name the compiled statement knows one, and a traversal finds no CTE that is
+    # only referred to
+    found = [*visitors.iterate(statement), *statement.compile(dialect=dialect).binds.values()]
+    for element in found:
+        if isinstance(element, BindParameter) and element.key in values:
+            element.value, element.required = values[element.key], False
 
 
 def ordered(taking: Taking) -> Executable:

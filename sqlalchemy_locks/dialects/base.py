@@ -46,6 +46,8 @@ class Engine:
     #: the statement that gives up every session lock of a connection, where the server has such locks
     release_session_locks: ClassVar[str | None] = None
 
+    #: what a statement is preceded by to be told its plan, in the form that ``explain`` reads
+    explain: ClassVar[str]
     #: sessions can be told at once that something was put
     listens: ClassVar[bool] = False
 

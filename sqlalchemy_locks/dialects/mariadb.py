@@ -13,6 +13,7 @@ from .mysql import MySQL, take_row
 class MariaDB(MySQL):
     name = "MariaDB"
     bounded_insert = True
+    explain = "EXPLAIN"
 
 
 _NOWAIT = "SET STATEMENT innodb_lock_wait_timeout=0 FOR "

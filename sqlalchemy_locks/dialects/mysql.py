@@ -28,6 +28,7 @@ class MySQL(Engine):
     name = "MySQL"
     locking = "rows"
     locks_on_replicas = True
+    explain = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
 
     def translate(self, error: DBAPIError) -> LockError | None:

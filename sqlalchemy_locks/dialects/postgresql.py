@@ -29,6 +29,7 @@ class PostgreSQL(Engine):
     schemas = True
     one_trip = True
     listens = True
+    explain = "EXPLAIN (FORMAT JSON)"
     update_returning = True
     refuses_stale = True
     locking = "functions"

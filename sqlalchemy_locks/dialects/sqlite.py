@@ -23,6 +23,7 @@ _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
 class SQLite(Engine):
     name = "SQLite"
     locking = "file"
+    explain = "EXPLAIN QUERY PLAN"
     update_returning = True
 
     def translate(self, error: DBAPIError) -> LockError | None:
