@@ -29,6 +29,7 @@ class Epoch(FunctionElement[int]):
     """This instant as whole seconds since 1970, by the server; fresh even after a wait inside the statement."""
 
     type = BigInteger()
+    inherit_cache = True
 
 
 class Hence(FunctionElement[datetime]):

@@ -36,6 +36,7 @@ from .capture import Capture
 from .clock import Ago, Hence, Instant, Now
 from .columns import Target
 from .operation import Body, Place, Run
+from .roles import ONE
 from .schema import DEFAULT_SCHEMA, tables
 from .taking import Taking, by_key
 
@@ -188,8 +189,8 @@ class Take(Capture):
                 at.run_at <= Ago(literal_column("0")),
             ),
             {
-                at.claim: at.claim + 1,
-                at.attempts: at.attempts + 1,
+                at.claim: at.claim + ONE,
+                at.attempts: at.attempts + ONE,
                 at.started_at: Now(),
                 at.heartbeat_at: Now(),
                 at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
@@ -249,7 +250,7 @@ class Heartbeat(Settle):
 
 class Release(Settle):
     def changes(self, at: At) -> dict[Any, Any]:
-        return {at.started_at: null(), at.heartbeat_at: null(), at.attempts: at.attempts - 1}
+        return {at.started_at: null(), at.heartbeat_at: null(), at.attempts: at.attempts - ONE}
 
 
 class Fail(Settle):
@@ -267,7 +268,7 @@ class Fail(Settle):
         if self.pause != "given":
             pause = case(
                 (at.attempts > DOUBLINGS + 1, LONGEST_PAUSE),
-                else_=literal(FIRST_PAUSE).op("<<", return_type=Integer())(at.attempts - 1),
+                else_=literal(FIRST_PAUSE).op("<<", return_type=Integer())(at.attempts - ONE),
             )
         dead = true() if self.pause == "never" else at.attempts >= at.max_attempts
         error = bindparam("locks_error", type_=at.error.type)

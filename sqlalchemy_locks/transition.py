@@ -201,7 +201,7 @@ class _Capture(Capture):
         at = self.rows.at(place)
         changes = _stamped(at, inlined(at["status"], self.captured))
         if "retries" in at:
-            changes[at["retries"]] = at["retries"] - 1
+            changes[at["retries"]] = at["retries"] - ONE
         if "claim" in at:
             claim = at["claim"]
             changes[claim] = (func.coalesce(claim, literal_column("0")) if claim.nullable else claim) + ONE

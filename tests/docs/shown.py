@@ -32,6 +32,18 @@ document = Table(
     Column("fence", BigInteger, nullable=False),
 )
 
+class Order(Base):
+    """As on docs/capture.md."""
+
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(String(20))
+
+
+_queue, _tasks = sl.Queue(), sl.StateTransition()
+_paid = sl.capture(
+    Order, where=Order.status == "paid", values={"status": "shipping"}, order_by=Order.id, limit=10
+)
 _mutex, _timeout = sl.Mutex(), sl.Timeout()
 _hourly = sl.Timeout(every=3600, windowed=True)
 _paris = sl.Timeout(every=86400, windowed=True, tz="Europe/Paris")
@@ -52,6 +64,15 @@ _SHOWN: dict[str, sl.Operation[Any]] = {
     "timeout.acquire windowed": _hourly.acquire(ID),
     "timeout.acquire civil": _paris.acquire(ID),
     "timeout.capture": _timeout.capture(2),
+    "capture": _paid,
+    "tasks.capture": _tasks.capture(3),
+    "tasks.set_status": _tasks.set_status(ID, "done", claim=1),
+    "tasks.expire": _tasks.expire(),
+    "queue.put": _queue.put({"to": "a@example.org"}, queue="mail"),
+    "queue.capture": _queue.capture(10, queue="mail", host="web-1"),
+    "queue.complete": _queue.complete((1, 1)),
+    "queue.fail": _queue.fail((1, 1), error="no route to host"),
+    "queue.requeue_stalled": _queue.requeue_stalled(300),
     "fenced": sl.fenced(_write, document.c.fence, 7),
 }
 

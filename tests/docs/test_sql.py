@@ -16,7 +16,7 @@ from ..conftest import PLAIN, Servers, install
 from .pages import ROOT, Block, blocks
 from .shown import ID, shown
 
-PAGES = [ROOT / "docs" / name for name in ("lock.md", "mutex.md", "timeout.md", "fencing.md")]
+PAGES = [ROOT / "docs" / name for name in ("lock.md", "mutex.md", "timeout.md", "fencing.md", "capture.md", "queue.md")]
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 URLS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql", "sqlite": "sqlite"}
 
@@ -62,7 +62,9 @@ def dialect(name: str) -> Dialect:
 @pytest.mark.parametrize(("block", "words"), marked("sql"))
 def test_shown_is_what_it_compiles_to(block: Block, words: list[str]) -> None:
     engine, *operation = words
-    compiled = shown(" ".join(operation)).compile(dialect=dialect(engine))
+    compiled = shown(" ".join(operation)).compile(
+        dialect=dialect(engine), compile_kwargs={"render_postcompile": True}
+    )
     assert plain(str(compiled)) == plain(block.text)
 
 
@@ -95,6 +97,8 @@ def test_shown_is_what_is_executed_on_rows(block: Block, words: list[str], serve
         else:
             connection.execute(sl.Mutex().create(ID, "task_b"))
             connection.execute(sl.Timeout(every=3600).create(ID, "task_b"))
+            connection.execute(sl.StateTransition().create(ID))
+            connection.execute(sl.Queue().put({"to": "a@example.org"}, queue="mail"))
     assert executed(engine, made) == statements(block)
     engine.dispose()
 

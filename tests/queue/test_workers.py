@@ -28,8 +28,8 @@ from .workers import engine_to as patient_engine
 from .workers import seen
 
 #: 20,000 by hand; what CI has time for on all engines together
-JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "1600"))
-LONGEST = 60 if JOBS < 5000 else 400
+JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "5000"))
+LONGEST = 90 if JOBS <= 5000 else 400
 ROOT = Path(__file__).parents[2]
 queue = sl.Queue()
 
