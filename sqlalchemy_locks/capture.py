@@ -218,7 +218,7 @@ class Capture(Body):
         target = taking.target
         assert target is not None
         result = execute_in_session(run, reading.options(*run.operation._with_options), values)
-        attributes = [target.key_of(column) for column in taking.table.primary_key]
+        attributes = [str(target.key_of(column)) for column in taking.table.primary_key]
         return rearranged(
             result.unique().freeze(), lambda row: place[tuple(getattr(row[0], name) for name in attributes)]
         )

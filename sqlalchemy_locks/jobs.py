@@ -131,7 +131,7 @@ class Jobs:
         if self._own is None or self.target is None:
             return role
         column = self._own[role]
-        return str(column.key) if self.target.mapper is None else self.target.key_of(column)
+        return str(column.key if self.target.mapper is None else self.target.key_of(column))
 
 
 class At(NamedTuple):

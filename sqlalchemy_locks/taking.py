@@ -84,7 +84,7 @@ class Taking:
         target = self.target
         if target is None or target.mapper is None:
             return list(self.table.primary_key)
-        return [getattr(target.entity, target.key_of(column)) for column in self.table.primary_key]
+        return [getattr(target.entity, str(target.key_of(column))) for column in self.table.primary_key]
 
     @property
     def positions(self) -> list[int]:
@@ -262,6 +262,8 @@ def directions(taking: Taking) -> list[tuple[Column[Any], bool, bool]] | None:
         base = [column for column in getattr(clause, "base_columns", ()) if column in set(taking.table.c)]
         if not base or base[0] in taking.changed or not _comparable(base[0].type):
             return None
+        if taking.target is not None and taking.mapper is not None and taking.target.key_of(base[0]) is None:
+            return None  # an entity doesn't show it
         descending = operators.desc_op in modifiers
         last = descending
         if operators.nulls_first_op in modifiers:

@@ -32,6 +32,7 @@ document = Table(
     Column("fence", BigInteger, nullable=False),
 )
 
+
 class Order(Base):
     """As on docs/capture.md."""
 
@@ -41,9 +42,7 @@ class Order(Base):
 
 
 _queue, _tasks = sl.Queue(), sl.StateTransition()
-_paid = sl.capture(
-    Order, where=Order.status == "paid", values={"status": "shipping"}, order_by=Order.id, limit=10
-)
+_paid = sl.capture(Order, where=Order.status == "paid", values={"status": "shipping"}, order_by=Order.id, limit=10)
 _mutex, _timeout = sl.Mutex(), sl.Timeout()
 _hourly = sl.Timeout(every=3600, windowed=True)
 _paris = sl.Timeout(every=86400, windowed=True, tz="Europe/Paris")

@@ -62,9 +62,7 @@ def dialect(name: str) -> Dialect:
 @pytest.mark.parametrize(("block", "words"), marked("sql"))
 def test_shown_is_what_it_compiles_to(block: Block, words: list[str]) -> None:
     engine, *operation = words
-    compiled = shown(" ".join(operation)).compile(
-        dialect=dialect(engine), compile_kwargs={"render_postcompile": True}
-    )
+    compiled = shown(" ".join(operation)).compile(dialect=dialect(engine), compile_kwargs={"render_postcompile": True})
     assert plain(str(compiled)) == plain(block.text)
 
 
