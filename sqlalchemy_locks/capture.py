@@ -282,7 +282,7 @@ def capture(entity: Any, *, where: Any = (), values: Mapping[Any, Any], order_by
     ...     Order, where=Order.status == "paid", values={"status": "shipping"}, order_by=Order.id, limit=10
     ... )).all()
     """
-    target = Target(entity, "capture")
+    target = Target(entity, "capture", joins=True)
     changes = {target.column(column, "values"): value for column, value in values.items()}
     if not changes:
         raise ValueError("capture: values says what marks a row as taken, and must not be empty")

@@ -21,11 +21,12 @@ class Target:
 
     :param entity: the class or the table.
     :param what: what sentences call the pattern, e.g. ``Mutex``.
+    :param joins: the pattern finds rows by a SELECT of the class, which joins the tables of its parents.
     :raises TypeError: for anything else.
     :raises ValueError: for one without a primary key, or with a version counter that only Python can count.
     """
 
-    def __init__(self, entity: Any, what: str) -> None:
+    def __init__(self, entity: Any, what: str, *, joins: bool = False) -> None:
         self.entity = entity
         self.what = what
         inspected: Any = inspect(entity, raiseerr=False)
@@ -39,7 +40,7 @@ class Target:
         self.primary_key: tuple[Column[Any], ...] = tuple(table.primary_key)
         if not self.primary_key:
             raise ValueError(f"{what} needs a primary key, and {self.name} has none")
-        if self.mapper is not None and self.mapper.polymorphic_on is not None:
+        if self.mapper is not None and self.mapper.polymorphic_on is not None and not joins:
             kind: Any = self.mapper.polymorphic_on
             if getattr(kind, "table", None) is not table:
                 raise ValueError(
