@@ -28,7 +28,7 @@ from .workers import engine_to as patient_engine
 from .workers import seen
 
 #: 20,000 by hand; what CI has time for on all engines together
-JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "5000"))
+JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "2000"))
 LONGEST = 90 if JOBS <= 5000 else 400
 ROOT = Path(__file__).parents[2]
 queue = sl.Queue()

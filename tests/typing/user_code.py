@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from uuid import UUID
 from typing import Any
 
 import redis
@@ -58,6 +59,16 @@ def conditional_updates(session: Session) -> None:
     assert_type(session.scalar(own.acquire(42)), bool | None)
     written = sl.fenced(update(Customer).where(Customer.id == 42).values(locked=True), Customer.fence, 7)
     assert_type(session.scalar(written), bool | None)
+
+
+def captures(session: Session) -> None:
+    queue, tasks = sl.Queue(), sl.StateTransition()
+    assert_type(session.scalar(queue.put({"a": 1})), UUID | None)
+    assert_type(session.scalars(queue.put(1, 2)).all(), Sequence[UUID])
+    assert_type(session.scalar(queue.complete((1, 1))), int | None)
+    assert_type(session.scalar(queue.requeue_stalled(300)), int | None)
+    assert_type(session.scalar(tasks.set_status("a", "done")), bool | None)
+    assert_type(session.scalar(tasks.create("a")), int | None)
 
 
 def on_a_connection(connection: Connection) -> None:
