@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from uuid import UUID
 from typing import Any
+from uuid import UUID
 
 import redis
 import redis.asyncio
