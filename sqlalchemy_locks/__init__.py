@@ -5,8 +5,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from . import lock, sqlite
+from . import lock, semaphore, sqlite
 from .errors import (
+    IdempotencyConflict,
     LockError,
     LockLost,
     LockTimeout,
@@ -15,9 +16,11 @@ from .errors import (
     NotWritable,
     OutcomeUnknown,
     ReentryError,
+    SemaphoreHeld,
     StaleSnapshot,
     StaleToken,
     UnknownRow,
+    UnknownSemaphore,
     UnknownTask,
     Unsupported,
 )
@@ -26,7 +29,9 @@ from .locks import Locks
 from .metadata import metadata
 from .mutex import Mutex
 from .operation import Operation
+from .semaphore import guarded
 from .timeout import Timeout
+from .values import Grant, Released, Report
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncLocks",
     "Fence",
+    "Grant",
+    "IdempotencyConflict",
     "LockError",
     "LockLost",
     "LockTimeout",
@@ -45,15 +52,21 @@ __all__ = [
     "Operation",
     "OutcomeUnknown",
     "ReentryError",
+    "Released",
+    "Report",
+    "SemaphoreHeld",
     "StaleSnapshot",
     "StaleToken",
     "Timeout",
     "UnknownRow",
+    "UnknownSemaphore",
     "UnknownTask",
     "Unsupported",
     "fenced",
+    "guarded",
     "lock",
     "metadata",
+    "semaphore",
     "sqlite",
 ]
 

@@ -17,7 +17,7 @@ tests pin them on 2.0 and 2.1:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, ParamSpec, TypeVar
@@ -106,7 +106,9 @@ class Run:
     def engine(self) -> Engine:
         return self.place.engine
 
-    def execute(self, statement: Executable, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
+    def execute(
+        self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> CursorResult[Any]:
         """Run one statement; what the driver says about locks is raised as one of our errors."""
         with translated(self.engine, self.operation._body.needs_installation):
             return self.connection.execute(

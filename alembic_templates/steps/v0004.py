@@ -85,9 +85,7 @@ def _tables(types: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 #: What the drift check expects: the columns' types as the engine spells them.
-TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]] = {
-    family: _tables(types) for family, types in _TYPES.items()
-}
+TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]] = {family: _tables(types) for family, types in _TYPES.items()}
 
 #: The primary keys that are not a table's first column alone.
 KEYS: Mapping[str, tuple[str, ...]] = {}
@@ -131,7 +129,9 @@ def upgrade(op: Operations, options: Options) -> None:
     for table, columns in TABLES[script.family].items():
         lines = [_ID[script.family], *(_column(script, table, *column) for column in list(columns.items())[1:])]
         lines += [
-            f"CONSTRAINT {_name(script, name)} UNIQUE ({column})" for name, (of, column) in _UNIQUE.items() if of == table
+            f"CONSTRAINT {_name(script, name)} UNIQUE ({column})"
+            for name, (of, column) in _UNIQUE.items()
+            if of == table
         ]
         if script.family == "mysql":
             lines += [f"INDEX {_name(script, name)} ({on})" for name, (of, on) in _COLUMNS.items() if of == table]

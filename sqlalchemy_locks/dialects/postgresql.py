@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Epoch, Now
+from ..clock import Epoch, Later, Now
 from ..elements import InsertAbsent, LockFunction, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot
 from .base import Engine, arrived
@@ -162,6 +162,13 @@ def _function(element: LockFunction, compiler: Any, **kw: Any) -> str:
 @compiles(Now, "yugabytedb")
 def _now(element: Now, compiler: Any, **kw: Any) -> str:
     return "clock_timestamp()"
+
+
+@compiles(Later, "postgresql")
+@compiles(Later, "yugabytedb")
+def _later(element: Later, compiler: Any, **kw: Any) -> str:
+    instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
+    return f"({instant} + {seconds} * interval '1 second')"
 
 
 @compiles(Epoch, "postgresql")

@@ -57,6 +57,7 @@ BEGIN
     END IF;
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
     request_id := NULL;
+    fences := NULL;
   END;
   acquired := coalesce(state = 'ACQUIRED', false);
 END

@@ -41,7 +41,8 @@ BEGIN
     RETURN;
   END IF;
   FOR i IN 1 .. cardinality(names) LOOP
-    UPDATE lock.semaphore AS s SET fence = s.fence + 1 WHERE s.id = ids[i] RETURNING s.fence INTO fences[i];
+    fences[i] := fences[i] + 1;
+    UPDATE lock.semaphore AS s SET fence = fences[i] WHERE s.id = ids[i];
     INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)
     VALUES (ids[i], request_id, counts[i], fences[i], 'ACQUIRED');
   END LOOP;

@@ -87,7 +87,8 @@ BEGIN
     RETURN;
   END IF;
   FOR i IN 1 .. cardinality(names) LOOP
-    UPDATE "elsewhere".semaphore AS s SET fence = s.fence + 1 WHERE s.id = ids[i] RETURNING s.fence INTO fences[i];
+    fences[i] := fences[i] + 1;
+    UPDATE "elsewhere".semaphore AS s SET fence = fences[i] WHERE s.id = ids[i];
     INSERT INTO "elsewhere".permit (semaphore_id, permit_request_id, count, fence, state)
     VALUES (ids[i], request_id, counts[i], fences[i], 'ACQUIRED');
   END LOOP;
@@ -187,6 +188,7 @@ BEGIN
     END IF;
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
     request_id := NULL;
+    fences := NULL;
   END;
   acquired := coalesce(state = 'ACQUIRED', false);
 END
