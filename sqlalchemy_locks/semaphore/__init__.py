@@ -15,9 +15,11 @@ from .admin import create, delete, resize
 from .guarded import guarded
 from .read import history, holders, usage
 from .release import release, renew
+from .statements import BATCH
 from .sweep import clean, clean_history, sweep
 
 __all__ = [
+    "BATCH",
     "acquire",
     "clean",
     "clean_history",

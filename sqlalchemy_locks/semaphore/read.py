@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Select, String, and_, bindparam, cast, func, literal, or_, select, type_coerce
+from sqlalchemy import BigInteger, String, and_, bindparam, cast, func, literal, or_, select, type_coerce
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import TypeDecorator
 
@@ -37,7 +37,7 @@ class _Read(Body):
     def build(self, place: Place) -> Executable | None:
         return self.select(place.tables)
 
-    def select(self, tables: Tables) -> Select[Any]:
+    def select(self, tables: Tables) -> Executable:
         raise NotImplementedError
 
     def run(self, run: Run) -> Any:
@@ -47,7 +47,7 @@ class _Read(Body):
 
 
 class Usage(_Read):
-    def select(self, tables: Tables) -> Select[Any]:
+    def select(self, tables: Tables) -> Executable:
         sem, req, per = tables.semaphore, tables.permit_request, tables.permit
         held = and_(per.c.semaphore_id == sem.c.id, per.c.state == ACQUIRED)
         used = select(cast(func.coalesce(func.sum(per.c.count), 0), BigInteger())).where(held).scalar_subquery()
@@ -68,7 +68,7 @@ class Usage(_Read):
 
 
 class Holders(_Read):
-    def select(self, tables: Tables) -> Select[Any]:
+    def select(self, tables: Tables) -> Executable:
         sem, req, per = tables.semaphore, tables.permit_request, tables.permit
         joined = per.join(sem, sem.c.id == per.c.semaphore_id).join(req, req.c.id == per.c.permit_request_id)
         return (
@@ -88,7 +88,7 @@ class Holders(_Read):
 
 
 class History(_Read):
-    def select(self, tables: Tables) -> Select[Any]:
+    def select(self, tables: Tables) -> Executable:
         sem, his = tables.semaphore, tables.semaphore_history
         at = type_coerce(his.c.changed_at, _UTC()).label("changed_at")
         asked = bindparam("name", type_=String())

@@ -7,7 +7,7 @@ are touched, as everywhere.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from sqlalchemy import literal, select
@@ -17,7 +17,7 @@ from .base import SemaphoreBody, take
 from .statements import BATCH
 
 #: before any clock was set
-_NEVER = datetime(1970, 1, 1)
+_NEVER = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _DAY = 86400
 
 
