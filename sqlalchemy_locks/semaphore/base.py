@@ -122,7 +122,8 @@ def used(run: Run, made: Any, rows: Iterable[Any]) -> tuple[dict[int, int], Any]
     touched = _TOUCHED.get(run.connection.get_transaction(), ())
     sums, now = {}, None
     for row in rows:
-        if (not row.read_committed and not run.read_committed) or row.id in touched or row.fence != found[row.id].fence:
+        stale = not (row.read_committed or run.read_committed) or row.fence != found[row.id].fence
+        if stale or row.id in touched:
             answer: Any = run.execute(made.used_now, {"which": row.id}).one()
             total, now = answer
             sums[row.id] = int(total)
