@@ -11,7 +11,7 @@ from sqlalchemy.types import TypeDecorator
 
 from ..clock import Instant, Now
 from ..names import checked
-from ..operation import Body, Operation, Place, Run
+from ..operation import Body, Place, RowsOperation, Run
 from ..schema import Tables
 from .base import utc
 from .statements import ACQUIRED, until
@@ -103,7 +103,7 @@ class History(_Read):
 _USAGE, _HOLDERS, _HISTORY = Usage(), Holders(), History()
 
 
-def usage() -> Operation[Any]:
+def usage() -> RowsOperation[Any]:
     """Every semaphore: ``name``, ``capacity``, ``used``, and of who has held it longest ``oldest_holder`` (the
     external id), ``oldest_owner``, ``oldest_since`` (UTC, by the server's clock), or ``None``.
 
@@ -111,21 +111,21 @@ def usage() -> Operation[Any]:
 
     >>> session.execute(sl.semaphore.usage()).all()
     """
-    return Operation(_USAGE, {})
+    return RowsOperation(_USAGE, {})
 
 
-def holders(name: str) -> Operation[Any]:
+def holders(name: str) -> RowsOperation[Any]:
     """Who holds permits of a semaphore: ``external_id``, ``owner``, ``permits``, ``fence``, ``since``, ``expires_at``,
     ``expired`` (its time ran out, and nobody has taken it back yet), in the order of their grants.
     """
-    return Operation(_HOLDERS, {"name": checked(name, "a semaphore's name")})
+    return RowsOperation(_HOLDERS, {"name": checked(name, "a semaphore's name")})
 
 
-def history(name: str | None = None) -> Operation[Any]:
+def history(name: str | None = None) -> RowsOperation[Any]:
     """Changes of capacity, oldest first: ``name``, ``old_capacity``, ``new_capacity``, ``changed_by``, ``changed_at``.
 
     ``old_capacity`` is ``None`` where the semaphore was made, ``new_capacity`` where it was deleted.
 
     :param name: of one semaphore; without it, of all.
     """
-    return Operation(_HISTORY, {"name": None if name is None else checked(name, "a semaphore's name")})
+    return RowsOperation(_HISTORY, {"name": None if name is None else checked(name, "a semaphore's name")})
