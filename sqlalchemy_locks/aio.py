@@ -17,10 +17,11 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from .leases import DAY, Alive
 from .locks import Held, Hold, Locks, Name
+from .maintenance import AsyncMaintenance
 from .mutex import Mutex
 from .mutexes import Mutexes
-from .operation import Operation, RowsOperation
-from .values import Grant, Released
+from .operation import Operation, RowsOperation, seconds
+from .values import Grant, Released, Report
 
 T = TypeVar("T")
 
@@ -114,6 +115,16 @@ class AsyncLocks:
     ) -> int:
         """As :meth:`sqlalchemy_locks.Locks.sweep`; ``alive`` may be a coroutine function."""
         return await greenlet_spawn(self._sync.sweep, stale_after=stale_after, alive=awaited(alive))
+
+    async def maintain(self, *, alive: Alive | AsyncAlive | None = None) -> Report:
+        """As :meth:`sqlalchemy_locks.Locks.maintain`; ``alive`` may be a coroutine function."""
+        return await greenlet_spawn(self._sync.maintain, alive=awaited(alive))
+
+    def maintenance(
+        self, *, alive: Alive | AsyncAlive | None = None, every: float | timedelta = 60
+    ) -> AsyncMaintenance:
+        """As :meth:`sqlalchemy_locks.Locks.maintenance`, for ``async with``."""
+        return AsyncMaintenance(lambda: self.maintain(alive=alive), seconds(every, "every", zero=False))
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncHold:
         """As :meth:`sqlalchemy_locks.Locks.exclusive`, for ``async with``."""

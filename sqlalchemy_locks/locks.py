@@ -25,6 +25,7 @@ from . import lock
 from .errors import LockLost, LockTimeout, OutcomeUnknown, ReentryError, StaleSnapshot, UnknownTask, Unsupported
 from .keys import as_key
 from .leases import Leases
+from .maintenance import Maintained
 from .mutex import Mutex
 from .mutexes import Mutexes
 from .names import checked
@@ -43,7 +44,7 @@ _DEAD = 20
 _held: contextvars.ContextVar[frozenset[Any]] = contextvars.ContextVar("sqlalchemy_locks_held", default=frozenset())
 
 
-class Locks(Leases):
+class Locks(Leases, Maintained):
     """Locks that open their own transactions, on the engine that the app already has.
 
     :param bind: an ``Engine``, or a ``sessionmaker`` bound to one: its class and options are then those of
