@@ -14,7 +14,7 @@ from ..names import checked
 from ..operation import Body, Place, RowsOperation, Run
 from ..schema import Tables
 from .base import utc
-from .statements import ACQUIRED, until
+from .statements import HELD_STATE, until
 
 _NAME = bindparam("name", type_=String())
 
@@ -49,7 +49,7 @@ class _Read(Body):
 class Usage(_Read):
     def select(self, tables: Tables) -> Executable:
         sem, req, per = tables.semaphore, tables.permit_request, tables.permit
-        held = and_(per.c.semaphore_id == sem.c.id, per.c.state == ACQUIRED)
+        held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
         used = select(cast(func.coalesce(func.sum(per.c.count), 0), BigInteger())).where(held).scalar_subquery()
         oldest = select(func.min(per.c.permit_request_id)).where(held).scalar_subquery()
         return (
@@ -82,7 +82,7 @@ class Holders(_Read):
                 func.coalesce(until(req) <= Now(), literal(False)).label("expired"),
             )
             .select_from(joined)
-            .where(sem.c.name == _NAME, per.c.state == ACQUIRED)
+            .where(sem.c.name == _NAME, per.c.state == HELD_STATE)
             .order_by(per.c.fence)
         )
 
