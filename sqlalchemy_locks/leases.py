@@ -150,7 +150,7 @@ class Leases:
         return dead
 
     def _attempt(self, operation: Operation[Any], patience: float) -> Grant | None:
-        with gates_of(self._engine).passed(operation._values["names"], patience):
+        with gates_of(self._engine).passed(operation._values["permits"], patience):
             grant: Grant | None = self._settled(operation.execution_options(locks_wait=patience))
             return grant
 
@@ -177,5 +177,5 @@ def _living(answer: Any) -> frozenset[str]:
 
 
 def _no_room(operation: Operation[Any], grant: Grant | None, patience: float | None) -> str:
-    names = ", ".join(repr(name) for name in (grant.exhausted if grant is not None else operation._values["names"]))
+    names = ", ".join(repr(name) for name in (grant.exhausted if grant is not None else operation._values["permits"]))
     return f"{names} had no room {'at the only try' if patience == 0 else f'within {patience:g} s'}"

@@ -9,6 +9,7 @@ AS $body$
 DECLARE
   was text := current_setting('lock_timeout');
   asked integer[] := counts;
+  decided record;
 BEGIN
   IF external_id IS NULL OR ttl_seconds <= 0 OR array_position(names, NULL) > 0 OR array_position(counts, NULL) > 0
     OR cardinality(names) IS DISTINCT FROM cardinality(counts) OR coalesce(cardinality(names), 0) = 0
@@ -38,19 +39,27 @@ BEGIN
       ON CONFLICT DO NOTHING RETURNING made.id INTO request_id;
       replayed := request_id IS NULL;
       IF replayed THEN
-        SELECT k.state, k.request_id, k.expires_at, k.fences INTO state, request_id, expires_at, fences
-        FROM lock.semaphore_known(semaphore_acquire.external_id, semaphores, asked) AS k;
+        decided := lock.semaphore_known(semaphore_acquire.external_id, semaphores, asked);
+        request_id := decided.request_id;
+        expires_at := decided.expires_at;
       ELSE
-        SELECT g.state, g.expires_at, g.fences, g.exhausted INTO state, expires_at, fences, exhausted
-        FROM lock.semaphore_grant(request_id, semaphores, asked) AS g;
+        decided := lock.semaphore_grant(request_id, semaphores, asked);
+        exhausted := decided.exhausted;
       END IF;
-      EXIT WHEN state IS NOT NULL;  -- unless it was known, and is being cleaned up
+      EXIT WHEN decided.state IS NOT NULL;  -- unless it was known, and is being cleaned up
     END LOOP;
+    state := decided.state;
+    fences := decided.fences;
     IF exhausted IS NOT NULL THEN
       RAISE EXCEPTION USING ERRCODE = 'SL010', MESSAGE = 'denied';
     ELSIF state IS NULL THEN
       RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE =
         'could not serialize access: the request is not visible to this transaction, begin it again';
+    END IF;
+    IF ttl_seconds IS NOT NULL AND NOT replayed THEN
+      -- The lease counts from now, not from before the waits.
+      UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp() WHERE r.id = request_id
+      RETURNING r.renewed_at + r.ttl_seconds * interval '1 second' INTO expires_at;
     END IF;
     IF lock_wait IS NOT NULL THEN
       PERFORM set_config('lock_timeout', was, true);

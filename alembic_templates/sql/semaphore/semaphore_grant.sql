@@ -1,5 +1,5 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_grant(request_id bigint, names text[], counts integer[],
-  OUT state text, OUT expires_at timestamp with time zone, OUT fences bigint[], OUT exhausted text[]) RETURNS record
+  OUT state text, OUT fences bigint[], OUT exhausted text[]) RETURNS record
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
@@ -46,10 +46,6 @@ BEGIN
     INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)
     VALUES (ids[i], request_id, counts[i], fences[i], 'ACQUIRED');
   END LOOP;
-  -- The lease counts from now, not from before the waits.
-  UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp()
-  WHERE r.id = request_id AND r.ttl_seconds IS NOT NULL
-  RETURNING r.renewed_at + r.ttl_seconds * interval '1 second' INTO expires_at;
   state := 'ACQUIRED';
 END
 $body$;
