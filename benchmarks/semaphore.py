@@ -2,8 +2,9 @@
 
     python -m benchmarks.semaphore [postgresql+psycopg://user:password@host/database]
 
-Without a URL a server is started (see tests/servers) and pinned, with this process, to one processor: on two,
-one and the same operation has two speeds. With a URL, a database is made there and dropped.
+Without a URL servers are started (see tests/servers): one for the eight processes, then one that is pinned, with this
+process, to one processor: on two, one and the same operation has two speeds. With a URL, a database is
+made there and dropped.
 
 A pair is an acquire and a release of one permit. Plain is the pattern as one would write it: look for the request,
 begin, lock the row, sum, insert, insert, commit; look, update, update. Every figure is a ratio inside one run, the
@@ -33,6 +34,7 @@ from .wire import Wire
 ROUNDS, PAIRS = 15, 100
 PROCESSES, SECONDS = 8, 2.0
 RELEASED = (1_000, 1_000_000)
+ALTERNATIONS = 4
 SEMAPHORE = "hot"
 
 #: how many times faster: must not be less, is aimed not to be less
@@ -152,7 +154,7 @@ def report_crowd(url: URL, synchronous_commit: str) -> None:
     """Eight processes on one semaphore with room for all of them."""
     done = {kind: sum(crowd(url, synchronous_commit, kind)) for kind in ("plain", "ours")}
     ratio = done["ours"] / done["plain"]
-    what = f"{PROCESSES} processes, one hot semaphore"
+    what = f"{PROCESSES} processes, one semaphore, {synchronous_commit}: plain / ours"
     print(f"  {what:46} {ratio:5.2f}   {faster(ratio, CROWDED[synchronous_commit])}")
 
 
@@ -199,28 +201,54 @@ def counted(wire: Wire, pair: Pair) -> float:
     return (wire.round_trips - before) / 10
 
 
+def crowd_with(engine: Engine, released: int) -> None:
+    """Have so many released permits of the semaphore, and nothing else."""
+    many = text(
+        "INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)"
+        " SELECT s.id, n, 1, n, 'RELEASED' FROM lock.semaphore AS s, generate_series(1, :many) AS n"
+        " WHERE s.name = :name"
+    )
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE lock.permit, lock.permit_request"))
+        connection.execute(many, {"many": released, "name": SEMAPHORE})
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE lock.permit"))
+    engine.dispose()
+
+
 def report_growth(url: URL) -> None:
     """What lies around released must not be felt."""
     engine = engine_at(url, "off")
     locks = sl.Locks(engine)
-    times = []
-    for released in RELEASED:
-        with engine.begin() as connection:
-            connection.execute(text("TRUNCATE lock.permit, lock.permit_request"))
-            many = text(
-                "INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)"
-                " SELECT s.id, n, 1, n, 'RELEASED' FROM lock.semaphore AS s, generate_series(1, :many) AS n"
-                " WHERE s.name = :name"
-            )
-            connection.execute(many, {"many": released, "name": SEMAPHORE})
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(text("VACUUM ANALYZE lock.permit"))
-        engine.dispose()
+    times: dict[int, list[float]] = {released: [] for released in RELEASED}
+    for released in RELEASED * ALTERNATIONS:
+        crowd_with(engine, released)
         microseconds(lambda: ours(locks, fresh()))
-        times.append(statistics.median(microseconds(lambda: ours(locks, fresh())) for _ in range(ROUNDS)))
-    few, many_ = times
+        times[released].append(statistics.median(microseconds(lambda: ours(locks, fresh())) for _ in range(ROUNDS)))
+    few, many_ = (statistics.median(found) for found in times.values())
     print(f"\n  {GROWTH.what:46} {many_ / few:5.2f}   {verdict(many_ / few, GROWTH.must, GROWTH.aim)}")
     engine.dispose()
+
+
+@contextlib.contextmanager
+def unpinned_server() -> Iterator[URL]:
+    """A PostgreSQL of our own, with every processor there is: eight processes have no use for one."""
+    from tests import servers
+
+    with servers.start("postgresql15") as server:
+        assert isinstance(server, servers.SQLServer)
+        yield make_url(server.url("psycopg"))
+
+
+@contextlib.contextmanager
+def place(given: URL | None, start: Callable[[], contextlib.AbstractContextManager[URL]]) -> Iterator[URL]:
+    """A database with the semaphores in it."""
+    with contextlib.nullcontext(given) if given is not None else start() as server, database(server) as url:
+        engine = create_engine(url)
+        for name, capacity in ((SEMAPHORE, 1000), ("closed", 0)):
+            sl.Locks(engine).run(sl.semaphore.create(name, capacity))
+        engine.dispose()
+        yield url
 
 
 def main() -> None:
@@ -231,15 +259,13 @@ def main() -> None:
         "url", nargs="?", type=make_url, help="postgresql+psycopg://...; without it, a server is started"
     )
     given: URL | None = parser.parse_args().url
-    with contextlib.nullcontext(given) if given is not None else a_server() as server, database(server) as url:
-        engine = create_engine(url)
-        for name, capacity in ((SEMAPHORE, 1000), ("closed", 0)):
-            sl.Locks(engine).run(sl.semaphore.create(name, capacity))
-        engine.dispose()
+    with place(given, unpinned_server) as url:
+        for synchronous_commit in ("off", "on"):
+            report_crowd(url, synchronous_commit)
+    with place(given, a_server) as url:
         report_round_trips(url)
         for synchronous_commit in ("off", "on"):
             report_pairs(url, synchronous_commit)
-            report_crowd(url, synchronous_commit)
         report_growth(url)
 
 
