@@ -30,6 +30,7 @@ from sqlalchemy_dlock import create_sadlock
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic import ops
+from sqlalchemy_locks.alembic.steps import STEPS
 
 from .wire import Wire
 
@@ -209,7 +210,7 @@ def database(server: URL) -> Iterator[URL]:
     try:
         engine = create_engine(url, poolclass=NullPool)
         with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
-            ops.upgrade_locks(from_="base", to="0001")
+            ops.upgrade_locks(from_="base", to=STEPS[-1])
         yield url
     finally:
         with administrator.connect() as connection:

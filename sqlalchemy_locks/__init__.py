@@ -6,9 +6,10 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import lock, sqlite
+from . import lock, semaphore, sqlite
 from .capture import capture
 from .errors import (
+    IdempotencyConflict,
     LockError,
     LockLost,
     LockTimeout,
@@ -17,9 +18,11 @@ from .errors import (
     NotWritable,
     OutcomeUnknown,
     ReentryError,
+    SemaphoreHeld,
     StaleSnapshot,
     StaleToken,
     UnknownRow,
+    UnknownSemaphore,
     UnknownTask,
     Unsupported,
 )
@@ -30,8 +33,10 @@ from .metadata import metadata
 from .mutex import Mutex
 from .operation import Operation
 from .queue import Queue
+from .semaphore import guarded
 from .timeout import Timeout
 from .transition import StateTransition
+from .values import Grant, Released, Report
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
@@ -44,6 +49,8 @@ __all__ = [
     "AsyncWorker",
     "Explanation",
     "Fence",
+    "Grant",
+    "IdempotencyConflict",
     "JobColumns",
     "LockError",
     "LockLost",
@@ -57,19 +64,25 @@ __all__ = [
     "OutcomeUnknown",
     "Queue",
     "ReentryError",
+    "Released",
+    "Report",
+    "SemaphoreHeld",
     "StaleSnapshot",
     "StaleToken",
     "StateTransition",
     "Timeout",
     "UnknownRow",
+    "UnknownSemaphore",
     "UnknownTask",
     "Unsupported",
     "Worker",
     "capture",
     "explain",
     "fenced",
+    "guarded",
     "lock",
     "metadata",
+    "semaphore",
     "sqlite",
 ]
 

@@ -6,6 +6,8 @@ Each method hands its synchronous twin to SQLAlchemy's greenlet, where the drive
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -13,12 +15,30 @@ from typing import Any, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from .leases import DAY, Alive
 from .locks import Held, Hold, Locks, Name
+from .maintenance import AsyncMaintenance
 from .mutex import Mutex
 from .mutexes import Mutexes
-from .operation import Operation, RowsOperation
+from .operation import Operation, RowsOperation, seconds
+from .values import Grant, Released, Report
 
 T = TypeVar("T")
+
+
+AsyncAlive = Callable[[list[str]], Awaitable[Iterable[str]]]
+
+
+def awaited(alive: Alive | AsyncAlive | None) -> Alive | None:
+    """The same question to a coroutine function, asked in SQLAlchemy's greenlet."""
+    if alive is None:
+        return None
+
+    def ask(owners: list[str]) -> Iterable[str]:
+        answer: Any = alive(owners)
+        return await_only(answer) if inspect.isawaitable(answer) else answer
+
+    return ask
 
 
 class AsyncLocks:
@@ -67,6 +87,44 @@ class AsyncLocks:
     ) -> bool:
         """As :meth:`sqlalchemy_locks.Locks.once_per`."""
         return await greenlet_spawn(self._sync.once_per, name, every=every, windowed=windowed, tz=tz, queue=queue)
+
+    async def acquire(
+        self,
+        permits: Mapping[str, int],
+        *,
+        external_id: str | None = None,
+        owner: str | None = None,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Grant:
+        """As :meth:`sqlalchemy_locks.Locks.acquire`."""
+        return await greenlet_spawn(
+            self._sync.acquire, permits, external_id=external_id, owner=owner, ttl=ttl, timeout=timeout
+        )
+
+    async def release(self, external_id: str | Grant) -> Released:
+        """As :meth:`sqlalchemy_locks.Locks.release`."""
+        return await greenlet_spawn(self._sync.release, external_id)
+
+    async def renew(self, external_id: str | Grant) -> bool:
+        """As :meth:`sqlalchemy_locks.Locks.renew`."""
+        return await greenlet_spawn(self._sync.renew, external_id)
+
+    async def sweep(
+        self, *, stale_after: float | timedelta | None = DAY, alive: Alive | AsyncAlive | None = None
+    ) -> int:
+        """As :meth:`sqlalchemy_locks.Locks.sweep`; ``alive`` may be a coroutine function."""
+        return await greenlet_spawn(self._sync.sweep, stale_after=stale_after, alive=awaited(alive))
+
+    async def maintain(self, *, alive: Alive | AsyncAlive | None = None) -> Report:
+        """As :meth:`sqlalchemy_locks.Locks.maintain`; ``alive`` may be a coroutine function."""
+        return await greenlet_spawn(self._sync.maintain, alive=awaited(alive))
+
+    def maintenance(
+        self, *, alive: Alive | AsyncAlive | None = None, every: float | timedelta = 60
+    ) -> AsyncMaintenance:
+        """As :meth:`sqlalchemy_locks.Locks.maintenance`, for ``async with``."""
+        return AsyncMaintenance(lambda: self.maintain(alive=alive), seconds(every, "every", zero=False))
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncHold:
         """As :meth:`sqlalchemy_locks.Locks.exclusive`, for ``async with``."""

@@ -47,3 +47,10 @@ class Ago(FunctionElement[datetime]):
 
     type = Instant()
     inherit_cache = True
+
+
+class Later(FunctionElement[datetime]):
+    """An instant and some seconds, which may be fractions or less than none; arguments are the two."""
+
+    type = Instant()
+    inherit_cache = True

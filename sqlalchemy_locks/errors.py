@@ -45,6 +45,18 @@ class UnknownRow(LockError):
     """``lock.row`` was asked for a row that isn't there: nothing was locked."""
 
 
+class UnknownSemaphore(LockError):
+    """No such semaphore: it was never created, or is deleted."""
+
+
+class SemaphoreHeld(LockError):
+    """The semaphore can't be deleted: some of its permits are held."""
+
+
+class IdempotencyConflict(LockError):
+    """This id was used before, for other semaphores or other counts: one id stands for one request."""
+
+
 class UnknownTask(LockError):
     """No such task, mutex or timeout: it was never created, or in another queue."""
 

@@ -24,6 +24,8 @@ from sqlalchemy.pool import StaticPool
 from . import lock
 from .errors import LockLost, LockTimeout, OutcomeUnknown, ReentryError, StaleSnapshot, UnknownTask, Unsupported
 from .keys import as_key
+from .leases import Leases
+from .maintenance import Maintained
 from .mutex import Mutex
 from .mutexes import Mutexes
 from .names import checked
@@ -42,7 +44,7 @@ _DEAD = 20
 _held: contextvars.ContextVar[frozenset[Any]] = contextvars.ContextVar("sqlalchemy_locks_held", default=frozenset())
 
 
-class Locks:
+class Locks(Leases, Maintained):
     """Locks that open their own transactions, on the engine that the app already has.
 
     :param bind: an ``Engine``, or a ``sessionmaker`` bound to one: its class and options are then those of
@@ -163,8 +165,8 @@ class Locks:
             )
         return self._run(operation, fresh_nonce())
 
-    def _run(self, operation: Operation[Any], nonce: str) -> Any:
-        options: dict[str, Any] = {"locks_nonce": nonce}
+    def _run(self, operation: Operation[Any], nonce: str, short: bool = False) -> Any:
+        options: dict[str, Any] = {"locks_nonce": nonce, "locks_short": short}
 
         repeatable = operation._body.repeatable(operation)
 
@@ -192,7 +194,8 @@ class Locks:
         )
         # entities come of a session
         entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
-        if not entity and operation._body.statement(place) is not None:
+        whole = entity or options["locks_short"]
+        if not whole and operation._body.statement(place) is not None:
             with engine.connect() as connection:
                 for _ in range(0 if repeatable else _DEAD):
                     if not place.engine.hung_up(connection):

@@ -16,6 +16,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     Identity,
     Index,
     Integer,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
     Uuid,
     false,
     text,
@@ -50,6 +52,10 @@ class Tables:
     task_timeout: Table
     task: Table
     job: Table
+    semaphore: Table
+    permit_request: Table
+    permit: Table
+    semaphore_history: Table
 
 
 @functools.cache
@@ -98,6 +104,60 @@ def describe(metadata: MetaData, prefix: str) -> Tables:
         ),
         task=_task(metadata, prefix),
         job=_job(metadata, prefix),
+        semaphore=Table(
+            f"{prefix}semaphore",
+            metadata,
+            _serial(),
+            Column("name", _name(255), nullable=False),
+            # NULL: deleted, and the row kept for its fence
+            Column("capacity", Integer()),
+            Column("fence", BigInteger(), nullable=False, server_default=text("0")),
+            *_stamps("created_at", "updated_at"),
+            UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
+            **_INNODB,
+            sqlite_autoincrement=True,
+        ),
+        permit_request=Table(
+            f"{prefix}permit_request",
+            metadata,
+            _serial(),
+            Column("external_id", _name(255), nullable=False),
+            Column("owner", _name(255)),
+            Column("state", _name(16), nullable=False),
+            Column("ttl_seconds", Double()),
+            *_stamps("renewed_at", "created_at", "updated_at"),
+            UniqueConstraint("external_id", name=f"{prefix}request_by_id"),
+            Index(f"{prefix}request_by_state", "state", "updated_at"),
+            **_INNODB,
+            sqlite_autoincrement=True,
+        ),
+        permit=Table(
+            f"{prefix}permit",
+            metadata,
+            _serial(),
+            Column("semaphore_id", BigInteger(), nullable=False),
+            Column("permit_request_id", BigInteger(), nullable=False),
+            Column("count", Integer(), nullable=False),
+            Column("fence", BigInteger(), nullable=False),
+            Column("state", _name(16), nullable=False),
+            _held(prefix),
+            Index(f"{prefix}permit_by_request", "permit_request_id"),
+            **_INNODB,
+            sqlite_autoincrement=True,
+        ),
+        semaphore_history=Table(
+            f"{prefix}semaphore_history",
+            metadata,
+            _serial(),
+            Column("semaphore_id", BigInteger(), nullable=False),
+            Column("old_capacity", Integer()),
+            Column("new_capacity", Integer()),
+            Column("changed_by", _name(255)),
+            *_stamps("changed_at"),
+            Index(f"{prefix}history_by_semaphore", "semaphore_id"),
+            **_INNODB,
+            sqlite_autoincrement=True,
+        ),
     )
 
 
@@ -181,6 +241,21 @@ def ExternalId() -> Any:
 
 class Payload(JSON):
     """JSON, as the engine keeps it best: JSONB on PostgreSQL, whose types are too much to be loaded by everybody."""
+
+
+def _serial() -> Column[Any]:
+    return Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True)
+
+
+def _stamps(*names: str) -> tuple[Column[Any], ...]:
+    return tuple(Column(name, Instant(), nullable=False, server_default=Now()) for name in names)
+
+
+def _held(prefix: str) -> Index:
+    """What is held, alone where the engine can leave rows out of an index: the sum over it is made at each acquire."""
+    held = text("state = 'ACQUIRED'")
+    columns = ("semaphore_id", "state", "permit_request_id", "count")
+    return Index(f"{prefix}permit_held", *columns, postgresql_where=held, sqlite_where=held)
 
 
 def _name(length: int) -> Any:

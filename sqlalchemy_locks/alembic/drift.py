@@ -39,7 +39,7 @@ _RELATION = sa.text(
 )
 
 _DEFINITION = re.compile(
-    r"FUNCTION [^(]*?\.(?P<name>\w+)\((?P<arguments>.*?)\) RETURNS (?P<result>[^\n]+)\n"
+    r"FUNCTION [^(]*?\.(?P<name>\w+)\((?P<arguments>.*?)\)\s+RETURNS (?P<result>[^\n]+)\n"
     r"LANGUAGE (?P<language>\w+)(?P<attributes>.*?)\nAS \$body\$(?P<source>.*)\$body\$",
     re.DOTALL,
 )
@@ -206,7 +206,8 @@ def _defined(text: str) -> dict[str, Any]:
     attributes = match["attributes"]
     return {
         "source": match["source"],
-        "arguments": match["arguments"],
+        # a long list has line breaks in the file
+        "arguments": " ".join(match["arguments"].split()),
         "result": match["result"],
         "language": match["language"],
         "volatility": "i" if "IMMUTABLE" in attributes else "v",

@@ -12,9 +12,9 @@ from alembic.util import CommandError
 
 Locking = Literal["native", "table"]
 
-# 48: what is left of MySQL's 64 characters, and of PostgreSQL's 63 bytes, once a table's name follows the prefix
+# 44: what is left of MySQL's 64 characters once a table's or an index's name follows the prefix
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
-_PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,47}")
+_PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,43}")
 _GRANTEE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_$.\-]*(@[A-Za-z0-9_$.\-/:%]+)?")
 
 
@@ -50,7 +50,7 @@ class Options:
             )
         if not _PREFIX.fullmatch(self.prefix):
             raise Refused(
-                f"the prefix {self.prefix!r} is refused: a letter or underscore, then up to 47 letters, "
+                f"the prefix {self.prefix!r} is refused: a letter or underscore, then up to 43 letters, "
                 "digits, underscores or dollar signs"
             )
         for grantee in self.grant_to:

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from .options import Options, Refused
 from .script import Family, Place, Script
 
-STEPS = ("0001", "0002", "0003")
+STEPS = ("0001", "0002", "0003", "0004")
 
 Door = Literal["revisions", "directives"]
 

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Epoch, Hence, Instant, Now
+from ..clock import Ago, Epoch, Hence, Instant, Later, Now
 from ..elements import DeleteByKey, Gate, PlainReads, ReadCommitted, SessionLock, SessionUnlock, TakeRow, Writable
 from ..errors import LockError, LockTimeout, Unsupported
 from .base import Engine, arrived, nothing
@@ -157,6 +157,13 @@ def _instant(element: Instant, compiler: Any, **kw: Any) -> str:
 @compiles(Now, "mariadb")
 def _now(element: Now, compiler: Any, **kw: Any) -> str:
     return "(UTC_TIMESTAMP(6))"
+
+
+@compiles(Later, "mysql")
+@compiles(Later, "mariadb")
+def _later(element: Later, compiler: Any, **kw: Any) -> str:
+    instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
+    return f"TIMESTAMPADD(MICROSECOND, {seconds} * 1000000, {instant})"
 
 
 @compiles(Epoch, "mysql")

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Epoch, Hence, Now
+from ..clock import Ago, Epoch, Hence, Later, Now
 from ..elements import InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot
 from ..schema import Payload
@@ -177,6 +177,13 @@ def _function(element: LockFunction, compiler: Any, **kw: Any) -> str:
 @compiles(Now, "yugabytedb")
 def _now(element: Now, compiler: Any, **kw: Any) -> str:
     return "clock_timestamp()"
+
+
+@compiles(Later, "postgresql")
+@compiles(Later, "yugabytedb")
+def _later(element: Later, compiler: Any, **kw: Any) -> str:
+    instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
+    return f"({instant} + {seconds} * interval '1 second')"
 
 
 @compiles(Epoch, "postgresql")

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Epoch, Hence, Now
+from ..clock import Ago, Epoch, Hence, Later, Now
 from ..elements import InsertAbsent
 from ..errors import LockError, LockTimeout, MustRollback
 from .base import Engine, nothing
@@ -86,6 +86,12 @@ class SQLite(Engine):
         finally:
             if not connection.invalidated:
                 connection.exec_driver_sql(f"PRAGMA busy_timeout = {was}")
+
+
+@compiles(Later, "sqlite")
+def _later(element: Later, compiler: Any, **kw: Any) -> str:
+    instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
+    return f"strftime('%Y-%m-%d %H:%M:%f000', {instant}, round({seconds}, 3) || ' seconds')"
 
 
 # Six digits of a second, as SQLAlchemy writes and reads them; SQLite has three

@@ -125,6 +125,20 @@ class World:
                 )
             )
 
+    def expire(self, grant: Any) -> None:
+        """Have the time of a grant run out: as if it had been made a day ago."""
+        day_ago = {
+            "mysql": "renewed_at - INTERVAL 1 DAY",
+            "mariadb": "renewed_at - INTERVAL 1 DAY",
+            "sqlite": "strftime('%Y-%m-%d %H:%M:%f', renewed_at, '-1 day')",
+        }.get(self.engine_name, "renewed_at - interval '1 day'")
+        table = "lock_permit_request" if self.is_innodb or self.is_sqlite else "lock.permit_request"
+        with self.plain.begin() as connection:
+            changed = connection.execute(
+                text(f"UPDATE {table} SET renewed_at = {day_ago} WHERE external_id = :id"), {"id": grant.external_id}
+            )
+            assert changed.rowcount == 1
+
     def despite_deadlocks(self, client: Client, turn: Callable[[], T]) -> T:
         """Take a turn again, as an app would: InnoDB may choose the client's own transaction as a deadlock's victim.
 

@@ -1,0 +1,273 @@
+"""What a semaphore costs beside the same pattern in plain SQLAlchemy Core, on PostgreSQL.
+
+    python -m benchmarks.semaphore [postgresql+psycopg://user:password@host/database]
+
+Without a URL servers are started (see tests/servers): one for the eight processes, then one that is pinned, with this
+process, to one processor: on two, one and the same operation has two speeds. With a URL, a database is
+made there and dropped.
+
+A pair is an acquire and a release of one permit. Plain is the pattern as one would write it: look for the request,
+begin, lock the row, sum, insert, insert, commit; look, update, update. Every figure is a ratio inside one run, the
+median of rounds that take turns; only such ratios compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from sqlalchemy import URL, Engine, create_engine, func, insert, make_url, select, text, update
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.clock import Now
+from sqlalchemy_locks.schema import tables
+
+from .lock import Pair, Target, a_server, database, engine_at, verdict
+from .wire import Wire
+
+ROUNDS, PAIRS = 15, 100
+PROCESSES, SECONDS = 8, 2.0
+RELEASED = (1_000, 1_000_000)
+ALTERNATIONS = 4
+SEMAPHORE = "hot"
+
+#: how many times faster: must not be less, is aimed not to be less
+FASTER = {"off": (3.5, 7.0), "on": (2.5, 5.0)}
+CROWDED = {"off": (5.0, 9.0), "on": (3.5, 8.0)}
+GROWTH = Target("pair beside 1,000,000 / 1,000 released permits", "many", "few", 1.2, 1.05)
+
+_ids = itertools.count()
+_here = tables("lock", "")
+
+
+def fresh() -> str:
+    """An id that nobody has used."""
+    return f"{os.getpid()}-{next(_ids)}"
+
+
+def plain(engine: Engine, ident: str) -> bool:
+    """The pattern in statements that are built when they are used."""
+    sem, request, permit = _here.semaphore, _here.permit_request, _here.permit
+    with engine.begin() as connection:
+        if connection.execute(select(request.c.id).where(request.c.external_id == ident)).first():
+            return False
+        row = connection.execute(
+            select(sem.c.id, sem.c.capacity).where(sem.c.name == SEMAPHORE).with_for_update()
+        ).one()
+        held = select(func.coalesce(func.sum(permit.c.count), 0))
+        used = connection.scalar(held.where(permit.c.semaphore_id == row.id, permit.c.state == "ACQUIRED"))
+        assert used is not None
+        if used + 1 > row.capacity:
+            return False
+        made = connection.execute(insert(request).values(external_id=ident, state="ACQUIRED").returning(request.c.id))
+        values = {"semaphore_id": row.id, "permit_request_id": made.scalar_one(), "count": 1, "fence": 0}
+        connection.execute(insert(permit).values(**values, state="ACQUIRED"))
+    with engine.begin() as connection:
+        found = connection.execute(select(request.c.id).where(request.c.external_id == ident)).scalar_one()
+        freed = update(permit).where(permit.c.permit_request_id == found, permit.c.state != "RELEASED")
+        connection.execute(freed.values(state="RELEASED"))
+        ended = update(request).where(request.c.id == found)
+        connection.execute(ended.values(state="RELEASED", updated_at=Now()))
+    return True
+
+
+def ours(locks: sl.Locks, ident: str) -> bool:
+    """The same through ``Locks``."""
+    grant = locks.run(sl.semaphore.acquire({SEMAPHORE: 1}, external_id=ident))
+    if not grant:
+        return False
+    locks.release(ident)
+    return True
+
+
+def waiting(locks: sl.Locks, ident: str) -> bool:
+    """And with all that ``locks.acquire`` adds."""
+    locks.release(locks.acquire({SEMAPHORE: 1}, external_id=ident, ttl=60))
+    return True
+
+
+def variants(engine: Engine) -> dict[str, Pair]:
+    """Each way, warm."""
+    locks = sl.Locks(engine)
+    ways: dict[str, Callable[[], object]] = {
+        "plain": lambda: plain(engine, fresh()),
+        "ours": lambda: ours(locks, fresh()),
+        "locks.acquire": lambda: waiting(locks, fresh()),
+    }
+    for way in ways.values():
+        for _ in range(20):
+            way()
+    return ways
+
+
+def microseconds(pair: Pair, pairs: int = PAIRS) -> float:
+    """What one pair takes, on average over one round."""
+    began = time.perf_counter()
+    for _ in range(pairs):
+        pair()
+    return (time.perf_counter() - began) / pairs * 1e6
+
+
+def faster(ratio: float, targets: tuple[float, float]) -> str:
+    """How a speed-up stands against its target."""
+    must, aim = targets
+    met = "aim met" if ratio >= aim else "must met" if ratio >= must else "MISSED"
+    return f"must {must:g}, aim {aim:g}: {met}"
+
+
+def report_pairs(url: URL, synchronous_commit: str) -> None:
+    """One client."""
+    engine = engine_at(url, synchronous_commit)
+    ways = variants(engine)
+    rounds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            rounds[name].append(microseconds(way))
+    print(f"\nAcquire and release, synchronous_commit {synchronous_commit}")
+    for name, times in rounds.items():
+        print(f"  {name:14} {statistics.median(times):7.0f} µs")
+    for name in ("ours", "locks.acquire"):
+        ratio = statistics.median(a / b for a, b in zip(rounds["plain"], rounds[name], strict=True))
+        print(f"  {f'plain Core / {name}':46} {ratio:5.2f}   {faster(ratio, FASTER[synchronous_commit])}")
+    engine.dispose()
+
+
+def turns(url: URL, synchronous_commit: str, kind: str) -> int:
+    """How many pairs one of several processes gets done."""
+    engine = engine_at(url, synchronous_commit)
+    locks = sl.Locks(engine)
+    way = partial(plain, engine) if kind == "plain" else partial(ours, locks)
+    done = 0
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        done += way(fresh())
+    return done
+
+
+def report_crowd(url: URL, synchronous_commit: str) -> None:
+    """Eight processes on one semaphore with room for all of them."""
+    done = {kind: sum(crowd(url, synchronous_commit, kind)) for kind in ("plain", "ours")}
+    ratio = done["ours"] / done["plain"]
+    what = f"{PROCESSES} processes, one semaphore, {synchronous_commit}: plain / ours"
+    print(f"  {what:46} {ratio:5.2f}   {faster(ratio, CROWDED[synchronous_commit])}")
+
+
+def crowd(url: URL, synchronous_commit: str, kind: str) -> Iterator[int]:
+    """What each process got done."""
+    readers = []
+    for _ in range(PROCESSES):
+        reader, writer = os.pipe()
+        if not os.fork():
+            os.write(writer, str(turns(url, synchronous_commit, kind)).encode())
+            os._exit(0)
+        os.close(writer)
+        readers.append(reader)
+    for reader in readers:
+        yield int(os.read(reader, 64))
+        os.close(reader)
+        os.wait()
+
+
+def report_round_trips(url: URL) -> None:
+    """How often each waits for the server."""
+    assert url.host is not None
+    wire = Wire(url.host, url.port or 5432)
+    engine = engine_at(url.set(host="127.0.0.1", port=wire.port), "off")
+    locks = sl.Locks(engine)
+    print("\nRound trips, counted on the wire")
+    for name, way in variants(engine).items():
+        print(f"  {f'{name}: acquire and release':46} {counted(wire, way):5.1f}")
+    locks.run(sl.semaphore.acquire({SEMAPHORE: 1}, external_id="kept"))
+    denied = counted(wire, lambda: locks.run(sl.semaphore.acquire({"closed": 1})))
+    print(f"  {'a request that is denied':46} {denied:5.1f}")
+    print(f"  {'renew':46} {counted(wire, lambda: locks.renew('kept')):5.1f}")
+    locks.release("kept")
+    engine.dispose()
+    wire.close()
+
+
+def counted(wire: Wire, pair: Pair) -> float:
+    for _ in range(10):
+        pair()
+    before = wire.round_trips
+    for _ in range(10):
+        pair()
+    return (wire.round_trips - before) / 10
+
+
+def crowd_with(engine: Engine, released: int) -> None:
+    """Have so many released permits of the semaphore, and nothing else."""
+    many = text(
+        "INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)"
+        " SELECT s.id, n, 1, n, 'RELEASED' FROM lock.semaphore AS s, generate_series(1, :many) AS n"
+        " WHERE s.name = :name"
+    )
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE lock.permit, lock.permit_request"))
+        connection.execute(many, {"many": released, "name": SEMAPHORE})
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE lock.permit"))
+    engine.dispose()
+
+
+def report_growth(url: URL) -> None:
+    """What lies around released must not be felt."""
+    engine = engine_at(url, "off")
+    locks = sl.Locks(engine)
+    times: dict[int, list[float]] = {released: [] for released in RELEASED}
+    for released in RELEASED * ALTERNATIONS:
+        crowd_with(engine, released)
+        microseconds(lambda: ours(locks, fresh()))
+        times[released].append(statistics.median(microseconds(lambda: ours(locks, fresh())) for _ in range(ROUNDS)))
+    few, many_ = (statistics.median(found) for found in times.values())
+    print(f"\n  {GROWTH.what:46} {many_ / few:5.2f}   {verdict(many_ / few, GROWTH.must, GROWTH.aim)}")
+    engine.dispose()
+
+
+@contextlib.contextmanager
+def unpinned_server() -> Iterator[URL]:
+    """A PostgreSQL of our own, with every processor there is: eight processes have no use for one."""
+    from tests import servers
+
+    with servers.start("postgresql15") as server:
+        assert isinstance(server, servers.SQLServer)
+        yield make_url(server.url("psycopg"))
+
+
+@contextlib.contextmanager
+def place(given: URL | None, start: Callable[[], contextlib.AbstractContextManager[URL]]) -> Iterator[URL]:
+    """A database with the semaphores in it."""
+    with contextlib.nullcontext(given) if given is not None else start() as server, database(server) as url:
+        engine = create_engine(url)
+        for name, capacity in ((SEMAPHORE, 1000), ("closed", 0)):
+            sl.Locks(engine).run(sl.semaphore.create(name, capacity))
+        engine.dispose()
+        yield url
+
+
+def main() -> None:
+    """Run the command line."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.semaphore", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "url", nargs="?", type=make_url, help="postgresql+psycopg://...; without it, a server is started"
+    )
+    given: URL | None = parser.parse_args().url
+    with place(given, unpinned_server) as url:
+        for synchronous_commit in ("off", "on"):
+            report_crowd(url, synchronous_commit)
+    with place(given, a_server) as url:
+        report_round_trips(url)
+        for synchronous_commit in ("off", "on"):
+            report_pairs(url, synchronous_commit)
+        report_growth(url)
+
+
+if __name__ == "__main__":
+    main()

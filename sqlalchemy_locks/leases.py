@@ -1,0 +1,181 @@
+"""What ``Locks`` does with semaphores: waiting for room, sweeping, and the in-memory gate. It knows no SQL.
+
+The pattern: "Distributed Counting Semaphore with MySQL", the complete acquire: an id that makes it repeatable,
+sorted names, a gate in memory, a bounded wait for the rows, up to three retries, and nothing left on the connection.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from . import semaphore
+from .dialects import engine_of
+from .errors import LockLost, LockTimeout
+from .operation import Operation, fresh_nonce, seconds
+from .prelock import gates_of
+from .semaphore.sweep import overdue, owned, stale, taken
+from .transaction import Sleep
+from .values import Grant, Released
+
+Alive = Callable[[list[str]], Iterable[str]]
+
+#: the longest wait for a semaphore's row, and for the gate before it
+PATIENCE = 5.0
+_SHORTEST, _LONGEST = 0.01, 0.25
+DAY = 86400.0
+
+
+class Leases:
+    """The semaphore's part of ``Locks``."""
+
+    _engine: Engine
+    _sleep: Sleep
+    _sets_isolation: bool
+    _run: Callable[..., Any]
+
+    @property
+    def owner(self) -> str:
+        """What its requests are held by."""
+        raise NotImplementedError
+
+    def acquire(
+        self,
+        permits: Mapping[str, int],
+        *,
+        external_id: str | None = None,
+        owner: str | None = None,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Grant:
+        """Take permits of one or more semaphores, all of them or none, waiting for room.
+
+        :param permits: how many of each semaphore.
+        :param external_id: the id of this request: whoever gives it again gets the same grant. Made up without one.
+        :param owner: who holds them; by default :attr:`owner`.
+        :param ttl: how long they are held without being renewed, in seconds or as a ``timedelta``; ``None``: until
+            they are released, or swept.
+        :param timeout: the longest wait, in seconds or as a ``timedelta``; ``None`` waits, ``0`` tries once (which may
+            wait for others in the middle of theirs, 5 seconds at most).
+        :return: a :class:`~sqlalchemy_locks.Grant`, acquired.
+        :raises LockTimeout: when there was no room in time.
+        :raises LockLost: when this id was acquired before, and was released or ran out: it is never granted again.
+        :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
+
+        >>> grant = locks.acquire({"backup-slots": 1, "network": 2}, external_id="job-1", ttl=3600, timeout=10)
+        >>> locks.release("job-1")
+        """
+        operation = semaphore.acquire(
+            permits, external_id=external_id, owner=self.owner if owner is None else owner, ttl=ttl
+        )
+        patience = None if timeout is None else seconds(timeout, "timeout")
+        deadline = None if patience is None else time.monotonic() + patience
+        delay = _SHORTEST
+        while True:
+            left = None if deadline is None or patience == 0 else deadline - time.monotonic()
+            try:
+                grant = self._attempt(operation, PATIENCE if left is None else min(PATIENCE, max(left, _SHORTEST)))
+            except LockTimeout:
+                grant = None
+            if grant is not None and grant.acquired:
+                return grant
+            if grant is not None and grant.replayed:
+                raise LockLost(
+                    f"the request {grant.external_id!r} was granted before and is {grant.state}: it is never "
+                    "granted again, so ask with another external_id"
+                )
+            if deadline is not None and time.monotonic() >= deadline:
+                raise LockTimeout(_no_room(operation, grant, patience))
+            pause = random.uniform(delay / 2, delay)
+            self._sleep(pause if deadline is None else min(pause, max(0.0, deadline - time.monotonic())))
+            delay = min(2 * delay, _LONGEST)
+
+    def release(self, external_id: str | Grant) -> Released:
+        """Give permits back: :func:`sqlalchemy_locks.semaphore.release`, in a transaction of its own.
+
+        When its reply was lost, it is sent again, and ``ALREADY_RELEASED`` may be what the first one did.
+        """
+        released: Released = self._settled(semaphore.release(external_id))
+        return released
+
+    def renew(self, external_id: str | Grant) -> bool:
+        """Have the time of a request count from now: :func:`sqlalchemy_locks.semaphore.renew`.
+
+        :return: ``False`` once its time ran out, or it was released: it is somebody else's then.
+        """
+        return bool(self._settled(semaphore.renew(external_id)))
+
+    def sweep(self, *, stale_after: float | timedelta | None = DAY, alive: Alive | None = None) -> int:
+        """Release what nobody will give back: what has expired, is stale, or whose owner is dead.
+
+        :param stale_after: what was neither renewed nor released for that long, in seconds or as a ``timedelta``;
+            ``None``: leave it alone.
+        :param alive: is given owners, up to 800 at once and each only once, and gives the living ones back. When it
+            raises, nobody is released. ``AsyncLocks`` takes a coroutine function, too.
+        :return: how many requests were released.
+
+        A lease that is renewed while this looks stays, and so does what somebody is releasing, or writing under
+        ``guarded``. An ``acquire`` that finds no room takes back what has expired by itself, without any sweep.
+
+        >>> locks.sweep(alive=lambda owners: [owner for owner in owners if is_running(owner)])
+        """
+        old = stale(stale_after)
+        dead = [] if alive is None else self._dead(alive)
+        swept, after = 0, 0
+        while judged := self._settled(overdue(old, after)):
+            swept += self._settled(taken(judged))
+            after = judged[-1][0]
+        for start in range(0, len(dead), semaphore.BATCH):
+            swept += self._settled(taken(dead[start : start + semaphore.BATCH]))
+        return swept
+
+    def _dead(self, alive: Alive) -> list[tuple[Any, ...]]:
+        """The requests whose owners are dead, with what they were judged by."""
+        verdicts: dict[str, bool] = {}
+        dead: list[tuple[Any, ...]] = []
+        after = 0
+        while found := self._settled(owned(after)):
+            unknown = sorted({owner for _, _, owner in found} - verdicts.keys())
+            if unknown:
+                living = _living(alive(unknown))
+                verdicts |= {owner: owner in living for owner in unknown}
+            dead += [(request, renewed_at) for request, renewed_at, owner in found if not verdicts[owner]]
+            after = found[-1][0]
+        return dead
+
+    def _attempt(self, operation: Operation[Any], patience: float) -> Grant | None:
+        with gates_of(self._engine).passed(operation._values["permits"], patience):
+            grant: Grant | None = self._settled(operation.execution_options(locks_wait=patience))
+            return grant
+
+    def _settled(self, operation: Operation[Any]) -> Any:
+        """Run it, in autocommit where that is one round trip, unless the app's isolation level makes that fail."""
+        if not self._sets_isolation:
+            try:
+                return self._run(operation, fresh_nonce())
+            except DBAPIError as error:
+                # an app at REPEATABLE READ: who waits there fails to serialize, however often it is retried
+                if not engine_of(self._engine.dialect).transient(error):
+                    raise
+            self._sets_isolation = True
+        return self._run(operation, fresh_nonce(), short=True)
+
+
+def _living(answer: Any) -> frozenset[str]:
+    if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
+        raise TypeError(
+            f"alive gives the living ones of the owners that it was given, as a list or set, not {answer!r}"
+        )
+    living = answer if isinstance(answer, Collection) else list(answer)
+    return frozenset(living)
+
+
+def _no_room(operation: Operation[Any], grant: Grant | None, patience: float | None) -> str:
+    names = ", ".join(repr(name) for name in (grant.exhausted if grant is not None else operation._values["permits"]))
+    return f"{names} had no room {'at the only try' if patience == 0 else f'within {patience:g} s'}"

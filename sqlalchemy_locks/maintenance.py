@@ -1,0 +1,170 @@
+"""Maintenance: the sweeps and clean-ups that are due, each run by one of a fleet.
+
+The pattern: "Distributed Counting Semaphore with MySQL", its last part. Each task has a period, and a ``Timeout`` of
+the shipped table guards it: whoever asks first in a period does it, and everybody else passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from . import lock, semaphore
+from .leases import DAY, Alive
+from .operation import Operation, seconds
+from .values import Report
+
+#: of the timeouts that guard the tasks
+QUEUE = "sqlalchemy_locks.maintenance"
+_log = logging.getLogger("sqlalchemy_locks")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to be done once a period, in seconds; it tells how many rows it was about."""
+
+    name: str
+    every: float
+    do: Callable[[Any, Alive | None], int]
+
+
+def _until_none(operation: Operation[Any]) -> Callable[[Any, Alive | None], int]:
+    """A clean-up that goes batch by batch."""
+
+    def do(locks: Any, alive: Alive | None) -> int:
+        done = 0
+        while removed := locks.run(operation):
+            done += removed
+        return done
+
+    return do
+
+
+TASKS = (
+    Task("orphans", 300, lambda locks, alive: locks.sweep(stale_after=DAY, alive=alive)),
+    Task("requests", 4 * 3600, _until_none(semaphore.clean(older_than=7 * DAY))),
+    Task("history", DAY, lambda locks, alive: locks.run(semaphore.clean_history(older_than=30 * DAY))),
+    Task("keys", DAY, lambda locks, alive: locks.run(lock.vacuum())),
+)
+
+
+class Maintained:
+    """The maintenance part of ``Locks``."""
+
+    once_per: Callable[..., bool]
+
+    def maintain(self, *, alive: Alive | None = None) -> Report:
+        """Do every sweep and clean-up that is due, and that nobody else has done in its period.
+
+        Every 5 minutes requests are released that have expired, whose owner is dead (``alive``, as for :meth:`sweep`),
+        or that are older than a day; every 4 hours those deleted that were released 7 days ago; every day changes of
+        capacity that are 30 days old, and keys of locks that nobody holds.
+
+        :return: a :class:`~sqlalchemy_locks.Report`: for each task that was due, how many rows it was about.
+
+        A task that fails doesn't keep the others from being done; its error is raised when they are.
+
+        >>> locks.maintain().done
+        {'orphans': 0, 'requests': 0, 'history': 0, 'keys': 0}
+        """
+        done: dict[str, int] = {}
+        failed: list[Exception] = []
+        for task in TASKS:
+            try:
+                if self.once_per(task.name, every=task.every, queue=QUEUE):
+                    done[task.name] = task.do(self, alive)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return Report(done)
+
+    def maintenance(self, *, alive: Alive | None = None, every: float | timedelta = 60) -> Maintenance:
+        """Have :meth:`maintain` called in the background while the block runs.
+
+        :param every: how often to look whether something is due, in seconds or as a ``timedelta``.
+
+        What goes wrong is logged under ``sqlalchemy_locks``, and tried again when it is due again.
+
+        >>> with locks.maintenance():
+        ...     serve()
+        """
+        return Maintenance(lambda: self.maintain(alive=alive), seconds(every, "every", zero=False))
+
+
+class Maintenance:
+    """The context manager of ``Locks.maintenance``: a thread."""
+
+    def __init__(self, round_: Callable[[], Report], every: float) -> None:
+        self._round = round_
+        self._every = every
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Maintenance:
+        self._over.clear()
+        self._thread = threading.Thread(target=self._work, name="sqlalchemy_locks.maintenance", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                told(self._round())
+            except Exception:
+                failed()
+            if self._over.wait(self._every):
+                return
+
+
+class AsyncMaintenance:
+    """The context manager of ``AsyncLocks.maintenance``: a task."""
+
+    def __init__(self, round_: Callable[[], Any], every: float) -> None:
+        self._round = round_
+        self._every = every
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> AsyncMaintenance:
+        self._over = asyncio.Event()
+        self._task = asyncio.create_task(self._work())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._over.set()
+        await self._task
+
+    async def _work(self) -> None:
+        while not self._over.is_set():
+            try:
+                told(await self._round())
+            except Exception:
+                failed()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._over.wait(), self._every)
+
+
+def told(report: Report) -> None:
+    if report:
+        _log.info("maintenance: %s", ", ".join(f"{task} {count}" for task, count in report.done.items() if count))
+
+
+def failed() -> None:
+    _log.exception("a round of maintenance failed; it is tried again when it is due")

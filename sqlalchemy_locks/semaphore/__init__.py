@@ -1,0 +1,36 @@
+"""A counting semaphore in the database: so many permits, held by whoever, on whatever machine.
+
+The pattern: "Distributed Counting Semaphore with MySQL", whole: permits of several semaphores at once, all or none;
+an id that makes each request repeatable; a time to live, renewed or not; fencing tokens; sweeps.
+
+What is promised: what is held never exceeds the capacity that was in force when it was granted, at any isolation
+level; one id is granted once; a permit is given back once; each grant's fencing token is greater than any that its
+semaphore gave before, deleted and made again or not.
+"""
+
+from __future__ import annotations
+
+from .acquire import acquire
+from .admin import create, delete, resize
+from .guarded import guarded
+from .read import history, holders, usage
+from .release import release, renew
+from .statements import BATCH
+from .sweep import clean, clean_history, sweep
+
+__all__ = [
+    "BATCH",
+    "acquire",
+    "clean",
+    "clean_history",
+    "create",
+    "delete",
+    "guarded",
+    "history",
+    "holders",
+    "release",
+    "renew",
+    "resize",
+    "sweep",
+    "usage",
+]

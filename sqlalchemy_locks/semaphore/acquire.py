@@ -1,0 +1,225 @@
+"""acquire: permits of one or more semaphores, all of them or none.
+
+The order of work: the request's row, which is the gate for all that ask with its id; the semaphores' rows, by name;
+then, in a later statement, the sum of what is held, with the rows' fences. Where that is too much, what has expired
+is taken back, and it is summed again. A grant raises the fences, so that a snapshot from before it fails
+instead of over-granting. A denial leaves no trace.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import ARRAY, Float, Integer, Text, bindparam, cast, column, literal, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.sql import Executable
+from sqlalchemy.types import NullType
+
+from ..elements import LockFunction
+from ..errors import IdempotencyConflict, UnknownSemaphore
+from ..names import checked
+from ..operation import Operation, Run, seconds, shaped
+from ..values import Grant
+from .base import SemaphoreBody, locked, take_back, touch, used, utc, whole
+from .base import external_id as id_of
+from .statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
+
+#: thirty years: more than any lease, and less than what a server's clock can't add
+_LONGEST = 1e9
+_ROUNDS = 100
+_QUOTED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"
+_ANSWER = ("state", "replayed", "request_id", "expires_at", "fences", "exhausted")
+
+
+class Acquire(SemaphoreBody):
+    def call(self) -> LockFunction:
+        return LockFunction(
+            "semaphore_acquire",
+            cast(bindparam("names", type_=Text()), ARRAY(Text())),
+            cast(bindparam("counts", type_=Text()), ARRAY(Integer())),
+            bindparam("external_id", type_=Text()),
+            bindparam("owner", type_=Text()),
+            bindparam("ttl_seconds", type_=Float()),
+            bindparam("lock_wait", type_=Text()),
+            type_=NullType(),
+        )
+
+    def asked(self, call: LockFunction) -> Executable:
+        granted = call.table_valued(*(column(name) for name in _ANSWER)).alias("granted")
+        return select(*(granted.c[name] for name in _ANSWER))
+
+    def arguments(self, run: Run) -> dict[str, Any]:
+        return {**run.values, "lock_wait": None if run.wait is None else run.engine.wait_value(run.wait)}
+
+    def answer(self, run: Run, row: Any) -> Grant:
+        state, replayed, request_id, expires_at, fences, exhausted = row
+        _explain(run, state, exhausted)
+        return _grant(run, state, request_id, expires_at, fences or (), exhausted or (), replayed)
+
+    def by_statements(self, run: Run, made: Any) -> Grant:
+        for _ in range(_ROUNDS):
+            request = self._ask(run, made)
+            if request is not None:
+                return self._decide(run, made, request)
+            known = self._known(run, made)
+            if known is not None:
+                return known
+        raise IdempotencyConflict(f"the request {run.values['external_id']!r} comes and goes: others clean it up")
+
+    def _ask(self, run: Run, made: Any) -> int | None:
+        """Pass the gate: the id of the new request, or ``None`` where there is one with its external id."""
+        values = {name: run.values[name] for name in ("external_id", "owner", "ttl_seconds")}
+        if run.engine.locking == "file" and run.execute(made.request, {"called": values["external_id"]}).first():
+            return None
+        try:
+            result = run.execute(made.ask, {**values, "state": ACQUIRED})
+        except IntegrityError as error:
+            if run.engine.locking == "file" or not run.engine.duplicate(error):
+                raise
+            return None
+        key: Any = result.inserted_primary_key
+        return int(key[0])
+
+    def _known(self, run: Run, made: Any) -> Grant | None:
+        # shared, so that two who ask again don't wait for each other
+        request = run.execute(made.request_shared, {"called": run.values["external_id"]}).first()
+        if request is None:
+            return None
+        permits = run.execute(made.permits, {"which": request.id}).all()
+        rows = run.execute(made.names, {"ids": [permit.semaphore_id for permit in permits]})
+        named = {row.id: row.name for row in rows}
+        found = {named.get(permit.semaphore_id): permit for permit in permits}
+        asked = run.values["permits"]
+        if {name: permit.count for name, permit in found.items()} != asked:
+            _explain(run, CONFLICT, ())
+        state = EXPIRED if request.state == ACQUIRED and request.expired else request.state
+        fences = [found[name].fence for name in asked]
+        return _grant(run, state, request.id, request.until, fences, (), True)
+
+    def _decide(self, run: Run, made: Any, request: int) -> Grant:
+        permits = run.values["permits"]
+        rows = [locked(run, made, name) for name in permits]
+        unknown = [name for name, row in zip(permits, rows, strict=True) if row is None]
+        if unknown:
+            run.execute(made.forget, {"which": request})
+            _explain(run, UNKNOWN, unknown)
+        sums, now = used(run, made, rows)
+        exhausted = []
+        for (name, count), row in zip(permits.items(), rows, strict=True):
+            if sums[row.id] + count > row.capacity and take_back(run, made, row.id):
+                again, now = used(run, made, [row])
+                sums |= again
+            if sums[row.id] + count > row.capacity:
+                exhausted.append(name)
+        if exhausted:
+            run.execute(made.forget, {"which": request})
+            return _grant(run, DENIED, None, None, (), exhausted, False)
+        return self._write(run, made, request, rows, now)
+
+    def _write(self, run: Run, made: Any, request: int, rows: list[Any], now: Any) -> Grant:
+        for row, count in zip(rows, run.values["permits"].values(), strict=True):
+            run.execute(made.bump, {"which": row.id})
+            touch(run, row.id)
+            permit = {"semaphore_id": row.id, "permit_request_id": request, "count": count}
+            run.execute(made.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
+        # the lease counts from after the waits
+        run.execute(made.stamp, {"which": request, "now": now})
+        ttl = run.values["ttl_seconds"]
+        until = None if ttl is None else now + timedelta(seconds=ttl)
+        return _grant(run, ACQUIRED, request, until, [row.fence + 1 for row in rows], (), False)
+
+
+def _array(items: Iterable[str]) -> str:
+    """An array as PostgreSQL reads it: drivers take several times as long over a list."""
+    return f"{{{','.join(items)}}}"
+
+
+def _explain(run: Run, state: str, names: Any) -> None:
+    if state == UNKNOWN:
+        called = ", ".join(repr(name) for name in names)
+        raise UnknownSemaphore(f"there is no semaphore {called}: make it with semaphore.create")
+    if state == CONFLICT:
+        raise IdempotencyConflict(
+            f"the request {run.values['external_id']!r} was for other semaphores or other counts: "
+            "one id stands for one request"
+        )
+
+
+def _grant(run: Run, state: str, request: Any, until: Any, fences: Any, exhausted: Any, replayed: bool) -> Grant:
+    permits = run.values["permits"]
+    return Grant(
+        external_id=run.values["external_id"],
+        acquired=state == ACQUIRED,
+        state=state,
+        permits=permits,
+        fence=dict(zip(permits, fences, strict=False)),
+        exhausted=tuple(exhausted),
+        replayed=replayed,
+        expires_at=utc(until) if state in (ACQUIRED, EXPIRED) else None,
+        request_id=request,
+    )
+
+
+_ACQUIRE = Acquire()
+
+
+@shaped(select(literal(typing.cast("Grant", None))))
+def acquire(
+    permits: Mapping[str, int],
+    *,
+    external_id: str | None = None,
+    owner: str | None = None,
+    ttl: float | timedelta | None = None,
+) -> Operation[Any]:
+    """Take permits of one or more semaphores: all of them, or none.
+
+    :param permits: how many of each semaphore, at least 1; in any order.
+    :param external_id: the id of this request, which whoever retries gives again: it is granted once. Without one,
+        the operation makes its own, and stands for one request however often it is executed.
+    :param owner: who holds them, for ``holders`` and for the sweep that asks who is alive.
+    :param ttl: how long they are held without being renewed, in seconds or as a ``timedelta``; ``None``: until
+        they are released.
+    :return: a :class:`~sqlalchemy_locks.Grant`. ``grant.acquired`` is ``False`` when any of the semaphores had no
+        room: nothing was taken then, and ``grant.exhausted`` names them. For an id that was asked for before:
+        while it is held, ``True`` with the original fences (it isn't renewed by that); afterwards ``False``, with
+        its state. A request that was released is never granted again.
+    :raises UnknownSemaphore: when one of them was never created. Nothing was taken.
+    :raises IdempotencyConflict: when the id was used for other semaphores or other counts.
+    :raises LockTimeout: when another transaction kept one of them locked for longer than the database, or the
+        option ``locks_wait`` (seconds), lets one wait.
+
+    In a session of yours other acquirers of these semaphores wait until you commit: commit before you work. On MySQL,
+    MariaDB and SQLite, a denied request keeps its locks until then, too. Under REPEATABLE READ and SERIALIZABLE
+    the answer is right, or it is the engine's serialization or deadlock error: roll back and begin again.
+
+    The pattern: "Distributed Counting Semaphore with MySQL", the complete acquire.
+
+    >>> grant = session.scalar(sl.semaphore.acquire({"backup-slots": 1}, external_id="job-1", ttl=3600))
+    """
+    if not isinstance(permits, Mapping):
+        raise TypeError(f"semaphore.acquire takes how many of each semaphore, as in {{'name': 1}}, not {permits!r}")
+    if not permits:
+        raise ValueError("semaphore.acquire needs at least one semaphore")
+    counts = {
+        checked(name, "a semaphore's name"): whole(count, "a count of permits", 1) for name, count in permits.items()
+    }
+    # in one order for everybody, so that two requests can't deadlock
+    asked = dict(sorted(counts.items()))
+    held_for = None if ttl is None else seconds(ttl, "ttl", zero=False)
+    if held_for is not None and not (0.001 <= held_for <= _LONGEST and math.isfinite(held_for)):
+        raise ValueError(f"ttl is from 0.001 to {_LONGEST:g} seconds, not {ttl!r}")
+    values = {
+        "permits": asked,
+        "names": _array(f'"{_QUOTED.sub(_ESCAPE, name)}"' for name in asked),
+        "counts": _array(map(str, asked.values())),
+        "external_id": uuid4().hex if external_id is None else id_of(external_id),
+        "owner": None if owner is None else checked(owner, "an owner"),
+        "ttl_seconds": held_for,
+    }
+    return Operation(_ACQUIRE, values)

@@ -1,0 +1,159 @@
+"""create, resize and delete: a semaphore's life, each change of its capacity recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select
+from sqlalchemy.exc import IntegrityError
+
+from ..elements import LockFunction
+from ..errors import SemaphoreHeld, UnknownSemaphore
+from ..names import checked
+from ..operation import Operation, Run, shaped
+from .base import SemaphoreBody, locked, take_back, touch, used, whole
+from .statements import DELETED, HELD, UNKNOWN
+
+_NAME, _BY = bindparam("name", type_=Text()), bindparam("changed_by", type_=Text())
+_CAPACITY = bindparam("capacity", type_=Integer())
+
+
+class Create(SemaphoreBody):
+    def call(self) -> LockFunction:
+        return LockFunction("semaphore_create", _NAME, _CAPACITY, _BY, type_=Boolean())
+
+    def by_statements(self, run: Run, made: Any) -> bool:
+        name, capacity = run.values["name"], run.values["capacity"]
+        # without a lock first: who finds it there shall not wait, nor lock it
+        row = run.execute(made.look, {"called": name}).first()
+        if row is not None and row.capacity is not None:
+            return False
+        semaphore = None if row is not None else self._insert(run, made, name, capacity)
+        if semaphore is None:
+            row = run.execute(made.lock, {"called": name}).first()
+            if row is None or row.capacity is not None:
+                return False
+            # what a deleted one has left keeps its fence, and so the name goes on counting
+            semaphore = row.id
+            run.execute(made.resize, {"which": semaphore, "size": capacity})
+        touch(run, semaphore)
+        record(run, made, semaphore, None, capacity)
+        return True
+
+    def _insert(self, run: Run, made: Any, name: str, capacity: int) -> Any:
+        try:
+            result = run.execute(made.create, {"name": name, "capacity": capacity})
+        except IntegrityError as error:
+            if run.engine.locking == "file" or not run.engine.duplicate(error):
+                raise
+            return None
+        key: Any = result.inserted_primary_key
+        return key[0]
+
+
+class Resize(SemaphoreBody):
+    def call(self) -> LockFunction:
+        return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, type_=Integer())
+
+    def answer(self, run: Run, row: Any) -> int:
+        if row[0] is None:
+            raise unknown(run)
+        return int(row[0])
+
+    def by_statements(self, run: Run, made: Any) -> int:
+        row, capacity = locked(run, made, run.values["name"]), run.values["capacity"]
+        if row is None:
+            raise unknown(run)
+        if row.capacity != capacity:
+            run.execute(made.resize, {"which": row.id, "size": capacity})
+            touch(run, row.id)
+            record(run, made, row.id, row.capacity, capacity)
+        return int(row.capacity)
+
+
+class Delete(SemaphoreBody):
+    def call(self) -> LockFunction:
+        return LockFunction("semaphore_delete", _NAME, _BY, type_=Text())
+
+    def answer(self, run: Run, row: Any) -> None:
+        if row[0] == UNKNOWN:
+            raise unknown(run)
+        if row[0] == HELD:
+            raise held(run)
+        assert row[0] == DELETED
+
+    def by_statements(self, run: Run, made: Any) -> None:
+        row = locked(run, made, run.values["name"])
+        if row is None:
+            raise unknown(run)
+        take_back(run, made, row.id)
+        sums, _ = used(run, made, [row])
+        if sums[row.id]:
+            raise held(run)
+        run.execute(made.resize, {"which": row.id, "size": None})
+        touch(run, row.id)
+        record(run, made, row.id, row.capacity, None)
+
+
+def record(run: Run, made: Any, semaphore: int, old: int | None, new: int | None) -> None:
+    change = {"semaphore_id": semaphore, "old_capacity": old, "new_capacity": new}
+    run.execute(made.record, {**change, "changed_by": run.values["changed_by"]})
+
+
+def unknown(run: Run) -> UnknownSemaphore:
+    return UnknownSemaphore(f"there is no semaphore {run.values['name']!r}: make it with semaphore.create")
+
+
+def held(run: Run) -> SemaphoreHeld:
+    return SemaphoreHeld(
+        f"permits of the semaphore {run.values['name']!r} are held: semaphore.holders tells by whom; "
+        "with a capacity of 0 nobody gets new ones"
+    )
+
+
+_CREATE, _RESIZE, _DELETE = Create(), Resize(), Delete()
+
+
+def _values(name: str, by: str | None, **values: Any) -> dict[str, Any]:
+    changed_by = None if by is None else checked(by, "who changes a semaphore")
+    return {"name": checked(name, "a semaphore's name"), "changed_by": changed_by, **values}
+
+
+@shaped(select(literal(True)))
+def create(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]:
+    """Make a semaphore, unless there is one of that name.
+
+    :param name: up to 255 characters; upper and lower case, accents and emoji tell names apart on every engine.
+    :param capacity: how many permits there are, at least 0.
+    :param by: who does it, for ``history``.
+    :return: ``True`` when it was made; ``False`` when there was one, which keeps its capacity: see :func:`resize`.
+
+    >>> session.execute(sl.semaphore.create("backup-slots", capacity=10))
+    """
+    return Operation(_CREATE, _values(name, by, capacity=whole(capacity, "a capacity", 0)))
+
+
+@shaped(select(literal(1)))
+def resize(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]:
+    """Change how many permits there are.
+
+    :param capacity: at least 0. Below what is held it evicts nobody, and nobody gets a permit until there is room.
+    :param by: who does it, for ``history``.
+    :return: the capacity it had.
+    :raises UnknownSemaphore: when there is none of that name.
+
+    >>> session.execute(sl.semaphore.resize("backup-slots", 12, by="ops"))
+    """
+    return Operation(_RESIZE, _values(name, by, capacity=whole(capacity, "a capacity", 0)))
+
+
+@shaped(select(literal(None)))
+def delete(name: str, *, by: str | None = None) -> Operation[Any]:
+    """Delete a semaphore that nobody holds a permit of.
+
+    :raises SemaphoreHeld: when somebody does; what has expired doesn't count.
+    :raises UnknownSemaphore: when there is none of that name.
+
+    Its last fencing token is kept: a semaphore that is made again under this name goes on counting.
+    """
+    return Operation(_DELETE, _values(name, by))

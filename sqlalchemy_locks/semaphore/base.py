@@ -1,0 +1,175 @@
+"""What the operations of a semaphore share: one call of a function where there are functions, else some statements.
+
+Rows are locked in one order everywhere: a request before its permits, a request before semaphores, and semaphores
+by name. Releasing needs no semaphore, so it waits for nobody who acquires.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import delete, false, select
+from sqlalchemy.sql import Executable
+
+from ..elements import LockFunction
+from ..errors import Unsupported
+from ..names import checked
+from ..operation import Body, Operation, Place, Run
+from .statements import statements
+
+#: the semaphores whose rows a transaction of InnoDB has changed itself: there it sees its own version of the row
+_TOUCHED: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+
+
+class SemaphoreBody(Body):
+    """An operation that is one function call on PostgreSQL and YugabyteDB, and several statements elsewhere."""
+
+    #: the statements must be one transaction
+    writes: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = f"semaphore.{type(self).__name__.lower()}"
+
+    def call(self) -> LockFunction | None:
+        """The function's call, or ``None`` where there is none on any engine."""
+        return None
+
+    def build(self, place: Place) -> Executable | None:
+        call = self.call() if place.engine.locking == "functions" else None
+        return None if call is None else self.asked(call)
+
+    def asked(self, call: LockFunction) -> Executable:
+        return select(call)
+
+    def because(self, place: Place) -> str:
+        return "where its rows are locked, looked at and written one after another"
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True  # done again, it finds what it did
+
+    def check_connection(self, run: Run) -> None:
+        if self.writes and self.statement(run.place) is None and run.engine.autocommit(run.connection):
+            raise self._several_in_autocommit(run)
+
+    def _several_in_autocommit(self, run: Run) -> Unsupported:
+        return Unsupported(
+            f"{self.name} is several statements on {run.engine.name}, which must be one transaction, and this "
+            "connection is in autocommit: execute it inside a transaction, or use Locks"
+        )
+
+    def run(self, run: Run) -> Any:
+        statement = self.statement(run.place)
+        if statement is not None:
+            return self.answer(run, run.by_cursor(statement, self.arguments(run), _first))
+        waits = contextlib.nullcontext() if run.wait is None else run.engine.bounded(run.connection, run.wait)
+        with waits:
+            if self.writes and run.engine.locking == "file":
+                self._take_file(run)
+            return self.by_statements(run, self.statements(run))
+
+    def arguments(self, run: Run) -> dict[str, Any]:
+        """The parameters of the function's call."""
+        return run.values
+
+    def answer(self, run: Run, row: Any) -> Any:
+        """What comes back, of the one row that the function gave."""
+        return row[0]
+
+    def by_statements(self, run: Run, made: Any) -> Any:
+        raise NotImplementedError
+
+    def statements(self, run: Run) -> Any:
+        return statements(run.place.tables, rows=run.engine.locking == "rows")
+
+    def _take_file(self, run: Run) -> None:
+        with run.engine.judging(run.connection):
+            run.execute(delete(run.place.tables.semaphore).where(false()), {})
+        if not run.engine.began(run.connection):
+            raise self._several_in_autocommit(run)
+
+
+def _first(cursor: Any) -> Any:
+    return cursor.fetchone()
+
+
+def locked(run: Run, made: Any, name: str) -> Any:
+    """A semaphore's row, locked until the transaction ends; ``None`` without one, or when it is deleted."""
+    row = run.execute(made.lock, {"called": name}).first()
+    return None if row is None or row.capacity is None else row
+
+
+def touch(run: Run, semaphore: int) -> None:
+    """This transaction has changed the semaphore's row itself."""
+    transaction = run.connection.get_transaction()
+    if run.engine.locking == "rows" and not run.read_committed and transaction is not None:
+        _TOUCHED.setdefault(transaction, set()).add(semaphore)
+
+
+def used(run: Run, made: Any, rows: Iterable[Any]) -> tuple[dict[int, int], Any]:
+    """How many permits of locked semaphores are held, and the instant: read after the locks were had.
+
+    A plain read of InnoDB is as old as its transaction's snapshot, unless that is READ COMMITTED, which its variable
+    doesn't tell for certain. Another's grant that it doesn't show has changed the fence of the locked row, though:
+    then, and where the row shows this transaction's own change instead, the sum is a locking read.
+    """
+    rows = list(rows)
+    found = {row.id: row for row in run.execute(made.used, {"ids": [row.id for row in rows]})}
+    touched = _TOUCHED.get(run.connection.get_transaction(), ())
+    sums, now = {}, None
+    for row in rows:
+        stale = not (row.read_committed or run.read_committed) or row.fence != found[row.id].fence
+        if stale or row.id in touched:
+            answer: Any = run.execute(made.used_now, {"which": row.id}).one()
+            total, now = answer
+            sums[row.id] = int(total)
+        else:
+            sums[row.id] = int(found[row.id].used)
+            now = now or found[row.id].now
+    return sums, now
+
+
+def take_back(run: Run, made: Any, semaphore: int) -> int:
+    """Release what has expired on a semaphore; how many requests that was."""
+    return len(take(run, made, [tuple(row) for row in run.execute(made.expired_of, {"which": semaphore})]))
+
+
+def take(run: Run, made: Any, judged: list[tuple[int, datetime]]) -> list[int]:
+    """Release those requests that are still as they were judged, passing over what somebody is working on."""
+    if not judged:
+        return []
+    known = dict(judged)
+    rows = run.execute(made.still, {"ids": list(known)}).all()
+    taken = [row.id for row in rows if row.renewed_at == known[row.id]]
+    if taken:
+        run.execute(made.end, [{"which": request} for request in taken])
+        run.execute(made.free, [{"which": request} for request in taken])
+    return taken
+
+
+def utc(instant: datetime | None) -> datetime | None:
+    """An instant of the server's, whatever the driver makes of it."""
+    if instant is None:
+        return None
+    return instant.replace(tzinfo=timezone.utc) if instant.tzinfo is None else instant.astimezone(timezone.utc)
+
+
+def external_id(value: Any) -> str:
+    """The id of a request, as it is stored; a grant stands for its own."""
+    return checked(getattr(value, "external_id", value), "the external_id of a request")
+
+
+def whole(value: Any, what: str, least: int) -> int:
+    """A number of permits.
+
+    :raises TypeError: :raises ValueError: unless it is an ``int`` from ``least`` to 2147483647.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} is an int, not {value!r}")
+    if not least <= value < 2**31:
+        raise ValueError(f"{what} is from {least} to {2**31 - 1}, not {value}")
+    return int(value)

@@ -1,0 +1,131 @@
+"""usage, holders, history: what a semaphore's tables tell, as one SELECT on every engine."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, String, and_, bindparam, cast, func, literal, or_, select, type_coerce
+from sqlalchemy.sql import Executable
+from sqlalchemy.types import TypeDecorator
+
+from ..clock import Instant, Now
+from ..names import checked
+from ..operation import Body, Place, RowsOperation, Run
+from ..schema import Tables
+from .base import utc
+from .statements import HELD_STATE, until
+
+_NAME = bindparam("name", type_=String())
+
+
+class _UTC(TypeDecorator[datetime]):
+    """An instant, with its zone, whatever the driver makes of it."""
+
+    impl = Instant
+    cache_ok = True
+
+    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:
+        return utc(value)
+
+
+class _Read(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = f"semaphore.{type(self).__name__.lower()}"
+
+    def build(self, place: Place) -> Executable | None:
+        return self.select(place.tables)
+
+    def select(self, tables: Tables) -> Executable:
+        raise NotImplementedError
+
+    def run(self, run: Run) -> Any:
+        statement = self.statement(run.place)
+        assert statement is not None
+        return run.execute(statement)
+
+
+class Usage(_Read):
+    def select(self, tables: Tables) -> Executable:
+        sem, req, per = tables.semaphore, tables.permit_request, tables.permit
+        held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
+        used = select(cast(func.coalesce(func.sum(per.c.count), 0), BigInteger())).where(held).scalar_subquery()
+        oldest = select(func.min(per.c.permit_request_id)).where(held).scalar_subquery()
+        return (
+            select(
+                sem.c.name,
+                sem.c.capacity,
+                used.label("used"),
+                req.c.external_id.label("oldest_holder"),
+                req.c.owner.label("oldest_owner"),
+                type_coerce(req.c.created_at, _UTC()).label("oldest_since"),
+            )
+            .select_from(sem.outerjoin(req, req.c.id == oldest))
+            .where(sem.c.capacity.is_not(None))
+            .order_by(sem.c.name)
+        )
+
+
+class Holders(_Read):
+    def select(self, tables: Tables) -> Executable:
+        sem, req, per = tables.semaphore, tables.permit_request, tables.permit
+        joined = per.join(sem, sem.c.id == per.c.semaphore_id).join(req, req.c.id == per.c.permit_request_id)
+        return (
+            select(
+                req.c.external_id,
+                req.c.owner,
+                per.c.count.label("permits"),
+                per.c.fence,
+                type_coerce(req.c.created_at, _UTC()).label("since"),
+                type_coerce(until(req), _UTC()).label("expires_at"),
+                func.coalesce(until(req) <= Now(), literal(False)).label("expired"),
+            )
+            .select_from(joined)
+            .where(sem.c.name == _NAME, per.c.state == HELD_STATE)
+            .order_by(per.c.fence)
+        )
+
+
+class History(_Read):
+    def select(self, tables: Tables) -> Executable:
+        sem, his = tables.semaphore, tables.semaphore_history
+        at = type_coerce(his.c.changed_at, _UTC()).label("changed_at")
+        asked = bindparam("name", type_=String())
+        return (
+            select(sem.c.name, his.c.old_capacity, his.c.new_capacity, his.c.changed_by, at)
+            .select_from(his.join(sem, sem.c.id == his.c.semaphore_id))
+            .where(or_(asked.is_(None), sem.c.name == asked))
+            .order_by(his.c.id)
+        )
+
+
+_USAGE, _HOLDERS, _HISTORY = Usage(), Holders(), History()
+
+
+def usage() -> RowsOperation[Any]:
+    """Every semaphore: ``name``, ``capacity``, ``used``, and of who has held it longest ``oldest_holder`` (the
+    external id), ``oldest_owner``, ``oldest_since`` (UTC, by the server's clock), or ``None``.
+
+    What has expired is counted until it is taken back.
+
+    >>> session.execute(sl.semaphore.usage()).all()
+    """
+    return RowsOperation(_USAGE, {})
+
+
+def holders(name: str) -> RowsOperation[Any]:
+    """Who holds permits of a semaphore: ``external_id``, ``owner``, ``permits``, ``fence``, ``since``, ``expires_at``,
+    ``expired`` (its time ran out, and nobody has taken it back yet), in the order of their grants.
+    """
+    return RowsOperation(_HOLDERS, {"name": checked(name, "a semaphore's name")})
+
+
+def history(name: str | None = None) -> RowsOperation[Any]:
+    """Changes of capacity, oldest first: ``name``, ``old_capacity``, ``new_capacity``, ``changed_by``, ``changed_at``.
+
+    ``old_capacity`` is ``None`` where the semaphore was made, ``new_capacity`` where it was deleted.
+
+    :param name: of one semaphore; without it, of all.
+    """
+    return RowsOperation(_HISTORY, {"name": None if name is None else checked(name, "a semaphore's name")})

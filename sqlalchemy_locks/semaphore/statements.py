@@ -1,0 +1,122 @@
+"""The statements of a semaphore where the engine has no functions, and of the sweeps everywhere: built once a place."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Float,
+    Integer,
+    Select,
+    String,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+
+from ..clock import Instant, Later, Now
+from ..elements import ReadCommitted
+from ..schema import Tables
+
+ACQUIRED, RELEASED, EXPIRED, DENIED = "ACQUIRED", "RELEASED", "EXPIRED", "DENIED"
+UNKNOWN, CONFLICT, HELD, DELETED = "UNKNOWN", "CONFLICT", "HELD", "DELETED"
+
+#: rows that one statement of a sweep or a clean-up is about
+BATCH = 800
+
+# in the statement itself, so that the index on what is held can be chosen for it
+HELD_STATE = literal_column(f"'{ACQUIRED}'", String())
+_GONE = literal_column(f"'{RELEASED}'", String())
+_NAME = bindparam("called", type_=String())
+_ID = bindparam("which", type_=BigInteger())
+
+
+def until(request: Any) -> Later:
+    """When a request's time runs out; NULL where it has none."""
+    return Later(request.c.renewed_at, request.c.ttl_seconds)
+
+
+@cache
+def statements(tables: Tables, *, rows: bool) -> Any:
+    """All of them; ``rows``: where a session's isolation level matters (InnoDB)."""
+    sem, req, per, his = tables.semaphore, tables.permit_request, tables.permit, tables.semaphore_history
+    level = ReadCommitted() if rows else literal_column("1", Integer())
+    held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
+    total = func.coalesce(func.sum(per.c.count), 0)
+    names = select(sem.c.id, sem.c.capacity, sem.c.fence, level.label("read_committed")).where(sem.c.name == _NAME)
+    request = select(req.c.id, req.c.state, until(req).label("until"), (until(req) <= Now()).label("expired"))
+    request = request.where(req.c.external_id == _NAME)
+    return SimpleNamespace(
+        # the gate, and what is known behind it
+        ask=insert(req),
+        forget=delete(req).where(req.c.id == _ID),
+        request=request,
+        request_shared=request.with_for_update(read=True),
+        request_locked=select(req.c.id, req.c.state).where(req.c.external_id == _NAME).with_for_update(),
+        permits=select(per.c.semaphore_id, per.c.count, per.c.fence)
+        .where(per.c.permit_request_id == _ID)
+        .with_for_update(read=True),
+        names=select(sem.c.id, sem.c.name).where(sem.c.id.in_(bindparam("ids", expanding=True))),
+        # the semaphores
+        look=names,
+        lock=names.with_for_update(),
+        used=select(
+            sem.c.id,
+            sem.c.fence,
+            select(total).where(held).scalar_subquery().label("used"),
+            Now().label("now"),
+        ).where(sem.c.id.in_(bindparam("ids", expanding=True))),
+        used_now=select(total, Now())
+        .where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)
+        .with_for_update(read=True),
+        bump=update(sem).where(sem.c.id == _ID).values(fence=sem.c.fence + 1),
+        grant=insert(per),
+        stamp=update(req).where(req.c.id == _ID).values(renewed_at=bindparam("now", type_=Instant())),
+        # the end of a request
+        end=update(req).where(req.c.id == _ID, req.c.state == HELD_STATE).values(state=RELEASED, updated_at=Now()),
+        free=update(per).where(per.c.permit_request_id == _ID, per.c.state != _GONE).values(state=RELEASED),
+        renew=update(req)
+        .where(req.c.id == _ID, req.c.state == HELD_STATE, or_(req.c.ttl_seconds.is_(None), until(req) > Now()))
+        .values(renewed_at=Now()),
+        # a semaphore's life
+        create=insert(sem),
+        resize=update(sem).where(sem.c.id == _ID).values(capacity=bindparam("size", type_=Integer()), updated_at=Now()),
+        record=insert(his),
+        **_sweeps(tables),
+    )
+
+
+def _sweeps(tables: Tables) -> dict[str, Any]:
+    req, per, his = tables.permit_request, tables.permit, tables.semaphore_history
+    after = and_(req.c.state == HELD_STATE, req.c.id > bindparam("after", type_=BigInteger()))
+    without = ~select(per.c.id).where(per.c.permit_request_id == req.c.id, per.c.state == HELD_STATE).exists()
+    judged = select(req.c.id, req.c.renewed_at)
+    cutoff = bindparam("cutoff", type_=Instant())
+    old: Select[Any] = select(req.c.id).where(req.c.state == _GONE)
+    chosen = req.c.id.in_(bindparam("ids", expanding=True))
+    return {
+        "expired_of": judged.where(
+            req.c.id.in_(select(per.c.permit_request_id).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)),
+            req.c.state == HELD_STATE,
+            until(req) <= Now(),
+        ).limit(BATCH),
+        "overdue": judged.where(after, or_(until(req) <= Now(), req.c.renewed_at <= cutoff, without))
+        .order_by(req.c.id)
+        .limit(BATCH),
+        "owned": judged.add_columns(req.c.owner).where(after, req.c.owner.is_not(None)).order_by(req.c.id).limit(BATCH),
+        "still": judged.where(chosen, req.c.state == HELD_STATE).with_for_update(skip_locked=True),
+        "ago": select(Later(Now(), bindparam("seconds", type_=Float()))),
+        "old": old.where(req.c.updated_at <= cutoff).order_by(req.c.updated_at).limit(BATCH),
+        "old_locked": old.where(chosen).with_for_update(skip_locked=True),
+        "drop_permits": delete(per).where(per.c.permit_request_id == _ID),
+        "drop_history": delete(his).where(his.c.changed_at <= cutoff),
+    }

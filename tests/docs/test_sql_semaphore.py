@@ -1,0 +1,84 @@
+"""The SQL that docs/semaphore.md shows is the SQL that is executed, and psql may say what it shows for psql."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+import sqlalchemy_locks as sl
+
+from ..conftest import PLAIN, Servers, install
+from .pages import ROOT, Block, blocks
+from .test_sql import dialect, executed, plain, statements
+
+BLOCKS = blocks(ROOT / "docs" / "semaphore.md")
+SHOWN: dict[str, sl.Operation[Any]] = {
+    "semaphore.acquire": sl.semaphore.acquire({"backup-slots": 1}, external_id="job-2", owner="web-1", ttl=60),
+    "semaphore.release": sl.semaphore.release("job-1"),
+}
+
+
+def marked(kind: str) -> list[Any]:
+    return [
+        pytest.param(block, engine, *words, id=" ".join((kind, engine, *words)))
+        for block in BLOCKS
+        if block.mark.startswith(f"{kind}: ")
+        for engines, *words in [block.mark.removeprefix(f"{kind}: ").split()]
+        for engine in engines.split(",")
+    ]
+
+
+@pytest.mark.parametrize(("block", "engine", "operation"), marked("sql"))
+def test_shown_is_what_it_compiles_to(block: Block, engine: str, operation: str) -> None:
+    assert plain(str(SHOWN[operation].compile(dialect=dialect(engine)))) == plain(block.text)
+
+
+@pytest.mark.parametrize(("block", "path"), marked("file"))
+def test_shown_is_what_is_shipped(block: Block, path: str) -> None:
+    assert block.text == (ROOT / "alembic_templates" / "sql" / Path(path)).read_text()
+
+
+@pytest.mark.parametrize(("block", "name", "operation"), marked("executed"))
+def test_shown_is_what_is_executed(block: Block, name: str, operation: str, servers: Servers) -> None:
+    url = servers.fresh(name, PLAIN[name])
+    install(url)
+    engine = create_engine(url, isolation_level="READ COMMITTED")
+    locks = sl.Locks(engine)
+    locks.run(sl.semaphore.create("backup-slots", 10))
+    locks.acquire({"backup-slots": 1}, external_id="job-1")
+    assert executed(engine, SHOWN[operation]) == statements(block)
+    engine.dispose()
+
+
+def test_what_psql_may_say(servers: Servers) -> None:
+    url = servers.fresh("postgresql15", "psycopg")
+    install(url)
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    locks = sl.Locks(engine)
+    for name in ("backup-slots", "network"):
+        locks.run(sl.semaphore.create(name, 2))
+    (block,) = [block for block in BLOCKS if block.language == "sql" and not block.mark]
+    acquire, renew, release = (line for line in block.text.splitlines() if line)
+    with engine.connect() as connection:
+        granted = connection.exec_driver_sql(acquire).mappings().one()
+        assert (granted["acquired"], granted["semaphores"]) == (True, ["backup-slots", "network"])
+        # the same names in another order are the same request, and what would be none is refused
+        again = connection.exec_driver_sql(
+            acquire.replace("backup-slots,network", "network,backup-slots").replace("1,2", "2,1")
+        )
+        assert again.mappings().one()["replayed"] is True
+        other = connection.exec_driver_sql(acquire.replace("job-9", "job-10")).mappings().one()
+        assert (other["acquired"], other["state"], other["exhausted"]) == (False, "DENIED", ["network"])
+        unknown = connection.exec_driver_sql(acquire.replace("network", "nothing").replace("job-9", "job-11"))
+        assert unknown.mappings().one()["state"] == "UNKNOWN"
+        conflict = connection.exec_driver_sql(acquire.replace("1,2", "1,1")).mappings().one()
+        assert (conflict["acquired"], conflict["state"]) == (False, "CONFLICT")
+        assert connection.exec_driver_sql(renew).scalar() is True
+        assert connection.exec_driver_sql(release).scalar() == "RELEASED"
+        for nonsense in ("'{}', '{}'", "'{a}', '{0}'", "'{a,b}', '{1}'", "'{a,NULL}', '{1,1}'", "NULL, NULL"):
+            with pytest.raises(Exception, match="one name and one count of at least 1"):
+                connection.exec_driver_sql(f"SELECT lock.semaphore_acquire({nonsense}, 'x')")
+    engine.dispose()

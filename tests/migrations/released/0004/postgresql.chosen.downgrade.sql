@@ -1,0 +1,27 @@
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_delete(text, text);
+
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_resize(text, integer, text);
+
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_create(text, integer, text);
+
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_renew(text);
+
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_release(text);
+
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text);
+
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_known(text, text[], integer[]);
+
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_grant(bigint, text[], integer[]);
+
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_take_back(bigint);
+
+DROP TABLE IF EXISTS "elsewhere".semaphore_history;
+
+DROP TABLE IF EXISTS "elsewhere".permit;
+
+DROP TABLE IF EXISTS "elsewhere".permit_request;
+
+DROP TABLE IF EXISTS "elsewhere".semaphore;
+
+DELETE FROM "elsewhere".installed WHERE step = '0004';

@@ -1,0 +1,27 @@
+DROP FUNCTION IF EXISTS lock.semaphore_delete(text, text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_resize(text, integer, text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_create(text, integer, text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_renew(text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_release(text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_acquire(text[], integer[], text, text, double precision, text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_known(text, text[], integer[]);
+
+DROP FUNCTION IF EXISTS lock.semaphore_grant(bigint, text[], integer[]);
+
+DROP FUNCTION IF EXISTS lock.semaphore_take_back(bigint);
+
+DROP TABLE IF EXISTS lock.semaphore_history;
+
+DROP TABLE IF EXISTS lock.permit;
+
+DROP TABLE IF EXISTS lock.permit_request;
+
+DROP TABLE IF EXISTS lock.semaphore;
+
+DELETE FROM lock.installed WHERE step = '0004';

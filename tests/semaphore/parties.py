@@ -1,0 +1,49 @@
+"""What the tests of a semaphore share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+import sqlalchemy_locks as sl
+from tests.operation.parties import ENGINES, EVERYWHERE, INNODB, SERVERS, unused
+
+__all__ = ["ENGINES", "EVERYWHERE", "INNODB", "SERVERS", "expire", "held", "made", "place", "unused"]
+
+DAY_AGO = {
+    "mysql": "renewed_at - INTERVAL 1 DAY",
+    "mariadb": "renewed_at - INTERVAL 1 DAY",
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%f', renewed_at, '-1 day')",
+}
+
+
+def place(engine: Engine | str, table: str) -> str:
+    """A table's name in an engine's SQL."""
+    name = engine if isinstance(engine, str) else engine.dialect.name
+    return f"{'lock.' if name.startswith(('postgres', 'yuga')) else 'lock_'}{table}"
+
+
+def made(engine: Engine, capacity: int, what: str = "semaphore") -> str:
+    """The name of a new semaphore."""
+    name = unused(what)
+    assert sl.Locks(engine).run(sl.semaphore.create(name, capacity)) is True
+    return name
+
+
+def expire(connection: Any, grant: Any) -> None:
+    """Have the time of a grant run out: as if it had been made a day ago."""
+    day_ago = DAY_AGO.get(connection.dialect.name, "renewed_at - interval '1 day'")
+    table = place(connection.dialect.name, "permit_request")
+    ident = getattr(grant, "external_id", grant)
+    changed = connection.execute(
+        text(f"UPDATE {table} SET renewed_at = {day_ago} WHERE external_id = :id"), {"id": ident}
+    )
+    assert changed.rowcount == 1
+
+
+def held(engine: Engine, name: str) -> int:
+    """How many permits of a semaphore are held, by its rows."""
+    with engine.connect() as connection:
+        (found,) = [row for row in connection.execute(sl.semaphore.usage()) if row.name == name]
+        return int(found.used)

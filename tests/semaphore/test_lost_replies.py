@@ -1,0 +1,58 @@
+"""A reply that was lost after everything was done: asked again, a semaphore knows what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool
+
+import sqlalchemy_locks as sl
+from tests.faults.drivers import sync
+from tests.operation.parties import connected, installed
+from tests.tasks.test_lost_replies import in_the_clear
+
+from .parties import INNODB, held, made, unused
+
+
+@pytest.fixture
+def other(servers: Any, name: str) -> Iterator[Engine]:
+    """An engine that leads to the server directly."""
+    with connected(installed(servers, name), poolclass=NullPool) as engine:
+        yield engine
+
+
+def final(name: str, function: str) -> bytes:
+    """The request after whose execution everything is done."""
+    return b"\x03COMMIT" if name in INNODB else f"semaphore_{function}".encode()
+
+
+@sync
+def test_one_grant_and_one_release(servers: Any, other: Engine, name: str, driver: str) -> None:
+    sem, ident = made(other, 2), unused("job")
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        locks.run(sl.semaphore.usage())
+        proxy.lose_answer(final(name, "acquire"))
+        grant = locks.acquire({sem: 1}, external_id=ident, ttl=60)
+        assert (proxy.losses, grant.acquired, grant.replayed, grant.fence) == (1, True, True, {sem: 1})
+        assert held(other, sem) == 1
+        proxy.lose_answer(final(name, "renew"))
+        assert locks.renew(grant) is True
+        proxy.lose_answer(final(name, "release"))
+        assert locks.release(grant) is sl.Released.ALREADY_RELEASED
+        assert (proxy.losses, held(other, sem)) == (3, 0)
+        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+@sync
+def test_what_was_released_meanwhile_is_not_granted_again(servers: Any, other: Engine, name: str, driver: str) -> None:
+    sem, ident = made(other, 1), unused("job")
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        locks.run(sl.semaphore.usage())
+        proxy.lose_answer(final(name, "acquire"), lambda: sl.Locks(other).release(ident))
+        with pytest.raises(sl.LockLost, match="is RELEASED: it is never granted again"):
+            locks.acquire({sem: 1}, external_id=ident, ttl=60)
+    assert held(other, sem) == 0

@@ -1,0 +1,78 @@
+"""What was released costs nothing: the plans, where a hundred thousand released permits lie beside a few held ones."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlalchemy_locks as sl
+from tests.operation.fixtures import MakeEngine
+
+from .parties import held, made, place
+
+MANY = 100_000
+NUMBERS = {
+    "postgresql15": "SELECT n FROM generate_series(1, {}) AS n",
+    "mysql": "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < {}) SELECT n FROM r",
+    "mariadb": "SELECT seq AS n FROM seq_1_to_{}",
+    "sqlite": "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < {}) SELECT n FROM r",
+}
+SUM = (
+    "SELECT COALESCE(SUM(count), 0) FROM {permit} WHERE semaphore_id = "
+    "(SELECT id FROM {semaphore} WHERE name = :name) AND state = 'ACQUIRED'"
+)
+
+
+def crowd(engine: Engine, name: str, sem: str) -> None:
+    """A hundred thousand released permits of the semaphore."""
+    numbers = NUMBERS[name].format(MANY)
+    with engine.begin() as connection:
+        if name == "mysql":
+            connection.exec_driver_sql("SET SESSION cte_max_recursion_depth = 1000000")
+        connection.execute(
+            text(
+                f"INSERT INTO {place(engine, 'permit')} (semaphore_id, permit_request_id, count, fence, state)"
+                f" SELECT s.id, 1000000 + many.n, 1, many.n, 'RELEASED' FROM {place(engine, 'semaphore')} AS s,"
+                f" ({numbers}) AS many WHERE s.name = :name"
+            ),
+            {"name": sem},
+        )
+    analyze = {"sqlite": "ANALYZE", "postgresql15": "ANALYZE lock.permit"}.get(name, "ANALYZE TABLE lock_permit")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(analyze)
+
+
+def plan(engine: Engine, statement: str, **values: object) -> str:
+    """How the engine goes about it, in its own words."""
+    explain = {"sqlite": "EXPLAIN QUERY PLAN", "mysql": "EXPLAIN FORMAT=TRADITIONAL"}.get(
+        engine.dialect.name, "EXPLAIN"
+    )
+    with engine.connect() as connection:
+        rows = connection.execute(text(f"{explain} {statement}"), values).mappings().all()
+        return "\n".join(str(dict(row)) for row in rows)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_sum_reads_what_is_held(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = made(engine, 10)
+    crowd(engine, name, sem)
+    locks = sl.Locks(engine)
+    for _ in range(3):
+        assert locks.acquire({sem: 1})
+    assert held(engine, sem) == 3
+    tables = {"permit": place(engine, "permit"), "semaphore": place(engine, "semaphore")}
+    assert "permit_held" in plan(engine, SUM.format(**tables), name=sem)
+    free = f"UPDATE {tables['permit']} SET state = 'RELEASED' WHERE permit_request_id = 7 AND state <> 'RELEASED'"
+    assert "permit_by_request" in plan(engine, free)
+    with engine.begin() as connection:
+        connection.execute(text(f"DELETE FROM {tables['permit']} WHERE permit_request_id > 1000000"))
+
+
+def test_the_index_has_no_released_permit_in_it(engine_to: MakeEngine) -> None:
+    """On PostgreSQL: a release leaves the index, so it stays as small as what is held."""
+    engine = engine_to("postgresql15")
+    with engine.connect() as connection:
+        assert connection.scalar(
+            text("SELECT indpred IS NOT NULL FROM pg_index WHERE indexrelid = 'lock.permit_held'::regclass")
+        )

@@ -1,0 +1,245 @@
+"""The races of a semaphore, step by step: barriers and the server's own account of who waits, no clock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+
+import sqlalchemy_locks as sl
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import all_of, later
+
+from .parties import ENGINES, SERVERS, expire, held, made, unused
+
+EVERYWHERE = [*ENGINES, "yugabytedb"]
+WITH_ROW_LOCKS = [*SERVERS, "yugabytedb"]
+
+
+def between(engine: Engine, word: str, act: Callable[[], Any]) -> None:
+    """Do something right before the next statement with that word in it is sent."""
+    done = threading.Event()
+
+    def before(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if word in statement and not done.is_set():
+            done.set()
+            act()
+
+    event.listen(engine, "before_cursor_execute", before)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("what", ["the same", "another count", "another semaphore"])
+def test_one_id_from_many_connections_at_once(name: str, what: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name, pool_size=8)
+    sem, other, ident = made(engine, 8), made(engine, 8), unused("job")
+    asked = [
+        {"the same": {sem: 1}, "another count": {sem: n + 1}}.get(what, {(sem, other)[n % 2]: 1}) for n in range(8)
+    ]
+    barrier = threading.Barrier(8)
+
+    def ask(permits: dict[str, int]) -> str:
+        locks = sl.Locks(engine)
+        barrier.wait()
+        try:
+            grant = locks.acquire(permits, external_id=ident)
+        except sl.IdempotencyConflict:
+            return "conflict"
+        return "again" if grant.replayed else "granted"
+
+    answers = all_of(*[lambda permits=permits: ask(permits) for permits in asked])  # type: ignore[misc]
+    assert answers.count("granted") == 1
+    if what == "the same":
+        assert answers.count("again") == 7
+        assert held(engine, sem) == 1
+    elif what == "another count":
+        assert answers.count("conflict") == 7
+    else:
+        assert answers.count("conflict") == 4
+        assert held(engine, sem) + held(engine, other) == 1
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_who_waits_at_the_gate_of_one_that_is_rolled_back_is_granted(
+    name: str, engine_to: MakeEngine, watch: Any
+) -> None:
+    engine, watcher = engine_to(name, pool_size=8, isolation_level="READ COMMITTED"), watch(name)
+    sem, ident = made(engine, 1), unused("job")
+    with engine.connect() as first:
+        assert first.scalar(sl.semaphore.acquire({sem: 1}, external_id=ident))
+        # two engines' Locks, so that no gate in memory keeps them apart
+        waiting = [later(run, engine, sl.semaphore.acquire({sem: 1}, external_id=ident)) for _ in range(3)]
+        watcher.until_waiting(waiting[0], besides=2)
+        first.rollback()
+    answers = sorted(future.result(30).replayed for future in waiting)
+    assert answers == [False, True, True]
+    assert held(engine, sem) == 1
+
+
+def run(engine: Engine, operation: Any) -> Any:
+    return sl.Locks(engine).run(operation)
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_a_release_waits_for_no_acquirer(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name, isolation_level="READ COMMITTED")
+    sem = made(engine, 2)
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1}, ttl=60)
+    with engine.connect() as acquirer:
+        assert acquirer.scalar(sl.semaphore.acquire({sem: 1}))
+        assert later(locks.renew, grant).result(30) is True
+        assert later(locks.release, grant).result(30) is sl.Released.RELEASED
+        acquirer.rollback()
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+@pytest.mark.parametrize("how", ["sweep", "take-back"])
+def test_what_somebody_is_working_on_is_passed_over(name: str, how: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name, isolation_level="READ COMMITTED")
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1}, ttl=60)
+    with engine.begin() as connection:
+        expire(connection, grant)
+    with engine.connect() as holder:
+        holder.scalar(sl.semaphore.renew(grant))  # too late, but the row is locked
+        if how == "sweep":
+            later(locks.sweep).result(30)
+        else:
+            with pytest.raises(sl.LockTimeout):
+                later(locks.acquire, {sem: 1}, timeout=0).result(30)
+        holder.rollback()
+    assert held(engine, sem) == 1
+    assert locks.acquire({sem: 1}, timeout=0).fence == {sem: 2}
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_lease_that_was_renewed_since_the_sweep_looked_stays(name: str, engine_to: MakeEngine) -> None:
+    engine, aside = engine_to(name), sl.Locks(engine_to(name))
+    sem = made(engine, 2)
+    locks = sl.Locks(engine)
+    judged_by_owner = locks.acquire({sem: 1}, ttl=60, owner="dead")
+    other = locks.acquire({sem: 1}, ttl=60, owner="dead as well")
+
+    def alive(owners: list[str]) -> list[str]:
+        assert aside.renew(judged_by_owner)
+        return [owner for owner in owners if not owner.startswith("dead")]
+
+    locks.sweep(alive=alive)
+    assert locks.renew(judged_by_owner) is True
+    assert locks.renew(other) is False
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_a_lease_that_was_renewed_since_it_was_found_expired_stays(name: str, engine_to: MakeEngine) -> None:
+    engine, aside = engine_to(name), engine_to(name)
+    sem = made(aside, 1)
+    grant = sl.Locks(aside).acquire({sem: 1}, ttl=60)
+    with aside.begin() as connection:
+        expire(connection, grant)
+
+    def renewed_at_the_last_moment() -> None:
+        # renew() would refuse: its time has run out. What matters is that the row is another one than was judged
+        with aside.begin() as connection:
+            expire_to_now(connection, grant)
+
+    between(engine, "SKIP LOCKED", renewed_at_the_last_moment)
+    sl.Locks(engine).sweep()
+    assert sl.Locks(aside).renew(grant) is True
+
+
+def expire_to_now(connection: Any, grant: sl.Grant) -> None:
+    from sqlalchemy import update
+
+    from sqlalchemy_locks.clock import Now
+    from sqlalchemy_locks.schema import tables
+
+    schema = "lock" if connection.dialect.name in ("postgresql", "yugabytedb") else None
+    request = tables(schema, "" if schema else "lock_").permit_request
+    changed = connection.execute(
+        update(request).where(request.c.external_id == grant.external_id).values(renewed_at=Now())
+    )
+    assert changed.rowcount == 1
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_taking_back_crosswise_never_deadlocks(name: str, engine_to: MakeEngine) -> None:
+    """Requests on two semaphores each, all expired, while both semaphores are asked for in both orders."""
+    engine = engine_to(name, pool_size=12)
+    left, right = made(engine, 4), made(engine, 4)
+    barrier = threading.Barrier(6)
+
+    def turns(number: int) -> int:
+        locks = sl.Locks(engine)
+        barrier.wait()
+        for turn in range(12):
+            permits = [{left: 1, right: 1}, {left: 2}, {right: 2}][(number + turn) % 3]
+            grant = locks.acquire(permits, ttl=3600, timeout=60)
+            if (number + turn) % 4:
+                with engine.begin() as connection:
+                    expire(connection, grant)
+            if (number + turn) % 2 == 0:
+                locks.release(grant)
+        return 12
+
+    done = all_of(*[lambda number=number: turns(number) for number in range(6)])  # type: ignore[misc]
+    assert done == [12] * 6
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_late_second_release_frees_nobody_elses_permit(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    old = locks.acquire({sem: 1}, external_id=unused("old"))
+    assert locks.release(old) is sl.Released.RELEASED
+    new = locks.acquire({sem: 1}, external_id=unused("new"))
+    assert locks.release(old) is sl.Released.ALREADY_RELEASED
+    assert locks.renew(new) is True
+    assert held(engine, sem) == 1
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_tokens_rise_in_the_order_of_the_grants(name: str, engine_to: MakeEngine) -> None:
+    """Over connections, over deletions of everything that was released, over the semaphore's own deletion."""
+    one, two = sl.Locks(engine_to(name)), sl.Locks(engine_to(name))
+    sem = made(engine_to(name), 1)
+    tokens = []
+    for turn in range(6):
+        locks = (one, two)[turn % 2]
+        grant = locks.acquire({sem: 1})
+        tokens.append(grant.fence[sem])
+        locks.release(grant)
+        while locks.run(sl.semaphore.clean(older_than=0)):
+            pass
+        if turn == 3:
+            locks.run(sl.semaphore.delete(sem))
+            locks.run(sl.semaphore.create(sem, 1))
+    assert tokens == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_a_guarded_write_keeps_its_permits_until_it_is_committed(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    from sqlalchemy import update
+
+    from sqlalchemy_locks.schema import tables
+
+    engine, watcher = engine_to(name, isolation_level="READ COMMITTED"), watch(name)
+    schema = None if engine.dialect.name in ("mysql", "mariadb") else "lock"
+    anything = tables(schema, "" if schema else "lock_").installed
+    write = update(anything).where(anything.c.step == "0001").values(door=anything.c.door)
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1}, ttl=60)
+    with engine.connect() as writer:
+        assert writer.scalar(sl.guarded(write, grant)) is True
+        release = later(locks.release, grant)
+        watcher.until_waiting(release)
+        writer.commit()
+        assert release.result(30) is sl.Released.RELEASED
+        with pytest.raises(sl.LockLost, match="held no longer"):
+            writer.scalar(sl.guarded(write, grant))
