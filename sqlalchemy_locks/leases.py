@@ -6,6 +6,7 @@ sorted names, a gate in memory, a bounded wait for the rows, up to three retries
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -74,7 +75,16 @@ class Leases:
         operation = semaphore.acquire(
             permits, external_id=external_id, owner=self.owner if owner is None else owner, ttl=ttl
         )
-        patience = None if timeout is None else seconds(timeout, "timeout")
+        try:
+            return self._wait_for_room(operation, None if timeout is None else seconds(timeout, "timeout"))
+        except BaseException as error:
+            if external_id is None and not isinstance(error, Exception):
+                # cancelled or interrupted, perhaps after it was granted: nobody else knows its id
+                with contextlib.suppress(Exception):
+                    self._settled(semaphore.release(operation._values["external_id"]))
+            raise
+
+    def _wait_for_room(self, operation: Operation[Any], patience: float | None) -> Grant:
         deadline = None if patience is None else time.monotonic() + patience
         delay = _SHORTEST
         while True:

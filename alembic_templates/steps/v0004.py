@@ -168,8 +168,7 @@ def _grant(script: Script) -> None:
             script.run(f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC")
     for grantee in map(script.grantee, script.options.grant_to):
         for table in INDEXES:
-            rights = "SELECT, INSERT, DELETE" if table == "semaphore_history" else "SELECT, INSERT, UPDATE, DELETE"
-            script.run(f"GRANT {rights} ON {script.table(table)} TO {grantee}")
+            script.run(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {script.table(table)} TO {grantee}")
         if script.family == "postgresql":
             for function in functions:
                 script.run(f"GRANT EXECUTE ON FUNCTION {function} TO {grantee}")

@@ -1,4 +1,4 @@
-"""Sixteen processes that want permits: ``python -m tests.semaphore.stress URL FILE SECONDS NAMES...``.
+"""Sixteen processes that want permits: ``python -m tests.semaphore.stress URL FILE NAMES...``.
 
 Two of them are killed while they hold something, and swept by their owner. Prints how many requests that were.
 
@@ -22,15 +22,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
 
+from .parties import place
+
 PROCESSES = 16
 CAPACITIES = (3, 5, 8)
 KILLED = (3, 11)
+TURNS = 100
+LONGEST = 45.0
 _LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
 
@@ -38,7 +42,8 @@ class Witness:
     """How many permits each process holds of each semaphore, as far as it knows itself."""
 
     def __init__(self, path: Path) -> None:
-        self._size = 8 * PROCESSES * len(CAPACITIES)
+        # and in the end, how often something was had
+        self._size = 8 * (PROCESSES * len(CAPACITIES) + 1)
         if not path.exists():
             path.write_bytes(b"\0" * self._size)
         self._file = path.open("r+b")
@@ -56,12 +61,19 @@ class Witness:
         """Note what was had, or will be given back; fail when that is more than there is."""
         with self._alone():
             table = list(struct.unpack(f"{self._size // 8}q", self._map[:]))
+            table[-1] += sign > 0
             for semaphore, count in permits.items():
                 table[process * len(CAPACITIES) + semaphore] += sign * count
             self._map[:] = struct.pack(f"{self._size // 8}q", *table)
             for semaphore, capacity in enumerate(CAPACITIES):
-                held = sum(table[semaphore :: len(CAPACITIES)])
+                held = sum(table[semaphore : -1 : len(CAPACITIES)])
                 assert held <= capacity, f"{held} permits of {capacity} are held: {table}"
+
+    def had(self) -> int:
+        """How often something was had."""
+        with self._alone():
+            count: int = struct.unpack(f"{self._size // 8}q", self._map[:])[-1]
+        return count
 
     def holds(self, process: int) -> bool:
         """Whether the process holds anything."""
@@ -83,7 +95,8 @@ def granted(engine: Engine, operation: Any, level: str) -> bool:
     try:
         with engine.connect().execution_options(isolation_level=level) as connection:
             if random.random() < 0.5:
-                connection.execute(sl.semaphore.usage()).all()
+                # a snapshot; not of our rows, which a SERIALIZABLE read of InnoDB locks, all of them
+                connection.execute(text(f"SELECT * FROM {place(engine, 'locked_keys')}")).all()
             grant = connection.scalar(operation)
             if random.random() < 0.1:
                 connection.rollback()
@@ -98,8 +111,8 @@ def granted(engine: Engine, operation: Any, level: str) -> bool:
         return False
 
 
-def turn(engine: Engine, locks: sl.Locks, witness: Witness, number: int, names: list[str]) -> int:
-    """Ask for something, hold it, give it back; how often something was had."""
+def turn(engine: Engine, locks: sl.Locks, witness: Witness, number: int, names: list[str]) -> None:
+    """Ask for something, hold it, give it back."""
     chosen = random.sample(range(len(names)), random.randint(1, len(names)))
     permits = {semaphore: random.randint(1, 3) for semaphore in chosen}
     asked = {names[semaphore]: count for semaphore, count in permits.items()}
@@ -108,12 +121,12 @@ def turn(engine: Engine, locks: sl.Locks, witness: Witness, number: int, names: 
         level = random.choice(_LEVELS if engine.dialect.name != "sqlite" else ("SERIALIZABLE",))
         operation = sl.semaphore.acquire(asked, external_id=ident, owner=locks.owner, ttl=600)
         if not granted(engine, operation.execution_options(locks_wait=2), level):
-            return 0
+            return
     else:
         try:
             locks.acquire(asked, external_id=ident, ttl=600, timeout=random.choice((0, 0.2)))
         except sl.LockTimeout:
-            return 0
+            return
     witness.add(number, permits, 1)
     if random.random() < 0.3:
         assert locks.renew(ident)
@@ -121,24 +134,21 @@ def turn(engine: Engine, locks: sl.Locks, witness: Witness, number: int, names: 
     assert locks.release(ident) is sl.Released.RELEASED
     if random.random() < 0.3:
         assert locks.release(ident) is sl.Released.ALREADY_RELEASED
-    return 1
 
 
-def work(number: int, url: str, file: str, length: float, names: list[str]) -> int:
-    """One process; how often it had something."""
+def work(number: int, url: str, file: str, names: list[str]) -> None:
+    """One process."""
     random.seed()
     engine = create_engine(url)
     locks = sl.Locks(engine, owner=f"{names[0]}-{number}")
     witness = Witness(Path(file))
-    had = 0
-    until = time.monotonic() + length
-    while time.monotonic() < until or number in KILLED:
-        had += turn(engine, locks, witness, number, names)
+    until = time.monotonic() + LONGEST
+    while (witness.had() < TURNS and time.monotonic() < until) or number in KILLED:
+        turn(engine, locks, witness, number, names)
         if random.random() < 0.05:
             locks.sweep()
         if random.random() < 0.05:
             locks.run(sl.semaphore.resize(names[2], random.randint(CAPACITIES[2] - 4, CAPACITIES[2])))
-    return had
 
 
 def forked(number: int, *arguments: Any) -> int:
@@ -155,10 +165,10 @@ def forked(number: int, *arguments: Any) -> int:
 
 
 def main() -> None:
-    url, file, length, *names = sys.argv[1:]
+    url, file, *names = sys.argv[1:]
     witness = Witness(Path(file))
     # forked before there is any connection: importing it all sixteen times would take longer than the test
-    processes = [forked(number, url, file, float(length), names) for number in range(PROCESSES)]
+    processes = [forked(number, url, file, names) for number in range(PROCESSES)]
     for number in KILLED:
         while not witness.holds(number):
             time.sleep(0.001)

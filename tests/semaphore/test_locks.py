@@ -230,6 +230,31 @@ def test_async(servers: Any, place_: str) -> None:
     plain.dispose()
 
 
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_who_is_cancelled_in_the_queue_for_the_row_has_nothing(servers: Any, watch: Any, driver: str) -> None:
+    watcher = watch("postgresql15")
+    plain = create_engine(installed(servers, "postgresql15"))
+    sem = made(plain, 3)
+
+    async def main() -> None:
+        async with async_connected(installed(servers, "postgresql15", driver)) as engine:
+            with plain.connect() as keeper:
+                assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
+                waiting = asyncio.ensure_future(sl.AsyncLocks(engine).acquire({sem: 1}))
+                while not await asyncio.to_thread(watcher.waiting):
+                    assert not waiting.done()
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                keeper.commit()
+            assert (await sl.AsyncLocks(engine).acquire({sem: 1})).fence == {sem: 2}
+            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+    assert held(plain, sem) == 2
+    plain.dispose()
+
+
 def test_the_same_names_awaited() -> None:
     for method in ("acquire", "release", "renew"):
         assert inspect.signature(getattr(sl.Locks, method)) == inspect.signature(getattr(sl.AsyncLocks, method))

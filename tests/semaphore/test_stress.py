@@ -15,7 +15,6 @@ from tests.operation.parties import ENGINES, installed
 from .parties import held, made, place
 from .stress import CAPACITIES
 
-SECONDS = "3"
 TOKENS = (
     "SELECT p.fence FROM {0}permit AS p JOIN {0}semaphore AS s ON s.id = p.semaphore_id"
     " WHERE s.name = :name ORDER BY p.fence"
@@ -28,7 +27,7 @@ def test_no_capacity_is_ever_exceeded(name: str, servers: Servers, tmp_path: Pat
     url = installed(servers, name)
     engine = create_engine(url)
     names = [made(engine, capacity, "stress") for capacity in CAPACITIES]
-    command = [sys.executable, "-m", "tests.semaphore.stress", url, str(tmp_path / "held"), SECONDS, *names]
+    command = [sys.executable, "-m", "tests.semaphore.stress", url, str(tmp_path / "held"), *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 2
@@ -36,6 +35,6 @@ def test_no_capacity_is_ever_exceeded(name: str, servers: Servers, tmp_path: Pat
     with engine.connect() as connection:
         for semaphore in names:
             tokens = connection.execute(text(TOKENS.format(place(engine, ""))), {"name": semaphore}).scalars().all()
-            assert len(tokens) > 20
+            assert len(tokens) > 5
             assert list(tokens) == [*range(1, len(tokens) + 1)]
     engine.dispose()

@@ -71,6 +71,18 @@ def captures(session: Session) -> None:
     assert_type(session.scalar(tasks.create("a")), int | None)
 
 
+def semaphores(session: Session) -> None:
+    assert_type(session.scalar(sl.semaphore.create("a", capacity=3, by="ann")), bool | None)
+    assert_type(session.scalar(sl.semaphore.resize("a", 4)), int | None)
+    grant = session.scalar(sl.semaphore.acquire({"a": 1}, external_id="job-1", owner="ann", ttl=60))
+    assert_type(grant, sl.Grant | None)
+    assert_type(session.scalar(sl.semaphore.renew("job-1")), bool | None)
+    assert_type(session.scalar(sl.semaphore.release("job-1")), sl.Released | None)
+    assert_type(session.scalar(sl.semaphore.sweep(stale_after=3600)), int | None)
+    written = sl.guarded(update(Customer).where(Customer.id == 42).values(locked=True), "job-1")
+    assert_type(session.scalar(written), bool | None)
+
+
 def on_a_connection(connection: Connection) -> None:
     assert_type(connection.scalar(sl.lock.try_exclusive("a")), bool | None)
     assert_type(connection.execute(sl.lock.try_exclusive("a")).scalar_one(), bool)
@@ -90,6 +102,13 @@ def with_locks(locks: sl.Locks) -> None:
     assert_type(locks.mutex.acquire_token("a"), int | None)
     assert_type(locks.once_per("a", every=60), bool)
     assert_type(locks.owner, str)
+    grant = locks.acquire({"a": 1}, ttl=60, timeout=5)
+    assert_type(grant, sl.Grant)
+    assert_type(grant.fence["a"], int)
+    assert_type(locks.renew(grant), bool)
+    assert_type(locks.release(grant), sl.Released)
+    assert_type(locks.sweep(), int)
+    assert_type(locks.maintain(), sl.Report)
     with locks.exclusive("a", "b", timeout=5) as held:
         assert_type(held.session, Session)
         assert_type(held.lost, bool)
@@ -99,6 +118,8 @@ def with_locks(locks: sl.Locks) -> None:
 async def with_async_locks(locks: sl.AsyncLocks) -> None:
     assert_type(await locks.run(sl.lock.vacuum()), int | None)
     assert_type(await locks.mutex.acquire("a"), bool)
+    assert_type(await locks.acquire({"a": 1}), sl.Grant)
+    assert_type(await locks.release("a"), sl.Released)
     assert_type(await locks.mutex.acquire_token("a"), int | None)
     assert_type(await locks.once_per("a", every=60), bool)
     async with locks.shared(7) as held:

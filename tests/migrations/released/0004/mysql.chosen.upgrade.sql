@@ -12,7 +12,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit_request` TO `app`@`10.%`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit` TO `app`@`10.%`;
 
-GRANT SELECT, INSERT, DELETE ON `my_semaphore_history` TO `app`@`10.%`;
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore_history` TO `app`@`10.%`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore` TO `role`;
 
@@ -20,6 +20,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit_request` TO `role`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit` TO `role`;
 
-GRANT SELECT, INSERT, DELETE ON `my_semaphore_history` TO `role`;
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore_history` TO `role`;
 
 INSERT INTO `my_installed` (step, door) VALUES ('0004', 'directives') ON DUPLICATE KEY UPDATE step = step;

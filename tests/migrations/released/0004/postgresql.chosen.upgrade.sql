@@ -334,7 +334,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON "elsewhere".permit_request TO "app";
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON "elsewhere".permit TO "app";
 
-GRANT SELECT, INSERT, DELETE ON "elsewhere".semaphore_history TO "app";
+GRANT SELECT, INSERT, UPDATE, DELETE ON "elsewhere".semaphore_history TO "app";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_take_back(bigint) TO "app";
 
@@ -360,7 +360,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON "elsewhere".permit_request TO "other";
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON "elsewhere".permit TO "other";
 
-GRANT SELECT, INSERT, DELETE ON "elsewhere".semaphore_history TO "other";
+GRANT SELECT, INSERT, UPDATE, DELETE ON "elsewhere".semaphore_history TO "other";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_take_back(bigint) TO "other";
 
