@@ -10,6 +10,7 @@ import contextlib
 import queue as lines
 import select
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -170,19 +171,21 @@ class Worker:
     def _listening(self) -> Iterator[None]:
         """On PostgreSQL: a thread that is told when jobs are put."""
         engine = self._terms.engine
-        over = threading.Event()
         if not place_of(engine.dialect, {}).engine.listens or not self._terms.queue.notify:
             yield
             return
-        thread = threading.Thread(target=self._listen, args=(over,), daemon=True)
+        over, mine = threading.Event(), socket.socketpair()
+        thread = threading.Thread(target=self._listen, args=(over, mine[1]), daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
+            mine[0].close()  # which ends its wait
             thread.join(2)
+            mine[1].close()
 
-    def _listen(self, over: threading.Event) -> None:
+    def _listen(self, over: threading.Event, end: socket.socket) -> None:
         engine, topic = self._terms.engine, self._terms.queue.topic(self._terms.name)
         facts = place_of(engine.dialect, {}).engine
         while not over.is_set():
@@ -195,7 +198,7 @@ class Worker:
                     driver.cursor().execute(f"LISTEN {CHANNEL}")
                     self._wake.set()
                     while not over.is_set():
-                        if select.select([driver], [], [], 0.5)[0] and topic in facts.heard(driver):
+                        if driver in select.select([driver, end], [], [])[0] and topic in facts.heard(driver):
                             self._wake.set()
             except (DBAPIError, OSError, facts.driver_errors(engine.dialect)) as error:
                 log.debug("not listening, but polling: %s", error)
