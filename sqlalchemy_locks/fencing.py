@@ -133,7 +133,8 @@ class _Fenced(Body):
     def _column(self, given: Any) -> Column[Any]:
         """A column that the statement sets, by whatever it was named."""
         if isinstance(given, str) and given in self.target.table.columns:
-            return self.target.table.columns[given]  # type: ignore[no-any-return]
+            found: Column[Any] = self.target.table.columns[given]
+            return found
         return self.target.column(given, "values")
 
     def _pinned(self) -> set[str]:
