@@ -23,18 +23,30 @@ ENGINES = [
     ("sqlite", "pysqlite"),
 ]
 
+#: Each kind of server, once.
+SERVERS = [
+    ("postgresql15", "psycopg"),
+    ("yugabytedb", "psycopg2"),
+    ("mysql", "pymysql"),
+    ("mariadb", "mariadb+pymysql"),
+    ("sqlite", "pysqlite"),
+]
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The tests that build and install the package: slow, and the same whatever the drivers are."""
+    """The tests that interrupt every command; and those that build and install the package: slow, and the same whatever the drivers are."""
+    config.addinivalue_line("markers", "long: once on each kind of server, by one door")
     config.addinivalue_line("markers", "packaging: builds the package and installs it in environments of its own")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`engine`: once for every engine; `door`: once for each door."""
+    """`engine`: once for every engine; `door`: once for each door; less for what says that it is long."""
+    long = metafunc.definition.get_closest_marker("long") is not None
     if "engine" in metafunc.fixturenames:
-        metafunc.parametrize("engine", ENGINES, ids=lambda pair: "-".join(pair))
+        engines = [engine for engine in ENGINES if not long or engine in SERVERS]
+        metafunc.parametrize("engine", engines, ids=lambda pair: "-".join(pair))
     if "door" in metafunc.fixturenames:
-        metafunc.parametrize("door", ["revisions", "directives"])
+        metafunc.parametrize("door", ["directives"] if long else ["revisions", "directives"])
 
 
 @pytest.fixture

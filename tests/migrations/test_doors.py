@@ -114,6 +114,7 @@ def _dialect(engine: tuple[str, str]) -> str:
     return engine[0].rstrip("0123456789")
 
 
+@pytest.mark.long
 def test_steps_that_died_in_the_middle_run_again(
     fresh: Fresh, engine: tuple[str, str], door: Door, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_steps_that_died_in_the_middle_run_again(
         assert installed(url) == [(step, door) for step in STEPS]
 
 
+@pytest.mark.long
 def test_steps_whose_downgrade_died_in_the_middle_run_again(
     fresh: Fresh, engine: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -147,6 +149,7 @@ def test_steps_whose_downgrade_died_in_the_middle_run_again(
         assert catalog(url) == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 def test_one_step_whose_downgrade_died_in_the_middle_runs_again(
     fresh: Fresh, engine: tuple[str, str], step: str, door: Door, tmp_path: Path
