@@ -93,6 +93,11 @@ class Leases:
                 grant = self._attempt(operation, PATIENCE if left is None else min(PATIENCE, max(left, _SHORTEST)))
             except LockTimeout:
                 grant = None
+            except DBAPIError as error:
+                # several who ask with one id can go on deadlocking in InnoDB: that is being busy, too
+                if error.connection_invalidated or not engine_of(self._engine.dialect).transient(error):
+                    raise
+                grant = None
             if grant is not None and grant.acquired:
                 return grant
             if grant is not None and grant.replayed:

@@ -9,7 +9,7 @@ from sqlalchemy import Boolean, Text, bindparam, literal, select
 from ..elements import LockFunction
 from ..operation import Operation, Run, shaped
 from ..values import Grant, Released
-from .base import SemaphoreBody
+from .base import SemaphoreBody, end
 from .base import external_id as id_of
 from .statements import RELEASED
 
@@ -29,8 +29,7 @@ class Release(SemaphoreBody):
             return Released.UNKNOWN
         if request.state == RELEASED:
             return Released.ALREADY_RELEASED
-        run.execute(made.end, {"which": request.id})
-        run.execute(made.free, {"which": request.id})
+        end(run, made, request.id)
         return Released.RELEASED
 
 

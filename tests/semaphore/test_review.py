@@ -1,0 +1,221 @@
+"""What a hostile reading of the semaphore has found, each as its finder would try it again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, text
+
+import sqlalchemy_locks as sl
+from tests.faults.drivers import sync
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import connected, installed, later
+from tests.tasks.test_lost_replies import in_the_clear
+
+from .parties import INNODB, held, made, place, unused
+from .test_lost_replies import final
+
+
+@pytest.fixture
+def other(servers: Any, name: str) -> Iterator[Engine]:
+    """An engine that leads to the server directly."""
+    with connected(installed(servers, name), poolclass=NullPool) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("name", INNODB)
+def test_a_wait_that_timed_out_leaves_no_half_request(name: str, level: str, engine_to: MakeEngine) -> None:
+    """InnoDB undoes the statement that waited, and not what came before it in the caller's transaction."""
+    engine, ident = engine_to(name, isolation_level=level), unused("job")
+    first, second = sorted([made(engine, 1), made(engine, 1)])
+    with engine.connect() as keeper, engine.connect() as caller:
+        lock = f"SELECT id FROM {place(name, 'semaphore')} WHERE name = :name FOR UPDATE"
+        keeper.execute(text(lock), {"name": second})
+        both = sl.semaphore.acquire({first: 1, second: 1}, external_id=ident)
+        with pytest.raises(sl.LockTimeout):
+            caller.scalar(both.execution_options(locks_wait=1))
+        caller.commit()
+        rows = f"SELECT count(*) FROM {place(name, 'permit_request')} WHERE external_id = :id"
+        assert caller.scalar(text(rows), {"id": ident}) == 0
+        caller.commit()
+    assert held(engine, first) == 0
+    assert sl.Locks(engine).acquire({first: 1, second: 1}, external_id=ident, timeout=0).replayed is False
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_a_write_that_timed_out_leaves_no_permit(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
+    """The same, after the first of two permits was written."""
+    engine, ident = engine_to(name), unused("job")
+    both = {made(engine, 1): 1, made(engine, 1): 1}
+    done: list[int] = []
+
+    def second_times_out(run: Any, semaphore: int) -> None:
+        done.append(semaphore)
+        if len(done) == 2:
+            raise sl.LockTimeout("the second row was not free in time")
+
+    monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.acquire"), "touch", second_times_out)
+    with engine.connect() as caller:
+        with pytest.raises(sl.LockTimeout):
+            caller.scalar(sl.semaphore.acquire(both, external_id=ident))
+        caller.commit()
+    monkeypatch.undo()
+    assert [held(engine, sem) for sem in both] == [0, 0]
+    assert sl.Locks(engine).acquire(both, external_id=ident, timeout=0).replayed is False
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_a_release_that_timed_out_can_be_done_again(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = made(engine, 1)
+    grant = sl.Locks(engine).acquire({sem: 1})
+    with engine.connect() as keeper, engine.connect() as caller:
+        lock = f"SELECT id FROM {place(name, 'permit')} WHERE permit_request_id = :id FOR UPDATE"
+        keeper.execute(text(lock), {"id": grant.request_id})
+        with pytest.raises(sl.LockTimeout):
+            caller.scalar(sl.semaphore.release(grant).execution_options(locks_wait=1))
+        caller.commit()
+    assert sl.Locks(engine).release(grant) is sl.Released.RELEASED
+    assert held(engine, sem) == 0
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_many_who_ask_for_what_is_full_with_one_id(name: str, engine_to: MakeEngine) -> None:
+    """Their rows come and go, and they deadlock over the gaps: that is no room, and no error of the driver's."""
+    engine = engine_to(name)
+    sem, ident = made(engine, 1), unused("job")
+    sl.Locks(engine).acquire({sem: 1})
+    ready = threading.Barrier(8)
+
+    def ask(each: Engine) -> int:
+        ready.wait(30)
+        for _ in range(20):
+            with pytest.raises(sl.LockTimeout, match="had no room at the only try"):
+                sl.Locks(each).acquire({sem: 1}, external_id=ident, timeout=0)
+        return 20
+
+    # engines of their own, as processes have: no gate in memory before them
+    asking = [later(ask, engine_to(name)) for _ in range(8)]
+    assert [future.result(120) for future in asking] == [20] * 8
+
+
+@sync
+def test_a_lost_reply_does_not_undo_what_others_did_meanwhile(
+    servers: Any, other: Engine, name: str, driver: str
+) -> None:
+    """Done again, a resize would overrule an emergency, and a deletion would delete another semaphore."""
+    sem, old = made(other, 5), made(other, 5)
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks, others = sl.Locks(engine), sl.Locks(other)
+        locks.run(sl.semaphore.usage())
+        proxy.lose_answer(final(name, "resize"), lambda: others.run(sl.semaphore.resize(sem, 1)))
+        with pytest.raises(sl.OutcomeUnknown):
+            locks.run(sl.semaphore.resize(sem, 9))
+        proxy.lose_answer(final(name, "delete"), lambda: others.run(sl.semaphore.create(old, 7)))
+        with pytest.raises(sl.OutcomeUnknown):
+            locks.run(sl.semaphore.delete(old))
+    assert others.run(sl.semaphore.resize(sem, 1)) == 1
+    assert others.run(sl.semaphore.create(old, 7)) is False
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_what_nobody_has_committed_is_not_believed(name: str, engine_to: MakeEngine) -> None:
+    """READ UNCOMMITTED shows a release that is rolled back later: nothing is granted, or deleted, for it."""
+    engine, careless = engine_to(name), engine_to(name, isolation_level="READ UNCOMMITTED")
+    sem = made(engine, 1)
+    grant = sl.Locks(engine).acquire({sem: 1})
+    with engine.connect() as releasing, careless.connect() as caller:
+        assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
+        for operation in (sl.semaphore.acquire({sem: 1}), sl.semaphore.delete(sem)):
+            with pytest.raises(sl.LockTimeout):
+                caller.scalar(operation.execution_options(locks_wait=1))
+            caller.rollback()
+        releasing.rollback()
+        assert not caller.scalar(sl.semaphore.acquire({sem: 1}))
+        with pytest.raises(sl.SemaphoreHeld):
+            caller.scalar(sl.semaphore.delete(sem))
+    assert held(engine, sem) == 1
+
+
+@pytest.mark.parametrize("name", INNODB)
+@pytest.mark.parametrize("what", ["an acquire", "a release", "an answer known before"])
+def test_a_session_at_repeatable_read_keeps_no_other_semaphore_from_anybody(
+    name: str, what: str, engine_to: MakeEngine
+) -> None:
+    """Where it locked gaps, nobody could acquire anything until it commits."""
+    engine = engine_to(name, isolation_level="REPEATABLE READ")
+    sem, sems = made(engine, 5), [made(engine, 5) for _ in range(2)]
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1})
+    with engine.connect() as caller:
+        if what == "a release":
+            assert caller.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
+        elif what == "an acquire":
+            assert caller.scalar(sl.semaphore.acquire({sem: 1}))
+        else:
+            assert caller.scalar(sl.semaphore.acquire({sem: 1}, external_id=grant.external_id)).replayed
+        assert all(locks.acquire({name: 1}, timeout=1) for name in sems)
+        with engine.connect() as another:
+            assert another.scalar(sl.semaphore.acquire({sems[0]: 1}).execution_options(locks_wait=1))
+            another.rollback()
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("name", INNODB)
+def test_a_semaphore_from_after_the_snapshot(name: str, level: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name, isolation_level="READ COMMITTED")
+    with engine.connect() as caller:
+        caller.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        caller.execute(sl.semaphore.usage()).all()
+        sem = made(engine, 1)
+        sl.Locks(engine).release(sl.Locks(engine).acquire({sem: 1}))
+        assert caller.scalar(sl.semaphore.acquire({sem: 1}))
+        caller.rollback()
+        caller.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        caller.execute(sl.semaphore.usage()).all()
+        another, ident = made(engine, 1), unused("job")
+        sl.Locks(engine).acquire({another: 1}, external_id=ident)
+        assert not caller.scalar(sl.semaphore.acquire({another: 1}))
+        # nor does the snapshot show the grant that it gives back
+        assert caller.scalar(sl.semaphore.release(ident)) is sl.Released.RELEASED
+        caller.commit()
+    assert held(engine, another) == 0
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_room_since_the_snapshot(name: str, engine_to: MakeEngine) -> None:
+    """At a level that the session's variable doesn't tell, either."""
+    engine = engine_to(name, isolation_level="READ COMMITTED")
+    sem = made(engine, 1)
+    grant = sl.Locks(engine).acquire({sem: 1})
+    with engine.connect() as caller:
+        caller.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        caller.execute(sl.semaphore.usage()).all()
+        sl.Locks(engine).release(grant)
+        assert caller.scalar(sl.semaphore.acquire({sem: 1}))
+        caller.rollback()
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_the_time_of_who_waited_for_a_release_is_whole(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    """Its time counts from after the wait, which is for the permits where it sums them with a lock."""
+    engine, watcher = engine_to(name, isolation_level="REPEATABLE READ"), watch(name)
+    sem = made(engine, 1)
+    grant = sl.Locks(engine).acquire({sem: 1})
+    with engine.connect() as releasing, engine.connect() as caller:
+        releasing.scalar(sl.semaphore.release(grant))
+        waiting = later(caller.scalar, sl.semaphore.acquire({sem: 1}, ttl=60))
+        watcher.until_waiting(waiting)
+        waited = releasing.scalar(text("SELECT UTC_TIMESTAMP(6) FROM (SELECT SLEEP(0.2)) AS slept"))
+        after = releasing.scalar(text("SELECT UTC_TIMESTAMP(6)"))
+        assert waited < after
+        releasing.commit()
+        got = waiting.result(30)
+        assert got.expires_at.replace(tzinfo=None) - timedelta(seconds=60) >= after
+        caller.commit()
