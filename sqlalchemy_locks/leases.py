@@ -115,16 +115,28 @@ class Leases:
         """Give permits back: :func:`sqlalchemy_locks.semaphore.release`, in a transaction of its own.
 
         When its reply was lost, it is sent again, and ``ALREADY_RELEASED`` may be what the first one did.
+
+        :raises LockTimeout: when a ``guarded`` write of this request is not committed for so long: for 5 seconds on
+            PostgreSQL and YugabyteDB, for ``innodb_lock_wait_timeout`` or SQLite's timeout elsewhere. It is held still:
+            release it again, and never inside the block that writes.
         """
-        released: Released = self._settled(semaphore.release(external_id))
+        released: Released = self._of_request(semaphore.release(external_id))
         return released
 
     def renew(self, external_id: str | Grant) -> bool:
         """Have the time of a request count from now: :func:`sqlalchemy_locks.semaphore.renew`.
 
         :return: ``False`` once its time ran out, or it was released: it is somebody else's then.
+        :raises LockTimeout: as :meth:`release`.
         """
-        return bool(self._settled(semaphore.renew(external_id)))
+        return bool(self._of_request(semaphore.renew(external_id)))
+
+    def _of_request(self, operation: Operation[Any]) -> Any:
+        # PostgreSQL waits without end for who writes under guarded; the others have a limit of their own, and one of
+        # ours would be two more round trips
+        if engine_of(self._engine.dialect).locking == "functions":
+            operation = operation.execution_options(locks_wait=PATIENCE)
+        return self._settled(operation)
 
     def sweep(self, *, stale_after: float | timedelta | None = DAY, alive: Alive | None = None) -> int:
         """Release what nobody will give back: what has expired, is stale, or whose owner is dead.

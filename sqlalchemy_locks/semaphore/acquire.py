@@ -26,7 +26,7 @@ from ..errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from ..names import checked
 from ..operation import Operation, Run, seconds, shaped
 from ..values import Grant
-from .base import SemaphoreBody, drop, locked, may_be_old, surely, take_back, touch, used, utc, whole
+from .base import SemaphoreBody, drop, locked, may_be_old, request_shared, surely, take_back, touch, used, utc, whole
 from .base import external_id as id_of
 from .statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
 
@@ -96,7 +96,7 @@ class Acquire(SemaphoreBody):
 
     def _known(self, run: Run, made: Any) -> Grant | None:
         # shared, so that two who ask again don't wait for each other
-        request = run.execute(made.request_shared, {"called": run.values["external_id"]}).first()
+        request = request_shared(run, made)
         if request is None:
             return None
         # with a lock, which is on the gaps as well, only where a snapshot from before them doesn't show them

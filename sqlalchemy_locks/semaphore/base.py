@@ -103,6 +103,27 @@ def locked(run: Run, made: Any, name: str) -> Any:
     return None if row is None or row.capacity is None else row
 
 
+def request_shared(run: Run, made: Any) -> Any:
+    """The request's row, which nobody can end before this transaction does, if there is one."""
+    return _request(run, made.request, made.chosen_shared, made.request_shared)
+
+
+def request_locked(run: Run, made: Any) -> Any:
+    """The request's row, locked until the transaction ends, if there is one."""
+    return _request(run, made.request, made.chosen_locked, made.request_locked)
+
+
+def _request(run: Run, look: Any, chosen: Any, called: Any) -> Any:
+    values = {"called": run.values["external_id"]}
+    if may_be_old(run):
+        # above READ COMMITTED, MariaDB locks the gap before what it finds by any key but the primary one
+        seen = run.execute(look, values).scalar()
+        row = None if seen is None else run.execute(chosen, {"which": seen}).first()
+        if row is not None:
+            return row
+    return run.execute(called, values).first()
+
+
 def touch(run: Run, semaphore: int) -> None:
     """This transaction has changed the semaphore's row itself."""
     transaction = run.connection.get_transaction()

@@ -54,15 +54,18 @@ def statements(tables: Tables, *, rows: bool) -> Any:
     total = func.coalesce(func.sum(per.c.count), 0)
     names = select(sem.c.id, sem.c.capacity, sem.c.fence, dirty.label("dirty")).where(sem.c.name == _NAME)
     request = select(req.c.id, req.c.state, until(req).label("until"), (until(req) <= Now()).label("expired"))
-    request = request.where(req.c.external_id == _NAME)
+    called, chosen = req.c.external_id == _NAME, req.c.id == _ID
+    state = select(req.c.id, req.c.state)
     permits = select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ID)
     return SimpleNamespace(
         # the gate, and what is known behind it
         ask=insert(req),
         forget=delete(req).where(req.c.id == _ID),
-        request=request,
-        request_shared=request.with_for_update(read=True),
-        request_locked=select(req.c.id, req.c.state).where(req.c.external_id == _NAME).with_for_update(),
+        request=select(req.c.id).where(called),
+        request_shared=request.where(called).with_for_update(read=True),
+        chosen_shared=request.where(chosen).with_for_update(read=True),
+        request_locked=state.where(called).with_for_update(),
+        chosen_locked=state.where(chosen).with_for_update(),
         permits=permits,
         permits_shared=permits.with_for_update(read=True),
         names=select(sem.c.id, sem.c.name).where(sem.c.id.in_(bindparam("ids", expanding=True))),

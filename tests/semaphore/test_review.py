@@ -9,15 +9,16 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, text
+from sqlalchemy import Engine, NullPool, false, text, update
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.schema import tables
 from tests.faults.drivers import sync
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import connected, installed, later
 from tests.tasks.test_lost_replies import in_the_clear
 
-from .parties import INNODB, held, made, place, unused
+from .parties import EVERYWHERE, INNODB, held, made, place, unused
 from .test_lost_replies import final
 
 
@@ -160,9 +161,13 @@ def test_a_session_at_repeatable_read_keeps_no_other_semaphore_from_anybody(
             assert caller.scalar(sl.semaphore.acquire({sem: 1}))
         else:
             assert caller.scalar(sl.semaphore.acquire({sem: 1}, external_id=grant.external_id)).replayed
-        assert all(locks.acquire({name: 1}, timeout=1) for name in sems)
+        # beside the id that was found, too
+        before, after = grant.external_id[:-1], f"{grant.external_id}0"
+        for sem, ident in zip(sems, (before, after), strict=True):
+            assert locks.acquire({sem: 1}, external_id=ident, timeout=1)
         with engine.connect() as another:
-            assert another.scalar(sl.semaphore.acquire({sems[0]: 1}).execution_options(locks_wait=1))
+            asked = sl.semaphore.acquire({sem: 1}, external_id=f"{before}!")
+            assert another.scalar(asked.execution_options(locks_wait=1))
             another.rollback()
 
 
@@ -219,3 +224,45 @@ def test_the_time_of_who_waited_for_a_release_is_whole(name: str, engine_to: Mak
         got = waiting.result(30)
         assert got.expires_at.replace(tzinfo=None) - timedelta(seconds=60) >= after
         caller.commit()
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_grant_stands_for_its_own_request(name: str, engine_to: MakeEngine) -> None:
+    """Not for one that somebody made later with the same id, after the first was cleaned up."""
+    locks, ident = sl.Locks(engine := engine_to(name)), unused("job")
+    sem = made(engine, 1)
+    old = locks.acquire({sem: 1}, external_id=ident)
+    assert locks.renew(old)
+    assert locks.release(old) is sl.Released.RELEASED
+    assert locks.release(old) is sl.Released.ALREADY_RELEASED
+    while locks.run(sl.semaphore.clean(older_than=0)):
+        pass
+    new = locks.acquire({sem: 1}, external_id=ident)
+    assert not locks.renew(old)
+    assert locks.release(old) is sl.Released.UNKNOWN
+    assert held(engine, sem) == 1
+    assert locks.renew(new)
+    assert locks.renew(ident)
+    assert locks.release(ident) is sl.Released.RELEASED
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_a_release_beside_its_own_guarded_write_ends(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
+    """In the very block that writes it would wait for itself."""
+    monkeypatch.setattr("sqlalchemy_locks.leases.PATIENCE", 0.5)
+    engine = engine_to(name)
+    locks, sem = sl.Locks(engine), made(engine, 1)
+    grant = locks.acquire({sem: 1})
+    nothing = update(tables("lock", "").semaphore).where(false()).values(capacity=0)
+    with engine.begin() as connection:
+        assert connection.scalar(sl.guarded(nothing, grant)) is False
+        for ask in (locks.release, locks.renew):
+            with pytest.raises(sl.LockTimeout):
+                later(ask, grant).result(20)
+        with engine.begin() as caller:
+            before = caller.scalar(text("SHOW lock_timeout"))
+            assert caller.scalar(sl.semaphore.release("nobody's").execution_options(locks_wait=1)) == "UNKNOWN"
+            assert caller.scalar(sl.semaphore.renew("nobody's").execution_options(locks_wait=1)) is False
+            assert caller.scalar(text("SHOW lock_timeout")) == before
+    assert locks.renew(grant)
+    assert locks.release(grant) is sl.Released.RELEASED
