@@ -8,7 +8,6 @@ instead of over-granting. A denial leaves no trace.
 
 from __future__ import annotations
 
-import math
 import re
 import typing
 from collections.abc import Iterable, Mapping
@@ -21,17 +20,16 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
+from ..durations import span
 from ..elements import LockFunction
 from ..errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from ..names import checked
-from ..operation import Operation, Run, seconds, shaped
+from ..operation import Operation, Run, shaped
 from ..values import Grant
 from .base import SemaphoreBody, drop, locked, may_be_old, request_shared, surely, take_back, touch, used, utc, whole
 from .base import external_id as id_of
 from .statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
 
-#: thirty years: more than any lease, and less than what a server's clock can't add
-_LONGEST = 1e9
 _ROUNDS = 100
 _QUOTED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"
 _ANSWER = ("state", "replayed", "request_id", "expires_at", "fences", "exhausted")
@@ -222,9 +220,9 @@ def acquire(
     }
     # in one order for everybody, so that two requests can't deadlock
     asked = dict(sorted(counts.items()))
-    held_for = None if ttl is None else seconds(ttl, "ttl", zero=False)
-    if held_for is not None and not (0.001 <= held_for <= _LONGEST and math.isfinite(held_for)):
-        raise ValueError(f"ttl is from 0.001 to {_LONGEST:g} seconds, not {ttl!r}")
+    held_for = None if ttl is None else span(ttl, "ttl", zero=False)
+    if held_for is not None and held_for < 0.001:
+        raise ValueError(f"ttl is at least 0.001 seconds, not {ttl!r}")
     values = {
         "permits": asked,
         "names": _array(f'"{_QUOTED.sub(_ESCAPE, name)}"' for name in asked),

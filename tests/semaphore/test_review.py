@@ -97,7 +97,7 @@ def test_many_who_ask_for_what_is_full_with_one_id(name: str, engine_to: MakeEng
     def ask(each: Engine) -> int:
         ready.wait(30)
         for _ in range(20):
-            with pytest.raises(sl.LockTimeout, match="had no room at the only try"):
+            with pytest.raises(sl.LockTimeout, match="at the only try"):
                 sl.Locks(each).acquire({sem: 1}, external_id=ident, timeout=0)
         return 20
 
@@ -266,3 +266,49 @@ def test_a_release_beside_its_own_guarded_write_ends(name: str, engine_to: MakeE
             assert caller.scalar(text("SHOW lock_timeout")) == before
     assert locks.renew(grant)
     assert locks.release(grant) is sl.Released.RELEASED
+
+
+def test_a_sqlite_that_begins_immediately_waits_no_longer_than_asked(engine_to: MakeEngine) -> None:
+    engine = engine_to("sqlite", connect_args={"timeout": 600})
+    sl.sqlite.begin_immediate(engine)
+    sem, keeper = made(engine, 1), engine.connect()
+    with keeper:
+        assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
+        with pytest.raises(sl.LockTimeout, match=r"others were busy with .* within 0.2 s: whether there is room"):
+            later(sl.Locks(engine).acquire, {sem: 1}, timeout=0.2).result(30)
+        keeper.rollback()
+
+
+def test_an_unknown_outcome_tells_the_id(servers: Any) -> None:
+    """Made up by acquire itself, it would else be known to nobody."""
+    with connected(installed(servers, "postgresql15"), poolclass=NullPool) as direct:
+        sem = made(direct, 1)
+        with in_the_clear(servers, "postgresql15", "psycopg") as (engine, proxy):
+            sl.Locks(engine).run(sl.semaphore.usage())
+            proxy.lose_answer(final("postgresql15", "acquire"), always=True)
+            with pytest.raises(sl.OutcomeUnknown) as raised:
+                sl.Locks(engine).acquire({sem: 1}, timeout=1)
+        (holder,) = sl.Locks(direct).run(sl.semaphore.holders(sem))
+        assert f"its external_id is {holder.external_id!r}" in str(raised.value)
+
+
+@pytest.mark.parametrize("age", [float("inf"), 1.1e9, 10**400, timedelta.max])
+def test_a_time_that_no_clock_can_tell(age: Any, engine_to: MakeEngine) -> None:
+    locks = sl.Locks(engine_to("sqlite"))
+    for refused in (
+        lambda: sl.semaphore.acquire({"x": 1}, ttl=age),
+        lambda: sl.semaphore.sweep(stale_after=age),
+        lambda: sl.semaphore.clean(older_than=age),
+        lambda: sl.semaphore.clean_history(older_than=age),
+        lambda: locks.sweep(stale_after=age),
+        lambda: locks.maintenance(every=age),
+    ):
+        with pytest.raises(ValueError, match="is at most 1e"):
+            refused()
+
+
+def test_a_grant_can_be_in_a_set(engine_to: MakeEngine) -> None:
+    locks = sl.Locks(engine := engine_to("sqlite"))
+    sem = made(engine, 2)
+    grants = [locks.acquire({sem: 1}) for _ in range(2)]
+    assert len({*grants, *grants}) == 2
