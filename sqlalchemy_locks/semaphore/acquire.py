@@ -205,7 +205,9 @@ def acquire(
 
     In a session of yours other acquirers of these semaphores wait until you commit: commit before you work. On MySQL,
     MariaDB and SQLite, a denied request keeps its locks until then, too. Under REPEATABLE READ and SERIALIZABLE
-    the answer is right, or it is the engine's serialization or deadlock error: roll back and begin again.
+    the answer is right, or it is the engine's serialization or deadlock error: roll back and begin again. On MySQL and
+    MariaDB, never begin with ``SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED``, which nobody can detect: it
+    over-grants.
 
     The pattern: "Distributed Counting Semaphore with MySQL", the complete acquire.
 

@@ -147,6 +147,9 @@ def resize(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]
     :return: the capacity it had.
     :raises UnknownSemaphore: when there is none of that name.
 
+    Through ``Locks`` a lost reply is :class:`~sqlalchemy_locks.OutcomeUnknown`, and it isn't done again, since that
+    would undo what others did meanwhile. So it is with :func:`delete`.
+
     >>> session.execute(sl.semaphore.resize("backup-slots", 12, by="ops"))
     """
     return Operation(_RESIZE, _values(name, by, capacity=whole(capacity, "a capacity", 0)))
