@@ -15,12 +15,13 @@ from typing import Any, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from .durations import span
 from .leases import DAY, Alive
 from .locks import Held, Hold, Locks, Name
 from .maintenance import AsyncMaintenance
 from .mutex import Mutex
 from .mutexes import Mutexes
-from .operation import Operation, RowsOperation, seconds
+from .operation import Operation, RowsOperation
 from .values import Grant, Released, Report
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ class AsyncLocks:
         self, *, alive: Alive | AsyncAlive | None = None, every: float | timedelta = 60
     ) -> AsyncMaintenance:
         """As :meth:`sqlalchemy_locks.Locks.maintenance`, for ``async with``."""
-        return AsyncMaintenance(lambda: self.maintain(alive=alive), seconds(every, "every", zero=False))
+        return AsyncMaintenance(lambda: self.maintain(alive=alive), span(every, "every", zero=False))
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncHold:
         """As :meth:`sqlalchemy_locks.Locks.exclusive`, for ``async with``."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from datetime import timedelta
 
+#: thirty years: more than any lease, and less than what a server's clock can't add
+LONGEST = 1e9
+
 
 def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
     """A duration that a caller gave, in seconds.
@@ -16,6 +19,20 @@ def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is a number of seconds or a timedelta, not {value!r}")
-    if math.isnan(value) or value < 0 or (value == 0 and not zero):
+    if (isinstance(value, float) and math.isnan(value)) or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{name} must be {'at least' if zero else 'more than'} 0 seconds, not {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def span(value: float | timedelta, name: str, *, zero: bool = True) -> float:
+    """As :func:`seconds`, of what a server adds to its clock, or a thread sleeps.
+
+    :raises ValueError: for more than ``LONGEST``, too.
+    """
+    number = seconds(value, name, zero=zero)
+    if number > LONGEST:
+        raise ValueError(f"{name} is at most {LONGEST:g} seconds, which is thirty years, not {value!r}")
+    return number

@@ -56,6 +56,14 @@ class ReadCommitted(ColumnElement[bool]):
     _traverse_internals = []
 
 
+class ReadUncommitted(ColumnElement[bool]):
+    """Whether this session reads what nobody has committed (MySQL)."""
+
+    # not Boolean, which these engines would spell `= 1` a second time
+    type: Any = Integer()
+    _traverse_internals = []
+
+
 class PlainReads(ColumnElement[bool]):
     """Whether a plain SELECT reads without a lock; under SERIALIZABLE it locks what it passes (InnoDB)."""
 

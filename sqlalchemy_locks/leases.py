@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from . import semaphore
 from .dialects import engine_of
-from .errors import LockLost, LockTimeout
+from .errors import LockLost, LockTimeout, OutcomeUnknown
 from .operation import Operation, fresh_nonce, seconds
 from .prelock import gates_of
 from .semaphore.sweep import overdue, owned, stale, taken
@@ -63,9 +63,11 @@ class Leases:
         :param ttl: how long they are held without being renewed, in seconds or as a ``timedelta``; ``None``: until
             they are released, or swept.
         :param timeout: the longest wait, in seconds or as a ``timedelta``; ``None`` waits, ``0`` tries once (which may
-            wait for others in the middle of theirs, 5 seconds at most).
+            wait for others in the middle of theirs, 5 seconds at most). MySQL and MariaDB wait for a locked row in
+            whole seconds.
         :return: a :class:`~sqlalchemy_locks.Grant`, acquired.
         :raises LockTimeout: when there was no room in time.
+        :raises OutcomeUnknown: when the connection died, and so did those of three more tries; it tells the id.
         :raises LockLost: when this id was acquired before, and was released or ran out: it is never granted again.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
 
@@ -77,6 +79,10 @@ class Leases:
         )
         try:
             return self._wait_for_room(operation, None if timeout is None else seconds(timeout, "timeout"))
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(
+                f"{error}; its external_id is {operation._values['external_id']!r}: ask again with it, or release it"
+            ) from error
         except BaseException as error:
             if external_id is None and not isinstance(error, Exception):
                 # cancelled or interrupted, perhaps after it was granted: nobody else knows its id
@@ -92,6 +98,11 @@ class Leases:
             try:
                 grant = self._attempt(operation, PATIENCE if left is None else min(PATIENCE, max(left, _SHORTEST)))
             except LockTimeout:
+                grant = None
+            except DBAPIError as error:
+                # several who ask with one id can go on deadlocking in InnoDB: that is being busy, too
+                if error.connection_invalidated or not engine_of(self._engine.dialect).transient(error):
+                    raise
                 grant = None
             if grant is not None and grant.acquired:
                 return grant
@@ -110,16 +121,28 @@ class Leases:
         """Give permits back: :func:`sqlalchemy_locks.semaphore.release`, in a transaction of its own.
 
         When its reply was lost, it is sent again, and ``ALREADY_RELEASED`` may be what the first one did.
+
+        :raises LockTimeout: when a ``guarded`` write of this request is not committed for so long: for 5 seconds on
+            PostgreSQL and YugabyteDB, for ``innodb_lock_wait_timeout`` or SQLite's timeout elsewhere. It is held still:
+            release it again, and never inside the block that writes.
         """
-        released: Released = self._settled(semaphore.release(external_id))
+        released: Released = self._of_request(semaphore.release(external_id))
         return released
 
     def renew(self, external_id: str | Grant) -> bool:
         """Have the time of a request count from now: :func:`sqlalchemy_locks.semaphore.renew`.
 
         :return: ``False`` once its time ran out, or it was released: it is somebody else's then.
+        :raises LockTimeout: as :meth:`release`.
         """
-        return bool(self._settled(semaphore.renew(external_id)))
+        return bool(self._of_request(semaphore.renew(external_id)))
+
+    def _of_request(self, operation: Operation[Any]) -> Any:
+        # PostgreSQL waits without end for who writes under guarded; the others have a limit of their own, and one of
+        # ours would be two more round trips
+        if engine_of(self._engine.dialect).locking == "functions":
+            operation = operation.execution_options(locks_wait=PATIENCE)
+        return self._settled(operation)
 
     def sweep(self, *, stale_after: float | timedelta | None = DAY, alive: Alive | None = None) -> int:
         """Release what nobody will give back: what has expired, is stale, or whose owner is dead.
@@ -187,5 +210,8 @@ def _living(answer: Any) -> frozenset[str]:
 
 
 def _no_room(operation: Operation[Any], grant: Grant | None, patience: float | None) -> str:
-    names = ", ".join(repr(name) for name in (grant.exhausted if grant is not None else operation._values["permits"]))
-    return f"{names} had no room {'at the only try' if patience == 0 else f'within {patience:g} s'}"
+    within = "at the only try" if patience == 0 else f"within {patience:g} s"
+    if grant is None:
+        names = ", ".join(map(repr, operation._values["permits"]))
+        return f"others were busy with {names}, or with this very request, {within}: whether there is room isn't known"
+    return f"{', '.join(map(repr, grant.exhausted))} had no room {within}"

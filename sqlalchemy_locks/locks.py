@@ -189,9 +189,8 @@ class Locks(Leases, Maintained):
     def _run_once(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool) -> Any:
         engine = self._engine
         given = operation.get_execution_options()
-        place = place_of(
-            engine.dialect, {**engine.get_execution_options(), **given} if given else engine._execution_options
-        )
+        every: Mapping[str, Any] = {**engine.get_execution_options(), **given} if given else engine._execution_options
+        place = place_of(engine.dialect, every)
         # entities come of a session
         entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
         whole = entity or options["locks_short"]
@@ -203,7 +202,8 @@ class Locks(Leases, Maintained):
                     connection.invalidate()  # not sent yet, and so not lost
                 return run_one(connection, operation, options)
         short = ShortTransaction(self._engine)
-        short.open()
+        wait = every.get("locks_wait")
+        short.open(wait=None if wait is None else seconds(wait, "locks_wait"))
         try:
             short.use()
             value = self._rows(short, operation, options) if entity else operation.value(short.connection, options)

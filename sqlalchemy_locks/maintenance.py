@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from . import lock, semaphore
+from .durations import span
 from .leases import DAY, Alive
-from .operation import Operation, seconds
+from .operation import Operation
 from .values import Report
 
 #: of the timeouts that guard the tasks
@@ -96,7 +97,7 @@ class Maintained:
         >>> with locks.maintenance():
         ...     serve()
         """
-        return Maintenance(lambda: self.maintain(alive=alive), seconds(every, "every", zero=False))
+        return Maintenance(lambda: self.maintain(alive=alive), span(every, "every", zero=False))
 
 
 class Maintenance:

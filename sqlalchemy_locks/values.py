@@ -32,9 +32,9 @@ class Grant:
     #: ``EXPIRED`` when its time ran out and nobody has taken the permits back yet
     state: str
     #: how many of each semaphore
-    permits: Mapping[str, int]
+    permits: Mapping[str, int] = field(hash=False)
     #: the fencing token of each: strictly increasing for each semaphore, in the order of the grants
-    fence: Mapping[str, int] = field(default_factory=dict)
+    fence: Mapping[str, int] = field(default_factory=dict, hash=False)
     #: the semaphores that had no room
     exhausted: tuple[str, ...] = ()
     #: it had been decided before, by an earlier request with this id

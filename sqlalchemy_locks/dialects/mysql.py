@@ -13,7 +13,17 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
 from ..clock import Ago, Epoch, Hence, Instant, Later, Now
-from ..elements import DeleteByKey, Gate, PlainReads, ReadCommitted, SessionLock, SessionUnlock, TakeRow, Writable
+from ..elements import (
+    DeleteByKey,
+    Gate,
+    PlainReads,
+    ReadCommitted,
+    ReadUncommitted,
+    SessionLock,
+    SessionUnlock,
+    TakeRow,
+    Writable,
+)
 from ..errors import LockError, LockTimeout, Unsupported
 from .base import Engine, arrived, nothing
 
@@ -135,6 +145,12 @@ def take_row(element: TakeRow, compiler: Any, **kw: Any) -> str:
 @compiles(ReadCommitted, "mariadb")
 def _read_committed(element: ReadCommitted, compiler: Any, **kw: Any) -> str:
     return f"{_isolation(compiler)} IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
+
+
+@compiles(ReadUncommitted, "mysql")
+@compiles(ReadUncommitted, "mariadb")
+def _read_uncommitted(element: ReadUncommitted, compiler: Any, **kw: Any) -> str:
+    return f"{_isolation(compiler)} = 'READ-UNCOMMITTED'"
 
 
 @compiles(PlainReads, "mysql")

@@ -4,8 +4,8 @@ The pattern: "Distributed Counting Semaphore with MySQL", whole: permits of seve
 an id that makes each request repeatable; a time to live, renewed or not; fencing tokens; sweeps.
 
 What is promised: what is held never exceeds the capacity that was in force when it was granted, at any isolation
-level; one id is granted once; a permit is given back once; each grant's fencing token is greater than any that its
-semaphore gave before, deleted and made again or not.
+level but a READ UNCOMMITTED that no variable tells; one id is granted once; a permit is given back once; each grant's
+fencing token is greater than any that its semaphore gave before, deleted and made again or not.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ instead of over-granting. A denial leaves no trace.
 
 from __future__ import annotations
 
-import math
 import re
 import typing
 from collections.abc import Iterable, Mapping
@@ -21,17 +20,16 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
+from ..durations import span
 from ..elements import LockFunction
-from ..errors import IdempotencyConflict, UnknownSemaphore
+from ..errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from ..names import checked
-from ..operation import Operation, Run, seconds, shaped
+from ..operation import Operation, Run, shaped
 from ..values import Grant
-from .base import SemaphoreBody, locked, take_back, touch, used, utc, whole
+from .base import SemaphoreBody, drop, locked, may_be_old, request_shared, surely, take_back, touch, used, utc, whole
 from .base import external_id as id_of
 from .statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
 
-#: thirty years: more than any lease, and less than what a server's clock can't add
-_LONGEST = 1e9
 _ROUNDS = 100
 _QUOTED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"
 _ANSWER = ("state", "replayed", "request_id", "expires_at", "fences", "exhausted")
@@ -63,19 +61,27 @@ class Acquire(SemaphoreBody):
         return _grant(run, state, request_id, expires_at, fences or (), exhausted or (), replayed)
 
     def by_statements(self, run: Run, made: Any) -> Grant:
-        for _ in range(_ROUNDS):
-            request = self._ask(run, made)
+        for turn in range(_ROUNDS):
+            request = self._ask(run, made, turn == 0)
             if request is not None:
-                return self._decide(run, made, request)
+                try:
+                    return self._decide(run, made, request)
+                except LockTimeout:
+                    # InnoDB undoes the one statement only: whoever goes on and commits would keep half a request
+                    drop(run, made, request)
+                    raise
             known = self._known(run, made)
             if known is not None:
                 return known
         raise IdempotencyConflict(f"the request {run.values['external_id']!r} comes and goes: others clean it up")
 
-    def _ask(self, run: Run, made: Any) -> int | None:
+    def _ask(self, run: Run, made: Any, first: bool) -> int | None:
         """Pass the gate: the id of the new request, or ``None`` where there is one with its external id."""
         values = {name: run.values[name] for name in ("external_id", "owner", "ttl_seconds")}
-        if run.engine.locking == "file" and run.execute(made.request, {"called": values["external_id"]}).first():
+        # An INSERT that meets a duplicate locks a gap above READ COMMITTED. Once only: a snapshot goes on showing
+        # what was cleaned up since.
+        looks = run.engine.locking == "file" or (first and not run.read_committed)
+        if looks and run.execute(made.request, {"called": values["external_id"]}).first():
             return None
         try:
             result = run.execute(made.ask, {**values, "state": ACQUIRED})
@@ -88,10 +94,12 @@ class Acquire(SemaphoreBody):
 
     def _known(self, run: Run, made: Any) -> Grant | None:
         # shared, so that two who ask again don't wait for each other
-        request = run.execute(made.request_shared, {"called": run.values["external_id"]}).first()
+        request = request_shared(run, made)
         if request is None:
             return None
+        # with a lock, which is on the gaps as well, only where a snapshot from before them doesn't show them
         permits = run.execute(made.permits, {"which": request.id}).all()
+        permits = permits or run.execute(made.permits_shared, {"which": request.id}).all()
         rows = run.execute(made.names, {"ids": [permit.semaphore_id for permit in permits]})
         named = {row.id: row.name for row in rows}
         found = {named.get(permit.semaphore_id): permit for permit in permits}
@@ -112,9 +120,10 @@ class Acquire(SemaphoreBody):
         sums, now = used(run, made, rows)
         exhausted = []
         for (name, count), row in zip(permits.items(), rows, strict=True):
+            if sums[row.id] + count > row.capacity and may_be_old(run):
+                sums[row.id], now = surely(run, made, row)
             if sums[row.id] + count > row.capacity and take_back(run, made, row.id):
-                again, now = used(run, made, [row])
-                sums |= again
+                sums[row.id], now = surely(run, made, row)
             if sums[row.id] + count > row.capacity:
                 exhausted.append(name)
         if exhausted:
@@ -196,7 +205,9 @@ def acquire(
 
     In a session of yours other acquirers of these semaphores wait until you commit: commit before you work. On MySQL,
     MariaDB and SQLite, a denied request keeps its locks until then, too. Under REPEATABLE READ and SERIALIZABLE
-    the answer is right, or it is the engine's serialization or deadlock error: roll back and begin again.
+    the answer is right, or it is the engine's serialization or deadlock error: roll back and begin again. On MySQL and
+    MariaDB, never begin with ``SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED``, which nobody can detect: it
+    over-grants.
 
     The pattern: "Distributed Counting Semaphore with MySQL", the complete acquire.
 
@@ -211,9 +222,9 @@ def acquire(
     }
     # in one order for everybody, so that two requests can't deadlock
     asked = dict(sorted(counts.items()))
-    held_for = None if ttl is None else seconds(ttl, "ttl", zero=False)
-    if held_for is not None and not (0.001 <= held_for <= _LONGEST and math.isfinite(held_for)):
-        raise ValueError(f"ttl is from 0.001 to {_LONGEST:g} seconds, not {ttl!r}")
+    held_for = None if ttl is None else span(ttl, "ttl", zero=False)
+    if held_for is not None and held_for < 0.001:
+        raise ValueError(f"ttl is at least 0.001 seconds, not {ttl!r}")
     values = {
         "permits": asked,
         "names": _array(f'"{_QUOTED.sub(_ESCAPE, name)}"' for name in asked),

@@ -11,7 +11,7 @@ from ..elements import LockFunction
 from ..errors import SemaphoreHeld, UnknownSemaphore
 from ..names import checked
 from ..operation import Operation, Run, shaped
-from .base import SemaphoreBody, locked, take_back, touch, used, whole
+from .base import SemaphoreBody, locked, surely, take_back, touch, used, whole
 from .statements import DELETED, HELD, UNKNOWN
 
 _NAME, _BY = bindparam("name", type_=Text()), bindparam("changed_by", type_=Text())
@@ -52,6 +52,9 @@ class Create(SemaphoreBody):
 
 
 class Resize(SemaphoreBody):
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return False  # done again, it would undo what others did meanwhile
+
     def call(self) -> LockFunction:
         return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, type_=Integer())
 
@@ -72,6 +75,9 @@ class Resize(SemaphoreBody):
 
 
 class Delete(SemaphoreBody):
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return False  # done again, it would undo what others did meanwhile
+
     def call(self) -> LockFunction:
         return LockFunction("semaphore_delete", _NAME, _BY, type_=Text())
 
@@ -87,8 +93,7 @@ class Delete(SemaphoreBody):
         if row is None:
             raise unknown(run)
         take_back(run, made, row.id)
-        sums, _ = used(run, made, [row])
-        if sums[row.id]:
+        if used(run, made, [row])[0][row.id] and surely(run, made, row)[0]:
             raise held(run)
         run.execute(made.resize, {"which": row.id, "size": None})
         touch(run, row.id)
@@ -141,6 +146,9 @@ def resize(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]
     :param by: who does it, for ``history``.
     :return: the capacity it had.
     :raises UnknownSemaphore: when there is none of that name.
+
+    Through ``Locks`` a lost reply is :class:`~sqlalchemy_locks.OutcomeUnknown`, and it isn't done again, since that
+    would undo what others did meanwhile. So it is with :func:`delete`.
 
     >>> session.execute(sl.semaphore.resize("backup-slots", 12, by="ops"))
     """

@@ -103,34 +103,74 @@ def locked(run: Run, made: Any, name: str) -> Any:
     return None if row is None or row.capacity is None else row
 
 
+def request_shared(run: Run, made: Any) -> Any:
+    """The request's row, which nobody can end before this transaction does, if there is one."""
+    return _request(run, made.request, made.chosen_shared, made.request_shared)
+
+
+def request_locked(run: Run, made: Any) -> Any:
+    """The request's row, locked until the transaction ends, if there is one."""
+    return _request(run, made.request, made.chosen_locked, made.request_locked)
+
+
+def _request(run: Run, look: Any, chosen: Any, called: Any) -> Any:
+    values = {"called": run.values["external_id"]}
+    if may_be_old(run):
+        # above READ COMMITTED, MariaDB locks the gap before what it finds by any key but the primary one
+        seen = run.execute(look, values).scalar()
+        row = None if seen is None else run.execute(chosen, {"which": seen}).first()
+        if row is not None:
+            return row
+    return run.execute(called, values).first()
+
+
 def touch(run: Run, semaphore: int) -> None:
     """This transaction has changed the semaphore's row itself."""
     transaction = run.connection.get_transaction()
-    if run.engine.locking == "rows" and not run.read_committed and transaction is not None:
+    if may_be_old(run) and transaction is not None:
         _TOUCHED.setdefault(transaction, set()).add(semaphore)
 
 
 def used(run: Run, made: Any, rows: Iterable[Any]) -> tuple[dict[int, int], Any]:
-    """How many permits of locked semaphores are held, and the instant: read after the locks were had.
+    """How many permits of locked semaphores are held, at most, and the instant: read after the locks were had.
 
-    A plain read of InnoDB is as old as its transaction's snapshot, unless that is READ COMMITTED, which its variable
-    doesn't tell for certain. Another's grant that it doesn't show has changed the fence of the locked row, though:
-    then, and where the row shows this transaction's own change instead, the sum is a locking read.
+    A plain read of InnoDB may be as old as its transaction's snapshot. Another's grant that it doesn't show has changed
+    the fence of the locked row, though: then, and where the row shows this transaction's own change instead, the sum is
+    a locking read. What was released since the snapshot it counts as held, unless :func:`surely` asks again.
     """
     rows = list(rows)
     found = {row.id: row for row in run.execute(made.used, {"ids": [row.id for row in rows]})}
     touched = _TOUCHED.get(run.connection.get_transaction(), ())
     sums, now = {}, None
     for row in rows:
-        stale = not (row.read_committed or run.read_committed) or row.fence != found[row.id].fence
-        if stale or row.id in touched:
-            answer: Any = run.execute(made.used_now, {"which": row.id}).one()
-            total, now = answer
-            sums[row.id] = int(total)
+        seen = found.get(row.id)
+        # READ UNCOMMITTED shows a release that may be rolled back; a snapshot from before a semaphore doesn't show it
+        dirty = row.dirty and not run.read_committed
+        if dirty or seen is None or row.fence != seen.fence or row.id in touched:
+            sums[row.id], now = _used_now(run, made, row)
         else:
-            sums[row.id] = int(found[row.id].used)
-            now = now or found[row.id].now
+            sums[row.id] = int(seen.used)
+            now = now or seen.now
     return sums, now
+
+
+def may_be_old(run: Run) -> bool:
+    """Whether a plain read may show what is no longer so."""
+    return run.engine.locking == "rows" and not run.read_committed
+
+
+def surely(run: Run, made: Any, row: Any) -> tuple[int, Any]:
+    """As ``used``, of one semaphore, and current in any snapshot: for who would be refused otherwise."""
+    if may_be_old(run):
+        return _used_now(run, made, row)
+    sums, now = used(run, made, [row])
+    return sums[row.id], now
+
+
+def _used_now(run: Run, made: Any, row: Any) -> tuple[int, Any]:
+    total: Any = run.execute(made.used_now, {"which": row.id}).scalar_one()
+    # in a later statement, since it may have waited for who is releasing
+    return int(total), run.execute(made.clock, {}).scalar_one()
 
 
 def take_back(run: Run, made: Any, semaphore: int) -> int:
@@ -145,10 +185,28 @@ def take(run: Run, made: Any, judged: list[tuple[int, datetime]]) -> list[int]:
     known = dict(judged)
     rows = run.execute(made.still, {"ids": list(known)}).all()
     taken = [row.id for row in rows if row.renewed_at == known[row.id]]
-    if taken:
-        run.execute(made.end, [{"which": request} for request in taken])
-        run.execute(made.free, [{"which": request} for request in taken])
+    for request in taken:
+        end(run, made, request)
     return taken
+
+
+def end(run: Run, made: Any, request: int) -> None:
+    """Release a locked request: its permits first, so that where a wait for them times out, it can be done again."""
+    # by their own ids, which locks no gap; only a snapshot from before them doesn't show them
+    permits = run.execute(made.permits_of, {"which": request}).scalars().all()
+    if permits:
+        run.execute(made.free_one, [{"which": permit} for permit in permits])
+    else:
+        run.execute(made.free, {"which": request})
+    run.execute(made.end, {"which": request})
+
+
+def drop(run: Run, made: Any, request: int) -> None:
+    """Have a new request of this transaction never been."""
+    permits = run.execute(made.permits_of, {"which": request}).scalars().all()
+    if permits:
+        run.execute(made.drop_permit, [{"which": permit} for permit in permits])
+    run.execute(made.forget, {"which": request})
 
 
 def utc(instant: datetime | None) -> datetime | None:

@@ -14,7 +14,7 @@ from sqlalchemy import Update, literal, select
 from ..errors import LockLost, Unsupported
 from ..operation import Operation, Place, Run, execute_in_session, shaped
 from ..values import Grant
-from .base import SemaphoreBody
+from .base import SemaphoreBody, request_shared
 from .base import external_id as id_of
 from .statements import RELEASED
 
@@ -38,7 +38,7 @@ class Guarded(SemaphoreBody):
             self._take_file(run)
         made = self.statements(run)
         called, number = run.values["external_id"], run.values["request_id"]
-        request = run.execute(made.request_shared, {"called": called}).first()
+        request = request_shared(run, made)
         if request is None or request.state == RELEASED or request.expired or number not in (None, request.id):
             raise LockLost(
                 f"the permits of the request {called!r} are held no longer, so the write was not made: "

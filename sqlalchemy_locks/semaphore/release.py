@@ -4,59 +4,80 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, Text, bindparam, literal, select
+from sqlalchemy import BigInteger, Boolean, Text, bindparam, literal, select
 
 from ..elements import LockFunction
 from ..operation import Operation, Run, shaped
 from ..values import Grant, Released
-from .base import SemaphoreBody
+from .base import SemaphoreBody, end, request_locked
 from .base import external_id as id_of
 from .statements import RELEASED
 
-_ID = bindparam("external_id", type_=Text())
+_ARGUMENTS = (
+    bindparam("external_id", type_=Text()),
+    bindparam("request_id", type_=BigInteger()),
+    bindparam("lock_wait", type_=Text()),
+)
 
 
-class Release(SemaphoreBody):
+class _OfRequest(SemaphoreBody):
+    def arguments(self, run: Run) -> dict[str, Any]:
+        return {**run.values, "lock_wait": None if run.wait is None else run.engine.wait_value(run.wait)}
+
+    def locked(self, run: Run, made: Any) -> Any:
+        """The request's row, locked; ``None`` without one, or when it is another's who has had the id since."""
+        row = request_locked(run, made)
+        return row if row is not None and run.values["request_id"] in (None, row.id) else None
+
+
+class Release(_OfRequest):
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_release", _ID, type_=Text())
+        return LockFunction("semaphore_release", *_ARGUMENTS, type_=Text())
 
     def answer(self, run: Run, row: Any) -> Released:
         return Released(row[0])
 
     def by_statements(self, run: Run, made: Any) -> Released:
-        request = run.execute(made.request_locked, {"called": run.values["external_id"]}).first()
+        request = self.locked(run, made)
         if request is None:
             return Released.UNKNOWN
         if request.state == RELEASED:
             return Released.ALREADY_RELEASED
-        run.execute(made.end, {"which": request.id})
-        run.execute(made.free, {"which": request.id})
+        end(run, made, request.id)
         return Released.RELEASED
 
 
-class Renew(SemaphoreBody):
+class Renew(_OfRequest):
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_renew", _ID, type_=Boolean())
+        return LockFunction("semaphore_renew", *_ARGUMENTS, type_=Boolean())
 
     def answer(self, run: Run, row: Any) -> bool:
         return bool(row[0])
 
     def by_statements(self, run: Run, made: Any) -> bool:
         # locked first: a clock that is read before a wait is slow by the wait
-        request = run.execute(made.request_locked, {"called": run.values["external_id"]}).first()
+        request = self.locked(run, made)
         return request is not None and run.execute(made.renew, {"which": request.id}).rowcount == 1
 
 
 _RELEASE, _RENEW = Release(), Renew()
 
 
+def _of(given: str | Grant) -> dict[str, Any]:
+    # lock_wait for whoever has it compiled: each run gives its own
+    return {"external_id": id_of(given), "request_id": getattr(given, "request_id", None), "lock_wait": None}
+
+
 @shaped(select(literal(Released.RELEASED)))
 def release(external_id: str | Grant) -> Operation[Any]:
     """Give the permits of a request back.
 
-    :param external_id: the id that they were acquired with, or the grant itself.
+    :param external_id: the id that they were acquired with, or the grant itself, which stands for its own request
+        only: not for a later one, made with the same id after a clean-up.
     :return: a :class:`~sqlalchemy_locks.Released`: ``RELEASED``; ``ALREADY_RELEASED`` when it was before, or was taken
         back or swept; ``UNKNOWN`` when there is no such request. Each of them is a ``str``.
+    :raises LockTimeout: when a ``guarded`` write kept it locked for longer than the database, or the option
+        ``locks_wait`` (seconds), lets one wait; it can be released again.
 
     It touches its own request and permits only, and waits for no acquirer; for a ``guarded`` write of its own request
     it waits until that has committed. A second release changes nothing, however late it comes. In REPEATABLE READ on
@@ -65,16 +86,17 @@ def release(external_id: str | Grant) -> Operation[Any]:
     >>> session.scalar(sl.semaphore.release("job-1"))
     <Released.RELEASED: 'RELEASED'>
     """
-    return Operation(_RELEASE, {"external_id": id_of(external_id)})
+    return Operation(_RELEASE, _of(external_id))
 
 
 @shaped(select(literal(True)))
 def renew(external_id: str | Grant) -> Operation[Any]:
     """Have the time of a request count from now.
 
-    :param external_id: the id that it was acquired with, or the grant itself.
+    :param external_id: the id that it was acquired with, or the grant itself, which stands for its own request only.
     :return: ``True`` when it is held; ``False`` once its time ran out (swept or not), when it was released, or unknown.
+    :raises LockTimeout: as :func:`release`.
 
     Waits while a ``guarded`` write of this request is not committed; when its time runs out meanwhile it is ``False``.
     """
-    return Operation(_RENEW, {"external_id": id_of(external_id)})
+    return Operation(_RENEW, _of(external_id))

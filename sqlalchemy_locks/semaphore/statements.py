@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from ..clock import Instant, Later, Now
-from ..elements import ReadCommitted
+from ..elements import ReadUncommitted
 from ..schema import Tables
 
 ACQUIRED, RELEASED, EXPIRED, DENIED = "ACQUIRED", "RELEASED", "EXPIRED", "DENIED"
@@ -49,22 +49,25 @@ def until(request: Any) -> Later:
 def statements(tables: Tables, *, rows: bool) -> Any:
     """All of them; ``rows``: where a session's isolation level matters (InnoDB)."""
     sem, req, per, his = tables.semaphore, tables.permit_request, tables.permit, tables.semaphore_history
-    level = ReadCommitted() if rows else literal_column("1", Integer())
+    dirty = ReadUncommitted() if rows else literal_column("0", Integer())
     held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
     total = func.coalesce(func.sum(per.c.count), 0)
-    names = select(sem.c.id, sem.c.capacity, sem.c.fence, level.label("read_committed")).where(sem.c.name == _NAME)
+    names = select(sem.c.id, sem.c.capacity, sem.c.fence, dirty.label("dirty")).where(sem.c.name == _NAME)
     request = select(req.c.id, req.c.state, until(req).label("until"), (until(req) <= Now()).label("expired"))
-    request = request.where(req.c.external_id == _NAME)
+    called, chosen = req.c.external_id == _NAME, req.c.id == _ID
+    state = select(req.c.id, req.c.state)
+    permits = select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ID)
     return SimpleNamespace(
         # the gate, and what is known behind it
         ask=insert(req),
         forget=delete(req).where(req.c.id == _ID),
-        request=request,
-        request_shared=request.with_for_update(read=True),
-        request_locked=select(req.c.id, req.c.state).where(req.c.external_id == _NAME).with_for_update(),
-        permits=select(per.c.semaphore_id, per.c.count, per.c.fence)
-        .where(per.c.permit_request_id == _ID)
-        .with_for_update(read=True),
+        request=select(req.c.id).where(called),
+        request_shared=request.where(called).with_for_update(read=True),
+        chosen_shared=request.where(chosen).with_for_update(read=True),
+        request_locked=state.where(called).with_for_update(),
+        chosen_locked=state.where(chosen).with_for_update(),
+        permits=permits,
+        permits_shared=permits.with_for_update(read=True),
         names=select(sem.c.id, sem.c.name).where(sem.c.id.in_(bindparam("ids", expanding=True))),
         # the semaphores
         look=names,
@@ -75,14 +78,16 @@ def statements(tables: Tables, *, rows: bool) -> Any:
             select(total).where(held).scalar_subquery().label("used"),
             Now().label("now"),
         ).where(sem.c.id.in_(bindparam("ids", expanding=True))),
-        used_now=select(total, Now())
-        .where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)
-        .with_for_update(read=True),
+        used_now=select(total).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE).with_for_update(read=True),
+        clock=select(Now()),
         bump=update(sem).where(sem.c.id == _ID).values(fence=sem.c.fence + 1),
         grant=insert(per),
         stamp=update(req).where(req.c.id == _ID).values(renewed_at=bindparam("now", type_=Instant())),
         # the end of a request
+        permits_of=select(per.c.id).where(per.c.permit_request_id == _ID).order_by(per.c.id),
+        drop_permit=delete(per).where(per.c.id == _ID),
         end=update(req).where(req.c.id == _ID, req.c.state == HELD_STATE).values(state=RELEASED, updated_at=Now()),
+        free_one=update(per).where(per.c.id == _ID).values(state=RELEASED),
         free=update(per).where(per.c.permit_request_id == _ID, per.c.state != _GONE).values(state=RELEASED),
         renew=update(req)
         .where(req.c.id == _ID, req.c.state == HELD_STATE, or_(req.c.ttl_seconds.is_(None), until(req) > Now()))

@@ -12,7 +12,8 @@ from typing import Any
 
 from sqlalchemy import literal, select
 
-from ..operation import Operation, Place, Run, seconds, shaped
+from ..durations import span
+from ..operation import Operation, Place, Run, shaped
 from .base import SemaphoreBody, take
 from .statements import BATCH
 
@@ -120,7 +121,7 @@ def sweep(*, stale_after: float | timedelta | None = None) -> Operation[Any]:
 
 
 def stale(after: float | timedelta | None) -> float | None:
-    return None if after is None else seconds(after, "stale_after", zero=False)
+    return None if after is None else span(after, "stale_after", zero=False)
 
 
 @shaped(select(literal(1)))
@@ -132,7 +133,7 @@ def clean(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
 
     An id whose request is deleted is forgotten: asked for again, it is granted anew.
     """
-    return Operation(_CLEAN, {"older_than": seconds(older_than, "older_than")})
+    return Operation(_CLEAN, {"older_than": span(older_than, "older_than")})
 
 
 @shaped(select(literal(1)))
@@ -142,7 +143,7 @@ def clean_history(*, older_than: float | timedelta = 30 * _DAY) -> Operation[Any
     :param older_than: how long ago they were made, in seconds or as a ``timedelta``.
     :return: how many were deleted.
     """
-    return Operation(_CLEAN_HISTORY, {"older_than": seconds(older_than, "older_than")})
+    return Operation(_CLEAN_HISTORY, {"older_than": span(older_than, "older_than")})
 
 
 __all__ = ["BATCH", "clean", "clean_history", "sweep"]

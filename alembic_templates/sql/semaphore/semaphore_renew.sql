@@ -1,12 +1,21 @@
-CREATE OR REPLACE FUNCTION lock.semaphore_renew(external_id text) RETURNS boolean
+CREATE OR REPLACE FUNCTION lock.semaphore_renew(external_id text, request_id bigint DEFAULT NULL::bigint,
+  lock_wait text DEFAULT NULL::text) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
 DECLARE
   request bigint;
+  was text := current_setting('lock_timeout');
 BEGIN
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', lock_wait, true);
+  END IF;
   SELECT r.id INTO request FROM lock.permit_request AS r
-  WHERE r.external_id = semaphore_renew.external_id FOR NO KEY UPDATE;
+  WHERE r.external_id = semaphore_renew.external_id AND r.id = coalesce(semaphore_renew.request_id, r.id)
+  FOR NO KEY UPDATE;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', was, true);
+  END IF;
   -- In a later statement than the lock's, since a clock that is read before a wait is slow by the wait.
   UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp()
   WHERE r.id = request AND r.state <> 'RELEASED'

@@ -4,9 +4,9 @@ DROP FUNCTION IF EXISTS lock.semaphore_resize(text, integer, text);
 
 DROP FUNCTION IF EXISTS lock.semaphore_create(text, integer, text);
 
-DROP FUNCTION IF EXISTS lock.semaphore_renew(text);
+DROP FUNCTION IF EXISTS lock.semaphore_renew(text, bigint, text);
 
-DROP FUNCTION IF EXISTS lock.semaphore_release(text);
+DROP FUNCTION IF EXISTS lock.semaphore_release(text, bigint, text);
 
 DROP FUNCTION IF EXISTS lock.semaphore_acquire(text[], integer[], text, text, double precision, text);
 

@@ -199,20 +199,30 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION lock.semaphore_release(external_id text) RETURNS text
+CREATE OR REPLACE FUNCTION lock.semaphore_release(external_id text,
+  request_id bigint DEFAULT NULL::bigint, lock_wait text DEFAULT NULL::text) RETURNS text
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
 DECLARE
   request bigint;
+  was text := current_setting('lock_timeout');
 BEGIN
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', lock_wait, true);
+  END IF;
   -- Its own request, then its own permits: it waits for nobody who acquires. Not "state = 'ACQUIRED'", for which
   -- the planner may prefer an index on what is held to the one on the id.
   UPDATE lock.permit_request AS r SET state = 'RELEASED', updated_at = clock_timestamp()
   WHERE r.external_id = semaphore_release.external_id AND r.state <> 'RELEASED'
+    AND r.id = coalesce(semaphore_release.request_id, r.id)
   RETURNING r.id INTO request;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', was, true);
+  END IF;
   IF request IS NULL THEN
-    PERFORM 1 FROM lock.permit_request AS r WHERE r.external_id = semaphore_release.external_id;
+    PERFORM 1 FROM lock.permit_request AS r
+    WHERE r.external_id = semaphore_release.external_id AND r.id = coalesce(semaphore_release.request_id, r.id);
     RETURN CASE WHEN FOUND THEN 'ALREADY_RELEASED' ELSE 'UNKNOWN' END;
   END IF;
   UPDATE lock.permit AS p SET state = 'RELEASED' WHERE p.permit_request_id = request AND p.state <> 'RELEASED';
@@ -220,15 +230,24 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION lock.semaphore_renew(external_id text) RETURNS boolean
+CREATE OR REPLACE FUNCTION lock.semaphore_renew(external_id text, request_id bigint DEFAULT NULL::bigint,
+  lock_wait text DEFAULT NULL::text) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
 DECLARE
   request bigint;
+  was text := current_setting('lock_timeout');
 BEGIN
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', lock_wait, true);
+  END IF;
   SELECT r.id INTO request FROM lock.permit_request AS r
-  WHERE r.external_id = semaphore_renew.external_id FOR NO KEY UPDATE;
+  WHERE r.external_id = semaphore_renew.external_id AND r.id = coalesce(semaphore_renew.request_id, r.id)
+  FOR NO KEY UPDATE;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', was, true);
+  END IF;
   -- In a later statement than the lock's, since a clock that is read before a wait is slow by the wait.
   UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp()
   WHERE r.id = request AND r.state <> 'RELEASED'
