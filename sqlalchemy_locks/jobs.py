@@ -210,32 +210,44 @@ class Settle(OnJobs):
         raise NotImplementedError
 
     def build(self, place: Place) -> Executable | None:
+        return self.changing(place)
+
+    def changing(self, place: Place) -> Any:
+        """The UPDATE."""
         at = self.jobs.at(place)
         target = self.jobs.target
         statement = update(at.table).values({**self.changes(at), **(target.bumped() if target else {})})
-        statement = statement.where(at.heartbeat_at.is_not(None))
-        if place.engine.locking == "functions":
-            ids = ARRAY(at.internal_id.type)
-            claims = ARRAY(at.claim.type)
-            mine: Any = func.unnest(
-                cast(bindparam("locks_ids", type_=ids), ids), cast(bindparam("locks_claims", type_=claims), claims)
-            )
-            mine = mine.table_valued("id", "claim").render_derived(name="mine")
-            return statement.where(at.internal_id == mine.c.id, at.claim == mine.c.claim)
-        changed: Executable = by_key(statement).where(
-            # by itself: not every engine finds the primary key in a pair
-            at.internal_id.in_(bindparam("locks_ids", expanding=True)),
-            tuple_(at.internal_id, at.claim).in_(bindparam("locks_pairs", expanding=True)),
-        )
-        return changed
+        return _theirs(by_key(statement), at, place)
 
     def run(self, run: Run) -> Any:
         statement = self.statement(run.place)
         assert statement is not None
-        needed = ("locks_pairs",) if run.engine.locking == "functions" else ("locks_claims",)
-        values = {name: value for name, value in run.values.items() if name not in needed}
         with run.engine.judging(run.connection):
-            return run.execute(statement, values).rowcount
+            return run.execute(statement, _needed(run)).rowcount
+
+
+def _theirs(statement: Any, at: At, place: Place) -> Any:
+    """The same for the running jobs whose ids and claims are bound."""
+    statement = statement.where(at.heartbeat_at.is_not(None))
+    if place.engine.locking == "functions":
+        ids = ARRAY(at.internal_id.type)
+        claims = ARRAY(at.claim.type)
+        mine: Any = func.unnest(
+            cast(bindparam("locks_ids", type_=ids), ids), cast(bindparam("locks_claims", type_=claims), claims)
+        )
+        mine = mine.table_valued("id", "claim").render_derived(name="mine")
+        return statement.where(at.internal_id == mine.c.id, at.claim == mine.c.claim)
+    return statement.where(
+        # by itself: not every engine finds the primary key in a pair
+        at.internal_id.in_(bindparam("locks_ids", expanding=True)),
+        tuple_(at.internal_id, at.claim).in_(bindparam("locks_pairs", expanding=True)),
+    )
+
+
+def _needed(run: Run) -> dict[str, Any]:
+    """The values that this engine's statements have parameters for."""
+    other = "locks_pairs" if run.engine.locking == "functions" else "locks_claims"
+    return {name: value for name, value in run.values.items() if name != other}
 
 
 class Complete(Settle):
@@ -244,8 +256,69 @@ class Complete(Settle):
 
 
 class Heartbeat(Settle):
+    """Passes over those that somebody holds, a handler that completes its job in its own transaction among them.
+
+    They count as the caller's, as far as can be seen: to wait for them would keep all the others from being told of.
+    """
+
+    def __init__(self, jobs: Jobs, name: str) -> None:
+        super().__init__(jobs, name)
+        self._steps: dict[Place, tuple[Any, Any, Any]] = {}
+
     def changes(self, at: At) -> dict[Any, Any]:
         return {at.heartbeat_at: Now()}
+
+    def build(self, place: Place) -> Executable | None:
+        if place.engine.locking == "rows":
+            return None
+        if place.engine.locking == "file":
+            return super().build(place)
+        at, target = self.jobs.at(place), self.jobs.target
+        free = _theirs(select(at.internal_id), at, place).with_for_update(skip_locked=True, key_share=True, of=at.table)
+        chosen = free.cte("free").prefix_with("MATERIALIZED")
+        beat = update(at.table).values({**self.changes(at), **(target.bumped() if target else {})})
+        beat = beat.where(at.internal_id == chosen.c[0])
+        return _theirs(select(func.count()).select_from(at.table), at, place).add_cte(beat.cte("beat"))  # type: ignore[no-any-return]
+
+    def because(self, place: Place) -> str:
+        return "whose UPDATE can't pass over rows that somebody holds"
+
+    def run(self, run: Run) -> Any:
+        if run.engine.locking == "file":
+            return super().run(run)
+        if run.engine.locking == "functions":
+            return run.execute(self.statement(run.place), _needed(run)).scalar()  # type: ignore[arg-type]
+        return self._in_steps(run)
+
+    def _in_steps(self, run: Run) -> int:
+        """InnoDB: what is free is looked at as it is now; what isn't, as far as one can see."""
+        if run.place not in self._steps:
+            at = self.jobs.at(run.place)
+            looking: Any = select(at.internal_id, at.claim).where(
+                at.internal_id.in_(bindparam("locks_ids", expanding=True))
+            )
+            for dialect in ("mysql", "mariadb"):
+                looking = looking.with_hint(at.table, "FORCE INDEX (PRIMARY)", dialect)
+            looking = looking.with_for_update(skip_locked=True)
+            held = _theirs(select(func.count()).select_from(at.table), at, run.place)
+            self._steps[run.place] = looking, self.changing(run.place), held
+        looking, changing, held = self._steps[run.place]
+        pairs: list[Any] = run.values["locks_pairs"]
+        if not pairs:
+            return int(run.execute(select(literal_column("0")), {}).scalar_one())
+        free = {row[0]: row[1] for row in run.execute(looking, {"locks_ids": run.values["locks_ids"]})}
+        ours = [pair for pair in pairs if free.get(pair[0]) == pair[1]]
+        others = [pair for pair in pairs if pair[0] not in free]
+        number = 0
+        if ours:
+            number += run.execute(changing, _several(ours)).rowcount
+        if others:
+            number += int(run.execute(held, _several(others)).scalar_one())
+        return number
+
+
+def _several(pairs: list[Any]) -> dict[str, Any]:
+    return {"locks_ids": [internal_id for internal_id, _ in pairs], "locks_pairs": pairs}
 
 
 class Release(Settle):
@@ -285,22 +358,27 @@ def _failed(at: At, dead: Any) -> dict[Any, Any]:
 
 
 class Requeue(Capture):
-    """Gives jobs back whose worker is not heard of any more; how many."""
+    """Gives jobs back whose worker is not heard of any more; how many.
+
+    :param one: those of one queue, which is bound; otherwise of all.
+    """
 
     counts = True
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, *, one: bool) -> None:
         super().__init__("Queue.requeue_stalled")
-        self.jobs = jobs
+        self.jobs, self.one = jobs, one
         self.needs_installation = jobs.target is None
 
     def taken(self, place: Place) -> Taking:
         at = self.jobs.at(place)
         dead = at.attempts >= at.max_attempts
         error = func.coalesce(at.error, literal("stalled: its worker gave no sign of life"))
+        silent: Any = at.heartbeat_at < Ago(bindparam("locks_older", type_=Float()))
+        named = (at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),) if self.one else ()
         return Taking(
             at.table,
-            (at.heartbeat_at < Ago(bindparam("locks_older", type_=Float())),),
+            (silent, *named),
             {**_failed(at, dead), at.error: case((dead, error), else_=at.error)},
             (at.heartbeat_at,),
             self.jobs.target,

@@ -61,7 +61,7 @@ class Queue:
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
         self._release = Release(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
-        self._requeue = Requeue(jobs)
+        self._requeue = {one: Requeue(jobs, one=one) for one in (False, True)}
         self._delete = {dead: Delete(jobs, "failed_at" if dead else "completed_at") for dead in (False, True)}
         self._stats = Stats(jobs, "Queue.stats")
 
@@ -167,19 +167,28 @@ class Queue:
 
     @shaped(select(literal(1)))
     def heartbeat(self, jobs: Any) -> Operation[Any]:
-        """Say that jobs are being worked on still, so that they are not thought stalled. How many are still yours."""
+        """Say that jobs are being worked on still, so that they are not thought stalled.
+
+        :return: how many are still yours. It waits for nobody: a job that somebody holds at this moment, say because
+            its handler completes it in a transaction of its own, is passed over, and still yours until that commits.
+        """
         return Operation(self._heartbeat, self._jobs.owned(jobs))
 
     @shaped(select(literal(1)))
-    def requeue_stalled(self, older_than: float | timedelta = 300, *, limit: int = 1000) -> Operation[Any]:
-        """Give back the jobs, of all queues, whose worker has died: the attempt counts, and the last one is a death.
+    def requeue_stalled(
+        self, older_than: float | timedelta = 300, *, queue: str | None = None, limit: int = 1000
+    ) -> Operation[Any]:
+        """Give back the jobs whose worker has died: the attempt counts, and the last one is a death.
 
         :param older_than: how long nothing was heard of their worker, in seconds: several times its heartbeat.
+        :param queue: only those of this queue; ``None``: of all, whose workers must then all be heard of sooner.
         :param limit: how many at most, so that no transaction is long; call it again when as many were found.
         :return: how many.
         """
         values = {"locks_older": seconds(older_than, "older_than"), LIMIT: counted(limit, "limit")}
-        return Operation(self._requeue, values)
+        if queue is not None:
+            values["locks_queue"] = checked(queue, "a queue")
+        return Operation(self._requeue[queue is not None], values)
 
     @shaped(select(literal(1)))
     def delete_finished(
