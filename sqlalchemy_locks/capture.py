@@ -196,7 +196,8 @@ class Capture(Body):
                 mine = {tuple(row) for row in run.execute(still_there(taking, these, options))}
                 keys += [key for key in these if key in mine]
             if len(keys) >= limit or len(found) < asked:
-                return keys
+                place = {key: number for number, key in enumerate(found)}
+                return sorted(keys, key=lambda key: place.get(key, -1))
             asked *= 4
 
     def _made(self, run: Run, taking: Taking) -> tuple[Any, Any, Any]:
