@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from datetime import timedelta
 
-#: thirty years: more than any lease, and less than what a server's clock can't add
-LONGEST = 1e9
+#: a hundred years: what any engine can add to an instant, and more than any lock lasts
+LONGEST = 100 * 365.25 * 86400
 
 
 def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
@@ -34,5 +34,5 @@ def span(value: float | timedelta, name: str, *, zero: bool = True) -> float:
     """
     number = seconds(value, name, zero=zero)
     if number > LONGEST:
-        raise ValueError(f"{name} is at most {LONGEST:g} seconds, which is thirty years, not {value!r}")
+        raise ValueError(f"{name} must be at most a hundred years, {LONGEST:.0f} seconds, not {value!r}")
     return number
