@@ -32,7 +32,7 @@ from sqlalchemy.sql import Executable
 from .columns import Target
 from .elements import DeleteByKey, PlainReads, ReadCommitted
 from .errors import LockLost, Unsupported
-from .operation import Body, Operation, Place, Run, execute_in_session
+from .operation import Body, Place, RowsOperation, Run, execute_in_session
 from .taking import (
     LIMIT,
     Taking,
@@ -299,7 +299,7 @@ def capture(entity: Any, *, where: Any = (), values: Mapping[Any, Any], order_by
         raise ValueError("capture: values says what marks a row as taken, and must not be empty")
     taking = Taking(target.table, _several(where), changes, _several(order_by), target)
     _refuse_joins(taking)
-    operation: Operation[Any] = Operation(_Own(taking), {LIMIT: counted(limit, "limit")})
+    operation: RowsOperation[Any] = RowsOperation(_Own(taking), {LIMIT: counted(limit, "limit")})
     if target.mapper is not None:
         operation._entity_is(entity)
     return operation

@@ -22,7 +22,7 @@ from .dialects import named
 from .durations import span
 from .jobs import Complete, Delete, Fail, Heartbeat, Jobs, Release, Requeue, Stats, Take
 from .names import checked
-from .operation import Operation, shaped
+from .operation import Operation, RowsOperation, shaped
 from .put import Put
 from .schema import job_indexes
 from .taking import LIMIT
@@ -112,7 +112,7 @@ class Queue:
             when, values["locks_run_in"] = "in", span(run_in, "run_in")
         return Operation(self._put[when, external_id is not None], values)
 
-    def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> Operation[Any]:
+    def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> RowsOperation[Any]:
         """Take jobs that are due and that nobody else has.
 
         :param limit: how many at most.
@@ -127,7 +127,7 @@ class Queue:
             "locks_queue": checked(queue, "a queue"),
             "locks_host": None if host is None else checked(host, "a host"),
         }
-        operation: Operation[Any] = Operation(self._take, values)
+        operation: RowsOperation[Any] = RowsOperation(self._take, values)
         if self._jobs.target is not None and self._jobs.target.mapper is not None:
             operation._entity_is(self._jobs.target.entity)
         return operation
@@ -209,13 +209,13 @@ class Queue:
         values = {"locks_older": span(older_than, "older_than"), LIMIT: counted(limit, "limit")}
         return Operation(self._delete[bool(dead)], values)
 
-    def stats(self) -> Operation[Any]:
+    def stats(self) -> RowsOperation[Any]:
         """What each queue has: rows of ``queue_id, waiting, scheduled, running, dead, oldest``.
 
         ``scheduled`` is what waits for its ``run_at``, ``oldest`` the ``run_at`` of what is overdue longest. Queues
         with completed jobs only don't appear.
         """
-        return Operation(self._stats, {})
+        return RowsOperation(self._stats, {})
 
     def topic(self, queue: str) -> str:
         """What those who listen are told when jobs are put into a queue (PostgreSQL)."""

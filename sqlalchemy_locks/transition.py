@@ -21,7 +21,7 @@ from .clock import Ago, Now
 from .conditional import Conditional
 from .durations import LONGEST, span
 from .names import checked
-from .operation import Operation, Place, shaped
+from .operation import Operation, Place, RowsOperation, shaped
 from .roles import ONE, At, Rows, bound, named, retries_left
 from .taking import LIMIT, Taking, captured, inlined
 
@@ -121,13 +121,13 @@ class StateTransition:
             self._rows.require("timeout", "a timeout")
         return Operation(self._create[retries is not None], values)
 
-    def capture(self, limit: int = 1, *, queue: Any = None) -> Operation[Any]:
+    def capture(self, limit: int = 1, *, queue: Any = None) -> RowsOperation[Any]:
         """Take tasks that are ready, have a retry left, and that nobody else is taking.
 
         :param limit: how many at most.
         :return: them, in order: entities in a session where there is a mapped class, otherwise rows.
         """
-        operation: Operation[Any] = Operation(
+        operation: RowsOperation[Any] = RowsOperation(
             self._capture, {**self._rows.queue(queue), LIMIT: counted(limit, "limit")}
         )
         target = self._rows.target

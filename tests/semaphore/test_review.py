@@ -292,7 +292,7 @@ def test_an_unknown_outcome_tells_the_id(servers: Any) -> None:
         assert f"its external_id is {holder.external_id!r}" in str(raised.value)
 
 
-@pytest.mark.parametrize("age", [float("inf"), 1.1e9, 10**400, timedelta.max])
+@pytest.mark.parametrize("age", [float("inf"), 4e9, 10**400, timedelta.max])
 def test_a_time_that_no_clock_can_tell(age: Any, engine_to: MakeEngine) -> None:
     locks = sl.Locks(engine_to("sqlite"))
     for refused in (
