@@ -20,6 +20,7 @@ from . import lock, semaphore
 from .durations import span
 from .leases import DAY, Alive
 from .operation import Operation
+from .transition import StateTransition
 from .values import Report
 
 #: of the timeouts that guard the tasks
@@ -49,6 +50,7 @@ def _until_none(operation: Operation[Any]) -> Callable[[Any, Alive | None], int]
 
 
 TASKS = (
+    Task("tasks", 60, _until_none(StateTransition().expire())),
     Task("orphans", 300, lambda locks, alive: locks.sweep(stale_after=DAY, alive=alive)),
     Task("requests", 4 * 3600, _until_none(semaphore.clean(older_than=7 * DAY))),
     Task("history", DAY, lambda locks, alive: locks.run(semaphore.clean_history(older_than=30 * DAY))),
@@ -64,16 +66,17 @@ class Maintained:
     def maintain(self, *, alive: Alive | None = None) -> Report:
         """Do every sweep and clean-up that is due, and that nobody else has done in its period.
 
-        Every 5 minutes requests are released that have expired, whose owner is dead (``alive``, as for :meth:`sweep`),
-        or that are older than a day; every 4 hours those deleted that were released 7 days ago; every day changes of
-        capacity that are 30 days old, and keys of locks that nobody holds.
+        Every minute captured tasks of the shipped table end whose own ``timeout`` has passed. Every 5 minutes requests
+        are released that have expired, whose owner is dead (``alive``, as for :meth:`sweep`), or that are older than a
+        day. Every 4 hours those are deleted that were released 7 days ago; every day changes of capacity that are 30
+        days old, and keys of locks that nobody holds. Stalled jobs are given back by the workers of their queue.
 
         :return: a :class:`~sqlalchemy_locks.Report`: for each task that was due, how many rows it was about.
 
         A task that fails doesn't keep the others from being done; its error is raised when they are.
 
         >>> locks.maintain().done
-        {'orphans': 0, 'requests': 0, 'history': 0, 'keys': 0}
+        {'tasks': 0, 'orphans': 0, 'requests': 0, 'history': 0, 'keys': 0}
         """
         done: dict[str, int] = {}
         failed: list[Exception] = []

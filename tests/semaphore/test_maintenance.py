@@ -49,7 +49,13 @@ def test_everything_once_by_one_of_a_fleet(engine: Engine) -> None:
         table = place(engine, "permit_request")
         connection.execute(text(f"UPDATE {table} SET updated_at = :then"), {"then": "2020-01-01 00:00:00.000000"})
     due_again(engine)
-    assert locks.maintain(alive=lambda owners: owners).done == {"orphans": 0, "requests": 1, "history": 0, "keys": 0}
+    assert locks.maintain(alive=lambda owners: owners).done == {
+        "tasks": 0,
+        "orphans": 0,
+        "requests": 1,
+        "history": 0,
+        "keys": 0,
+    }
     assert locks.release(old) is sl.Released.UNKNOWN
     due_again(engine)
     report = locks.maintain(alive=lambda owners: [])
