@@ -45,7 +45,9 @@ from .taking import (
     give,
     in_order,
     keys_of,
+    loading,
     ordered,
+    proven,
     rearranged,
     spelt_out,
     still_there,
@@ -107,9 +109,11 @@ class Capture(Body):
             raise run.engine.refuse_autocommit(self.name)
 
     def run(self, run: Run) -> Any:
-        if run.engine.locking == "file":
-            return self._file(run)
-        return self._captured(run)
+        captured = self._file(run) if run.engine.locking == "file" else self._captured(run)
+        taking = self.taking(run.place)
+        if self.counts or not taking.proof or taking.mapper is None or run.session is None:
+            return captured
+        return proven(captured, taking)
 
     def _file(self, run: Run) -> Any:
         """Under the write lock, which Python's driver takes for no statement that begins with WITH."""
@@ -119,6 +123,8 @@ class Capture(Body):
             around.enter_context(run.engine.judging(run.connection))
             if not run.engine.began(run.connection):
                 run.execute(delete(self.taking(run.place).table).where(false()), {})
+                if self.statement(run.place) is None and not run.engine.began(run.connection):
+                    raise run.engine.refuse_autocommit(self.name)
             return self._captured(run)
 
     def _captured(self, run: Run) -> Any:
@@ -139,10 +145,10 @@ class Capture(Body):
             result: Result[Any] = run.execute(statement)
         else:
             if run.place not in self._loading:
-                loading: Any = select(taking.entity).from_statement(statement)
-                self._loading[run.place] = loading.execution_options(populate_existing=True)
-            loading = self._loading[run.place].options(*run.operation._with_options)
-            result = execute_in_session(run, loading, run.values)
+                shape: Any = select(taking.entity).from_statement(statement)
+                self._loading[run.place] = shape.execution_options(populate_existing=True)
+            prepared = self._loading[run.place].options(*run.operation._with_options)
+            result = execute_in_session(run, prepared, run.values)
         return in_order(result, taking, run) if run.engine.locking == "file" else result
 
     def _in_steps(self, run: Run, taking: Taking) -> list[tuple[Any, ...]]:
@@ -166,28 +172,32 @@ class Capture(Body):
     def _can_search_with_locks(self, run: Run, taking: Taking) -> bool:
         """InnoDB: whether the search locks what it takes, and nothing else."""
         level = run.read_committed or _read_committed(run, self.name)
-        return level and (taking.one_of is None or len(taking.one_of[1]) == 1)
+        return level and run.engine.frees_passed and (taking.one_of is None or len(taking.one_of[1]) == 1)
 
     def _search_then_lock(self, run: Run, taking: Taking, options: Sequence[Any]) -> list[tuple[Any, ...]]:
         """InnoDB, where to search with locks would lock more than is taken.
 
-        That is so above READ COMMITTED, where the gaps are locked, too, and others wait for them; and where several
-        indexed searches are merged. So the search is without locks, and what it finds is locked by primary key, as
-        far as it can still be taken.
+        That is so above READ COMMITTED, where the gaps are locked, too, and others wait for them; where several
+        indexed searches are merged; and on MariaDB, which keeps what it has passed by. So the search is without locks,
+        and what it finds is locked by primary key, as far as it can still be taken.
         """
         limit: int = run.values[LIMIT]
         looking = choosing(taking, run.engine.locking, options, locks=False)
         keys: list[tuple[Any, ...]] = []
-        tried, asked = 0, 2 * limit
+        tried: set[tuple[Any, ...]] = set()
+        asked = 2 * limit
         while True:
             found = [tuple(row)[: len(taking.keys)] for row in run.execute(looking, {**run.values, LIMIT: asked})]
-            while tried < len(found) and len(keys) < limit:
-                these = found[tried : tried + limit - len(keys)]
-                tried += len(these)
+            # by what they are, not by their number: what comes before them may have changed since the last look
+            new = [key for key in found if key not in tried]
+            while new and len(keys) < limit:
+                these, new = new[: limit - len(keys)], new[limit - len(keys) :]
+                tried.update(these)
                 mine = {tuple(row) for row in run.execute(still_there(taking, these, options))}
                 keys += [key for key in these if key in mine]
             if len(keys) >= limit or len(found) < asked:
-                return keys
+                place = {key: number for number, key in enumerate(found)}
+                return sorted(keys, key=lambda key: place.get(key, -1))
             asked *= 4
 
     def _made(self, run: Run, taking: Taking) -> tuple[Any, Any, Any]:
@@ -217,11 +227,12 @@ class Capture(Body):
             return rearranged(found, lambda row: place[tuple(row[n] for n in positions)])
         target = taking.target
         assert target is not None
-        result = execute_in_session(run, reading.options(*run.operation._with_options), values)
+        result = execute_in_session(run, reading.options(*loading(run.operation._with_options, taking)), values)
         attributes = [str(target.key_of(column)) for column in taking.table.primary_key]
-        return rearranged(
-            result.unique().freeze(), lambda row: place[tuple(getattr(row[0], name) for name in attributes)]
-        )
+        found = result.unique().freeze()
+        if len(found.data) != len(keys):
+            raise LockLost(f"{self.name} has taken {len(keys)} rows and can read {len(found.data)}: roll back")
+        return rearranged(found, lambda row: place[tuple(getattr(row[0], name) for name in attributes)])
 
     def route(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -301,8 +312,8 @@ def counted(value: Any, what: str) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} is an int, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{what} must be at least 1, not {value}")
+    if not 1 <= value < 2**31:
+        raise ValueError(f"{what} must be at least 1 and fit into 32 bits, not {value}")
     return value
 
 

@@ -84,7 +84,7 @@ class Target:
         declared += [{column.name} for column in self.table.columns if column.unique]
         for constraint in (*self.table.constraints, *self.table.indexes):
             if isinstance(constraint, UniqueConstraint) or (
-                isinstance(constraint, Index) and constraint.unique and not _partial(constraint)
+                isinstance(constraint, Index) and constraint.unique and not partial(constraint)
             ):
                 declared.append({column.name for column in constraint.columns})
         return any(key <= wanted for key in declared)
@@ -167,6 +167,6 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _partial(index: Index) -> bool:
+def partial(index: Index) -> bool:
     """Whether an index is over some of the rows only."""
     return any(options.get("where") is not None for options in index.dialect_options.values())

@@ -5,6 +5,17 @@ from __future__ import annotations
 import math
 from datetime import timedelta
 
+#: a hundred years: what any engine can add to an instant, and any lock can wait
+LONGEST = 100 * 365.25 * 86400
+
+
+def period(value: float | timedelta, name: str, *, zero: bool = True) -> float:
+    """As :func:`seconds`, for what is added to instants. :raises ValueError: for more than a hundred years, too."""
+    given = seconds(value, name, zero=zero)
+    if given > LONGEST:
+        raise ValueError(f"{name} must be at most a hundred years, {LONGEST:.0f} seconds, not {value!r}")
+    return given
+
 
 def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
     """A duration that a caller gave, in seconds.

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Column,
     Float,
     Integer,
+    Row,
     Table,
     bindparam,
     case,
@@ -38,7 +39,7 @@ from .columns import Target
 from .operation import Body, Place, Run
 from .roles import ONE
 from .schema import DEFAULT_SCHEMA, tables
-from .taking import Taking, by_key
+from .taking import Taking, by_key, captured
 
 ROLES = (
     "internal_id",
@@ -58,6 +59,7 @@ ROLES = (
     "failed_at",
     "error",
 )
+_INSTANTS = ("run_at", "heartbeat_at", "started_at", "completed_at", "failed_at")
 #: the first pause before another attempt, in seconds; each further one is twice as long, and an hour at most
 FIRST_PAUSE, LONGEST_PAUSE, DOUBLINGS = 5, 3600, 9
 
@@ -86,7 +88,10 @@ class Jobs:
                 raise ValueError(f"Queue: {self.target.name} must have a unique constraint on its external_id")
 
     def at(self, place: Place) -> At:
-        return self.own or _shipped(place.tables.job)
+        if self.own is None:
+            return _shipped(place.tables.job)
+        place.engine.refuse_zoneless("Queue", [self.own.roles[role] for role in _INSTANTS])
+        return self.own
 
     @property
     def own(self) -> At | None:
@@ -111,27 +116,53 @@ class Jobs:
         }
 
     def _each(self, jobs: Any) -> Iterable[Any]:
-        if isinstance(jobs, Mapping) or hasattr(jobs, self._attribute("claim")) or _is_pair(jobs):
+        if isinstance(jobs, (Mapping, Row)) or captured(jobs) or _is_pair(jobs) or self._named(jobs) is not None:
             return [jobs]
+        if not isinstance(jobs, Iterable):
+            raise _no_job(jobs)
         return list(jobs)
 
     def _pair(self, job: Any) -> tuple[Any, int]:
-        names = self._attribute("internal_id"), self._attribute("claim")
-        if isinstance(job, Mapping):
-            pair = tuple(job[name] for name in names)
-        elif all(hasattr(job, name) for name in names):
-            pair = tuple(getattr(job, name) for name in names)
-        elif _is_pair(job):
-            pair = tuple(job)
-        else:
-            raise TypeError(f"Queue: {job!r} is not a captured job: give what capture() gave, or (internal_id, claim)")
+        if isinstance(job, Row) and len(job) == 1:
+            job = job[0]  # an entity, as Session.execute() gives it
+        if (proof := captured(job)) is not None:
+            if not proof:
+                raise ValueError(
+                    f"Queue: {job!r} was not captured in its session, and its claim may be somebody else's: give what "
+                    "capture() gave, or (internal_id, claim)"
+                )
+            return proof[0], proof[1]
+        pair = tuple(job) if _is_pair(job) else self._named(job)
+        if pair is None:
+            raise _no_job(job)
         return pair[0], pair[1]
 
-    def _attribute(self, role: str) -> str:
+    def _named(self, job: Any) -> tuple[Any, Any] | None:
+        """What a row, a mapping or an object has under the columns' names, or under those of the class."""
+        found: list[Any] = []
+        if isinstance(job, Row):
+            job = job._mapping
+        for role in ("internal_id", "claim"):
+            for name in self._names(role):
+                if isinstance(job, Mapping) and name in job:
+                    found.append(job[name])
+                elif not isinstance(job, Mapping) and hasattr(job, name):
+                    found.append(getattr(job, name))
+                else:
+                    continue
+                break
+        return (found[0], found[1]) if len(found) == 2 else None
+
+    def _names(self, role: str) -> list[str]:
         if self._own is None or self.target is None:
-            return role
+            return [role]
         column = self._own[role]
-        return str(column.key if self.target.mapper is None else self.target.key_of(column))
+        names = [str(column.key), str(column.name)]
+        return names if self.target.mapper is None else [*names, str(self.target.key_of(column))]
+
+
+def _no_job(given: Any) -> TypeError:
+    return TypeError(f"Queue: {given!r} is not a captured job: give what capture() gave, or (internal_id, claim)")
 
 
 class At(NamedTuple):
@@ -197,6 +228,7 @@ class Take(Capture):
             },
             (at.priority, at.run_at, at.internal_id),
             self.jobs.target,
+            proof=(at.internal_id, at.claim),
         )
 
     def route(self) -> dict[str, Any]:
@@ -210,32 +242,45 @@ class Settle(OnJobs):
         raise NotImplementedError
 
     def build(self, place: Place) -> Executable | None:
+        return self.changing(place)
+
+    def changing(self, place: Place) -> Executable:
+        """The UPDATE."""
         at = self.jobs.at(place)
         target = self.jobs.target
         statement = update(at.table).values({**self.changes(at), **(target.bumped() if target else {})})
-        statement = statement.where(at.heartbeat_at.is_not(None))
-        if place.engine.locking == "functions":
-            ids = ARRAY(at.internal_id.type)
-            claims = ARRAY(at.claim.type)
-            mine: Any = func.unnest(
-                cast(bindparam("locks_ids", type_=ids), ids), cast(bindparam("locks_claims", type_=claims), claims)
-            )
-            mine = mine.table_valued("id", "claim").render_derived(name="mine")
-            return statement.where(at.internal_id == mine.c.id, at.claim == mine.c.claim)
-        changed: Executable = by_key(statement).where(
-            # by itself: not every engine finds the primary key in a pair
-            at.internal_id.in_(bindparam("locks_ids", expanding=True)),
-            tuple_(at.internal_id, at.claim).in_(bindparam("locks_pairs", expanding=True)),
-        )
+        changed: Executable = _theirs(by_key(statement), at, place)
         return changed
 
     def run(self, run: Run) -> Any:
         statement = self.statement(run.place)
         assert statement is not None
-        needed = ("locks_pairs",) if run.engine.locking == "functions" else ("locks_claims",)
-        values = {name: value for name, value in run.values.items() if name not in needed}
         with run.engine.judging(run.connection):
-            return run.execute(statement, values).rowcount
+            return run.execute(statement, _needed(run)).rowcount
+
+
+def _theirs(statement: Any, at: At, place: Place) -> Any:
+    """The same for the running jobs whose ids and claims are bound."""
+    statement = statement.where(at.heartbeat_at.is_not(None))
+    if place.engine.locking == "functions":
+        ids = ARRAY(at.internal_id.type)
+        claims = ARRAY(at.claim.type)
+        mine: Any = func.unnest(
+            cast(bindparam("locks_ids", type_=ids), ids), cast(bindparam("locks_claims", type_=claims), claims)
+        )
+        mine = mine.table_valued("id", "claim").render_derived(name="mine")
+        return statement.where(at.internal_id == mine.c.id, at.claim == mine.c.claim)
+    return statement.where(
+        # by itself: not every engine finds the primary key in a pair
+        at.internal_id.in_(bindparam("locks_ids", expanding=True)),
+        tuple_(at.internal_id, at.claim).in_(bindparam("locks_pairs", expanding=True)),
+    )
+
+
+def _needed(run: Run) -> dict[str, Any]:
+    """The values that this engine's statements have parameters for."""
+    other = "locks_pairs" if run.engine.locking == "functions" else "locks_claims"
+    return {name: value for name, value in run.values.items() if name != other}
 
 
 class Complete(Settle):
@@ -244,8 +289,70 @@ class Complete(Settle):
 
 
 class Heartbeat(Settle):
+    """Passes over those that somebody holds, a handler that completes its job in its own transaction among them.
+
+    They count as the caller's, as far as can be seen: to wait for them would keep all the others from being told of.
+    """
+
+    def __init__(self, jobs: Jobs, name: str) -> None:
+        super().__init__(jobs, name)
+        self._steps: dict[Place, tuple[Any, Any, Any]] = {}
+
     def changes(self, at: At) -> dict[Any, Any]:
         return {at.heartbeat_at: Now()}
+
+    def build(self, place: Place) -> Executable | None:
+        if place.engine.locking == "rows":
+            return None
+        if place.engine.locking == "file":
+            return super().build(place)
+        at, target = self.jobs.at(place), self.jobs.target
+        free = _theirs(select(at.internal_id), at, place).with_for_update(skip_locked=True, key_share=True, of=at.table)
+        chosen: Any = free.cte("free").prefix_with("MATERIALIZED")
+        beat = update(at.table).values({**self.changes(at), **(target.bumped() if target else {})})
+        beat = beat.where(at.internal_id == chosen.c[0])
+        ours: Executable = _theirs(select(func.count()).select_from(at.table), at, place).add_cte(beat.cte("beat"))
+        return ours
+
+    def because(self, place: Place) -> str:
+        return "whose UPDATE can't pass over rows that somebody holds"
+
+    def run(self, run: Run) -> Any:
+        if run.engine.locking == "file":
+            return super().run(run)
+        statement = self.statement(run.place)
+        return self._in_steps(run) if statement is None else run.execute(statement, _needed(run)).scalar()
+
+    def _in_steps(self, run: Run) -> int:
+        """InnoDB: what is free is looked at as it is now; what isn't, as far as one can see."""
+        if run.place not in self._steps:
+            at = self.jobs.at(run.place)
+            looking: Any = select(at.internal_id, at.claim).where(
+                at.internal_id.in_(bindparam("locks_ids", expanding=True))
+            )
+            for dialect in ("mysql", "mariadb"):
+                looking = looking.with_hint(at.table, "FORCE INDEX (PRIMARY)", dialect)
+            looking = looking.with_for_update(skip_locked=True)
+            held = _theirs(select(func.count()).select_from(at.table), at, run.place)
+            self._steps[run.place] = looking, self.changing(run.place), held
+        looking, changing, held = self._steps[run.place]
+        pairs: list[Any] = run.values["locks_pairs"]
+        if not pairs:
+            return int(run.execute(select(literal_column("0")), {}).scalar_one())
+        found: Any = run.execute(looking, {"locks_ids": run.values["locks_ids"]})
+        free: dict[Any, int] = dict(found.all())
+        ours = [pair for pair in pairs if free.get(pair[0]) == pair[1]]
+        others = [pair for pair in pairs if pair[0] not in free]
+        number = 0
+        if ours:
+            number += run.execute(changing, _several(ours)).rowcount
+        if others:
+            number += int(run.execute(held, _several(others)).scalar_one())
+        return number
+
+
+def _several(pairs: list[Any]) -> dict[str, Any]:
+    return {"locks_ids": [internal_id for internal_id, _ in pairs], "locks_pairs": pairs}
 
 
 class Release(Settle):
@@ -285,22 +392,27 @@ def _failed(at: At, dead: Any) -> dict[Any, Any]:
 
 
 class Requeue(Capture):
-    """Gives jobs back whose worker is not heard of any more; how many."""
+    """Gives jobs back whose worker is not heard of any more; how many.
+
+    :param one: those of one queue, which is bound; otherwise of all.
+    """
 
     counts = True
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, *, one: bool) -> None:
         super().__init__("Queue.requeue_stalled")
-        self.jobs = jobs
+        self.jobs, self.one = jobs, one
         self.needs_installation = jobs.target is None
 
     def taken(self, place: Place) -> Taking:
         at = self.jobs.at(place)
         dead = at.attempts >= at.max_attempts
         error = func.coalesce(at.error, literal("stalled: its worker gave no sign of life"))
+        silent: Any = at.heartbeat_at < Ago(bindparam("locks_older", type_=Float()))
+        named = (at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),) if self.one else ()
         return Taking(
             at.table,
-            (at.heartbeat_at < Ago(bindparam("locks_older", type_=Float())),),
+            (silent, *named),
             {**_failed(at, dead), at.error: case((dead, error), else_=at.error)},
             (at.heartbeat_at,),
             self.jobs.target,

@@ -95,28 +95,28 @@ class Put(OnJobs):
     def run(self, run: Run) -> Any:
         ids: Sequence[UUID] = run.values["locks_ids"]
         payloads: Sequence[Any] = run.values["locks_payloads"]
+        batch = list(zip(ids, payloads, strict=True))
+        if self.known:
+            # in one order for everybody: two batches with the same ids would deadlock
+            batch.sort(key=lambda job: job[0].bytes)
         common = {name: value for name, value in run.values.items() if name not in _NOT_BOUND}
         statement = self.statement(run.place)
         if statement is not None:
-            jobs = [{"id": str(id), "payload": payload} for id, payload in zip(ids, payloads, strict=True)]
+            jobs = [{"id": str(id), "payload": payload} for id, payload in batch]
             topic = self.jobs.topic(run.values["locks_queue"])
             run.execute(statement, {**common, "locks_jobs": jobs, "locks_topic": topic})
         else:
-            self._one_by_one(run, common, ids, payloads)
+            self._one_by_one(run, common, batch)
         return IteratorResult(SimpleResultMetaData(["external_id"]), iter([(id,) for id in ids]))
 
-    def _one_by_one(self, run: Run, common: dict[str, Any], ids: Sequence[UUID], payloads: Sequence[Any]) -> None:
+    def _one_by_one(self, run: Run, common: dict[str, Any], batch: Sequence[tuple[UUID, Any]]) -> None:
         """By the driver's executemany, which makes one INSERT of all rows where everything in them is a value."""
         with run.engine.judging(run.connection):
-            there = self._there(run, ids)
+            there = self._there(run, [id for id, _ in batch])
             if self.when == "in":
                 seconds = {"locks_run_in": common.pop("locks_run_in")}
                 common["locks_run_at"] = run.execute(_IN, seconds).scalar()
-            rows = [
-                {**common, "locks_id": id, "locks_payload": payload}
-                for id, payload in zip(ids, payloads, strict=True)
-                if id not in there
-            ]
+            rows = [{**common, "locks_id": id, "locks_payload": payload} for id, payload in batch if id not in there]
             if rows:
                 run.execute(self._inserting(run.place), rows)
 

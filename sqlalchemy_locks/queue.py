@@ -19,9 +19,10 @@ from sqlalchemy import Index, literal, select
 
 from .capture import counted
 from .dialects import named
+from .durations import period
 from .jobs import Complete, Delete, Fail, Heartbeat, Jobs, Release, Requeue, Stats, Take
 from .names import checked
-from .operation import Operation, seconds, shaped
+from .operation import Operation, shaped
 from .put import Put
 from .schema import job_indexes
 from .taking import LIMIT
@@ -61,7 +62,7 @@ class Queue:
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
         self._release = Release(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
-        self._requeue = Requeue(jobs)
+        self._requeue = {one: Requeue(jobs, one=one) for one in (False, True)}
         self._delete = {dead: Delete(jobs, "failed_at" if dead else "completed_at") for dead in (False, True)}
         self._stats = Stats(jobs, "Queue.stats")
 
@@ -87,9 +88,11 @@ class Queue:
         :param priority: smaller is sooner.
         :param max_attempts: how often it is tried before it is dead.
         :return: the jobs' ``external_id``, in the order of the payloads, those that were there already included.
-        :raises ValueError: for a ``datetime`` without a time zone, or another number of ids than of payloads.
+        :raises ValueError: for a ``datetime`` without a time zone, another number of ids than of payloads, or the same
+            id twice.
 
-        One statement for the whole batch; on MySQL and MariaDB a look for known ids before it, where any are given.
+        One statement for the whole batch, in the order of the ids where they are given, so that two who put the same
+        ones can't deadlock; on MySQL and MariaDB a look for known ids before it, where any are given.
         """
         if not payloads:
             raise ValueError("Queue.put needs at least one payload")
@@ -106,7 +109,7 @@ class Queue:
         if run_at is not None:
             when, values["locks_run_at"] = "at", _instant(run_at)
         elif run_in is not None:
-            when, values["locks_run_in"] = "in", seconds(run_in, "run_in")
+            when, values["locks_run_in"] = "in", period(run_in, "run_in")
         return Operation(self._put[when, external_id is not None], values)
 
     def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> Operation[Any]:
@@ -133,8 +136,10 @@ class Queue:
     def complete(self, jobs: Any) -> Operation[Any]:
         """Say that jobs are done.
 
-        :param jobs: one captured job or several: what ``capture`` gave, or pairs ``(internal_id, claim)``.
+        :param jobs: one captured job or several: what ``capture`` gave, or pairs ``(internal_id, claim)``. A captured
+            entity remembers its claim: after a commit its attribute is read anew, and may be somebody else's.
         :return: how many were still yours. The others were given to somebody else meanwhile, and are unchanged.
+        :raises ValueError: for an entity that was not captured, but loaded.
         """
         return Operation(self._complete, self._jobs.owned(jobs))
 
@@ -158,7 +163,7 @@ class Queue:
             return Operation(self._fail["never"], values)
         if retry_in is None:
             return Operation(self._fail["doubling"], values)
-        return Operation(self._fail["given"], {**values, "locks_pause": seconds(retry_in, "retry_in")})
+        return Operation(self._fail["given"], {**values, "locks_pause": period(retry_in, "retry_in")})
 
     @shaped(select(literal(1)))
     def release(self, jobs: Any) -> Operation[Any]:
@@ -167,19 +172,28 @@ class Queue:
 
     @shaped(select(literal(1)))
     def heartbeat(self, jobs: Any) -> Operation[Any]:
-        """Say that jobs are being worked on still, so that they are not thought stalled. How many are still yours."""
+        """Say that jobs are being worked on still, so that they are not thought stalled.
+
+        :return: how many are still yours. It waits for nobody: a job that somebody holds at this moment, say because
+            its handler completes it in a transaction of its own, is passed over, and still yours until that commits.
+        """
         return Operation(self._heartbeat, self._jobs.owned(jobs))
 
     @shaped(select(literal(1)))
-    def requeue_stalled(self, older_than: float | timedelta = 300, *, limit: int = 1000) -> Operation[Any]:
-        """Give back the jobs, of all queues, whose worker has died: the attempt counts, and the last one is a death.
+    def requeue_stalled(
+        self, older_than: float | timedelta = 300, *, queue: str | None = None, limit: int = 1000
+    ) -> Operation[Any]:
+        """Give back the jobs whose worker has died: the attempt counts, and the last one is a death.
 
         :param older_than: how long nothing was heard of their worker, in seconds: several times its heartbeat.
+        :param queue: only those of this queue; ``None``: of all, whose workers must then all be heard of sooner.
         :param limit: how many at most, so that no transaction is long; call it again when as many were found.
         :return: how many.
         """
-        values = {"locks_older": seconds(older_than, "older_than"), LIMIT: counted(limit, "limit")}
-        return Operation(self._requeue, values)
+        values: dict[str, Any] = {"locks_older": period(older_than, "older_than"), LIMIT: counted(limit, "limit")}
+        if queue is not None:
+            values["locks_queue"] = checked(queue, "a queue")
+        return Operation(self._requeue[queue is not None], values)
 
     @shaped(select(literal(1)))
     def delete_finished(
@@ -192,7 +206,7 @@ class Queue:
         :param limit: how many at most; call it again when as many were found.
         :return: how many.
         """
-        values = {"locks_older": seconds(older_than, "older_than"), LIMIT: counted(limit, "limit")}
+        values = {"locks_older": period(older_than, "older_than"), LIMIT: counted(limit, "limit")}
         return Operation(self._delete[bool(dead)], values)
 
     def stats(self) -> Operation[Any]:
@@ -227,7 +241,10 @@ def _external_ids(given: Any, number: int) -> list[UUID]:
     several = [given] if isinstance(given, (str, UUID)) else list(given)
     if len(several) != number:
         raise ValueError(f"Queue.put: {number} payloads need {number} external ids, and {len(several)} were given")
-    return [_uuid(each) for each in several]
+    ids = [_uuid(each) for each in several]
+    if len(set(ids)) < number:
+        raise ValueError("Queue.put: two payloads have the same external_id, and only one job of them would be put")
+    return ids
 
 
 def _uuid(given: Any) -> UUID:

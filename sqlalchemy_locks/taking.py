@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import (
     Column,
     Enum,
+    Index,
     Integer,
     Table,
+    UniqueConstraint,
     and_,
     bindparam,
     delete,
     func,
+    inspect,
     literal,
     literal_column,
     or_,
@@ -31,7 +34,7 @@ from sqlalchemy.sql import Executable, operators, visitors
 from sqlalchemy.sql.elements import BindParameter, UnaryExpression
 from sqlalchemy.types import TypeDecorator
 
-from .columns import Target
+from .columns import Target, partial
 from .dialects.base import Locking
 from .operation import Run
 
@@ -56,6 +59,8 @@ class Taking:
     target: Target | None = None
     #: a column and values of which it has one: tried one at a time where an index must begin with an equality
     one_of: tuple[Column[Any], tuple[Any, ...]] | None = None
+    #: the columns that prove who has captured a row: a captured entity keeps what they were
+    proof: tuple[Column[Any], ...] = ()
 
     @property
     def mapper(self) -> Mapper[Any] | None:
@@ -95,7 +100,11 @@ class Taking:
     @property
     def key_changes(self) -> bool:
         """Whether a column changes that others may refer to, for which PostgreSQL's weaker row lock won't do."""
-        return any(column.primary_key or column.unique for column in self.values)
+        keys: set[Any] = {column for column in self.table.c if column.primary_key or column.unique}
+        for each in (*self.table.constraints, *self.table.indexes):
+            if isinstance(each, UniqueConstraint) or (isinstance(each, Index) and each.unique and not partial(each)):
+                keys.update(each.columns)
+        return not keys.isdisjoint(self.values)
 
 
 #: the names of what is bound: none that a column of anybody's table could have, which an UPDATE would then set
@@ -200,6 +209,44 @@ def inlined(column: Column[Any], value: Any) -> Any:
 def criteria(options: Iterable[Any]) -> list[Any]:
     """Of a session's options those that choose rows; the others are about what is loaded with them."""
     return [option for option in options if type(option).__name__ == "LoaderCriteriaOption"]
+
+
+def loading(options: Iterable[Any], taking: Taking) -> list[Any]:
+    """The others, and those that choose among rows of other classes: what was captured is read whatever it is now."""
+    mapper: Any = taking.mapper
+    return [
+        option
+        for option in options
+        if option not in criteria([option])
+        or not any(each.isa(mapper) or mapper.isa(each) for each in option._all_mappers())
+    ]
+
+
+_PROOF = "sqlalchemy_locks_captured"
+
+
+def proven(result: Result[Any], taking: Taking) -> Result[Any]:
+    """The same entities, each of which remembers what it was captured with: a commit makes its attributes be read anew.
+
+    What they then show may be the next one's who has captured the row.
+    """
+    target = taking.target
+    assert target is not None
+    names = [str(target.key_of(column)) for column in taking.proof]
+    frozen = result.freeze()
+    for (entity,) in _rows(frozen):
+        state: Any = inspect(entity)
+        state.info[_PROOF] = tuple(getattr(entity, name) for name in names)
+    return frozen()
+
+
+def captured(entity: Any) -> tuple[Any, ...] | None:
+    """What an entity was captured with; nothing, if it wasn't; ``None`` for what is no entity."""
+    state: Any = inspect(entity, raiseerr=False)
+    if not getattr(state, "is_instance", False):
+        return None
+    proof: tuple[Any, ...] = state.info.get(_PROOF, ())
+    return proof
 
 
 def give(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:

@@ -13,16 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import BigInteger, bindparam, func, literal, literal_column, select
+from sqlalchemy import BigInteger, bindparam, case, func, literal, literal_column, select
 
 from . import tasks
 from .capture import Capture, counted
 from .clock import Ago, Now
 from .conditional import Conditional
+from .durations import LONGEST, period
 from .names import checked
-from .operation import Operation, Place, seconds, shaped
+from .operation import Operation, Place, shaped
 from .roles import ONE, At, Rows, bound, named, retries_left
-from .taking import LIMIT, Taking, inlined
+from .taking import LIMIT, Taking, captured, inlined
 
 _ROLES = ("queue", "id", "status", "claim", "updated_at", "timeout", "retries")
 _LONGEST_STATUS = 64
@@ -136,14 +137,17 @@ class StateTransition:
 
     @shaped(select(literal(True)))
     def set_status(
-        self, id: Any, status: Any, *, queue: Any = None, claim: int | None = None, force: bool = False
+        self, id: Any, status: Any, *, queue: Any = None, claim: Any = None, force: bool = False
     ) -> Operation[Any]:
         """Give a captured task back.
 
-        :param claim: what the captured row's ``claim`` says: nothing is set if somebody has captured it since.
+        :param claim: what the captured row's ``claim`` says, or the captured entity: nothing is set if somebody has
+            captured it since. An entity remembers its claim; its attribute is read anew after a commit, and may then be
+            somebody else's.
         :param force: whatever its status is (and whoever has it, unless ``claim`` is given).
         :return: whether it was set: ``False`` for a task that isn't captured, or isn't yours.
         :raises UnknownTask: for a task that isn't there.
+        :raises ValueError: for an entity that was not captured, but loaded.
         """
         if status is None:
             raise TypeError("StateTransition: a status can't be None")
@@ -151,8 +155,12 @@ class StateTransition:
         values[named("status")] = _status(status) if self._rows.target is None else status
         if claim is not None:
             self._rows.require("claim", "claim=")
+            if (proof := captured(claim)) is not None:
+                if not proof:
+                    raise ValueError(f"StateTransition: {claim!r} was not captured in its session: it proves nothing")
+                (claim,) = proof
             if isinstance(claim, bool) or not isinstance(claim, int):
-                raise TypeError(f"claim is an int, not {claim!r}")
+                raise TypeError(f"claim is an int or a captured entity, not {claim!r}")
             values[named("claim")] = claim
         return Operation(self._set[claim is not None, bool(force)], values)
 
@@ -198,7 +206,7 @@ class _Capture(Capture):
         return self.rows.route()
 
     def taken(self, place: Place) -> Taking:
-        at = self.rows.at(place)
+        at = _timed(self.rows, place)
         changes = _stamped(at, inlined(at["status"], self.captured))
         if "retries" in at:
             changes[at["retries"]] = at["retries"] - ONE
@@ -213,6 +221,7 @@ class _Capture(Capture):
             self.order_by or (at["id"],),
             self.rows.target,
             one_of=(at["status"], self.ready),
+            proof=(at["claim"],) if "claim" in at else (),
         )
 
 
@@ -228,9 +237,13 @@ class _Expire(Capture):
         return self.rows.route()
 
     def taken(self, place: Place) -> Taking:
-        at = self.rows.at(place)
-        status, since = at["status"], at["updated_at"]
-        overdue = (status == inlined(status, self.captured), since < Ago(at["timeout"]))
+        at = _timed(self.rows, place)
+        status, since, timeout = at["status"], at["updated_at"], at["timeout"]
+        if self.rows.target is not None:
+            # one that no instant can be computed with would be an error, and keep all others from being swept
+            longest: Any = literal_column(str(int(LONGEST)))
+            timeout = case((timeout > longest, longest), else_=timeout)
+        overdue = (status == inlined(status, self.captured), since < Ago(timeout))
         return Taking(at.table, overdue, _stamped(at, literal(self.timed_out, status.type)), (since,), self.rows.target)
 
 
@@ -247,6 +260,14 @@ class _SetStatus(Conditional):
         return _stamped(at, bound(at["status"], "status"))
 
 
+def _timed(rows: Rows, place: Place) -> At:
+    """The rows of one place, where their time can be told."""
+    at = rows.at(place)
+    if rows.target is not None and "updated_at" in at:
+        place.engine.refuse_zoneless(rows.what, [at["updated_at"]])
+    return at
+
+
 def _stamped(at: At, status: Any) -> dict[Any, Any]:
     return {at["status"]: status, **({at["updated_at"]: Now()} if "updated_at" in at else {})}
 
@@ -259,7 +280,7 @@ def _status(given: Any) -> str:
 
 
 def _whole(given: float) -> int:
-    number = seconds(given, "timeout", zero=False)
+    number = period(given, "timeout", zero=False)
     if number != int(number):
         raise ValueError(f"StateTransition: timeout is kept in whole seconds, not {given!r}")
     return int(number)

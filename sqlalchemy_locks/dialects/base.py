@@ -9,9 +9,10 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
+from sqlalchemy import Column
 from sqlalchemy.engine import Connection, Dialect, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
@@ -48,6 +49,8 @@ class Engine:
 
     #: what a statement is preceded by to be told its plan, in the form that ``explain`` reads
     explain: ClassVar[str]
+    #: a search with locks gives up the locks of the rows that it passes by, at READ COMMITTED
+    frees_passed: ClassVar[bool] = True
     #: sessions can be told at once that something was put
     listens: ClassVar[bool] = False
 
@@ -80,6 +83,9 @@ class Engine:
     def began(self, connection: Connection) -> bool:
         """Whether the statement just executed has a transaction around it, where only the driver can tell."""
         return True
+
+    def refuse_zoneless(self, what: str, columns: Iterable[Column[Any]]) -> None:
+        """Refuse columns that don't keep the server's clock, whatever zone a session has."""
 
     def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         """Around a wait, where the engine's answer must be told apart afterwards."""

@@ -14,6 +14,7 @@ class MariaDB(MySQL):
     name = "MariaDB"
     bounded_insert = True
     explain = "EXPLAIN"
+    frees_passed = False  # where it goes by a secondary index
 
 
 _NOWAIT = "SET STATEMENT innodb_lock_wait_timeout=0 FOR "

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Column, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
 from ..clock import Ago, Epoch, Hence, Later, Now
 from ..elements import InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
-from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot
+from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from ..schema import Payload
 from .base import Engine, arrived
 
@@ -53,6 +53,17 @@ class PostgreSQL(Engine):
     def transient(self, error: DBAPIError) -> bool:
         # "aborted while waiting for locks": YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE
         return _sqlstate(error) in ("40001", "40P01") or "aborted while waiting for locks" in str(error.orig)
+
+    def refuse_zoneless(self, what: str, columns: Iterable[Column[Any]]) -> None:
+        from sqlalchemy.dialects.postgresql import dialect  # not by whoever imports this library
+
+        spelling: Any = dialect()  # type: ignore[no-untyped-call]
+        for column in columns:
+            if "WITHOUT TIME ZONE" in column.type.compile(dialect=spelling):
+                raise Unsupported(
+                    f"{what}: on {self.name} {column} must be DateTime(timezone=True): a timestamp without time zone "
+                    "is another instant in a session with another TimeZone"
+                )
 
     def autocommit(self, connection: Connection) -> bool:
         autocommit: bool = _raw(connection).autocommit
