@@ -5,6 +5,7 @@ Everything here is synchronous: ``AsyncWorker`` calls it in SQLAlchemy's greenle
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -31,6 +32,8 @@ from .queue import DEFAULT_QUEUE, Queue
 from .transaction import ShortTransaction, Sleep, retried
 
 T = TypeVar("T")
+# asyncpg's command_timeout; an OSError from Python 3.11 on
+DriverTimeout = asyncio.TimeoutError
 log = logging.getLogger("sqlalchemy_locks.worker")
 
 #: how long it rests when the database can't be had, in seconds: at first, and at most
@@ -362,14 +365,14 @@ def _database_away(error: Exception) -> bool:
     """Whether it is not the values of a statement that the database refused."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
-    return isinstance(error, (OperationalError, LockError, PoolTimeout, OSError))
+    return isinstance(error, (OperationalError, LockError, PoolTimeout, DriverTimeout, OSError))
 
 
 def _passes(error: Exception) -> bool:
     """Whether it is the database that can't be had for the moment, rather than a mistake that will not mend itself."""
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or not isinstance(error, (ProgrammingError, DataError, IntegrityError))
-    return isinstance(error, (LockTimeout, LockLost, MustRollback, NotWritable, PoolTimeout, OSError))
+    return isinstance(error, (LockTimeout, LockLost, MustRollback, NotWritable, PoolTimeout, DriverTimeout, OSError))
 
 
 @contextmanager

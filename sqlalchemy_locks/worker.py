@@ -154,6 +154,8 @@ class Worker:
 
     def _turn(self, shift: Shift, line: lines.SimpleQueue[Any], pause: Callable[[], float]) -> None:
         self._bell.clear()
+        if self._stopped and not shift.stopping:
+            return  # that was its ring
         shift.turn()
         while (job := shift.take()) is not None:
             line.put(job)

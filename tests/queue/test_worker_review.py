@@ -229,6 +229,20 @@ def test_an_error_that_cannot_be_stored_fails_its_job_all_the_same(engine_to: Ma
     assert errors(engine) == ["the error could not be stored: the worker's log has it"]
 
 
+@pytest.mark.parametrize("name", ["mysql", "mariadb", "postgresql15"])
+@pytest.mark.parametrize("letter", ["\udc80", "\0", "\U0001f512"], ids=ascii)
+def test_an_error_of_letters_that_take_room_is_cut(engine_to: MakeEngine, name: str, letter: str) -> None:
+    engine = engine_to(name)
+    put(engine, 1, max_attempts=1)
+    with engine.begin() as connection:
+        jobs = connection.execute(queue.capture()).all()
+    with engine.begin() as connection:
+        assert connection.scalar(queue.fail(jobs, error=letter * 20000 + "the end")) == 1
+    (error,) = errors(engine)
+    assert len(error) == 16000
+    assert error.endswith("the end")
+
+
 def test_a_worker_that_ends_for_a_mistake_gives_back_the_rest(lite: Engine) -> None:
     class Wrong(sl.Queue):
         def complete(self, jobs: Any) -> Any:
@@ -501,6 +515,20 @@ def test_a_signal_at_any_moment_stops_it(servers: Servers, engine_to: MakeEngine
 
 
 # what it is told
+
+
+def test_a_signal_before_it_waits_is_not_missed(lite: Engine) -> None:
+    worker = sl.Worker(queue, print, bind=lite, poll=3600, heartbeat=3600, stalled_after=None)
+    turn = worker._turn
+
+    def late(*given: Any) -> None:
+        worker.stop()  # which it hears after it has looked whether it should, and before its bell is cleared
+        turn(*given)
+
+    worker._turn = late  # type: ignore[method-assign]
+    thread = running(worker)
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_durations_that_nobody_can_wait_for_are_refused(lite: Engine) -> None:
