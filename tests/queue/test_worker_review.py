@@ -472,13 +472,14 @@ INTERRUPTED = """
 import os, signal, sys, threading
 from sqlalchemy import create_engine
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.shift import Shift
 
 sent = False
 
 def look(frame, what, arg):
     # when the main thread goes to wait: with a lock in its hands, if what it waits for has one
     global sent
-    waits = frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name == "wait" and what == "call"
+    waits = what == "call" and frame.f_code is threading.Condition.wait.__code__
     gets = what == "c_call" and getattr(arg, "__name__", "") == "get" and "SimpleQueue" in repr(arg)
     if (waits or gets) and armed and not sent:
         sent = True
@@ -486,17 +487,16 @@ def look(frame, what, arg):
 
 worker = sl.Worker(sl.Queue(), print, bind=create_engine(sys.argv[1]), poll=3600, hold=len(sys.argv) > 2)
 armed = False
-start = worker._turn if not worker._terms.hold else worker._hold
+# the last thing that the main thread does before it waits
+name, of = ("sweep", Shift) if worker._terms.hold else ("_turn", sl.Worker)
+last = getattr(of, name)
 
 def begin(*given):
     global armed
     armed = True
-    return start(*given)
+    return last(*given)
 
-if worker._terms.hold:
-    worker._hold = begin
-else:
-    worker._turn = begin
+setattr(of, name, begin)
 sys.setprofile(look)
 worker.run()
 sys.setprofile(None)
