@@ -232,7 +232,9 @@ def proven(result: Result[Any], taking: Taking) -> Result[Any]:
     """
     target = taking.target
     assert target is not None
-    names = [str(target.key_of(column)) for column in taking.proof]
+    names = [name for column in taking.proof if (name := target.key_of(column)) is not None]
+    if len(names) < len(taking.proof):
+        return result  # its class doesn't show them
     frozen = result.freeze()
     for (entity,) in _rows(frozen):
         state: Any = inspect(entity)

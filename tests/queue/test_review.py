@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import datetime
@@ -10,6 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import BigInteger, Connection, Engine, String, create_engine, literal_column, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
@@ -124,6 +126,26 @@ def test_an_entity_proves_what_it_was_captured_with(own: Engine) -> None:
             letters.complete(Letter())
         assert second.scalar(letters.complete(mine)) == 1
         second.commit()
+
+
+@pytest.mark.parametrize(("name", "driver"), [("postgresql15", "asyncpg"), ("mysql", "aiomysql")])
+def test_an_entity_of_an_async_session_proves_it_after_a_commit(servers: Servers, name: str, driver: str) -> None:
+    database = servers.database(name)
+    plain = create_engine(servers.url(name, PLAIN[name], database), poolclass=NullPool)
+    Base.metadata.create_all(plain)
+
+    async def work() -> list[Any]:
+        engine = create_async_engine(servers.url(name, driver, database), poolclass=NullPool)
+        async with AsyncSession(engine) as session:
+            await session.execute(letters.put(1, 2))
+            jobs = (await session.scalars(letters.capture(2))).all()
+            await session.commit()
+            told = [await session.scalar(letters.heartbeat(jobs)), await session.scalar(letters.complete(jobs[0]))]
+            told.append(await session.scalar(letters.complete(jobs)))
+            await session.commit()
+            return told
+
+    assert asyncio.run(work()) == [2, 1, 1]
 
 
 def test_what_was_loaded_was_not_captured(own: Engine) -> None:
