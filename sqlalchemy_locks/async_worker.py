@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import logging
 import signal
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -19,8 +21,9 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from .operation import place_of
 from .put import CHANNEL
 from .queue import DEFAULT_QUEUE, Queue
-from .shift import Shift, Terms, log, rows
+from .shift import LONGEST_REST, Shift, Terms, ended, rows, say
 from .transaction import ShortTransaction
+from .worker import is_coroutine_function
 
 AsyncHandler = Callable[[Any], Awaitable[object]]
 
@@ -53,6 +56,10 @@ class AsyncWorker:
     ) -> None:
         if not callable(handler):
             raise TypeError(f"a worker's handler is a coroutine function of one job, not {handler!r}")
+        if _is_plain(handler):
+            raise TypeError(
+                f"an AsyncWorker awaits its handler, and {handler!r} is no coroutine function: use a Worker"
+            )
         if not isinstance(bind, AsyncEngine):
             raise TypeError(f"an AsyncWorker needs bind=, an AsyncEngine, not {bind!r}")
         self._handler = handler
@@ -70,11 +77,15 @@ class AsyncWorker:
             host=host,
         )
         self._stopped = False
+        #: it is this worker that cancels its tasks
+        self._cancelling = False
         self._wake = asyncio.Event()
+        self._hands = [asyncio.Event() for _ in range(self._terms.concurrency)] if hold else []
 
     async def run(self) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop can have them)."""
         shift = Shift(self._terms, _sleep)
+        self._cancelling, self._runner = False, asyncio.current_task()
         async with self._signals(), self._listening():
             try:
                 await (self._holding(shift) if self._terms.hold else self._working(shift))
@@ -84,7 +95,18 @@ class AsyncWorker:
     def stop(self) -> None:
         """Begin nothing more; :meth:`run` returns when what runs has finished, or ``grace`` is over. From its loop."""
         self._stopped = True
+        self._ring()
+
+    def _ring(self) -> None:
         self._wake.set()
+        for hand in self._hands:
+            hand.set()
+
+    def _ending(self) -> bool:
+        """Whether what is cancelled is this worker, rather than something in a handler."""
+        # Python 3.10 can't tell that run() was cancelled, until it is told itself
+        cancelling = getattr(self._runner, "cancelling", None)
+        return self._cancelling or (cancelling is not None and cancelling() > 0)
 
     async def _working(self, shift: Shift) -> None:
         tasks: set[asyncio.Task[None]] = set()
@@ -97,7 +119,7 @@ class AsyncWorker:
             while shift.running and loop.time() < deadline:
                 await self._turn(shift, tasks, lambda: min(shift.pause(), max(0.0, deadline - loop.time())))
         finally:
-            shift.stopping = True
+            shift.stopping = self._cancelling = True
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -117,41 +139,47 @@ class AsyncWorker:
         """One task: a job, and those after it while there are any."""
         following: Any = job
         while following is not None:
+            error: BaseException | None = None
             try:
                 await self._handler(following)
-            except asyncio.CancelledError:
-                raise  # its job runs no more, and is given back
-            except BaseException as error:
-                shift.done(following, error)
-            else:
-                shift.done(following, None)
-            if not shift.waiting or shift.failed or len(shift.completed) >= self._terms.batch:
+            except BaseException as raised:
+                if isinstance(raised, asyncio.CancelledError) and self._ending():
+                    raise  # its job runs no more, and is given back
+                error = raised
+            if shift.done(following, error):
                 self._wake.set()
+            if isinstance(error, asyncio.CancelledError):
+                return  # if it was this task that the handler cancelled, it is good for nothing more
             following = shift.take()
 
     async def _holding(self, shift: Shift) -> None:
-        hands = [asyncio.create_task(self._hold()) for _ in range(self._terms.concurrency)]
+        hands = [asyncio.create_task(self._hold(hand)) for hand in self._hands]
         try:
             while not self._stopped:
-                await greenlet_spawn(shift.sweep)
                 self._wake.clear()
+                await greenlet_spawn(shift.sweep)
+                if self._stopped:
+                    break
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), (self._terms.stalled_after or 3600) / 4)
             await asyncio.wait(hands, timeout=self._terms.grace)
         finally:
+            self._cancelling = True
             for hand in hands:
                 hand.cancel()
             await asyncio.gather(*hands, return_exceptions=True)
 
-    async def _hold(self) -> None:
+    async def _hold(self, wake: asyncio.Event) -> None:
         while not self._stopped:
+            wake.clear()
             try:
                 found = await self._hold_one()
             except Exception as error:
-                log.warning("a held job is given back: %s", error)
+                say(logging.WARNING, "a held job is given back: %s", error)
                 found = False
             if not found and not self._stopped:
-                await asyncio.sleep(self._terms.poll)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(wake.wait(), self._terms.poll)
 
     async def _hold_one(self) -> bool:
         """As ``worker.hold_one``: the same transaction, left open while the handler is awaited."""
@@ -163,14 +191,15 @@ class AsyncWorker:
             jobs = await greenlet_spawn(lambda: rows(short.connection.execute(captured)))
             if jobs:
                 await greenlet_spawn(short.use)
+                error: BaseException | None = None
                 try:
                     await self._handler(jobs[0])
-                except Exception as error:
-                    log.warning("a job of the queue %r failed", terms.name, exc_info=error)
-                    ended = terms.queue.fail(jobs[0], error="".join(traceback.format_exception(error)))
-                else:
-                    ended = terms.queue.complete(jobs[0])
-                await greenlet_spawn(short.connection.execute, ended)
+                except BaseException as raised:
+                    if isinstance(raised, asyncio.CancelledError) and self._ending():
+                        raise  # which gives the job back
+                    error = raised
+                    say(logging.WARNING, "a job of the queue %r failed", terms.name, exc_info=error)
+                await greenlet_spawn(ended, short.connection, terms.queue, jobs[0], error)
         except BaseException:
             await greenlet_spawn(short.abandon)
             raise
@@ -196,8 +225,8 @@ class AsyncWorker:
             try:
                 await self._listen_once()
             except Exception as error:
-                log.debug("not listening, but polling: %s", error)
-            await asyncio.sleep(self._terms.poll)
+                say(logging.DEBUG, "not listening, but polling: %s", error)
+            await asyncio.sleep(min(self._terms.poll, LONGEST_REST))
 
     async def _listen_once(self) -> None:
         """Until the connection is lost."""
@@ -213,25 +242,25 @@ class AsyncWorker:
             def heard() -> None:
                 try:
                     if topic in facts.heard(driver):
-                        self._wake.set()
+                        self._ring()
                 except Exception:
                     loop.remove_reader(driver.fileno())
                     lost.set()
 
             def told(_: Any, pid: int, channel: str, what: str) -> None:
                 if what == topic:
-                    self._wake.set()
+                    self._ring()
 
             if hasattr(driver, "add_listener"):  # asyncpg, which reads by itself
                 driver.add_termination_listener(lambda _: lost.set())
                 await driver.add_listener(CHANNEL, told)
-                self._wake.set()
+                self._ring()
                 await lost.wait()
             else:
                 await driver.set_autocommit(True)
                 await driver.execute(f"LISTEN {CHANNEL}")
                 loop.add_reader(driver.fileno(), heard)
-                self._wake.set()
+                self._ring()
                 try:
                     await lost.wait()
                 finally:
@@ -257,3 +286,12 @@ class AsyncWorker:
 
 def _sleep(delay: float) -> None:
     await_only(asyncio.sleep(delay))
+
+
+def _is_plain(handler: Any) -> bool:
+    """Whether it is a function, or a method, that can't be awaited; what it wraps may be."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return inspect.isroutine(handler) and not (
+        is_coroutine_function(handler) or is_coroutine_function(inspect.unwrap(handler))
+    )

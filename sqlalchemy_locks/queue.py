@@ -278,4 +278,5 @@ def _integer(given: Any, what: str) -> int:
 
 def _storable(error: str) -> str:
     # neither NULs nor halves of characters can be stored everywhere
-    return error[-LONGEST_ERROR:].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    stored = error[-LONGEST_ERROR:].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    return stored[-LONGEST_ERROR:]  # what was replaced has become longer

@@ -7,26 +7,47 @@ job; SIGTERM ends it after what it has begun. How it decides is in ``shift.py``.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import logging
 import queue as lines
 import select
 import signal
 import socket
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 
 from .operation import place_of
 from .put import CHANNEL
 from .queue import DEFAULT_QUEUE, Queue
-from .shift import Shift, Terms, log, rows, transaction
+from .shift import LONGEST_REST, Shift, Terms, ended, rows, say, transaction
 
 Handler = Callable[[Any], object]
+
+
+class Bell:
+    """Wakes one thread that waits; unlike an Event, a signal's handler may ring it whatever its thread is doing."""
+
+    def __init__(self) -> None:
+        self._line: lines.SimpleQueue[None] = lines.SimpleQueue()
+
+    def ring(self) -> None:
+        if self._line.empty():
+            self._line.put(None)
+
+    def wait(self, longest: float) -> None:
+        with contextlib.suppress(lines.Empty):
+            self._line.get(timeout=longest)
+
+    def clear(self) -> None:
+        with contextlib.suppress(lines.Empty):
+            while True:
+                self._line.get_nowait()
 
 
 class Worker:
@@ -41,13 +62,14 @@ class Worker:
     :param batch: how many jobs are captured, and completed, at once.
     :param heartbeat: how often it says that it lives, in seconds.
     :param poll: how often an idle worker looks for jobs, in seconds. On PostgreSQL jobs that are put wake it at once.
-    :param stalled_after: give back jobs of any worker that was not heard of for so long; at least twice the
-        heartbeat. ``None``: somebody else does (``Queue.requeue_stalled``).
+    :param stalled_after: give back jobs of any worker of this queue that was not heard of for so long; at least twice
+        the heartbeat of each of them. ``None``: somebody else does (``Queue.requeue_stalled``).
     :param grace: how long handlers may go on when the worker is stopped, in seconds. What runs longer is given back.
     :param hold: keep the transaction that captures a job open while its handler runs: a crash then gives the job
         back at once, without counting the attempt. Refused on SQLite.
     :param host: what is stored as ``processing_host``; by default the machine's name and the process's number.
     :raises Unsupported: see ``hold``.
+    :raises TypeError: for a coroutine function: :class:`AsyncWorker` awaits them.
 
     >>> sl.Worker(queue, handler, bind=engine, concurrency=4, batch=10, heartbeat=15).run()
     """
@@ -70,6 +92,8 @@ class Worker:
     ) -> None:
         if not callable(handler):
             raise TypeError(f"a worker's handler is a function of one job, not {handler!r}")
+        if is_coroutine_function(handler):
+            raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
         self._handler = handler
         self._terms = Terms(
             queue,
@@ -84,21 +108,30 @@ class Worker:
             hold=hold,
             host=host,
         )
-        self._stop, self._wake = threading.Event(), threading.Event()
+        self._stopped = False
+        self._bell = Bell()
+        self._hands = [Bell() for _ in range(self._terms.concurrency)] if hold else []
 
     def run(self) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread)."""
-        with _signals(self.stop), self._listening():
-            if self._terms.hold:
-                self._holding()
-            else:
-                self._working()
-        self._stop.clear()
+        try:
+            with _signals(self.stop), self._listening():
+                if self._terms.hold:
+                    self._holding()
+                else:
+                    self._working()
+        finally:
+            self._stopped = False
 
     def stop(self, *_: Any) -> None:
         """Begin nothing more, from any thread; :meth:`run` returns when what runs has ended, or ``grace`` is over."""
-        self._stop.set()
-        self._wake.set()
+        self._stopped = True
+        self._ring()
+
+    def _ring(self) -> None:
+        self._bell.ring()
+        for bell in self._hands:
+            bell.ring()
 
     def _working(self) -> None:
         shift = Shift(self._terms, time.sleep)
@@ -107,7 +140,7 @@ class Worker:
             # daemons, so that a handler that never returns does not keep the process
             threading.Thread(target=self._hand, args=(shift, line), daemon=True).start()
         try:
-            while not self._stop.is_set():
+            while not self._stopped:
                 self._turn(shift, line, shift.pause)
             shift.stopping = True
             deadline = time.monotonic() + self._terms.grace
@@ -120,52 +153,53 @@ class Worker:
             shift.close()
 
     def _turn(self, shift: Shift, line: lines.SimpleQueue[Any], pause: Callable[[], float]) -> None:
-        self._wake.clear()
+        self._bell.clear()
+        if self._stopped and not shift.stopping:
+            return  # that was its ring
         shift.turn()
         while (job := shift.take()) is not None:
             line.put(job)
-        self._wake.wait(pause())
+        self._bell.wait(pause())
 
     def _hand(self, shift: Shift, line: lines.SimpleQueue[Any]) -> None:
         while (job := line.get()) is not None:
             error: BaseException | None = None
             try:
-                self._handler(job)
+                handle(self._handler, job)
             except BaseException as raised:
                 # SystemExit too: a thread that ended would leave its job running for ever
                 error = raised
-            shift.done(job, error)
-            if not shift.waiting or len(shift.completed) >= self._terms.batch or error is not None:
-                self._wake.set()
-            elif (following := shift.take()) is not None:
+            due = shift.done(job, error)
+            if (following := shift.take()) is not None:
                 line.put(following)
+            if due:
+                self._bell.ring()
 
     def _holding(self) -> None:
-        threads = [threading.Thread(target=self._hold, daemon=True) for _ in range(self._terms.concurrency)]
+        threads = [threading.Thread(target=self._hold, args=(bell,), daemon=True) for bell in self._hands]
         for thread in threads:
             thread.start()
         shift = Shift(self._terms, time.sleep)
-        while not self._stop.is_set():
+        while not self._stopped:
+            self._bell.clear()
             shift.sweep()
-            self._stop.wait((self._terms.stalled_after or 3600) / 4)
+            if not self._stopped:
+                self._bell.wait((self._terms.stalled_after or 3600) / 4)
         deadline = time.monotonic() + self._terms.grace
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _hold(self) -> None:
+    def _hold(self, bell: Bell) -> None:
         """One hand: a transaction for each job."""
-        terms = self._terms
-        rest = 0.0
-        while not self._stop.is_set():
+        while not self._stopped:
+            bell.clear()
             try:
-                found = hold_one(terms, self._handler)
-                rest = 0.0 if found else terms.poll
+                found = hold_one(self._terms, self._handler)
             except Exception as error:
-                log.warning("a held job is given back: %s", error)
-                rest = terms.poll
-            if rest:
-                self._wake.wait(rest)
-                self._wake.clear()
+                say(logging.WARNING, "a held job is given back: %s", error)
+                found = False
+            if not found and not self._stopped:
+                bell.wait(self._terms.poll)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
@@ -196,13 +230,33 @@ class Worker:
                 with contextlib.closing(connection):
                     driver.autocommit = True
                     driver.cursor().execute(f"LISTEN {CHANNEL}")
-                    self._wake.set()
+                    self._ring()
                     while not over.is_set():
                         if driver in select.select([driver, end], [], [])[0] and topic in facts.heard(driver):
-                            self._wake.set()
-            except (DBAPIError, OSError, facts.driver_errors(engine.dialect)) as error:
-                log.debug("not listening, but polling: %s", error)
-                over.wait(self._terms.poll)
+                            self._ring()
+            except Exception as error:
+                # whatever it is (a pool that has no connection to spare, a server that goes down): later, perhaps
+                say(logging.DEBUG, "not listening, but polling: %s", error)
+                over.wait(min(self._terms.poll, LONGEST_REST))
+
+
+def handle(handler: Handler, job: Any) -> None:
+    """Run a handler.
+
+    :raises TypeError: if it gives something back that would have to be awaited: its work isn't done.
+    """
+    given = handler(job)
+    if isinstance(given, Awaitable):
+        if inspect.iscoroutine(given):
+            given.close()
+        raise TypeError(f"the handler returned {given!r}, which a Worker doesn't await: use an AsyncWorker")
+
+
+def is_coroutine_function(handler: Any) -> bool:
+    """Whether what a call of it gives has to be awaited; of an object with ``__call__``, and a ``partial``, too."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def hold_one(terms: Terms, handler: Handler) -> bool:
@@ -213,14 +267,14 @@ def hold_one(terms: Terms, handler: Handler) -> bool:
         if not jobs:
             return False
         short.use()
+        error: BaseException | None = None
         try:
-            handler(jobs[0])
-        except Exception as error:
-            log.warning("a job of the queue %r failed", terms.name, exc_info=error)
-            told = "".join(traceback.format_exception(error))
-            connection.execute(terms.queue.fail(jobs[0], error=told))
-        else:
-            connection.execute(terms.queue.complete(jobs[0]))
+            handle(handler, jobs[0])
+        except BaseException as raised:
+            # SystemExit too: a hand that ended would leave its worker with one less
+            error = raised
+            say(logging.WARNING, "a job of the queue %r failed", terms.name, exc_info=error)
+        ended(connection, terms.queue, jobs[0], error)
     return True
 
 
