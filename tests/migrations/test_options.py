@@ -35,7 +35,7 @@ def test_another_schema(fresh: Fresh, schema: str, door: str, tmp_path: Path) ->
         assert catalog(url, schema) == {}
 
 
-@pytest.mark.parametrize("prefix", ["Weird$_", "x" * 48], ids=["weird", "longest"])
+@pytest.mark.parametrize("prefix", ["Weird$_", "x" * 44], ids=["weird", "longest"])
 def test_another_prefix(fresh: Fresh, prefix: str, door: str, tmp_path: Path) -> None:
     for number, engine in enumerate([("mysql", "pymysql"), ("mariadb", "mariadb+pymysql"), ("sqlite", "pysqlite")]):
         url = fresh(*engine)
