@@ -20,8 +20,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import (
-    delete,
-    false,
     select,
     update,
 )
@@ -116,13 +114,13 @@ class Capture(Body):
         return proven(captured, taking)
 
     def _file(self, run: Run) -> Any:
-        """Under the write lock, which Python's driver takes for no statement that begins with WITH."""
+        """Under the write lock, which a statement that begins with WITH doesn't take by itself."""
         with contextlib.ExitStack() as around:
             if run.wait is not None:
                 around.enter_context(run.engine.bounded(run.connection, run.wait))
             around.enter_context(run.engine.judging(run.connection))
             if not run.engine.began(run.connection):
-                run.execute(delete(self.taking(run.place).table).where(false()), {})
+                run.take_file(self.taking(run.place).table)
                 if self.statement(run.place) is None and not run.engine.began(run.connection):
                     raise run.engine.refuse_autocommit(self.name)
             return self._captured(run)

@@ -48,8 +48,12 @@ class Conditional(Body):
     def one(self, place: Place) -> Executable:
         """The UPDATE, made once for each place."""
         if place not in self._ones:
-            self._ones[place] = self.chosen(place, self.rows.at(place))
+            self._ones[place] = self.made(place)
         return self._ones[place]
+
+    def made(self, place: Place) -> Executable:
+        """The UPDATE, with what it gives back."""
+        return self.chosen(place, self.rows.at(place))
 
     def because(self, place: Place) -> str:
         return "where no unique constraint says that one id is one row, and that is looked at afterwards"
@@ -124,7 +128,7 @@ class Conditional(Body):
 
     def _hidden(self, run: Run, at: At) -> bool:
         """Whether the row is there, though an old snapshot doesn't show it (InnoDB above READ COMMITTED)."""
-        if run.execute(select(ReadCommitted()), {}).scalar() or run.read_committed:
+        if run.read_committed or run.execute(select(ReadCommitted()), {}).scalar():
             return False
         probe = self._probe(run.place)
         values = {named("nonce"): None, **run.values}
@@ -189,7 +193,7 @@ class Acquire(Conditional):
         if "token" in at:
             changes[at["token"]] = bound(at["token"], "nonce")
         if "fence" in at:
-            changes[at["fence"]] = raised(at)
+            changes[at["fence"]] = raised(at["fence"])
         return changes
 
     def build(self, place: Place) -> Executable | None:
@@ -197,16 +201,14 @@ class Acquire(Conditional):
             return None
         return super().build(place)
 
-    def one(self, place: Place) -> Executable:
-        if place not in self._ones:
-            at = self.rows.at(place)
-            statement: Any = self.chosen(place, at)
-            if self.answer == "token" and place.engine.update_returning:
-                statement = statement.returning(at["fence"])
-            elif self.answer == "token":
-                statement = statement.values({at["fence"]: func.last_insert_id(raised(at))})
-            self._ones[place] = statement
-        return self._ones[place]
+    def made(self, place: Place) -> Executable:
+        at = self.rows.at(place)
+        statement = self.chosen(place, at)
+        if self.answer == "whether":
+            return statement
+        if place.engine.update_returning:
+            return statement.returning(at["fence"])
+        return statement.values({at["fence"]: func.last_insert_id(raised(at["fence"]))})
 
     def chosen(self, place: Place, at: At) -> Update:
         """The UPDATE of the row; where that can be said in it, of a row that nobody else is changing."""

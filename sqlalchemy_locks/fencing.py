@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Column, Integer, Select, Table, Update, delete, false, func, literal, select
+from sqlalchemy import BigInteger, Column, Integer, Select, Table, Update, func, literal, select
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
 
@@ -116,7 +116,7 @@ class _Fenced(Body):
 
     def _refuse_autocommit(self, run: Run) -> None:
         if run.engine.locking == "file":
-            run.execute(delete(self.target.table).where(false()), {})
+            run.take_file(self.target.table)
         if run.engine.autocommit(run.connection) or not run.engine.began(run.connection):
             raise run.engine.refuse_autocommit(self.name)
 

@@ -106,7 +106,7 @@ class Mutex:
         """
         return Operation(self._bodies.acquire["whether", bool(nowait)], self._values(id, queue, owner))
 
-    @shaped(select(literal(1, Integer())).where(false()))
+    @shaped(select(literal(1)))
     def acquire_token(
         self, id: Any, *, queue: Any = None, owner: str | None = None, nowait: bool = False
     ) -> Operation[Any]:

@@ -23,7 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, ParamSpec, TypeVar
 
 import sqlalchemy
-from sqlalchemy import Table, update
+from sqlalchemy import Table, delete, false, update
 from sqlalchemy.engine import Connection, CursorResult, Dialect, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import CompileError, DBAPIError
@@ -114,6 +114,13 @@ class Run:
             return self.connection.execute(
                 statement, self.values if values is None else values, execution_options=self.options
             )
+
+    def take_file(self, table: Table) -> None:
+        """SQLite: take the write lock, by a write that writes nothing.
+
+        Python's driver begins a transaction before it, as it does before no statement that begins with WITH.
+        """
+        self.execute(delete(table).where(false()), {})
 
     def scalar(self, statement: Executable, values: Mapping[str, Any]) -> Any:
         """The one value of one statement."""

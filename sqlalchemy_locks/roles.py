@@ -130,6 +130,10 @@ class Rows:
         """What an UPDATE of a mapped class adds; see ``Target.bumped``."""
         return {} if self.target is None else self.target.bumped()
 
+    def own_rows(self) -> list[ColumnElement[bool]]:
+        """The condition on rows of a mapped class; see ``Target.own_rows``."""
+        return [] if self.target is None else self.target.own_rows()
+
     def identity(self, id: Any, queue: Any) -> dict[str, Any]:
         """The values that tell one row."""
         if id is None:
@@ -190,7 +194,7 @@ def named(role: str) -> str:
 def one(rows: Rows, at: At) -> list[Any]:
     """The conditions that tell one row."""
     conditions = [at[role] == bound(at[role], role) for role in ("queue", "id") if role in at]
-    return conditions + (rows.target.own_rows() if rows.target else [])
+    return conditions + rows.own_rows()
 
 
 def nonce_of(rows: Rows, nonce: str) -> Any:
@@ -198,10 +202,10 @@ def nonce_of(rows: Rows, nonce: str) -> Any:
     return UUID(nonce) if rows.nonce_is_uuid else nonce
 
 
-def raised(at: At) -> Any:
-    """The fencing token of the next acquisition."""
-    fence = at["fence"]
-    return (func.coalesce(fence, literal_column("0")) if fence.nullable else fence) + ONE
+def raised(column: Column[Any]) -> Any:
+    """A number that each acquisition raises, and that nothing has raised where it is ``NULL``: a fence, a claim."""
+    number: Any = func.coalesce(column, literal_column("0")) if column.nullable else column
+    return number + ONE
 
 
 def retries_left(at: At) -> list[Any]:

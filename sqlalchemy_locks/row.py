@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Select, Table, and_, bindparam, delete, false, inspect, select, update
+from sqlalchemy import Select, Table, and_, bindparam, inspect, select, update
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
@@ -77,7 +77,7 @@ class _Row(Body):
     def run(self, run: Run) -> Any:
         if run.engine.locking == "file":
             with run.engine.judging(run.connection):
-                run.execute(delete(self.tables[0]).where(false()), {})
+                run.take_file(self.tables[0])
             if not run.engine.began(run.connection):
                 raise run.engine.refuse_autocommit(self.name)
             statement: Any = self.locking(run.place)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Integer, Result, Select, Update, and_, bindparam, delete, false, select, tuple_, update
+from sqlalchemy import Integer, Result, Select, Update, and_, bindparam, select, tuple_, update
 from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
@@ -40,7 +40,7 @@ class Several(Body):
         return "whose UPDATE can't say which rows it changed"
 
     def _free(self, at: At) -> Select[Any]:
-        conditions = [*self.each.condition(at), *(self.rows.target.own_rows() if self.rows.target else [])]
+        conditions = [*self.each.condition(at), *self.rows.own_rows()]
         if "queue" in at:
             conditions.append(at["queue"] == bound(at["queue"], "queue"))
         # by the key that the rows are kept in, without the part that is given: to sort them, InnoDB locks them all
@@ -62,8 +62,7 @@ class Several(Body):
         at = self.rows.at(run.place)
         values = {**run.values, **self.each.given(run)}
         if run.engine.locking == "file" and not run.engine.began(run.connection):
-            # Python's driver begins before an UPDATE, and not before a WITH
-            run.execute(delete(at.table).where(false()), {})
+            run.take_file(at.table)
         statement = self.statement(run.place)
         if statement is not None:
             ids = [row[0] for row in run.execute(statement, values)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import BigInteger, bindparam, case, func, literal, literal_column, select
+from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
 
 from . import tasks
 from .capture import Capture, counted
@@ -22,7 +22,7 @@ from .conditional import Conditional
 from .durations import LONGEST, span
 from .names import checked
 from .operation import Operation, Place, RowsOperation, shaped
-from .roles import ONE, At, Rows, bound, named, retries_left
+from .roles import ONE, At, Rows, bound, named, raised, retries_left
 from .taking import LIMIT, Taking, captured, inlined
 
 _ROLES = ("queue", "id", "status", "claim", "updated_at", "timeout", "retries")
@@ -211,8 +211,7 @@ class _Capture(Capture):
         if "retries" in at:
             changes[at["retries"]] = at["retries"] - ONE
         if "claim" in at:
-            claim = at["claim"]
-            changes[claim] = (func.coalesce(claim, literal_column("0")) if claim.nullable else claim) + ONE
+            changes[at["claim"]] = raised(at["claim"])
         where = [at["queue"] == bound(at["queue"], "queue")] if "queue" in at else []
         return Taking(
             at.table,

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import delete, false, select
+from sqlalchemy import select
 from sqlalchemy.sql import Executable
 
 from ..elements import LockFunction
@@ -88,7 +88,7 @@ class SemaphoreBody(Body):
 
     def _take_file(self, run: Run) -> None:
         with run.engine.judging(run.connection):
-            run.execute(delete(run.place.tables.semaphore).where(false()), {})
+            run.take_file(run.place.tables.semaphore)
         if not run.engine.began(run.connection):
             raise self._several_in_autocommit(run)
 
