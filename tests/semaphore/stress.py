@@ -1,6 +1,6 @@
 """Sixteen processes that want permits: ``python -m tests.semaphore.stress URL FILE NAMES...``.
 
-Two of them are killed while they hold something, and swept by their owner. Prints how many requests that were.
+Two of them are killed while they hold something, and swept by their owner. Prints how many requests that were, and how often something was had.
 
 What it holds it writes into a file that all of them map: after a grant has come, and before it gives it back. So the
 sum over all processes is never more than what is held in truth, and where it exceeds a capacity, so did they.
@@ -180,7 +180,7 @@ def main() -> None:
     swept = sl.Locks(engine).sweep(alive=lambda owners: set(owners) - dead)
     engine.dispose()
     ends = [os.waitpid(pid, 0)[1] for number, pid in enumerate(processes) if number not in KILLED]
-    print(swept)
+    print(swept, witness.had())
     sys.exit(max(os.waitstatus_to_exitcode(end) for end in ends))
 
 

@@ -13,7 +13,7 @@ from tests.conftest import Servers
 from tests.operation.parties import ENGINES, installed
 
 from .parties import held, made, place
-from .stress import CAPACITIES
+from .stress import CAPACITIES, KILLED
 
 TOKENS = (
     "SELECT p.fence FROM {0}permit AS p JOIN {0}semaphore AS s ON s.id = p.semaphore_id"
@@ -30,11 +30,15 @@ def test_no_capacity_is_ever_exceeded(name: str, servers: Servers, tmp_path: Pat
     command = [sys.executable, "-m", "tests.semaphore.stress", url, str(tmp_path / "held"), *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 2
+    swept, had = map(int, done.stdout.split())
+    assert swept >= 2
     assert [held(engine, semaphore) for semaphore in names] == [0, 0, 0]
+    tokens = []
     with engine.connect() as connection:
         for semaphore in names:
-            tokens = connection.execute(text(TOKENS.format(place(engine, ""))), {"name": semaphore}).scalars().all()
-            assert len(tokens) > 5
-            assert list(tokens) == [*range(1, len(tokens) + 1)]
+            found = connection.execute(text(TOKENS.format(place(engine, ""))), {"name": semaphore}).scalars().all()
+            assert list(found) == [*range(1, len(found) + 1)]
+            tokens += found
+    # whoever had something had a permit of one semaphore at least; how much that is, a busy machine decides
+    assert len(tokens) >= had >= len(KILLED)
     engine.dispose()
