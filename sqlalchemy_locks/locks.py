@@ -361,15 +361,14 @@ class Hold:
         return Held(short, self._locks._session_maker)
 
     def _acquire(self, short: ShortTransaction, key: int, deadline: float | None) -> None:
-        if self._timeout == 0:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            # what is free is had, however long it took to come to ask for it
             if not short.connection.execute(self._try(key)).scalar():
                 raise self._timed_out()
             return
         operation = self._take(key)
-        if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._timed_out()
+        if left is not None:
             operation = operation.execution_options(locks_wait=left)
         short.connection.execute(operation)
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import later
+from tests.operation.parties import PATIENCE, later
 
 from .parties import INNODB, SERVERS, held, made, place, unused
 
@@ -78,7 +78,7 @@ def test_who_waited_for_the_last_permit_does_not_get_it(
         waiting = later(outcome, b, sl.semaphore.acquire({sem: 1}))
         watcher.until_waiting(waiting)
         a.commit()
-        got = waiting.result(30)
+        got = waiting.result(PATIENCE)
     assert got == "denied" if level == "READ COMMITTED" else got in ("denied", "error")
     assert held(engine, sem) == 1
 
@@ -139,13 +139,13 @@ def test_locks_are_right_on_an_engine_that_is_not_at_read_committed(
     sem = made(engine, 2)
     locks = [sl.Locks(engine) for _ in range(6)]
     done = [later(take_turns, each, sem) for each in locks]
-    assert all(future.result(60) == 10 for future in done)
+    assert all(future.result(PATIENCE) == 10 for future in done)
     assert held(engine, sem) == 0
 
 
 def take_turns(locks: sl.Locks, sem: str) -> int:
     for _ in range(10):
-        locks.release(locks.acquire({sem: 1}, timeout=60))
+        locks.release(locks.acquire({sem: 1}, timeout=PATIENCE))
     return 10
 
 
@@ -161,7 +161,9 @@ def test_a_denial_leaves_no_trace(name: str, engine_to: MakeEngine, watch: Any) 
         assert a.scalar(text(count), {"id": ident}) == 0
         if name == "postgresql15":
             # the gate and the row are free at once, though the transaction goes on
-            assert not b.scalar(sl.semaphore.acquire({sem: 1}, external_id=ident).execution_options(locks_wait=1))
+            assert not b.scalar(
+                sl.semaphore.acquire({sem: 1}, external_id=ident).execution_options(locks_wait=PATIENCE)
+            )
             b.commit()
         a.commit()
     locks.release(grant)

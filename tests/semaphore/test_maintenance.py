@@ -15,7 +15,7 @@ from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import all_of, async_connected, connected, until
 
 from ..conftest import PLAIN, Servers, install
-from .parties import ENGINES, expire, held, made, place
+from .parties import ENGINES, despite_deadlocks, expire, held, made, place
 
 
 @pytest.fixture(params=ENGINES)
@@ -29,14 +29,13 @@ def engine(request: pytest.FixtureRequest, servers: Servers) -> Any:
 
 
 def due_again(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - 1000000"))
+    despite_deadlocks(engine, f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - 1000000")
 
 
 def test_everything_once_by_one_of_a_fleet(engine: Engine) -> None:
     sem = made(engine, 3)
     locks = sl.Locks(engine)
-    old, gone = locks.acquire({sem: 1}, ttl=60), locks.acquire({sem: 1})
+    old, gone = locks.acquire({sem: 1}, ttl=3600), locks.acquire({sem: 1})
     with engine.begin() as connection:
         expire(connection, old)
     reports = all_of(*[sl.Locks(engine).maintain for _ in range(4)])
@@ -100,7 +99,7 @@ def test_awaited(servers: Servers, engine_to: MakeEngine) -> None:
     plain = engine_to("postgresql15")
     sem = made(plain, 1)
     with plain.begin() as connection:
-        expire(connection, sl.Locks(plain).acquire({sem: 1}, ttl=60))
+        expire(connection, sl.Locks(plain).acquire({sem: 1}, ttl=3600))
     due_again(plain)
 
     async def main() -> None:
