@@ -462,14 +462,6 @@ def listed(result: Result[Any]) -> list[Any]:
     return list(result.scalars() if len(result.keys()) == 1 else result)
 
 
-def verify_clock(connection: Connection, engine: Engine) -> None:
-    """As ``verify``, whether the server has a clock that a wait doesn't stop."""
-    dialect: Any = connection.dialect
-    if not getattr(dialect, "_sqlalchemy_locks_clock", False):
-        engine.verify_clock(connection)
-        dialect._sqlalchemy_locks_clock = True
-
-
 def verify(connection: Connection, engine: Engine) -> None:
     """Ask the server, once per engine of the app, whether its settings keep our promises."""
     # an attribute of the dialect, which lives as long as the app's engine and is shared by its options' copies

@@ -355,19 +355,6 @@ def test_a_transaction_that_has_read_must_roll_back(tmp_path: Any) -> None:
         writer.rollback()
 
 
-def test_a_server_without_a_fresh_clock_is_refused(monkeypatch: pytest.MonkeyPatch, servers: Any) -> None:
-    """MySQL shows no variable for --sysdate-is-now: its two clocks are compared."""
-    with connected(installed(servers, "mysql"), poolclass=NullPool) as engine:
-        monkeypatch.setattr(type(engine.dialect), "_sqlalchemy_locks_clock", False, raising=False)
-
-        @event.listens_for(engine, "before_cursor_execute", retval=True)
-        def frozen(connection: Any, cursor: Any, statement: str, *rest: Any) -> tuple[str, Any]:
-            return statement.replace("SYSDATE(6)", "NOW(6)"), rest[0]
-
-        with pytest.raises(sl.Unsupported, match="sysdate-is-now"):
-            sl.Locks(engine).once_per(unused(), every=60)
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_connection_goes_back_clean_without_another_round_trip(servers: Any, name: str) -> None:
     """COMMIT, or autocommit, was the last thing: the pool resets nothing, and nothing is open."""
