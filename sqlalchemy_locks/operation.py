@@ -16,6 +16,7 @@ tests pin them on 2.0 and 2.1:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -218,6 +219,23 @@ class translated:
                 ours = self.engine.not_installed()
             if ours is not None:
                 raise ours from error
+
+
+@contextlib.contextmanager
+def beside(run: Run) -> Iterator[Connection]:
+    """A connection of its own, opened and closed for what a transaction can't do, or see, itself; in autocommit.
+
+    Not one of the pool's, which may have none left for who is holding one.
+    """
+    app = run.connection.engine
+    aside = sqlalchemy.Engine(app.pool.recreate(), app.dialect, app.url)
+    try:
+        with translated(run.engine), aside.connect() as connection:
+            yield connection.execution_options(
+                **{**run.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
+            )
+    finally:
+        aside.dispose()
 
 
 class Body:
