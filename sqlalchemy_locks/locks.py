@@ -115,8 +115,10 @@ class Locks(Leases, Maintained):
         >>> if locks.once_per("hourly-report", every=3600):
         ...     send_report()
         """
-        timeout = Timeout(every=every, windowed=windowed, tz=tz)
-        operation, nonce = timeout.acquire(name, queue=queue), fresh_nonce()
+        return self._turn(Timeout(every=every, windowed=windowed, tz=tz), name, queue, fresh_nonce())
+
+    def _turn(self, timeout: Timeout, name: str, queue: str | None, nonce: str) -> bool:
+        operation = timeout.acquire(name, queue=queue)
         try:
             return bool(self._run(operation, nonce))
         except UnknownTask:

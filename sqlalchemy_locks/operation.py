@@ -116,6 +116,10 @@ class Run:
                 statement, self.values if values is None else values, execution_options=self.options
             )
 
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Around statements that may wait for a lock: for no longer than was asked for."""
+        return contextlib.nullcontext() if self.wait is None else self.engine.bounded(self.connection, self.wait)
+
     def take_file(self, table: Table) -> None:
         """SQLite: take the write lock, by a write that writes nothing.
 

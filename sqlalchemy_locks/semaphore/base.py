@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import select
+from sqlalchemy import Text, bindparam, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
@@ -22,6 +22,8 @@ from ..names import checked
 from ..operation import Body, Operation, Place, Run, beside
 from .statements import statements
 
+#: of the functions: how long to wait, as the server's own setting takes it
+LOCK_WAIT = bindparam("lock_wait", type_=Text())
 #: the semaphores whose rows a transaction of InnoDB has changed itself: there it sees its own version of the row
 _TOUCHED: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
@@ -67,18 +69,14 @@ class SemaphoreBody(Body):
         statement = self.statement(run.place)
         if statement is not None:
             return self.answer(run, run.by_cursor(statement, self.arguments(run), _first))
-        with self.waiting(run):
+        with run.waiting():
             if self.writes and run.engine.locking == "file":
                 self._take_file(run)
             return self.by_statements(run, self.statements(run))
 
-    def waiting(self, run: Run) -> contextlib.AbstractContextManager[None]:
-        """Around statements that may wait for a lock."""
-        return contextlib.nullcontext() if run.wait is None else run.engine.bounded(run.connection, run.wait)
-
     def arguments(self, run: Run) -> dict[str, Any]:
         """The parameters of the function's call."""
-        return run.values
+        return {**run.values, "lock_wait": None if run.wait is None else run.engine.wait_value(run.wait)}
 
     def answer(self, run: Run, row: Any) -> Any:
         """What comes back, of the one row that the function gave."""

@@ -35,7 +35,7 @@ class Guarded(SemaphoreBody):
     def run(self, run: Run) -> bool:
         # not by_statements of the base, as the wait is for the look only: the write is the app's own
         called, number = run.values["external_id"], run.values["request_id"]
-        with self.waiting(run):
+        with run.waiting():
             if run.engine.locking == "file":
                 self._take_file(run)
             request = request_shared(run, self.statements(run))
