@@ -204,8 +204,13 @@ class Locks(Leases, Maintained):
                     connection.invalidate()  # not sent yet, and so not lost
                 return run_one(connection, operation, options)
         short = ShortTransaction(self._engine)
-        wait = every.get("locks_wait")
-        short.open(wait=None if wait is None else seconds(wait, "locks_wait"))
+        wait = 0 if operation._body.impatient else every.get("locks_wait")
+        try:
+            short.open(wait=None if wait is None else seconds(wait, "locks_wait"))
+        except LockTimeout:
+            if not operation._body.impatient:
+                raise
+            return operation._body.refused
         try:
             short.use()
             value = self._rows(short, operation, options) if entity else operation.value(short.connection, options)

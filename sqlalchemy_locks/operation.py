@@ -251,6 +251,9 @@ class Body:
     held_by: ClassVar[Literal["transaction", "connection"] | None] = None
     #: it works on this library's own tables or functions
     needs_installation: bool = True
+    #: it never waits, and even where beginning a transaction would, there is an answer (SQLite): ``refused``
+    impatient: bool = False
+    refused: Any = None
 
     def __init__(self) -> None:
         self._built: dict[Place, Executable | None] = {}
