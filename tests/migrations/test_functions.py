@@ -291,9 +291,10 @@ def test_the_key_is_the_same_as_in_python(world: World) -> None:
 
 
 def test_null_is_no_key(world: World) -> None:
-    for call in ("exclusive", "shared", "try_exclusive", "try_shared"):
-        with pytest.raises(sa.exc.DBAPIError, match=r"null value|NULL is none"):
-            run(world.url, f"SELECT lock.{call}(NULL)")
+    calls = [f"{call}(NULL)" for call in ("exclusive", "shared", "try_exclusive", "try_shared", "unlock", "create")]
+    for call in (*calls, "create(ARRAY[1, NULL])"):
+        with pytest.raises(sa.exc.DBAPIError, match="a lock needs a key, and NULL is none"):
+            run(world.url, f"SELECT lock.{call}")
 
 
 LOCKING = ("exclusive", "shared", "try_exclusive", "try_shared")

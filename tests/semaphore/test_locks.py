@@ -282,3 +282,28 @@ def test_threads_of_one_process(engine_to: MakeEngine) -> None:
     for future in [later(turn) for _ in range(6)]:
         future.result(PATIENCE)
     assert most <= 2
+
+
+@pytest.mark.parametrize("name", [*SERVERS, "yugabytedb"])
+def test_whoever_changes_a_semaphore_waits_no_longer_than_told(name: str, engine_to: MakeEngine) -> None:
+    """A bounded wait, in a session and through ``Locks``, and no setting is left."""
+    engine = engine_to(name, isolation_level="READ COMMITTED")
+    setting = "SELECT @@innodb_lock_wait_timeout" if name in ("mysql", "mariadb") else "SHOW lock_timeout"
+    sem, new = made(engine, 2), unused("semaphore")
+    changes = [sl.semaphore.resize(sem, 3), sl.semaphore.delete(sem), sl.semaphore.create(new, 1)]
+    with engine.connect() as other, engine.connect() as keeper:
+        assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
+        assert keeper.scalar(sl.semaphore.create(new, 2))
+        before = other.exec_driver_sql(setting).scalar()
+        for change in changes:
+            bounded = change.execution_options(locks_wait=1)
+            with pytest.raises(sl.LockTimeout):
+                later(other.scalar, bounded).result(60)
+            other.rollback()
+            with pytest.raises(sl.LockTimeout):
+                later(sl.Locks(engine).run, bounded).result(60)
+        keeper.rollback()
+        for change in changes:
+            other.scalar(change.execution_options(locks_wait=1))
+            assert other.exec_driver_sql(setting).scalar() == before
+        other.rollback()

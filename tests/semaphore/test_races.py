@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, select, update
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.clock import Now
+from sqlalchemy_locks.schema import tables
+from sqlalchemy_locks.semaphore.base import utc
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, all_of, later
+from tests.operation.parties import PATIENCE, all_of, later, until
 
 from .parties import ENGINES, SERVERS, expire, expire_in, held, made, unused
 
@@ -153,11 +156,6 @@ def test_a_lease_that_was_renewed_since_it_was_found_expired_stays(name: str, en
 
 
 def expire_to_now(connection: Any, grant: sl.Grant) -> None:
-    from sqlalchemy import update
-
-    from sqlalchemy_locks.clock import Now
-    from sqlalchemy_locks.schema import tables
-
     schema = "lock" if connection.dialect.name in ("postgresql", "yugabytedb") else None
     request = tables(schema, "" if schema else "lock_").permit_request
     changed = connection.execute(
@@ -221,16 +219,57 @@ def test_tokens_rise_in_the_order_of_the_grants(name: str, engine_to: MakeEngine
     assert tokens == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_a_guarded_write_that_waited_is_judged_when_the_wait_is_over(
+    name: str, level: str, engine_to: MakeEngine, watch: Any
+) -> None:
+    """Behind a release that rolled back, the time of the request runs out: the row is as it was, the clock is not."""
+    engine, watcher = engine_to(name, isolation_level=level), watch(name)
+    write = anything(engine)
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1}, ttl=3)
+    with engine.connect() as writer, engine.connect() as releasing:
+        assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
+        writing = later(writer.scalar, sl.guarded(write, grant))
+        watcher.until_waiting(writing)
+        until(lambda: now(engine) > grant.expires_at, pause=0.1)
+        releasing.rollback()
+        with pytest.raises(sl.LockLost, match="held no longer"):
+            writing.result(PATIENCE)
+        writer.rollback()
+
+
+def now(engine: Engine) -> Any:
+    with engine.connect() as connection:
+        return utc(connection.scalar(select(Now())))
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_a_guarded_write_waits_no_longer_than_told(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = made(engine, 1)
+    grant = sl.Locks(engine).acquire({sem: 1})
+    with engine.connect() as writer, engine.connect() as releasing:
+        assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
+        with pytest.raises(sl.LockTimeout):
+            later(writer.scalar, sl.guarded(anything(engine), grant).execution_options(locks_wait=1)).result(PATIENCE)
+        writer.rollback()
+        releasing.rollback()
+
+
+def anything(engine: Engine) -> Any:
+    """A write that changes nothing."""
+    schema = None if engine.dialect.name in ("mysql", "mariadb") else "lock"
+    installed = tables(schema, "" if schema else "lock_").installed
+    return update(installed).where(installed.c.step == "0001").values(door=installed.c.door)
+
+
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
 def test_a_guarded_write_keeps_its_permits_until_it_is_committed(name: str, engine_to: MakeEngine, watch: Any) -> None:
-    from sqlalchemy import update
-
-    from sqlalchemy_locks.schema import tables
-
     engine, watcher = engine_to(name, isolation_level="READ COMMITTED"), watch(name)
-    schema = None if engine.dialect.name in ("mysql", "mariadb") else "lock"
-    anything = tables(schema, "" if schema else "lock_").installed
-    write = update(anything).where(anything.c.step == "0001").values(door=anything.c.door)
+    write = anything(engine)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
     grant = locks.acquire({sem: 1}, ttl=3600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import timezone
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from sqlalchemy_locks.schema import tables
 from sqlalchemy_locks.zones import around, zone
 from tests.operation.parties import (
     ENGINES,
+    INNODB,
     PATIENCE,
     SERVERS,
     Watch,
@@ -73,6 +75,46 @@ def test_a_wait_does_not_make_the_stamp_old(
         assert waiting.result(PATIENCE) is True
         assert stamp(second, id) >= rolled_back
         second.commit()
+
+
+@pytest.mark.parametrize("name", INNODB)
+@pytest.mark.parametrize("waited", [1800, 7200, 86400 * 300])
+def test_a_wait_may_be_as_long_as_it_likes(engine: Engine, name: str, waited: int) -> None:
+    """``SET timestamp`` sets the instant at which statements begin, as if each had waited since for its row."""
+    timeout, mutex, id = sl.Timeout(every=60), sl.Mutex(), unused()
+    sl.Locks(engine).run(timeout.create(id))
+    sl.Locks(engine).run(mutex.create(id))
+    with Session(engine) as session:
+        before = now(engine)
+        session.execute(text("SET timestamp = :began"), {"began": before - waited})
+        assert session.scalar(timeout.acquire(id)) is True
+        assert session.scalar(mutex.acquire(id)) is True
+        assert before <= stamp(session, id) <= now(engine)
+        assert session.scalar(timeout.acquire(id)) is False
+        table = tables(None, "lock_").task_state
+        acquired_at = session.scalars(select(table.c.acquired_at).where(table.c.id == id)).one()
+        session.rollback()
+    assert before <= acquired_at.replace(tzinfo=timezone.utc).timestamp() < now(engine) + 1
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_a_mutex_is_stamped_when_it_is_had(engine: Engine, watch: Callable[[str], Watch], name: str) -> None:
+    """And not when the wait for its row began."""
+    mutex, id = sl.Mutex(), unused()
+    sl.Locks(engine).run(mutex.create(id))
+    with Session(engine) as first, Session(engine) as second:
+        assert first.scalar(mutex.acquire(id)) is True
+        waiting = later(second.scalar, mutex.acquire(id))
+        watch(name).until_waiting(waiting)
+        began = now(engine)
+        until(lambda: now(engine) > began, pause=0.1)
+        rolled_back = now(engine)
+        first.rollback()
+        assert waiting.result(PATIENCE) is True
+        table = tables(None, "lock_").task_state
+        acquired_at = second.scalars(select(table.c.acquired_at).where(table.c.id == id)).one()
+        second.rollback()
+    assert acquired_at.replace(tzinfo=timezone.utc).timestamp() >= rolled_back
 
 
 @pytest.mark.parametrize("name", SERVERS)
