@@ -20,13 +20,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
+from ..clock import utc
 from ..durations import span
 from ..elements import LockFunction
 from ..errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from ..names import checked
 from ..operation import Operation, Run, shaped
 from ..values import Grant
-from .base import SemaphoreBody, drop, locked, may_be_old, request_shared, surely, take_back, touch, used, utc, whole
+from .base import SemaphoreBody, drop, locked, may_be_old, request_shared, surely, take_back, touch, used, whole
 from .base import external_id as id_of
 from .statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
 
