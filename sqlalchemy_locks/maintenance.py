@@ -61,7 +61,7 @@ TASKS = (
 class Maintained:
     """The maintenance part of ``Locks``."""
 
-    once_per: Callable[..., bool]
+    once_per: Callable[..., Any]
 
     def maintain(self, *, alive: Alive | None = None) -> Report:
         """Do every sweep and clean-up that is due, and that nobody else has done in its period.
