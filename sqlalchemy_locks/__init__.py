@@ -36,7 +36,7 @@ from .queue import Queue
 from .semaphore import guarded
 from .timeout import Timeout
 from .transition import StateTransition
-from .values import Grant, Released, Report
+from .values import Grant, Holder, KeyHolder, KeyWaiter, LockEvent, PermitHolder, Released, Report
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
@@ -50,9 +50,13 @@ __all__ = [
     "Explanation",
     "Fence",
     "Grant",
+    "Holder",
     "IdempotencyConflict",
     "JobColumns",
+    "KeyHolder",
+    "KeyWaiter",
     "LockError",
+    "LockEvent",
     "LockLost",
     "LockTimeout",
     "Locks",
@@ -62,6 +66,7 @@ __all__ = [
     "NotWritable",
     "Operation",
     "OutcomeUnknown",
+    "PermitHolder",
     "Queue",
     "ReentryError",
     "Released",
