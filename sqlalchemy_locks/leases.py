@@ -7,8 +7,6 @@ sorted names, a gate in memory, a bounded wait for the rows, up to three retries
 from __future__ import annotations
 
 import contextlib
-import random
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -18,19 +16,17 @@ from sqlalchemy.exc import DBAPIError
 
 from . import semaphore
 from .dialects import engine_of
-from .errors import LockLost, LockTimeout, OutcomeUnknown
+from .errors import OutcomeUnknown
 from .operation import Operation, fresh_nonce, seconds
-from .prelock import gates_of
 from .semaphore.sweep import overdue, owned, stale, taken
 from .transaction import Sleep
 from .values import Grant, Released
+from .waiting import PATIENCE, Waiting
 
 Alive = Callable[[list[str]], Iterable[str]]
 
-#: the longest wait for a semaphore's row, and for the gate before it
-PATIENCE = 5.0
-_SHORTEST, _LONGEST = 0.01, 0.25
 DAY = 86400.0
+NOTHING: Mapping[str, int] = {}
 
 
 class Leases:
@@ -77,45 +73,27 @@ class Leases:
         operation = semaphore.acquire(
             permits, external_id=external_id, owner=self.owner if owner is None else owner, ttl=ttl
         )
+        return self._granted(
+            operation, None if timeout is None else seconds(timeout, "timeout"), known=external_id is not None
+        )
+
+    def _granted(
+        self, operation: Operation[Any], patience: float | None, *, known: bool, own: Mapping[str, int] = NOTHING
+    ) -> Grant:
+        """Wait for room; ``known``: whoever asks gave the id, and may have asked before."""
+        waiting = Waiting(self._engine, self._settled, self._sleep, operation, patience, own, known)
         try:
-            return self._wait_for_room(operation, None if timeout is None else seconds(timeout, "timeout"))
+            return waiting.granted()
         except OutcomeUnknown as error:
             raise OutcomeUnknown(
                 f"{error}; its external_id is {operation._values['external_id']!r}: ask again with it, or release it"
             ) from error
         except BaseException as error:
-            if external_id is None and not isinstance(error, Exception):
+            if not known and not isinstance(error, Exception):
                 # cancelled or interrupted, perhaps after it was granted: nobody else knows its id
                 with contextlib.suppress(Exception):
                     self._settled(semaphore.release(operation._values["external_id"]))
             raise
-
-    def _wait_for_room(self, operation: Operation[Any], patience: float | None) -> Grant:
-        deadline = None if patience is None else time.monotonic() + patience
-        delay = _SHORTEST
-        while True:
-            left = None if deadline is None or patience == 0 else deadline - time.monotonic()
-            try:
-                grant = self._attempt(operation, PATIENCE if left is None else min(PATIENCE, max(left, _SHORTEST)))
-            except LockTimeout:
-                grant = None
-            except DBAPIError as error:
-                # several who ask with one id can go on deadlocking in InnoDB: that is being busy, too
-                if error.connection_invalidated or not engine_of(self._engine.dialect).transient(error):
-                    raise
-                grant = None
-            if grant is not None and grant.acquired:
-                return grant
-            if grant is not None and grant.replayed:
-                raise LockLost(
-                    f"the request {grant.external_id!r} was granted before and is {grant.state}: it is never "
-                    "granted again, so ask with another external_id"
-                )
-            if deadline is not None and time.monotonic() >= deadline:
-                raise LockTimeout(_no_room(operation, grant, patience))
-            pause = random.uniform(delay / 2, delay)
-            self._sleep(pause if deadline is None else min(pause, max(0.0, deadline - time.monotonic())))
-            delay = min(2 * delay, _LONGEST)
 
     def release(self, external_id: str | Grant) -> Released:
         """Give permits back: :func:`sqlalchemy_locks.semaphore.release`, in a transaction of its own.
@@ -182,11 +160,6 @@ class Leases:
             after = found[-1][0]
         return dead
 
-    def _attempt(self, operation: Operation[Any], patience: float) -> Grant | None:
-        with gates_of(self._engine).passed(operation._values["permits"], patience):
-            grant: Grant | None = self._settled(operation.execution_options(locks_wait=patience))
-            return grant
-
     def _settled(self, operation: Operation[Any]) -> Any:
         """Run it, in autocommit where that is one round trip, unless the app's isolation level makes that fail."""
         if not self._sets_isolation:
@@ -207,11 +180,3 @@ def _living(answer: Any) -> frozenset[str]:
         )
     living = answer if isinstance(answer, Collection) else list(answer)
     return frozenset(living)
-
-
-def _no_room(operation: Operation[Any], grant: Grant | None, patience: float | None) -> str:
-    within = "at the only try" if patience == 0 else f"within {patience:g} s"
-    if grant is None:
-        names = ", ".join(map(repr, operation._values["permits"]))
-        return f"others were busy with {names}, or with this very request, {within}: whether there is room isn't known"
-    return f"{', '.join(map(repr, grant.exhausted))} had no room {within}"

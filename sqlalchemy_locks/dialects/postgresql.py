@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sqlalchemy import Column, text
+from sqlalchemy import BigInteger, Column, bindparam, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -16,10 +16,16 @@ from ..clock import Ago, Epoch, Fresh, Hence, Later, Now
 from ..elements import InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from ..schema import Payload
-from .base import Engine, arrived
+from .base import IDLE, Engine, arrived
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
+# the settings first, since they are for the wait; a postgresql:// URL may lead to YugabyteDB, whose lines are no lines
+_JOIN = text(
+    "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN concat(set_config('lock_timeout', :wait, true), "
+    f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
+    "CAST(pg_advisory_xact_lock(:key) AS TEXT)) END"
+).bindparams(bindparam("key", type_=BigInteger()))
 
 _IN_ERROR = 3  # libpq's PQTRANS_INERROR
 
@@ -29,6 +35,7 @@ class PostgreSQL(Engine):
     schemas = True
     one_trip = True
     listens = True
+    lines = True
     explain = "EXPLAIN (FORMAT JSON)"
     update_returning = True
     refuses_stale = True
@@ -117,6 +124,14 @@ class PostgreSQL(Engine):
         if hasattr(driver, "is_closed"):  # asyncpg reads all the time, and knows
             return bool(driver.is_closed())
         return arrived(connection) in (b"", b"E")  # an error that nobody asked for is a FATAL one
+
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
+        # the transaction's own: it ends with the transaction, and so do the settings
+        answer = connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar()
+        return None if answer is None else True
+
+    def interrupted(self, error: DBAPIError) -> bool:
+        return _sqlstate(error) == "57014"
 
     def wait_value(self, seconds: float) -> str:
         return f"{max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))}ms"

@@ -12,6 +12,7 @@ from .postgresql import PostgreSQL
 class YugabyteDB(PostgreSQL):
     name = "YugabyteDB"
     listens = False
+    lines = False
 
 
 ENGINE = YugabyteDB()
