@@ -18,6 +18,8 @@ from typing import Any
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import await_only
 
+_LINES = "_sqlalchemy_locks_lines"
+
 
 class Lines:
     """Lines of threads. They are made when somebody comes, and gone when nobody is there."""
@@ -100,14 +102,14 @@ def _half(pool: Any) -> float:
 def lines_of(engine: Any) -> Lines:
     """The lines of an engine, shared by every ``Locks`` on it and by its options' copies; a fork begins anew."""
     dialect: Any = engine.dialect
-    lines: Lines | None = dialect.__dict__.get("_sqlalchemy_locks_lines")
-    if lines is None or lines.process != os.getpid():
-        made = AsyncLines() if dialect.is_async else Lines()
-        if lines is None:
-            lines = dialect.__dict__.setdefault("_sqlalchemy_locks_lines", made)
-        else:
-            lines = dialect.__dict__["_sqlalchemy_locks_lines"] = made
-    return lines
+    lines: Lines | None = dialect.__dict__.get(_LINES)
+    if lines is not None and lines.process == os.getpid():
+        return lines
+    made = AsyncLines() if dialect.is_async else Lines()
+    if lines is not None:
+        dialect.__dict__[_LINES] = made
+    kept: Lines = dialect.__dict__.setdefault(_LINES, made)
+    return kept
 
 
 class Pace:

@@ -26,6 +26,7 @@ from .keys import key
 from .lines import Pace, lines_of
 from .operation import Operation, fresh_nonce, place_of, translated
 from .prelock import gates_of
+from .renewal import clock
 from .semaphore.room import in_turn, place_key, room, short_of
 from .transaction import ShortTransaction, Sleep
 from .values import Grant
@@ -60,12 +61,14 @@ class Waiting:
         self._engine = engine
         self._settled = settled
         self._sleep = sleep
-        self._request = request
+        self.request = request
         self._permits: dict[str, int] = request._values["permits"]
         self._patience = patience
         self._deadline = None if patience is None else time.monotonic() + patience
         self._own = own
         self._known = known
+        #: when what was granted was asked for, by this machine's own clock
+        self.asked_at = clock()
         self._facts = engine_of(engine.dialect)
         self._lines = lines_of(engine)
         options = engine.get_execution_options()
@@ -80,14 +83,14 @@ class Waiting:
         once = self._patience == 0
         name = None if once or self._known else self._lines.anybody(self._permits)
         if name is None:
-            grant = self._try(in_turn(self._request, self._keys) if self._facts.lines else self._request)
+            grant = self._try(in_turn(self.request, self._keys) if self._facts.lines else self.request)
             if grant is not None and grant.acquired:
                 return grant
             if once:
                 raise LockTimeout(self._no_room(grant))
             name = next(iter(self._permits if grant is None else grant.exhausted))
         if self._own:
-            self._short_of(self._settled(room(self._request)))
+            self._short_of(self._settled(room(self.request)))
         while True:
             with self._lines.stood(name, self._left()) as in_front:
                 if not in_front:
@@ -116,7 +119,7 @@ class Waiting:
                 if found is not False:
                     return found
                 # its minute is over, or it was cut off, perhaps when it had been granted already
-                grant = self._try(self._request)
+                grant = self._try(self.request)
                 if grant is not None and grant.acquired:
                     return grant
                 self._pause(name, random.uniform(0, 0.05))
@@ -151,9 +154,10 @@ class Waiting:
         pace = Pace()
         options = {"locks_nonce": fresh_nonce(), "locks_wait": PATIENCE}
         while True:
-            exhausted = self._short_of(room(self._request).value(short.connection, {}))
+            exhausted = self._short_of(room(self.request).value(short.connection, {}))
             if not exhausted:
-                grant = self._decided(self._request.value(short.connection, options))
+                self.asked_at = clock()
+                grant = self._decided(self.request.value(short.connection, options))
                 if grant.acquired:
                     short.transaction.commit()
                     return grant
@@ -170,9 +174,9 @@ class Waiting:
         """As ``_in_front``, without a line of the server's, and without a connection between two looks."""
         pace = Pace()
         while True:
-            exhausted = self._short_of(self._settled(room(self._request)))
+            exhausted = self._short_of(self._settled(room(self.request)))
             if not exhausted:
-                grant = self._try(self._request)
+                grant = self._try(self.request)
                 if grant is not None and grant.acquired:
                     return grant
                 exhausted = [name] if grant is None else list(grant.exhausted)
@@ -186,6 +190,7 @@ class Waiting:
         patience = PATIENCE if left is None or self._patience == 0 else min(PATIENCE, max(left, 0.01))
         try:
             with gates_of(self._engine).passed(self._permits, patience):
+                self.asked_at = clock()
                 return self._decided(self._settled(request.execution_options(locks_wait=patience)))
         except LockTimeout:
             return None

@@ -141,7 +141,7 @@ class Engine:
         yield
 
     def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
-        """Wait for one's turn in the line of a key, ``seconds`` at most; ``None`` where the server has no lines after all.
+        """Wait for one's turn in the line of a key, ``seconds`` at most; ``None`` where there are none after all.
 
         Asked only where ``lines``, in a short transaction. Whoever has the turn and is silent for ``IDLE`` seconds is
         cut off by the server, so that a process that is stopped doesn't stop the others.
