@@ -122,7 +122,7 @@ class AsyncLocks:
         external_id: str | None = None,
         owner: str | None = None,
     ) -> AsyncLeasing:
-        """As :meth:`sqlalchemy_locks.Locks.semaphore`: ``async with``, ``await grant.check()``, ``await grant.lost.wait()``."""
+        """As :meth:`sqlalchemy_locks.Locks.semaphore`, for ``async with``; ``check`` and ``lost.wait`` are awaited."""
         return AsyncLeasing(
             self._sync.semaphore(permits, count=count, ttl=ttl, timeout=timeout, external_id=external_id, owner=owner)
         )
