@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,7 +27,7 @@ DOCUMENT = Table(
 
 
 @pytest.fixture
-def document(engine_to: MakeEngine) -> Iterator[Any]:
+def document() -> Any:
     """Makes the table of an engine, with one row in it."""
 
     def make(engine: Engine) -> None:
@@ -38,7 +36,7 @@ def document(engine_to: MakeEngine) -> Iterator[Any]:
             connection.execute(DOCUMENT.delete())
             connection.execute(insert(DOCUMENT).values(id=1, body="", fence=0))
 
-    yield make
+    return make
 
 
 def write(body: str) -> Any:
@@ -188,7 +186,9 @@ def test_a_release_that_fails_is_logged_and_what_was_done_is_done(
     lease = unused("lease")
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks"), engine.connect() as keeper:
         with sl.Locks(engine).lease(lease) as grant:
-            keeper.exec_driver_sql("SELECT FROM lock.permit_request WHERE external_id = %s FOR UPDATE", (grant.external_id,))
+            keeper.exec_driver_sql(
+                "SELECT FROM lock.permit_request WHERE external_id = %s FOR UPDATE", (grant.external_id,)
+            )
             keeper.exec_driver_sql("SELECT 1")
         assert "could not be released, and ends with its time" in caplog.text
         keeper.rollback()
@@ -256,38 +256,6 @@ def test_async(servers: Any, place: str) -> None:
                 assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
     asyncio.run(main())
-
-
-def test_a_fork_is_not_the_holder(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15")
-    lease = unused("lease")
-    locks = sl.Locks(engine)
-    reader, writer = os.pipe()
-    with locks.lease(lease) as grant:
-        child = os.fork()
-        if not child:
-            answer = b"?"
-            try:
-                engine.dispose(close=False)
-                answer = b"lost" if grant.lost else b"held"
-                with locks.lease(unused("another")) as own:
-                    answer += b" held" if not own.lost else b" lost"
-            finally:
-                os.write(writer, answer)
-                os.close(writer)
-                # leaving the block in the child must not give back what the parent holds
-                if child:
-                    os._exit(0)
-        else:
-            os.close(writer)
-            with os.fdopen(reader, "rb") as told:
-                assert told.read() == b"lost held"
-            os.waitpid(child, 0)
-            grant.check()
-            assert held(engine, lease) == 1
-    if not child:
-        os._exit(0)
-    assert held(engine, lease) == 0
 
 
 def test_several_at_once(engine_to: MakeEngine) -> None:
