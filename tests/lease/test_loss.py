@@ -18,7 +18,7 @@ from tests.conftest import PLAIN, install
 from tests.faults.drivers import sync, through_a_proxy
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import connected, installed, until
-from tests.semaphore.parties import SERVERS, expire, unused
+from tests.semaphore.parties import expire, unused
 
 from .test_block import DOCUMENT, document, renewers, write
 
@@ -66,7 +66,7 @@ class Holder:
             self._process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", ["postgresql15", "mariadb"])
 def test_a_process_that_was_stopped_past_its_time_knows_at_once(
     name: str, servers: Any, engine_to: MakeEngine, document: Any
 ) -> None:
@@ -87,10 +87,10 @@ def test_a_process_that_was_stopped_past_its_time_knows_at_once(
     assert sl.Locks(engine).release(next_one) is sl.Released.RELEASED
 
 
-@pytest.mark.parametrize("name", SERVERS)
 def test_a_process_that_goes_on_before_its_time_is_over_holds_it_still(
-    name: str, servers: Any, engine_to: MakeEngine, document: Any
+    servers: Any, engine_to: MakeEngine, document: Any
 ) -> None:
+    name = "postgresql15"
     engine, lease = engine_to(name), unused("lease")
     document(engine)
     with Holder(installed(servers, name), lease, 3600) as holder:
@@ -149,8 +149,8 @@ def test_who_reaches_the_server_no_more_has_lost_it(servers: Any, name: str, dri
         assert sl.Locks(plain).acquire({lease: 1}, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mariadb"])
-def test_a_restart_of_the_server_loses_no_lease(name: str) -> None:
+def test_a_restart_of_the_server_loses_no_lease() -> None:
+    name = "postgresql15"
     with real.start(name) as server:
         assert isinstance(server, real.SQLServer)
         server.create_database("restarted")

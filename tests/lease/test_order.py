@@ -203,7 +203,7 @@ def test_a_head_that_is_cut_off_lines_up_again(name: str, engine_to: MakeEngine,
     assert waiting.result(120).fence == {sem: 2}
 
 
-@pytest.mark.parametrize("name", LINED)
+@pytest.mark.parametrize("name", ["postgresql15", "mariadb"])
 def test_a_process_that_is_stopped_in_front_holds_nobody_up(
     name: str, servers: Any, engine_to: MakeEngine, watch: Any
 ) -> None:
