@@ -66,6 +66,8 @@ class Waiting:
         self._patience = patience
         self._deadline = None if patience is None else time.monotonic() + patience
         self._own = own
+        #: the last try ended without an answer
+        self._busy = False
         self._known = known
         #: when what was granted was asked for, by this machine's own clock
         self.asked_at = clock()
@@ -87,10 +89,10 @@ class Waiting:
             if grant is not None and grant.acquired:
                 return grant
             if once:
-                raise LockTimeout(self._no_room(grant))
+                raise self._timed_out(*(() if grant is None else grant.exhausted))
             name = next(iter(self._permits if grant is None else grant.exhausted))
         if self._own:
-            self._short_of(self._settled(room(self.request)))
+            self._short(name)
         while True:
             with self._lines.stood(name, self._left()) as in_front:
                 if not in_front:
@@ -174,7 +176,7 @@ class Waiting:
         """As ``_in_front``, without a line of the server's, and without a connection between two looks."""
         pace = Pace()
         while True:
-            exhausted = self._short_of(self._settled(room(self.request)))
+            exhausted = self._short(name)
             if not exhausted:
                 grant = self._try(self.request)
                 if grant is not None and grant.acquired:
@@ -184,14 +186,36 @@ class Waiting:
                 return exhausted[0]
             self._pause(name, random.uniform(0.5, 1) * pace.pause())
 
+    def _short(self, name: str) -> list[str]:
+        """Which of the semaphores have no room, as far as a look tells; ``name`` where nobody can look."""
+        if self._facts.locking != "file":
+            return self._short_of(self._settled(room(self.request)))
+        # an app's own way to begin may take the write lock, and wait for it for as long as it likes
+        short = ShortTransaction(self._engine)
+        try:
+            short.open(wait=self._patient())
+        except LockTimeout:
+            self._busy = True
+            return [name]
+        try:
+            return self._short_of(room(self.request).value(short.connection, {}))
+        finally:
+            short.abandon()
+
+    def _patient(self) -> float:
+        """How long to wait for those who are in the middle of something."""
+        left = self._left()
+        return PATIENCE if left is None or self._patience == 0 else min(PATIENCE, max(left, 0.01))
+
     def _try(self, request: Operation[Any]) -> Grant | None:
         """Try once; ``None`` when others were busy with it for too long."""
-        left = self._left()
-        patience = PATIENCE if left is None or self._patience == 0 else min(PATIENCE, max(left, 0.01))
+        patience, self._busy = self._patient(), True
         try:
             with gates_of(self._engine).passed(self._permits, patience):
                 self.asked_at = clock()
-                return self._decided(self._settled(request.execution_options(locks_wait=patience)))
+                grant = self._decided(self._settled(request.execution_options(locks_wait=patience)))
+                self._busy = False
+                return grant
         except LockTimeout:
             return None
         except DBAPIError as error:
@@ -216,6 +240,7 @@ class Waiting:
         return grant
 
     def _short_of(self, rows: Any) -> list[str]:
+        self._busy = False
         for row in rows:
             mine = self._own.get(row.name)
             if mine and row.capacity is not None and mine + self._permits[row.name] > row.capacity:
@@ -238,14 +263,12 @@ class Waiting:
             raise self._timed_out(name)
         self._sleep(pause if left is None else min(pause, left))
 
-    def _timed_out(self, name: str) -> LockTimeout:
-        return LockTimeout(f"{name!r} had no room within {self._patience:g} s")
-
-    def _no_room(self, grant: Grant | None) -> str:
-        if grant is None:
-            names = ", ".join(map(repr, self._permits))
-            return (
-                f"others were busy with {names}, or with this very request, at the only try: whether there is room "
+    def _timed_out(self, *names: str) -> LockTimeout:
+        within = "at the only try" if self._patience == 0 else f"within {self._patience:g} s"
+        if self._busy:
+            wanted = ", ".join(map(repr, self._permits))
+            return LockTimeout(
+                f"others were busy with {wanted}, or with this very request, {within}: whether there is room "
                 "isn't known"
             )
-        return f"{', '.join(map(repr, grant.exhausted))} had no room at the only try"
+        return LockTimeout(f"{', '.join(map(repr, names))} had no room {within}")
