@@ -138,7 +138,8 @@ class Block:
 
     def check(self) -> None:
         """Ask the database about what is held."""
-        assert self._entered is not None, "the block is over"
+        if self._entered is None:
+            raise LockLost("the block is over, and what it held is given back")
         grant, renewed, _ = self._entered
         if not renewed.lost and not self._leases._settled(holding(grant)):
             renewed.lost.set("its time had run out, or it was released or swept")

@@ -100,7 +100,9 @@ class Waiting:
                 found = self._in_front(name)
             if isinstance(found, Grant):
                 return found
-            name = found
+            name = found  # and out of the other's line, so that nobody is kept from what is free
+            if self._left() == 0:
+                raise self._timed_out(name)
 
     def _in_front(self, name: str) -> Grant | str:
         """Wait, the first of this process in the line of a semaphore: the grant, or which other one has no room."""

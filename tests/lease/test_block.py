@@ -70,6 +70,8 @@ def test_a_block_holds_and_gives_back(name: str, engine_to: MakeEngine) -> None:
     assert (held(engine, sem), held(engine, other)) == (0, 0)
     assert grant.lost
     assert grant.lost.why == "its block is over"
+    with pytest.raises(sl.LockLost, match="the block is over"):
+        grant.check()
     until(lambda: not renewers())
 
 
