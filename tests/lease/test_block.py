@@ -199,6 +199,7 @@ def test_a_release_that_fails_is_logged_and_what_was_done_is_done(
         assert "could not be released, and ends with its time" in caplog.text
         keeper.rollback()
     assert held(engine, lease) == 1
+    assert sl.Locks(engine).release(grant) is sl.Released.RELEASED
 
 
 def test_bad_input_is_refused_before_anything_is_asked(engine_to: MakeEngine) -> None:

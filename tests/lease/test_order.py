@@ -177,6 +177,7 @@ def test_a_limit_on_statements_ends_no_wait(engine_to: MakeEngine, watch: Any) -
     holder.release(grant)
     head.release(first.result(120))
     assert second.result(120).fence == {sem: 3}
+    head.release(second.result())
 
 
 @pytest.mark.parametrize("name", LINED)
@@ -201,6 +202,7 @@ def test_a_head_that_is_cut_off_lines_up_again(name: str, engine_to: MakeEngine,
     until(lambda: headed(watcher, name, sem), unless=waiting)
     holder.release(grant)
     assert waiting.result(120).fence == {sem: 2}
+    holder.release(waiting.result())
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mariadb"])
@@ -218,6 +220,7 @@ def test_a_process_that_is_stopped_in_front_holds_nobody_up(
             holder.release(grant)
             second.release(second.acquire({sem: 1}, ttl=3600, timeout=120))
         assert head.hear() != ""  # it has lined up again, and has it
+        assert head.asked("leave") == "left"
 
 
 @pytest.mark.parametrize("place", [place for place in ASYNC if not place.startswith("sqlite")])
