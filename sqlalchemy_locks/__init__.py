@@ -28,6 +28,7 @@ from .errors import (
 )
 from .explain import Explanation, explain
 from .fencing import Fence, fenced
+from .lease import Lease
 from .locks import Locks
 from .metadata import metadata
 from .mutex import Mutex
@@ -40,11 +41,13 @@ from .values import Grant, Holder, KeyHolder, KeyWaiter, LockEvent, PermitHolder
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
+    from .async_lease import AsyncLease
     from .async_worker import AsyncWorker
     from .mapped import JobColumns
     from .worker import Worker
 
 __all__ = [
+    "AsyncLease",
     "AsyncLocks",
     "AsyncWorker",
     "Explanation",
@@ -55,6 +58,7 @@ __all__ = [
     "JobColumns",
     "KeyHolder",
     "KeyWaiter",
+    "Lease",
     "LockError",
     "LockEvent",
     "LockLost",
@@ -93,6 +97,7 @@ __all__ = [
 
 
 _LATER = {
+    "AsyncLease": ".async_lease",
     "AsyncLocks": ".aio",
     "AsyncWorker": ".async_worker",
     "JobColumns": ".mapped",

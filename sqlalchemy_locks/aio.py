@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from .async_lease import AsyncLeasing
 from .decorate import check_coroutine
 from .durations import span
 from .hold import Held, Hold, Name
@@ -137,6 +138,27 @@ class AsyncLocks:
     async def renew(self, external_id: str | Grant) -> bool:
         """As :meth:`sqlalchemy_locks.Locks.renew`."""
         return await greenlet_spawn(self._sync.renew, external_id)
+
+    def semaphore(
+        self,
+        permits: str | Mapping[str, int],
+        *,
+        count: int | None = None,
+        ttl: float | timedelta = 60,
+        timeout: float | timedelta | None = None,
+        external_id: str | None = None,
+        owner: str | None = None,
+    ) -> AsyncLeasing:
+        """As :meth:`sqlalchemy_locks.Locks.semaphore`, for ``async with``; ``check`` and ``lost.wait`` are awaited."""
+        return AsyncLeasing(
+            self._sync.semaphore(permits, count=count, ttl=ttl, timeout=timeout, external_id=external_id, owner=owner)
+        )
+
+    def lease(
+        self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
+    ) -> AsyncLeasing:
+        """As :meth:`sqlalchemy_locks.Locks.lease`, for ``async with``."""
+        return AsyncLeasing(self._sync.lease(name, ttl=ttl, timeout=timeout))
 
     async def sweep(
         self, *, stale_after: float | timedelta | None = DAY, alive: Alive | AsyncAlive | None = None

@@ -21,6 +21,9 @@ from ..errors import LockError, NotInstalled, NotWritable, Unsupported
 
 Locking = Literal["functions", "rows", "file"]
 
+#: seconds for which whoever has the turn in a line may be silent
+IDLE = 10
+
 
 def nothing() -> None:
     """What there is to put back when nothing was changed."""
@@ -52,6 +55,10 @@ class Engine:
     explain: ClassVar[str]
     #: a search with locks gives up the locks of the rows that it passes by, at READ COMMITTED
     frees_passed: ClassVar[bool] = True
+    #: those who wait can stand in a line that the server keeps, and that a dead one drops out of
+    lines: ClassVar[bool] = False
+    #: the shortest wait in one, in seconds
+    shortest_line: ClassVar[float] = 0
     #: sessions can be told at once that something was put
     listens: ClassVar[bool] = False
 
@@ -146,6 +153,25 @@ class Engine:
         """Lock waits inside end after ``seconds``; the setting is as it was afterwards."""
         raise NotImplementedError
         yield
+
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
+        """Wait for one's turn in the line of a key, ``seconds`` at most; ``None`` where there are none after all.
+
+        Asked only where ``lines``, in a short transaction. Whoever has the turn and is silent for ``IDLE`` seconds is
+        cut off by the server, so that a process that is stopped doesn't stop the others.
+        """
+        raise NotImplementedError
+
+    def leave_line(self, connection: Connection, key: int) -> None:
+        """Let the next one have its turn, where the end of the transaction doesn't do that."""
+
+    def line_free(self, connection: Connection, key: int) -> bool:
+        """Whether nobody stands in a line; asked only where there are ``lines``, and no functions that look."""
+        raise NotImplementedError
+
+    def interrupted(self, error: DBAPIError) -> bool:
+        """Whether a limit of the server's on statements ended this one."""
+        return False
 
     def refuse_autocommit(self, what: str) -> Unsupported:
         return Unsupported(

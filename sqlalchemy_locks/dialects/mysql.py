@@ -26,13 +26,19 @@ from ..elements import (
     Writable,
 )
 from ..errors import LockError, LockTimeout, Unsupported
-from .base import Engine, arrived, nothing
+from .base import IDLE, Engine, arrived, nothing
 
 _MARK = "sqlalchemy_locks"
 _WAIT = text(
     "SET @sqlalchemy_locks_wait = @@session.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :wait"
 )
 _RESTORE = text("SET SESSION innodb_lock_wait_timeout = @sqlalchemy_locks_wait")
+
+_LINE = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256)"
+_IDLE = text(f"SET @sqlalchemy_locks_idle = @@session.wait_timeout, SESSION wait_timeout = {IDLE}")
+_JOIN = text(f"SELECT GET_LOCK({_LINE}, :seconds)")
+_LEAVE = text(f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_LINE}), SESSION wait_timeout = @sqlalchemy_locks_idle")
+_LINE_FREE = text(f"SELECT IS_FREE_LOCK({_LINE})")
 
 
 _BLIND = "to this user, who needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
@@ -45,6 +51,8 @@ class MySQL(Engine):
     held_keys = HeldKeys
     #: the setting that ends a SELECT which takes too long, and what is a second there
     limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
+    lines = True
+    shortest_line = 1
     explain = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
 
@@ -121,6 +129,20 @@ class MySQL(Engine):
 
     def blind(self, error: DBAPIError) -> str | None:
         return _BLIND if _errno(error) in (1142, 1227) else None
+
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
+        connection.execute(_IDLE)
+        # 0 when the time was up, nothing at all when the server gave up waiting
+        return bool(connection.execute(_JOIN, {"key": key, "seconds": int(seconds)}).scalar())
+
+    def leave_line(self, connection: Connection, key: int) -> None:
+        connection.execute(_LEAVE, {"key": key})
+
+    def line_free(self, connection: Connection, key: int) -> bool:
+        return bool(connection.execute(_LINE_FREE, {"key": key}).scalar())
+
+    def interrupted(self, error: DBAPIError) -> bool:
+        return _errno(error) in (1317, 3024, 1969)
 
     def wait_value(self, seconds: float) -> int:
         return max(1, math.ceil(min(seconds, 1073741824)))  # InnoDB waits in whole seconds

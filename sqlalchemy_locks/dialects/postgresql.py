@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
-from sqlalchemy import Column, text
+from sqlalchemy import BigInteger, Column, bindparam, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -16,11 +16,17 @@ from ..clock import Ago, Epoch, Fresh, Hence, Later, Now
 from ..elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from ..schema import Payload
-from .base import Engine, arrived
+from .base import IDLE, Engine, arrived
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
 _BRIEF = text("SELECT set_config('statement_timeout', '1s', true)")
+# the settings first, since they are for the wait; a postgresql:// URL may lead to YugabyteDB, whose lines are no lines
+_JOIN = text(
+    "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN concat(set_config('lock_timeout', :wait, true), "
+    f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
+    "CAST(pg_advisory_xact_lock(:key) AS TEXT)) END"
+).bindparams(bindparam("key", type_=BigInteger()))
 
 _IN_ERROR = 3  # libpq's PQTRANS_INERROR
 
@@ -30,6 +36,7 @@ class PostgreSQL(Engine):
     schemas = True
     one_trip = True
     listens = True
+    lines = True
     explain = "EXPLAIN (FORMAT JSON)"
     update_returning = True
     refuses_stale = True
@@ -129,6 +136,14 @@ class PostgreSQL(Engine):
         if _sqlstate(error) != "42703":  # where the view would be, there is a table of keys
             return None
         return "where the table bodies are installed: their locks are row locks, which no table of the server's lists"
+
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
+        # the transaction's own: it ends with the transaction, and so do the settings
+        answer = connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar()
+        return None if answer is None else True
+
+    def interrupted(self, error: DBAPIError) -> bool:
+        return _sqlstate(error) == "57014"
 
     def wait_value(self, seconds: float) -> str:
         return f"{max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))}ms"

@@ -14,6 +14,7 @@ class YugabyteDB(PostgreSQL):
     listens = False
     held_keys = None
     untold = "whose locks are row locks, which no table of the server's lists"
+    lines = False
 
 
 ENGINE = YugabyteDB()

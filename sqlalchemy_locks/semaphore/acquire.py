@@ -138,7 +138,7 @@ class Acquire(SemaphoreBody):
                 exhausted.append(name)
         if exhausted:
             run.execute(made.forget, {"which": request})
-            return _grant(run, DENIED, None, None, (), exhausted, False)
+            return denied(run, exhausted)
         return self._write(run, made, request, rows, now)
 
     def _write(self, run: Run, made: Any, request: int, rows: list[Any], now: Any) -> Grant:
@@ -183,6 +183,10 @@ def _grant(run: Run, state: str, request: Any, until: Any, fences: Any, exhauste
         expires_at=utc(until) if state in (ACQUIRED, EXPIRED) else None,
         request_id=request,
     )
+
+
+def denied(run: Run, exhausted: Iterable[str]) -> Grant:
+    return _grant(run, DENIED, None, None, (), exhausted, False)
 
 
 _ACQUIRE = Acquire()

@@ -1,0 +1,195 @@
+"""Renewal: what keeps a lease, and how its holder knows, without asking anybody, that it may no longer count on it.
+
+A lease is proven until an instant of this machine's own clock: that of before the request was sent which the server
+granted or renewed it by, and its time to live, less a margin. Nobody has to tell a holder that the instant has passed:
+who was stopped for longer than that finds it lost the moment it looks.
+
+Renewing is an UPDATE of what is held, and of nothing else. What is refused is lost; what fails is tried again for as
+long as the lease is proven.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+_log = logging.getLogger("sqlalchemy_locks")
+
+#: of a time to live: what clocks may run apart in it, and what a holder needs to act on what it has just read
+MARGIN = 0.05
+#: so often in a time to live it is renewed
+_TIMES = 3
+#: the first pause after a renewal that failed, and the longest, as parts of the time to live
+_AGAIN, _LATEST = 1 / 60, 1 / 12
+
+
+def clock() -> float:
+    """Seconds that go on while the machine sleeps, and that nobody sets."""
+    if sys.platform == "win32":
+        return time.monotonic()
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class Lost:
+    """Whether a lease is lost: true in a condition, and something to wait for. Once true, it stays so."""
+
+    def __init__(self, ttl: float, asked_at: float) -> None:
+        self.ttl = ttl
+        #: the one that holds it
+        self.process = os.getpid()
+        self._gone = threading.Event()
+        #: a sentence's part, once it is
+        self.why = ""
+        #: called when it is
+        self.told: list[Callable[[], object]] = []
+        #: until when it is proven
+        self.deadline = 0.0
+        self.proven(asked_at)
+
+    def proven(self, asked_at: float) -> None:
+        """The server has said yes to what was sent after ``asked_at``."""
+        self.deadline = asked_at + self.ttl * (1 - MARGIN)
+
+    def set(self, why: str) -> None:
+        """It is lost."""
+        if not self._gone.is_set():
+            self.why = why
+            self._gone.set()
+            for tell in self.told:
+                tell()
+
+    def is_set(self) -> bool:
+        """Whether it is lost, as far as that is known here: nothing is asked."""
+        if not self._gone.is_set():
+            if os.getpid() != self.process:
+                self.set("it is the process's that forked this one")
+            elif clock() >= self.deadline:
+                self.set("it could not be renewed in time")
+        return self._gone.is_set()
+
+    __bool__ = is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is lost, or for so many seconds; whether it is."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set():
+            left = max(0.0, self.deadline - clock())
+            if until is not None:
+                rest = until - time.monotonic()
+                if rest <= 0:
+                    return False
+                left = min(left, rest)
+            self._gone.wait(min(left, threading.TIMEOUT_MAX))
+        return True
+
+    def __repr__(self) -> str:
+        return f"<lost: {self.why}>" if self.is_set() else "<not lost>"
+
+
+class Renewed:
+    """One lease while it is held: when it is due, and what came of renewing it.
+
+    :param renew: asks the server; ``False`` when it is no longer held.
+    """
+
+    def __init__(self, what: str, lost: Lost, asked_at: float, renew: Callable[[], bool]) -> None:
+        self.what = what
+        self.lost = lost
+        self._renew = renew
+        self._failures = 0
+        self.due = asked_at + lost.ttl / _TIMES
+        #: somebody is renewing it
+        self.busy = False
+        #: it was given back
+        self.over = False
+
+    def renew(self) -> bool:
+        """Renew it now; whether to go on with it."""
+        asked_at, failure = clock(), None
+        if not self.lost:
+            try:
+                if not self._renew():
+                    self.lost.set("its time had run out, or it was released or swept")
+            except Exception as error:
+                failure = error
+        if self.over:
+            return False
+        if self.lost:
+            _log.warning("%s is lost: %s", self.what, self.lost.why, exc_info=failure)
+            return False
+        if failure is None:
+            self.lost.proven(asked_at)
+            self._failures = 0
+            self.due = asked_at + self.lost.ttl / _TIMES
+        else:
+            _log.info("%s could not be renewed, and is tried again: %s", self.what, failure)
+            self.due = clock() + self.lost.ttl * min(_LATEST, _AGAIN * 2**self._failures)
+            self._failures += 1
+        return True
+
+
+class Renewals:
+    """The threads that renew what one ``Locks`` holds: one, and another only while that one is held up.
+
+    There are none when nothing is held. A fork has none of its parent's leases: it begins with new ones of its own.
+    """
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._changed = threading.Condition()
+        self._kept: set[Renewed] = set()
+        #: whether a thread waits for what is due
+        self._idle = False
+
+    def add(self, lease: Renewed) -> None:
+        """Renew it from now on."""
+        with self._changed:
+            if self._idle:
+                self._changed.notify()  # it may be due before what is waited for
+            else:
+                self._start()
+            self._kept.add(lease)
+
+    def remove(self, lease: Renewed) -> None:
+        """Renew it no more; one that is under way at this moment is not waited for."""
+        with self._changed:
+            lease.over = True
+            self._kept.discard(lease)
+            self._changed.notify()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._work, name="sqlalchemy_locks.renewal", daemon=True).start()
+
+    def _work(self) -> None:
+        while (lease := self._next()) is not None:
+            kept = False
+            try:
+                kept = lease.renew()
+            finally:
+                with self._changed:
+                    lease.busy = False
+                    if not kept:
+                        self._kept.discard(lease)
+
+    def _next(self) -> Renewed | None:
+        """Wait for the lease that is due first; ``None`` when this thread is needed no more."""
+        with self._changed:
+            while True:
+                free = [lease for lease in self._kept if not lease.busy]
+                if not free or self._idle:
+                    # one that waits is enough; whoever is renewing comes back here
+                    return None
+                first = min(free, key=lambda lease: lease.due)
+                pause = first.due - clock()
+                if pause <= 0:
+                    if len(free) > 1:
+                        self._start()  # the others must not wait for this one
+                    first.busy = True
+                    return first
+                self._idle = True
+                self._changed.wait(min(pause, threading.TIMEOUT_MAX))
+                self._idle = False
