@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, Table, Tex
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.lines import lines_of
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ASYNC, all_of, async_connected, connected, installed, later, until
+from tests.operation.parties import ASYNC, PATIENCE, all_of, async_connected, connected, installed, later, until
 from tests.semaphore.parties import ENGINES, EVERYWHERE, expire, held, made, unused
 
 DOCUMENT = Table(
@@ -87,7 +87,7 @@ def test_a_lease_is_made_on_first_use_and_held_by_one(name: str, engine_to: Make
                 asked.__enter__()
         elsewhere = later(locks.lease(lease, timeout=0).__enter__)
         with pytest.raises(sl.LockTimeout, match="had no room at the only try"):
-            elsewhere.result(60)
+            elsewhere.result(PATIENCE)
     with locks.lease(lease) as grant:
         assert grant.fence == {lease: 2}
 
@@ -118,7 +118,7 @@ def test_whoever_would_wait_for_itself_is_told(name: str, engine_to: MakeEngine)
         # behind that one, this one would wait for itself, too
         with pytest.raises(sl.ReentryError, match="holds 2 of 3 permits"):
             locks.semaphore(sem, count=2).__enter__()
-    assert waiting.result(60) > 0
+    assert waiting.result(PATIENCE) > 0
 
 
 def in_a_block(locks: sl.Locks, sem: str, count: int) -> int:
@@ -273,7 +273,7 @@ def test_several_at_once(engine_to: MakeEngine) -> None:
 
     def turn() -> None:
         for _ in range(5):
-            with locks.lease(lease, timeout=120) as grant:
+            with locks.lease(lease, timeout=PATIENCE) as grant:
                 inside.append(1)
                 seen.append((len(inside), grant.fence[lease]))
                 inside.pop()

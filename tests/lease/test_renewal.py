@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sqlalchemy_locks.renewal import Lost, Renewals, Renewed, clock
-from tests.operation.parties import until
+from tests.operation.parties import PATIENCE, until
 
 from .test_block import renewers
 
@@ -52,7 +52,7 @@ def test_one_that_hangs_holds_no_other_up(renewals: Renewals) -> None:
     go_on, renewed = threading.Event(), threading.Event()
 
     def hang() -> bool:
-        go_on.wait(120)
+        go_on.wait(PATIENCE)
         return True
 
     def renew() -> bool:
@@ -63,10 +63,10 @@ def test_one_that_hangs_holds_no_other_up(renewals: Renewals) -> None:
     try:
         renewals.add(hanging)
         renewals.add(other)
-        assert renewed.wait(60)
+        assert renewed.wait(PATIENCE)
         renewed.clear()
         renewals.add(later)
-        assert renewed.wait(60)
+        assert renewed.wait(PATIENCE)
     finally:
         go_on.set()
     until(lambda: len(renewers()) == 1)
