@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
 
+from .decorate import check_coroutine
 from .lease import Block, Given
+from .lines import rung
 from .renewal import Lost, Renewed, clock
 from .values import Grant
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class AsyncLost:
@@ -20,8 +27,17 @@ class AsyncLost:
 
     def __init__(self, lost: Lost) -> None:
         self._lost = lost
-        self._gone = asyncio.Event()
-        lost.told.append(self._gone.set)
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        lost.told.append(self._tell)
+
+    def _tell(self) -> None:
+        # whoever looks may be another thread's, and the loop may be gone
+        with contextlib.suppress(RuntimeError):
+            self._gone.get_loop().call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self._gone.done():
+            self._gone.set_result(None)
 
     def is_set(self) -> bool:
         """As ``Lost.is_set``."""
@@ -39,8 +55,7 @@ class AsyncLost:
                 if rest <= 0:
                     return False
                 left = min(left, rest)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), left)
+            await rung(self._gone, left)
         return True
 
     def __repr__(self) -> str:
@@ -62,11 +77,26 @@ class AsyncLease(Given):
 
 
 class AsyncLeasing:
-    """The context manager of ``AsyncLocks.semaphore`` and ``AsyncLocks.lease``."""
+    """The context manager of ``AsyncLocks.semaphore`` and ``AsyncLocks.lease``; a decorator, too.
+
+    >>> @locks.lease("nightly-import")
+    ... async def nightly_import() -> None: ...
+    """
 
     def __init__(self, block: Block) -> None:
         self._block = block
         self._task: asyncio.Task[None] | None = None
+
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        check_coroutine(function, self._block.shown)
+        self._block.again()
+
+        @functools.wraps(function)
+        async def within(*args: P.args, **kwargs: P.kwargs) -> T:
+            async with AsyncLeasing(self._block.again()):
+                return await function(*args, **kwargs)
+
+        return within
 
     async def __aenter__(self) -> AsyncLease:
         grant, renewed = await greenlet_spawn(self._block.enter)

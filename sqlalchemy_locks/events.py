@@ -54,6 +54,7 @@ class Observed(EventTarget):
         shared: bool = False,
         owner: str | None = None,
         fence: int | Mapping[str, int] | None = None,
+        external_id: str | None = None,
         count: int | None = None,
         error: BaseException | None = None,
     ) -> None:
@@ -73,6 +74,7 @@ class Observed(EventTarget):
             waited=waited,
             held=held,
             fence=fence,
+            external_id=external_id,
             count=count,
             error=error,
         )

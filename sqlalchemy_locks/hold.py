@@ -6,12 +6,9 @@ no connection, and left no setting behind, in whatever way he left.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import contextvars
 import copy
 import functools
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,16 +19,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
 
-from . import lock
+from . import lock, reentry
 from .decorate import check_plain
 from .dialects import engine_of
 from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
 from .events import Observed
 from .keys import as_key
+from .lines import Turn, lines_of
 from .observe import holders_now
 from .operation import seconds
 from .transaction import ShortTransaction, Sleep, has_room, retried
-from .turns import Turn, turns_of
 from .values import Holder, KeyHolder
 
 if TYPE_CHECKING:
@@ -41,7 +38,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Name = str | int
-_held: contextvars.ContextVar[frozenset[Any]] = contextvars.ContextVar("sqlalchemy_locks_held", default=frozenset())
 
 
 class Holding(Observed):
@@ -144,7 +140,7 @@ class Hold:
         # by key: in one order for everybody, whatever their names sort like
         self._names = dict(sorted(((as_key(name), name) for name in names), key=itemgetter(0)))
         self._timeout = None if timeout is None else seconds(timeout, "timeout")
-        self._entered: tuple[Held, frozenset[Any], float] | None = None
+        self._entered: tuple[Held, reentry.Inside, float] | None = None
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         check_plain(function, self.shown)
@@ -175,7 +171,7 @@ class Hold:
         try:
             held = self._open(asked, nested)
         except BaseException as error:
-            _held.set(_held.get() - mine)
+            reentry.leave(mine)
             if isinstance(error, LockTimeout):
                 self._tell("waited", waited=time.monotonic() - asked, error=error)
             raise
@@ -191,7 +187,7 @@ class Hold:
     ) -> None:
         assert self._entered is not None
         (held, mine, began), self._entered = self._entered, None
-        _held.set(_held.get() - mine)
+        reentry.leave(mine)
         try:
             self._close(held, error)
         except BaseException as failed:
@@ -205,30 +201,24 @@ class Hold:
     def _tell(self, what: str, **told: Any) -> None:
         self._locks._tell(what, "lock", self._names.values(), shared=self._shared, **told)
 
-    def _enter_thread(self) -> tuple[frozenset[Any], bool]:
+    def _enter_thread(self) -> tuple[reentry.Inside, bool]:
         """Refuse what would wait for itself: this thread's, or this task's, own transaction.
 
         Gives what is taken now, and whether something was before.
         """
-        try:
-            task = id(asyncio.current_task())
-        except RuntimeError:
-            task = 0
-        engine = self._locks._engine
-        thread, before = threading.get_ident(), _held.get()
+        dialect, me = self._locks._engine.dialect, reentry.me()
+        before = reentry.own("key", me)
         # on SQLite any two keys are one lock
-        keys = [0] if engine_of(engine.dialect).locking == "file" else self._names
-        mine = frozenset([(thread, task, id(engine.pool), key) for key in keys])
-        if not before:
-            _held.set(mine)
-            return mine, False
-        twice = mine & before
-        if twice:
-            name = self._names.get(next(iter(twice))[-1], "another lock of this database")
-            raise ReentryError(f"this thread or task holds {name!r} already: taking it again would wait for itself")
-        _held.set(before | mine)
-        # another task's, whose context this one began with, are none of its own
-        return mine, any(one[:2] == (thread, task) for one in before)
+        keys = [0] if engine_of(dialect).locking == "file" else self._names
+        mine = {(dialect, key): 1 for key in keys}
+        for one in before:
+            for held in one.held:
+                if held in mine:
+                    name = self._names.get(held[1], "another lock of this database")
+                    raise ReentryError(
+                        f"this thread or task holds {name!r} already: taking it again would wait for itself"
+                    )
+        return reentry.enter("key", me, mine), bool(before)
 
     def _open(self, asked: float, nested: bool) -> Held:
         deadline = None if self._timeout is None else asked + self._timeout
@@ -236,11 +226,13 @@ class Hold:
         # for one another, and a try for nobody.
         if self._shared or nested or self._timeout == 0:
             return self._wait(deadline, None)
-        dialect = self._locks._engine.dialect
-        # the key that the first wait is for
-        turn = turns_of(dialect).turn(0 if engine_of(dialect).locking == "file" else next(iter(self._names)))
+        dialect, options = self._locks._engine.dialect, self._locks._engine.get_execution_options()
+        # the key that the first wait is for, in the schema whose rows may stand for it
+        first = 0 if engine_of(dialect).locking == "file" else next(iter(self._names))
+        where = (options.get("locks_prefix"), str(options.get("schema_translate_map"))) if options else None
+        turn = lines_of(dialect).turn(("key", where, first))
         try:
-            if not turn.take(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            if not turn.come(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise self._timed_out(self._holders_aside())
             return self._wait(deadline, turn)
         finally:

@@ -1,37 +1,44 @@
 """Leases: permits of semaphores, held while a block runs, and renewed behind its back.
 
-What is promised: while ``grant.lost`` is not set, nobody else has been given these permits by the server's clock,
-unless that clock and this machine's ran apart by more than a twentieth of the time to live. That is for stopping early.
-What must not be written by a holder that came too late is written under ``guarded`` or ``fenced``, and the database
-refuses it.
+What is promised: while ``grant.lost`` is not set, their time has not run out by the server's clock, unless that clock
+and this machine's ran apart by more than a twentieth of the time to live. Who releases or sweeps them meanwhile, by
+their id or their owner, is noticed at the next renewal. That is for stopping early. What must not be written by a
+holder that came too late is written under ``guarded`` or ``fenced``, and the database refuses it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
+import copy
+import functools
 import logging
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
-from . import semaphore
+from . import reentry, semaphore
+from .decorate import check_plain
 from .durations import seconds, span
-from .errors import LockLost, OutcomeUnknown, ReentryError, UnknownSemaphore, Unsupported
+from .errors import IdempotencyConflict, LockLost, OutcomeUnknown, ReentryError, UnknownSemaphore, Unsupported
 from .operation import Operation
 from .renewal import Lost, Renewals, Renewed, clock
 from .semaphore.base import whole
 from .semaphore.release import release_once
-from .semaphore.room import holding, room
+from .semaphore.room import holding, room, time_to_live
 from .values import Grant, Released
-from .waiting import Waiting
+from .waiting import PATIENCE, Waiting
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 _log = logging.getLogger("sqlalchemy_locks")
-#: how many permits of each semaphore are held in blocks, and by whom
-_inside: contextvars.ContextVar[Mapping[Any, int]] = contextvars.ContextVar("sqlalchemy_locks_inside")
+_IDS = "_sqlalchemy_locks_ids"
+_guard = threading.Lock()
 
 
 class Holder(Protocol):
@@ -41,15 +48,15 @@ class Holder(Protocol):
 
     @property
     def owner(self) -> str: ...
-    def renew(self, external_id: str | Grant) -> bool: ...
-    def release(self, external_id: str | Grant) -> Released: ...
     def _waiting(
         self, request: Operation[Any], patience: float | None, known: bool, own: Mapping[str, int]
     ) -> Waiting: ...
-    def _granted(self, waiting: Waiting, known: bool) -> Grant: ...
+    def _granted(self, waiting: Waiting, known: bool, kind: str) -> Grant: ...
     def _of_request(self, operation: Operation[Any]) -> Any: ...
     def _settled(self, operation: Operation[Any]) -> Any: ...
     def _renewals(self) -> Renewals: ...
+    @property
+    def _tell(self) -> Callable[..., None]: ...
 
 
 class Given(Grant):
@@ -57,6 +64,10 @@ class Given(Grant):
 
     def __init__(self, grant: Grant) -> None:
         self.__dict__.update(vars(grant))
+
+    def __reduce__(self) -> Any:
+        # a copy, or what another process is sent, is the grant alone
+        return Grant, tuple(getattr(self, one.name) for one in fields(Grant))
 
 
 class Lease(Given):
@@ -74,6 +85,9 @@ class Lease(Given):
         :raises LockLost: when the permits are no longer held.
         """
         self._check()
+
+
+B = TypeVar("B", bound="Block")
 
 
 class Block:
@@ -110,64 +124,136 @@ class Block:
         self._given = {"external_id": external_id, "owner": owner}
         self._alone = alone
         self._permits: dict[str, int] = self._request(permits)._values["permits"]
-        self._entered: tuple[Grant, Renewed, tuple[Any, ...]] | None = None
+        self._entered: tuple[Grant, Renewed, reentry.Inside, float] | None = None
+
+    @property
+    def shown(self) -> str:
+        """What sentences call it."""
+        return f"{self._kind}()"
+
+    @property
+    def _kind(self) -> str:
+        return "lease" if self._alone else "semaphore"
+
+    def again(self: B) -> B:
+        """The same, for one more use at the same time."""
+        if self._given["external_id"] is not None:
+            raise TypeError(
+                f"{self.shown} with an external_id can't decorate: that stands for one request, and each call is one"
+            )
+        twin = copy.copy(self)
+        twin._entered = None
+        return twin
 
     def enter(self) -> tuple[Grant, Renewed]:
         """Acquire."""
         if self._entered is not None:
             raise ReentryError("this block is entered already: make one for each use")
-        me = _me(self._leases._engine)
-        inside = _inside.get({})
-        own = {name: inside[me, name] for name in self._permits if (me, name) in inside}
+        me, dialect = reentry.me(), self._leases._engine.dialect
+        own: dict[str, int] = {}
+        for inside in reentry.own("permits", me):
+            for (where, name), count in inside.held.items():
+                if where is dialect and name in self._permits:
+                    own[name] = own.get(name, 0) + count
         if self._alone and own:
             raise ReentryError(
                 f"this thread or task holds {next(iter(own))!r} already: taking it again would wait for itself"
             )
-        grant, asked_at = self._acquire(own)
+        self._claim()
         try:
-            lost = Lost(self._ttl, asked_at)
-            renewed = Renewed(f"the lease {grant.external_id!r}", lost, asked_at, lambda: self._leases.renew(grant))
-            if self._alone:
-                self._verify(grant)
+            grant, asked_at, ttl = self._acquire(own)
+            began = time.monotonic()
+            try:
+                lost = Lost(ttl, asked_at)
+                what, settled = f"the lease {grant.external_id!r}", self._leases._settled
+                renewed = Renewed(what, lost, asked_at, lambda: bool(settled(_renewal(grant))))
+                # weakly: a block that nobody can leave any more is to go, and with it the renewing
+                mourning, why = weakref.WeakMethod(self._mourn), weakref.ref(lost)
+                lost.mourned.append(lambda: _call(mourning, grant, why()))
+                if self._alone:
+                    self._verify()
+            except BaseException as error:
+                self._release(grant)
+                self._tell("released", grant, held=time.monotonic() - began, error=error)
+                raise
         except BaseException:
-            self._release(grant)
+            self._unclaim()
             raise
-        _inside.set({**inside, **{(me, name): own.get(name, 0) + count for name, count in self._permits.items()}})
-        self._entered = grant, renewed, me
+        mine = reentry.enter("permits", me, {(dialect, name): count for name, count in self._permits.items()})
+        self._entered = grant, renewed, mine, began
         return grant, renewed
 
     def check(self) -> None:
         """Ask the database about what is held."""
         if self._entered is None:
             raise LockLost("the block is over, and what it held is given back")
-        grant, renewed, _ = self._entered
+        grant, renewed, _, _ = self._entered
         if not renewed.lost and not self._leases._settled(holding(grant)):
             renewed.lost.set("its time had run out, or it was released or swept")
         if renewed.lost:
-            raise self._lost(grant, renewed)
+            raise self._lost(grant, renewed.lost)
 
     def leave(self, error: BaseException | None) -> None:
         """Give it back, and tell whether it was held to the end."""
         assert self._entered is not None
-        (grant, renewed, me), self._entered = self._entered, None
-        inside = dict(_inside.get({}))
-        for name, count in self._permits.items():
-            inside[me, name] = inside.get((me, name), 0) - count
-        _inside.set({key: count for key, count in inside.items() if count > 0})
+        (grant, renewed, mine, began), self._entered = self._entered, None
+        reentry.leave(mine)
+        renewed.over = True
         lost = renewed.lost
         if lost.process != os.getpid():
             return  # this is a fork, and not the holder
-        kept = not lost
-        if self._release(grant) is not Released.RELEASED:
-            lost.set("it had been released or swept when its block ended")
-            kept = False
-        if not kept:
-            gone = self._lost(grant, renewed)
-            if error is None:
-                raise gone
-            if hasattr(error, "add_note"):
-                error.add_note(str(gone))
-        lost.set("its block is over")
+        kept, failed = not lost, error
+        try:
+            if self._release(grant) is not Released.RELEASED:
+                lost.set("it had been released or swept when its block ended")
+                kept = False
+            if not kept:
+                gone = self._lost(grant, lost)
+                if error is None:
+                    raise gone
+                if hasattr(error, "add_note"):
+                    error.add_note(str(gone))
+        except BaseException as raised:
+            failed = raised
+            raise
+        finally:
+            lost.over()
+            self._unclaim()
+            self._tell("released", grant, held=time.monotonic() - began, error=failed)
+
+    def _claim(self) -> None:
+        """Refuse an id that a block of this process has: the first of the two to end would release both."""
+        ident = self._given["external_id"]
+        if ident is None:
+            return
+        with _guard:
+            claimed = self._claimed().setdefault(self._place(ident), self)
+        if claimed is not self:
+            raise ReentryError(
+                f"the request {ident!r} is held by another block of this process, and ends for both when one ends: "
+                "use another external_id"
+            )
+
+    def _unclaim(self) -> None:
+        ident = self._given["external_id"]
+        if ident is not None:
+            with _guard:
+                if self._claimed().get(self._place(ident)) is self:
+                    del self._claimed()[self._place(ident)]
+
+    def _claimed(self) -> weakref.WeakValueDictionary[Any, Block]:
+        claimed: weakref.WeakValueDictionary[Any, Block] = self._leases._engine.dialect.__dict__.setdefault(
+            _IDS, weakref.WeakValueDictionary()
+        )
+        return claimed
+
+    def _place(self, ident: str) -> Any:
+        options = self._leases._engine.get_execution_options()
+        return os.getpid(), options.get("locks_prefix"), str(options.get("schema_translate_map")), ident
+
+    def _tell(self, what: str, grant: Grant, **told: Any) -> None:
+        owner, ident = self._given["owner"], grant.external_id
+        self._leases._tell(what, self._kind, grant.permits, owner=owner, external_id=ident, fence=grant.fence, **told)
 
     def _request(self, permits: Mapping[str, int]) -> Operation[Any]:
         owner = self._given["owner"]
@@ -178,40 +264,53 @@ class Block:
             ttl=self._ttl,
         )
 
-    def _acquire(self, own: Mapping[str, int]) -> tuple[Grant, float]:
+    def _acquire(self, own: Mapping[str, int]) -> tuple[Grant, float, float]:
+        """The grant, from when its time counts, and how long that is."""
         known = self._given["external_id"] is not None
         request = self._request(self._permits)
         waiting = self._leases._waiting(request, self._patience, known, own)
         try:
-            grant = self._leases._granted(waiting, known)
+            grant = self._leases._granted(waiting, known, self._kind)
         except UnknownSemaphore:
             if not self._alone:
                 raise
             (name,) = self._permits
             self._leases._settled(semaphore.create(name, 1))
             waiting = self._leases._waiting(request, self._patience, known, own)
-            grant = self._leases._granted(waiting, known)
-        asked_at = waiting.asked_at
-        if grant.replayed:
-            # granted, and stamped, by an earlier try than the one that told of it
-            asked_at = clock()
-            if not self._leases.renew(grant):
-                raise LockLost(f"the request {grant.external_id!r} was granted before, and its time ran out")
-        return grant, asked_at
+            grant = self._leases._granted(waiting, known, self._kind)
+        if not grant.replayed:
+            return grant, waiting.asked_at, self._ttl
+        try:
+            return (grant, *self._resumed(grant))
+        except BaseException:
+            if not known:
+                self._release(grant)
+            raise
 
-    def _verify(self, grant: Grant) -> None:
-        """Refuse a lease on a semaphore that somebody has made of more than one permit."""
-        (name,) = self._permits
-        known: set[str] = self._leases.__dict__.setdefault("_of_one", set())
-        if name in known:
-            return
+    def _resumed(self, grant: Grant) -> tuple[float, float]:
+        """Of a request that was granted, and stamped, by an earlier try: it keeps the time to live that it has."""
+        asked_at = clock()
+        if not self._leases._of_request(semaphore.renew(grant)):
+            raise LockLost(f"the request {grant.external_id!r} was granted before, and its time ran out")
+        ttl = self._leases._settled(time_to_live(grant))
+        if ttl is None:
+            raise IdempotencyConflict(
+                f"the request {grant.external_id!r} was granted without a ttl, to be held until it is released, and a "
+                "block has one: use locks.acquire, or another external_id"
+            )
+        return asked_at, float(ttl)
+
+    def _verify(self) -> None:
+        """Refuse a lease on a semaphore that somebody has made of more than one permit.
+
+        Asked each time, when the permit is had: whoever had one before it was resized is seen, and counts.
+        """
         for row in self._leases._settled(room(self._request(self._permits))):
-            if row.capacity != 1:
+            if row.capacity != 1 or row.used > 1:
                 raise Unsupported(
-                    f"{name!r} is a semaphore of {row.capacity}, which so many may hold at once, and a lease is one of "
-                    "1: use locks.semaphore, or another name"
+                    f"{row.name!r} is a semaphore of {row.capacity}, of which {row.used} are held, and a lease is one "
+                    "of 1: use locks.semaphore, or another name, and never resize one that is used for leases"
                 )
-        known.add(name)
 
     def _release(self, grant: Grant) -> Released:
         try:
@@ -219,23 +318,49 @@ class Block:
                 released: Released = self._leases._of_request(release_once(grant))
             except OutcomeUnknown:
                 # it may have been the first one that did it
-                self._leases.release(grant)
+                self._leases._of_request(semaphore.release(grant))
                 released = Released.RELEASED
         except Exception as error:
             # what the block has done is done; nobody renews it, and so its time runs out
-            _log.warning("the lease %r could not be released, and ends with its time: %s", grant.external_id, error)
+            self._unreleased(grant, error)
             return Released.RELEASED
+        except BaseException:
+            # cancelled or interrupted: nobody else will do it
+            try:
+                self._leases._of_request(semaphore.release(grant))
+            except BaseException as error:
+                self._unreleased(grant, error)
+            raise
         return released
 
-    def _lost(self, grant: Grant, renewed: Renewed) -> LockLost:
+    def _unreleased(self, grant: Grant, error: BaseException) -> None:
+        _log.warning("the lease %r could not be released, and ends with its time: %r", grant.external_id, error)
+
+    def _mourn(self, grant: Grant, lost: Lost) -> None:
+        self._tell("lost", grant, error=self._lost(grant, lost))
+
+    def _lost(self, grant: Grant, lost: Lost) -> LockLost:
         names = ", ".join(map(repr, grant.permits))
-        return LockLost(
-            f"the permits of {names} (request {grant.external_id!r}) are held no longer: {renewed.lost.why}"
-        )
+        return LockLost(f"the permits of {names} (request {grant.external_id!r}) are held no longer: {lost.why}")
 
 
 class Leasing(Block):
-    """The context manager of ``Locks.semaphore`` and ``Locks.lease``, for one thread at a time."""
+    """The context manager of ``Locks.semaphore`` and ``Locks.lease``, for one thread at a time; a decorator, too.
+
+    >>> @locks.lease("nightly-import")
+    ... def nightly_import() -> None: ...
+    """
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        check_plain(function, self.shown)
+        self.again()
+
+        @functools.wraps(function)
+        def within(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self.again():
+                return function(*args, **kwargs)
+
+        return within
 
     def __enter__(self) -> Lease:
         grant, renewed = self.enter()
@@ -249,15 +374,20 @@ class Leasing(Block):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._entered is not None
-        self._leases._renewals().remove(self._entered[1])
-        self.leave(error)
+        if self._entered is None:
+            raise ReentryError("this block is not entered")
+        try:
+            self._leases._renewals().remove(self._entered[1])
+        finally:
+            self.leave(error)
 
 
-def _me(engine: Any) -> tuple[Any, ...]:
-    """Who would wait for itself: this thread or task, on this engine."""
-    try:
-        task = id(asyncio.current_task())
-    except RuntimeError:
-        task = 0
-    return threading.get_ident(), task, id(engine.pool)
+def _call(method: weakref.WeakMethod[Any], *told: Any) -> None:
+    known = method()
+    if known is not None:
+        known(*told)
+
+
+def _renewal(grant: Grant) -> Operation[Any]:
+    # a write under guarded that is not committed holds up whoever renews, and so the leases of others, no longer
+    return semaphore.renew(grant).execution_options(locks_wait=PATIENCE)

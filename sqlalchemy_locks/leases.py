@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -17,14 +18,15 @@ from sqlalchemy.exc import DBAPIError
 
 from . import semaphore
 from .dialects import engine_of
-from .errors import OutcomeUnknown
+from .errors import LockTimeout, OutcomeUnknown
+from .events import Observed
 from .lease import Leasing
 from .names import checked
 from .operation import Operation, fresh_nonce, seconds
 from .renewal import Renewals
 from .semaphore.sweep import overdue, owned, stale, taken
-from .transaction import Sleep
-from .values import Grant, Released
+from .transaction import ShortTransaction, Sleep, has_room
+from .values import Grant, PermitHolder, Released
 from .waiting import PATIENCE, Waiting
 
 Alive = Callable[[list[str]], Iterable[str]]
@@ -32,18 +34,13 @@ Alive = Callable[[list[str]], Iterable[str]]
 DAY = 86400.0
 
 
-class Leases:
+class Leases(Observed):
     """The semaphore's part of ``Locks``."""
 
     _engine: Engine
     _sleep: Sleep
     _sets_isolation: bool
     _run: Callable[..., Any]
-
-    @property
-    def owner(self) -> str:
-        """What its requests are held by."""
-        raise NotImplementedError
 
     def acquire(
         self,
@@ -65,7 +62,8 @@ class Leases:
             wait for others in the middle of theirs, 5 seconds at most). MySQL and MariaDB wait for a locked row in
             whole seconds.
         :return: a :class:`~sqlalchemy_locks.Grant`, acquired.
-        :raises LockTimeout: when there was no room in time.
+        :raises LockTimeout: when there was no room in time; its ``holders`` are then those who held the permits, unless
+            it was a try (``timeout=0``).
         :raises OutcomeUnknown: when the connection died, and so did those of three more tries; it tells the id.
         :raises LockLost: when this id was acquired before, and was released or ran out: it is never granted again.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
@@ -77,7 +75,7 @@ class Leases:
             permits, external_id=external_id, owner=self.owner if owner is None else owner, ttl=ttl
         )
         patience, known = None if timeout is None else seconds(timeout, "timeout"), external_id is not None
-        return self._granted(self._waiting(operation, patience, known, {}), known)
+        return self._granted(self._waiting(operation, patience, known, {}), known, "semaphore")
 
     def semaphore(
         self,
@@ -97,13 +95,18 @@ class Leases:
             or as a ``timedelta``, at least a second. They are renewed three times in that.
         :param timeout: :param external_id: :param owner: as for :meth:`acquire`.
         :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.lease.Lease`: a ``Grant``, with
-            ``grant.lost``, which is true as soon as they may be somebody else's, and ``grant.check()``, which asks the
-            database.
-        :raises LockTimeout: when there was no room in time.
-        :raises ReentryError: when this thread or task holds, in blocks, so many that it would wait for itself.
+            ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks the
+            database. It decorates functions, too: each call then has a block of its own.
+        :raises LockTimeout: as :meth:`acquire`.
+        :raises ReentryError: when this thread or task holds, in blocks, so many that it would wait for itself; when
+            another block of this process has this ``external_id``.
         :raises LockLost: at the end of the block, when the permits were lost inside it; an exception of the block's own
             is never replaced, and has it as a note (Python 3.11).
-        :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
+        :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`; the latter
+            also for an ``external_id`` that was granted without a ``ttl``.
+
+        An ``external_id`` that was granted before keeps the ``ttl`` that it was granted with, and whoever still renews
+        it, or leaves a block that has it, does so for this one, too: it is for who comes again after a crash.
 
         A release that fails at the end of the block is logged under ``sqlalchemy_locks``: the permits come back when
         their time is over.
@@ -133,19 +136,50 @@ class Leases:
     def _waiting(self, request: Operation[Any], patience: float | None, known: bool, own: Mapping[str, int]) -> Waiting:
         return Waiting(self._engine, self._settled, self._sleep, request, patience, own, known)
 
-    def _granted(self, waiting: Waiting, known: bool) -> Grant:
+    def _granted(self, waiting: Waiting, known: bool, kind: str) -> Grant:
         """Wait for room; ``known``: whoever asks gave the id, and may have asked before."""
-        ident = waiting.request._values["external_id"]
+        asked = waiting.request._values
+        ident, told = asked["external_id"], {"owner": asked["owner"], "external_id": asked["external_id"]}
         try:
-            return waiting.granted()
+            grant = waiting.granted()
         except OutcomeUnknown as error:
             raise OutcomeUnknown(f"{error}; its external_id is {ident!r}: ask again with it, or release it") from error
+        except LockTimeout as error:
+            # a try is to be cheap: who makes one, and wants to know, can ask
+            holders = self._permit_holders(waiting.lacking) if waiting.patience else ()
+            late = LockTimeout(str(error), holders) if holders else error
+            self._tell("waited", kind, asked["permits"], waited=time.monotonic() - waiting.began, error=late, **told)
+            if late is error:
+                raise
+            raise late from error
         except BaseException as error:
             if not known and not isinstance(error, Exception):
                 # cancelled or interrupted, perhaps after it was granted: nobody else knows its id
                 with contextlib.suppress(Exception):
                     self._settled(semaphore.release(ident))
             raise
+        if self._heard:
+            waited = time.monotonic() - waiting.began
+            self._tell("waited", kind, grant.permits, waited=waited, **told)
+            self._tell("acquired", kind, grant.permits, waited=waited, fence=grant.fence, **told)
+        return grant
+
+    def _permit_holders(self, names: Iterable[str]) -> tuple[PermitHolder, ...]:
+        """Who holds permits of these, for the sentence of an error: what can be told at once, or nothing."""
+        found: list[PermitHolder] = []
+        if not has_room(self._engine):
+            return ()
+        with contextlib.suppress(Exception):
+            short = ShortTransaction(self._engine)
+            short.open(wait=0)
+            try:
+                with short.facts.brief(short.connection):
+                    for name in names:
+                        rows = short.connection.execute(semaphore.holders(name)).all()
+                        found += [_holder(name, row) for row in rows if not row.expired]
+            finally:
+                short.abandon()
+        return tuple(found)
 
     def _renewals(self) -> Renewals:
         renewals: Renewals | None = self.__dict__.get("_renewals_")
@@ -163,6 +197,8 @@ class Leases:
             release it again, and never inside the block that writes.
         """
         released: Released = self._of_request(semaphore.release(external_id))
+        if released is Released.RELEASED:
+            self._told("released", external_id)
         return released
 
     def renew(self, external_id: str | Grant) -> bool:
@@ -171,7 +207,18 @@ class Leases:
         :return: ``False`` once its time ran out, or it was released: it is somebody else's then.
         :raises LockTimeout: as :meth:`release`.
         """
-        return bool(self._of_request(semaphore.renew(external_id)))
+        renewed = bool(self._of_request(semaphore.renew(external_id)))
+        if not renewed:
+            self._told("lost", external_id)
+        return renewed
+
+    def _told(self, what: str, request: str | Grant) -> None:
+        # of an id nobody here knows what it was for
+        if isinstance(request, Grant):
+            ident = request.external_id
+            self._tell(what, "semaphore", request.permits, external_id=ident, fence=request.fence)
+        else:
+            self._tell(what, "semaphore", (), external_id=request)
 
     def _of_request(self, operation: Operation[Any]) -> Any:
         # PostgreSQL waits without end for who writes under guarded; the others have a limit of their own, and one of
@@ -202,6 +249,8 @@ class Leases:
             after = judged[-1][0]
         for start in range(0, len(dead), semaphore.BATCH):
             swept += self._settled(taken(dead[start : start + semaphore.BATCH]))
+        if swept:
+            self._tell("swept", "semaphore", (), count=swept)
         return swept
 
     def _dead(self, alive: Alive) -> list[tuple[Any, ...]]:
@@ -229,6 +278,17 @@ class Leases:
                     raise
             self._sets_isolation = True
         return self._run(operation, fresh_nonce(), short=True)
+
+
+def _holder(name: str, row: Any) -> PermitHolder:
+    return PermitHolder(
+        name=name,
+        owner=row.owner,
+        since=row.since,
+        external_id=row.external_id,
+        permits=row.permits,
+        expires_at=row.expires_at,
+    )
 
 
 def _living(answer: Any) -> frozenset[str]:

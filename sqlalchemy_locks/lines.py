@@ -1,7 +1,7 @@
-"""Lines in memory: of one process, those who wait for one semaphore are served in the order in which they came.
+"""Lines in memory: of one process, those who want one thing wait for it here, first come first served.
 
-Only who is in front waits on a connection, and only as long as the pool keeps enough of them for everybody else: a
-holder that finds no connection can neither renew nor release, and so nobody's wait would end.
+Correctness comes from the database alone. Without these, the threads or tasks that want one key, or one semaphore,
+would keep all the connections of the pool waiting for it, and whoever holds it could not get one to give it back.
 """
 
 from __future__ import annotations
@@ -19,78 +19,126 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import await_only
 
 _LINES = "_sqlalchemy_locks_lines"
+#: what "for ever" is to a lock of Python's
+_YEARS = 86400.0 * 3650
 
 
 class Lines:
-    """Lines of threads. They are made when somebody comes, and gone when nobody is there."""
+    """The lines of one engine: made when somebody comes, and gone when nobody is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, asynchronous: bool) -> None:
         self.process = os.getpid()
-        self._guard = threading.Lock()
-        self._lines: dict[Any, deque[Any]] = {}
+        self.guard = threading.Lock()
+        self.asynchronous = asynchronous
+        #: whose turn it is, while it is somebody's
+        self.now: dict[Any, Turn] = {}
         #: those who wait on a connection
         self._connected = 0
 
-    def anybody(self, names: Iterable[str]) -> str | None:
-        """The first of the names in whose line somebody stands."""
+    def turn(self, key: Any) -> Turn:
+        """A turn at this, to be come for."""
+        return Turn(self, (key, self._world()))
+
+    def anybody(self, keys: Iterable[Any]) -> Any:
+        """The first of the keys in whose line somebody stands, or is in front."""
         world = self._world()
-        with self._guard:
-            return next((name for name in names if (world, name) in self._lines), None)
+        return next((key for key in keys if (key, world) in self.now), None)
 
     @contextlib.contextmanager
-    def stood(self, name: str, patience: float | None) -> Iterator[bool]:
-        """Stand in a line until one is in front; ``False`` when that took longer than ``patience``, in seconds."""
-        key, ticket = (self._world(), name), self._make()
-        with self._guard:
-            line = self._lines.setdefault(key, deque())
-            line.append(ticket)
-        try:
-            yield line[0] is ticket or self._wait(ticket, patience) or line[0] is ticket
-        finally:
-            with self._guard:
-                line.remove(ticket)
-                if not line:
-                    del self._lines[key]
-                else:
-                    line[0].set()
+    def alone(self, keys: Iterable[Any], patience: float) -> Iterator[bool]:
+        """Have one's turn at all of these; ``False`` when that took longer than ``patience``, in seconds.
+
+        :param keys: in one order for everybody.
+        """
+        deadline = time.monotonic() + patience
+        with contextlib.ExitStack() as had:
+            for key in keys:
+                turn = self.turn(key)
+                had.callback(turn.give)
+                if not turn.come(max(0.0, deadline - time.monotonic())):
+                    yield False
+                    return
+            yield True
 
     @contextlib.contextmanager
     def connected(self, pool: Any) -> Iterator[bool]:
         """Whether there is a connection to wait on: half of what a pool has is for those who don't wait."""
-        with self._guard:
+        with self.guard:
             room = self._connected < _half(pool)
             self._connected += room
         try:
             yield room
         finally:
-            with self._guard:
+            with self.guard:
                 self._connected -= room
 
     def _world(self) -> Any:
-        return None
+        return asyncio.get_running_loop() if self.asynchronous else None
 
-    def _make(self) -> Any:
-        return threading.Event()
 
-    def _wait(self, ticket: Any, patience: float | None) -> bool:
-        came: bool = ticket.wait(None if patience is None else min(patience, threading.TIMEOUT_MAX))
+class Turn:
+    """One's turn: to be come for, and given back whatever became of it."""
+
+    __slots__ = ("bell", "key", "line", "lines")
+
+    def __init__(self, lines: Lines, key: Any) -> None:
+        self.lines, self.key = lines, key
+        #: rings when it is one's turn
+        self.bell: Any = None
+        #: who comes after whose turn it is
+        self.line: deque[Turn] | None = None
+
+    def come(self, patience: float | None) -> bool:
+        """Wait for it, ``patience`` seconds at most; whether one has it. Who hasn't may wait on, in the same place."""
+        lines = self.lines
+        if self.bell is None:
+            with lines.guard:
+                now = lines.now.setdefault(self.key, self)
+                if now is self:
+                    return True
+                if lines.asynchronous:
+                    self.bell = asyncio.get_running_loop().create_future()
+                else:
+                    self.bell = threading.Lock()
+                    self.bell.acquire()
+                if now.line is None:
+                    now.line = deque()
+                now.line.append(self)
+        if lines.asynchronous:
+            return bool(await_only(rung(self.bell, patience)))
+        came: bool = self.bell.acquire(timeout=_YEARS if patience is None else min(_YEARS, max(0.0, patience)))
         return came
 
+    def give(self) -> None:
+        """Pass it on to who comes next, or leave the line; again, nothing."""
+        lines, key = self.lines, self.key
+        if self.bell is None and lines.now.get(key) is not self:
+            return  # it never waited, and has passed it on
+        with lines.guard:
+            now = lines.now.get(key)
+            if now is self:
+                if self.line:
+                    after = self.line.popleft()
+                    after.line = self.line
+                    lines.now[key] = after
+                    # who was cancelled, or whose time is up, and has not run since, passes it on when it does
+                    if lines.asynchronous:
+                        after.bell.set_result(None)
+                    else:
+                        after.bell.release()
+                else:
+                    del lines.now[key]
+            elif now is not None and now.line and self in now.line:
+                now.line.remove(self)
 
-class AsyncLines(Lines):
-    """Lines of tasks, stood in SQLAlchemy's greenlet."""
 
-    def _world(self) -> Any:
-        return asyncio.get_running_loop()
+async def rung(bell: asyncio.Future[Any], patience: float | None) -> bool:
+    """Wait for a future that is somebody else's to set; whether it was within ``patience``, in seconds.
 
-    def _make(self) -> Any:
-        return asyncio.Event()
-
-    def _wait(self, ticket: Any, patience: float | None) -> bool:
-        try:
-            return bool(await_only(asyncio.wait_for(ticket.wait(), patience)))
-        except asyncio.TimeoutError:
-            return False
+    Not ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that comes together with the result.
+    """
+    await asyncio.wait({bell}, timeout=None if patience is None else min(_YEARS, patience))
+    return bell.done()
 
 
 def _half(pool: Any) -> float:
@@ -99,16 +147,20 @@ def _half(pool: Any) -> float:
     return (pool.size() + pool._max_overflow) // 2
 
 
-def lines_of(engine: Any) -> Lines:
-    """The lines of an engine, shared by every ``Locks`` on it and by its options' copies; a fork begins anew."""
-    dialect: Any = engine.dialect
-    lines: Lines | None = dialect.__dict__.get(_LINES)
+def lines_of(dialect: Any) -> Lines:
+    """The lines of an engine, by its dialect: shared by every ``Locks`` on it and by its options' copies.
+
+    A fork begins anew.
+    """
+    known: dict[str, Any] = dialect.__dict__
+    lines: Lines | None = known.get(_LINES)
     if lines is not None and lines.process == os.getpid():
         return lines
-    made = AsyncLines() if dialect.is_async else Lines()
+    made = Lines(bool(dialect.is_async))
     if lines is not None:
-        dialect.__dict__[_LINES] = made
-    kept: Lines = dialect.__dict__.setdefault(_LINES, made)
+        known[_LINES] = made
+    # in one step, for threads that come at the same time
+    kept: Lines = known.setdefault(_LINES, made)
     return kept
 
 

@@ -10,11 +10,13 @@ long as the lease is proven.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 _log = logging.getLogger("sqlalchemy_locks")
@@ -25,6 +27,8 @@ MARGIN = 0.05
 _TIMES = 3
 #: the first pause after a renewal that failed, and the longest, as parts of the time to live
 _AGAIN, _LATEST = 1 / 60, 1 / 12
+#: threads of one ``Locks`` that renew, and so connections of its pool
+MOST = 4
 
 
 def clock() -> float:
@@ -42,10 +46,13 @@ class Lost:
         #: the one that holds it
         self.process = os.getpid()
         self._gone = threading.Event()
+        self._once = threading.Lock()
         #: a sentence's part, once it is
         self.why = ""
         #: called when it is
         self.told: list[Callable[[], object]] = []
+        #: called, too, unless it was given back
+        self.mourned: list[Callable[[], object]] = []
         #: until when it is proven
         self.deadline = 0.0
         self.proven(asked_at)
@@ -56,11 +63,23 @@ class Lost:
 
     def set(self, why: str) -> None:
         """It is lost."""
-        if not self._gone.is_set():
+        if self._set(why) and os.getpid() == self.process:
+            for tell in self.mourned:
+                tell()
+
+    def over(self) -> None:
+        """It was given back, and is nobody's loss."""
+        self._set("its block is over")
+
+    def _set(self, why: str) -> bool:
+        with self._once:
+            if self._gone.is_set():
+                return False
             self.why = why
             self._gone.set()
-            for tell in self.told:
-                tell()
+        for tell in self.told:
+            tell()
+        return True
 
     def is_set(self) -> bool:
         """Whether it is lost, as far as that is known here: nothing is asked."""
@@ -112,28 +131,28 @@ class Renewed:
         asked_at, failure = clock(), None
         if not self.lost:
             try:
-                if not self._renew():
+                if not self._renew() and not self.over:
                     self.lost.set("its time had run out, or it was released or swept")
             except Exception as error:
                 failure = error
         if self.over:
             return False
+        if failure is not None:
+            _log.info("%s could not be renewed: %s", self.what, failure)
         if self.lost:
-            _log.warning("%s is lost: %s", self.what, self.lost.why, exc_info=failure)
             return False
         if failure is None:
             self.lost.proven(asked_at)
             self._failures = 0
             self.due = asked_at + self.lost.ttl / _TIMES
         else:
-            _log.info("%s could not be renewed, and is tried again: %s", self.what, failure)
             self.due = clock() + self.lost.ttl * min(_LATEST, _AGAIN * 2**self._failures)
             self._failures += 1
         return True
 
 
 class Renewals:
-    """The threads that renew what one ``Locks`` holds: one, and another only while that one is held up.
+    """The threads that renew what one ``Locks`` holds: one, and some more while there is more to do than that.
 
     There are none when nothing is held. A fork has none of its parent's leases: it begins with new ones of its own.
     """
@@ -141,7 +160,9 @@ class Renewals:
     def __init__(self) -> None:
         self.process = os.getpid()
         self._changed = threading.Condition()
-        self._kept: set[Renewed] = set()
+        #: weakly: one that nobody can give back any more is to end with its time
+        self._kept: weakref.WeakSet[Renewed] = weakref.WeakSet()
+        self._threads = 0
         #: whether a thread waits for what is due
         self._idle = False
 
@@ -150,7 +171,7 @@ class Renewals:
         with self._changed:
             if self._idle:
                 self._changed.notify()  # it may be due before what is waited for
-            else:
+            elif self._threads < MOST:
                 self._start()
             self._kept.add(lease)
 
@@ -163,17 +184,32 @@ class Renewals:
 
     def _start(self) -> None:
         threading.Thread(target=self._work, name="sqlalchemy_locks.renewal", daemon=True).start()
+        self._threads += 1
 
     def _work(self) -> None:
-        while (lease := self._next()) is not None:
-            kept = False
-            try:
-                kept = lease.renew()
-            finally:
-                with self._changed:
-                    lease.busy = False
-                    if not kept:
-                        self._kept.discard(lease)
+        try:
+            while self._worked():
+                pass
+        except BaseException:
+            with self._changed:
+                self._threads -= 1
+            raise
+
+    def _worked(self) -> bool:
+        lease = self._next()
+        if lease is None:
+            return False
+        kept = False
+        try:
+            kept = lease.renew()
+        finally:
+            with self._changed:
+                lease.busy = False
+                if not kept:
+                    self._kept.discard(lease)
+                # who waits doesn't know yet when this one is due again
+                self._changed.notify()
+        return True
 
     def _next(self) -> Renewed | None:
         """Wait for the lease that is due first; ``None`` when this thread is needed no more."""
@@ -182,14 +218,17 @@ class Renewals:
                 free = [lease for lease in self._kept if not lease.busy]
                 if not free or self._idle:
                     # one that waits is enough; whoever is renewing comes back here
+                    self._threads -= 1
                     return None
                 first = min(free, key=lambda lease: lease.due)
                 pause = first.due - clock()
                 if pause <= 0:
-                    if len(free) > 1:
-                        self._start()  # the others must not wait for this one
                     first.busy = True
+                    if len(free) > 1 and self._threads < MOST:
+                        with contextlib.suppress(RuntimeError):  # no more threads are to be had
+                            self._start()  # the others must not wait for this one
                     return first
+                del first, free
                 self._idle = True
                 self._changed.wait(min(pause, threading.TIMEOUT_MAX))
                 self._idle = False

@@ -147,6 +147,8 @@ class LockEvent:
     held: float | None = None
     #: the fencing token; for permits one of each semaphore
     fence: int | Mapping[str, int] | None = field(default=None, hash=False)
+    #: of permits, the id of their request
+    external_id: str | None = None
     #: how many were swept; the how-maniest retry
     count: int | None = None
     error: BaseException | None = field(default=None, hash=False)
@@ -154,6 +156,7 @@ class LockEvent:
     def __str__(self) -> str:
         names = ", ".join(map(repr, self.names))
         told = [f"{self.event} {self.kind}{' (shared)' if self.shared else ''}{f' {names}' if names else ''}"]
+        told += [] if self.external_id is None else [f"request {self.external_id!r}"]
         told += [f"{what} {took:.3f} s" for what, took in (("waited", self.waited), ("held", self.held)) if took]
         told += [f"{what} {number}" for what, number in (("fence", self.fence), ("count", self.count)) if number]
         if self.error is not None:

@@ -6,13 +6,15 @@ processes (an advisory lock of a transaction, or ``GET_LOCK``). Whoever has its 
 without a lock, and acquires when there is room; the others wait and cost nothing.
 
 Lines are for fairness alone. Whether there is room is decided by the acquire and by nothing else, and whoever has
-stood in a line for a minute tries regardless, so that nothing hangs on another's being alive.
+stood in a line for a minute tries regardless, so that nothing hangs on another's being alive. Who holds permits of the
+semaphore already stands in none: whoever is in front may be waiting for those.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -25,7 +27,6 @@ from .errors import LockLost, LockTimeout, ReentryError
 from .keys import key
 from .lines import Pace, lines_of
 from .operation import Operation, fresh_nonce, place_of, translated
-from .prelock import gates_of
 from .renewal import clock
 from .semaphore.room import in_turn, place_key, room, short_of
 from .transaction import ShortTransaction, Sleep
@@ -33,8 +34,10 @@ from .values import Grant
 
 #: the longest wait for a semaphore's row, and for the gate before it, in seconds
 PATIENCE = 5.0
-#: after so many seconds in the server's line one tries out of turn, and lines up again
+#: after so many seconds in a line one tries out of turn
 TURN = 60.0
+#: the same in the server's line, where the wait keeps signals from being heard
+DEAF = 5.0
 
 Settled = Callable[[Operation[Any]], Any]
 
@@ -63,29 +66,35 @@ class Waiting:
         self._sleep = sleep
         self.request = request
         self._permits: dict[str, int] = request._values["permits"]
-        self._patience = patience
-        self._deadline = None if patience is None else time.monotonic() + patience
+        self.patience = patience
+        self.began = time.monotonic()
+        self._deadline = None if patience is None else self.began + patience
         self._own = own
         #: the last try ended without an answer
         self._busy = False
+        #: the semaphores whose whole capacity is less than what is asked for
+        self._beyond: set[str] = set()
+        #: the semaphores that had no room when the wait was given up
+        self.lacking: tuple[str, ...] = ()
         self._known = known
         #: when what was granted was asked for, by this machine's own clock
         self.asked_at = clock()
         self._facts = engine_of(engine.dialect)
-        self._lines = lines_of(engine)
+        self._lines = lines_of(engine.dialect)
         options = engine.get_execution_options()
-        where = place_key(place_of(engine.dialect, options), options)
-        self._keys = {name: key("sqlalchemy_locks.semaphore", where, name) for name in self._permits}
+        self._where = place_key(place_of(engine.dialect, options), options)
+        self._keys = {name: key("sqlalchemy_locks.semaphore", self._where, name) for name in self._permits}
 
     def granted(self) -> Grant:
         """The grant.
 
         :raises LockTimeout: :raises LockLost: :raises ReentryError: as ``Locks.acquire`` and its blocks.
         """
-        once = self._patience == 0
-        name = None if once or self._known else self._lines.anybody(self._permits)
+        once = self.patience == 0
+        name = None if once or self._known or self._own else self._somebody()
         if name is None:
-            grant = self._try(in_turn(self.request, self._keys) if self._facts.lines else self.request)
+            passing = self._own or not self._facts.lines
+            grant = self._try(self.request if passing else in_turn(self.request, self._keys))
             if grant is not None and grant.acquired:
                 return grant
             if once:
@@ -94,15 +103,39 @@ class Waiting:
         if self._own:
             self._short(name)
         while True:
-            with self._lines.stood(name, self._left()) as in_front:
-                if not in_front:
-                    raise self._timed_out(name)
-                found = self._in_front(name)
+            aside = bool(self._own) or name in self._beyond
+            found = self._looking(name, aside) if aside else self._stood(name)
             if isinstance(found, Grant):
                 return found
             name = found  # and out of the other's line, so that nobody is kept from what is free
             if self._left() == 0:
                 raise self._timed_out(name)
+
+    def _somebody(self) -> str | None:
+        """The first of the semaphores in whose line somebody of this process stands."""
+        stood = self._lines.anybody(("line", self._where, name) for name in self._permits)
+        return None if stood is None else stood[-1]
+
+    def _stood(self, name: str) -> Grant | str:
+        """Wait in the line of a semaphore: the grant, or which other one has no room."""
+        turn = self._lines.turn(("line", self._where, name))
+        try:
+            while not turn.come(min(TURN, self._shortest())):
+                if self._left() == 0:
+                    raise self._timed_out(name)
+                found = self._out_of_turn(name)
+                if found is not None:
+                    return found
+            return self._in_front(name)
+        finally:
+            turn.give()
+
+    def _out_of_turn(self, name: str) -> Grant | str | None:
+        """Try, whoever comes first: the grant, which other one has no room, or ``None`` where it is this one."""
+        grant = self._try(self.request)
+        if grant is None or grant.acquired:
+            return grant
+        return None if name in grant.exhausted else grant.exhausted[0]
 
     def _in_front(self, name: str) -> Grant | str:
         """Wait, the first of this process in the line of a semaphore: the grant, or which other one has no room."""
@@ -123,9 +156,9 @@ class Waiting:
                 if found is not False:
                     return found
                 # its minute is over, or it was cut off, perhaps when it had been granted already
-                grant = self._try(self.request)
-                if grant is not None and grant.acquired:
-                    return grant
+                out_of_turn = self._out_of_turn(name)
+                if out_of_turn is not None:
+                    return out_of_turn
                 self._pause(name, random.uniform(0, 0.05))
         return self._looking(name)
 
@@ -136,7 +169,10 @@ class Waiting:
         short.open()
         try:
             with translated(short.facts):
-                turn = TURN if left is None else min(TURN, left)
+                longest = TURN
+                if threading.current_thread() is threading.main_thread() and short.facts.deaf(short.connection):
+                    longest = DEAF
+                turn = longest if left is None else min(longest, left)
                 joined = short.facts.join_line(short.connection, self._keys[name], turn)
             return self._at_the_head(short, name) if joined else None if joined is None else False
         finally:
@@ -172,10 +208,15 @@ class Waiting:
                     short.transaction, _ = short.facts.begin(short.connection)
             if name not in exhausted:
                 return exhausted[0]
+            if name in self._beyond:
+                return name
             self._pause(name, pace.pause())
 
-    def _looking(self, name: str) -> Grant | str:
-        """As ``_in_front``, without a line of the server's, and without a connection between two looks."""
+    def _looking(self, name: str, aside: bool = False) -> Grant | str:
+        """As ``_in_front``, without a line of the server's, and without a connection between two looks.
+
+        :param aside: nobody is kept waiting by that, as who asks for more than there is would keep everybody.
+        """
         pace = Pace()
         while True:
             exhausted = self._short(name)
@@ -186,6 +227,8 @@ class Waiting:
                 exhausted = [name] if grant is None else list(grant.exhausted)
             if name not in exhausted:
                 return exhausted[0]
+            if not self._own and aside is not (name in self._beyond):
+                return name
             self._pause(name, random.uniform(0.5, 1) * pace.pause())
 
     def _short(self, name: str) -> list[str]:
@@ -207,13 +250,15 @@ class Waiting:
     def _patient(self) -> float:
         """How long to wait for those who are in the middle of something."""
         left = self._left()
-        return PATIENCE if left is None or self._patience == 0 else min(PATIENCE, max(left, 0.01))
+        return PATIENCE if left is None or self.patience == 0 else min(PATIENCE, max(left, 0.01))
 
     def _try(self, request: Operation[Any]) -> Grant | None:
         """Try once; ``None`` when others were busy with it for too long."""
         patience, self._busy = self._patient(), True
         try:
-            with gates_of(self._engine).passed(self._permits, patience):
+            with self._lines.alone([("gate", self._where, name) for name in self._permits], patience) as alone:
+                if not alone:
+                    return None
                 self.asked_at = clock()
                 grant = self._decided(self._settled(request.execution_options(locks_wait=patience)))
                 self._busy = False
@@ -243,6 +288,8 @@ class Waiting:
 
     def _short_of(self, rows: Any) -> list[str]:
         self._busy = False
+        rows = list(rows)
+        self._beyond = {row.name for row in rows if row.capacity is not None and row.capacity < self._permits[row.name]}
         for row in rows:
             mine = self._own.get(row.name)
             if mine and row.capacity is not None and mine + self._permits[row.name] > row.capacity:
@@ -266,11 +313,12 @@ class Waiting:
         self._sleep(pause if left is None else min(pause, left))
 
     def _timed_out(self, *names: str) -> LockTimeout:
-        within = "at the only try" if self._patience == 0 else f"within {self._patience:g} s"
+        within = "at the only try" if self.patience == 0 else f"within {self.patience:g} s"
         if self._busy:
             wanted = ", ".join(map(repr, self._permits))
             return LockTimeout(
                 f"others were busy with {wanted}, or with this very request, {within}: whether there is room "
                 "isn't known"
             )
+        self.lacking = names
         return LockTimeout(f"{', '.join(map(repr, names))} had no room {within}")

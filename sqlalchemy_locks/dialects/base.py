@@ -23,6 +23,8 @@ Locking = Literal["functions", "rows", "file"]
 
 #: seconds for which whoever has the turn in a line may be silent
 IDLE = 10
+#: drivers that wait in C, where Python runs no handler of a signal before the answer has come
+_DEAF = frozenset(["psycopg2", "mysqldb", "mysqlconnector", "mariadbconnector"])
 
 
 def nothing() -> None:
@@ -135,6 +137,10 @@ class Engine:
         :param driver: the driver's own connection, which has something to read.
         """
         raise NotImplementedError
+
+    def deaf(self, connection: Connection) -> bool:
+        """Whether a wait for the server keeps signals from being heard."""
+        return connection.dialect.driver in _DEAF
 
     def hung_up(self, connection: Connection) -> bool:
         """Whether the server has ended this idle connection, as far as that is known without asking it."""

@@ -56,6 +56,16 @@ class Holding(Read):
         )
 
 
+class TimeToLive(Read):
+    """The time to live that a request was granted with, in seconds."""
+
+    def select(self, tables: Tables) -> Executable:
+        req = tables.permit_request
+        return select(req.c.ttl_seconds).where(
+            req.c.external_id == _CALLED, req.c.id == bindparam("request_id", type_=BigInteger())
+        )
+
+
 class InTurn(Acquire):
     """As ``Acquire``, unless others wait for one of the semaphores: they come first."""
 
@@ -85,7 +95,7 @@ class InTurn(Acquire):
         return super().by_statements(run, made)
 
 
-_ROOM, _HOLDING, _IN_TURN = Room(), Holding(), InTurn()
+_ROOM, _HOLDING, _TTL, _IN_TURN = Room(), Holding(), TimeToLive(), InTurn()
 
 
 def room(request: Operation[Any]) -> RowsOperation[Any]:
@@ -108,6 +118,11 @@ def holding(grant: Grant) -> Operation[Any]:
     return Operation(_HOLDING, {"external_id": grant.external_id, "request_id": grant.request_id})
 
 
+def time_to_live(grant: Grant) -> Operation[Any]:
+    """How long a grant is held without being renewed, in seconds: as it was asked for when it was granted."""
+    return Operation(_TTL, {"external_id": grant.external_id, "request_id": grant.request_id})
+
+
 def in_turn(request: Operation[Any], keys: Mapping[str, int]) -> Operation[Any]:
     """The same request, denied while others wait for one of the semaphores.
 
@@ -123,4 +138,4 @@ def place_key(place: Place, options: Mapping[str, Any]) -> str:
     return f"{moved.get(table.schema, table.schema)}.{table.name}"
 
 
-__all__ = ["holding", "in_turn", "place_key", "room", "short_of"]
+__all__ = ["holding", "in_turn", "place_key", "room", "short_of", "time_to_live"]
