@@ -28,9 +28,12 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
 from .columns import Target
+from .counts import counted
 from .elements import DeleteByKey, PlainReads, ReadCommitted
 from .errors import LockLost, Unsupported
 from .operation import Body, Place, RowsOperation, Run, execute_in_session
+from .ordering import directions, in_order, rearranged
+from .proof import proven
 from .taking import (
     LIMIT,
     Taking,
@@ -39,14 +42,10 @@ from .taking import (
     choosing,
     counting,
     criteria,
-    directions,
     give,
-    in_order,
     keys_of,
     loading,
     ordered,
-    proven,
-    rearranged,
     spelt_out,
     still_there,
     updating,
@@ -301,18 +300,6 @@ def capture(entity: Any, *, where: Any = (), values: Mapping[Any, Any], order_by
     if target.mapper is not None:
         operation._entity_is(entity)
     return operation
-
-
-def counted(value: Any, what: str) -> int:
-    """A number of rows that a caller gave.
-
-    :raises TypeError: unless it is an ``int``. :raises ValueError: unless it is at least 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} is an int, not {value!r}")
-    if not 1 <= value < 2**31:
-        raise ValueError(f"{what} must be at least 1 and fit into 32 bits, not {value}")
-    return value
 
 
 def _several(given: Any) -> tuple[Any, ...]:

@@ -23,8 +23,9 @@ from sqlalchemy.sql import Executable
 
 from .clock import Hence, Instant, Now
 from .elements import Notify, TakeRow
-from .jobs import At, Jobs, OnJobs
+from .jobs import Jobs, OnJobs
 from .operation import Operation, Place, Run
+from .roles import At
 from .schema import Payload
 
 

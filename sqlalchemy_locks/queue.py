@@ -12,20 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Index, literal, select
+from sqlalchemy import Engine, Index, literal, select
 
-from .capture import counted
+from .counts import counted, integer
 from .dialects import named
 from .durations import span
-from .jobs import Complete, Delete, Fail, Heartbeat, Jobs, Release, Requeue, Stats, Take
+from .exchange import Exchange, Held, Take, position
+from .jobs import Jobs
 from .names import checked
 from .operation import Operation, RowsOperation, shaped
 from .put import Put
 from .schema import job_indexes
+from .settling import Complete, Fail, Heartbeat, Release
+from .sweeping import Delete, Requeue, Stats
 from .taking import LIMIT
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 DEFAULT_QUEUE = "default"
 #: what every engine's column for errors can hold, its end being what matters
@@ -38,6 +44,8 @@ class Queue:
 
     :param entity: a mapped class or ``Table`` of your own (``sqlalchemy_locks.JobColumns`` is a mixin with what it
         needs); without it, the shipped table.
+    :param bind: the engine that its workers use where they are given none; an ``AsyncEngine`` for ``AsyncWorker``.
+        Operations don't need it: whoever executes them has a connection.
     :param notify: on PostgreSQL, wake the workers that listen when jobs are put. NOTIFY makes transactions that have
         put something commit one after another: turn it off where hundreds of them a second do.
     :param columns: for each column of your own that has another name than in ``lock.job``: ``queue_id=Mail.channel``.
@@ -49,8 +57,16 @@ class Queue:
     >>> session.scalar(queue.complete(jobs))
     """
 
-    def __init__(self, entity: Any = None, *, notify: bool = True, **columns: Any) -> None:
+    def __init__(
+        self,
+        entity: Any = None,
+        *,
+        bind: Engine | AsyncEngine | None = None,
+        notify: bool = True,
+        **columns: Any,
+    ) -> None:
         jobs = self._jobs = Jobs(entity, columns)
+        self.bind = bind
         self.notify = bool(notify)
         self._put = {
             (when, known): Put(jobs, when, known=known, notify=notify)
@@ -59,6 +75,8 @@ class Queue:
         }
         self._take = Take(jobs)
         self._complete = Complete(jobs, "Queue.complete")
+        self._exchanges = {on: Exchange(jobs, self._complete, goes_on=on) for on in (False, True)}
+        self._held = Held(jobs, "Queue.capture")
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
         self._release = Release(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
@@ -102,7 +120,7 @@ class Queue:
             "locks_payloads": list(payloads),
             "locks_ids": _external_ids(external_id, len(payloads)),
             "locks_queue": checked(queue, "a queue"),
-            "locks_priority": _integer(priority, "priority"),
+            "locks_priority": integer(priority, "priority"),
             "locks_max_attempts": counted(max_attempts, "max_attempts"),
         }
         when = "now"
@@ -217,6 +235,17 @@ class Queue:
         """
         return RowsOperation(self._stats, {})
 
+    def _exchange(
+        self, done: Sequence[Any], limit: int, *, queue: str, host: str, after: tuple[Any, ...] | None
+    ) -> Operation[Any]:
+        """Complete jobs and capture others, as one act; what workers do. Gives an ``Exchanged``."""
+        values = {**self._jobs.owned(done), LIMIT: limit, "locks_queue": queue, "locks_host": host}
+        return Operation(self._exchanges[after is not None], values | ({} if after is None else position(after)))
+
+    def _running(self, *, queue: str, host: str) -> Operation[Any]:
+        """The running jobs that one worker has captured."""
+        return RowsOperation(self._held, {"locks_queue": queue, "locks_host": host})
+
     def topic(self, queue: str) -> str:
         """What those who listen are told when jobs are put into a queue (PostgreSQL)."""
         return self._jobs.topic(queue)
@@ -266,14 +295,6 @@ def _instant(given: Any) -> datetime:
     if given.tzinfo is None or given.utcoffset() is None:
         raise ValueError(f"run_at needs a time zone: {given!r} is another instant on another machine")
     return given.astimezone(timezone.utc)
-
-
-def _integer(given: Any, what: str) -> int:
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f"{what} is an int, not {given!r}")
-    if not -(2**31) <= given < 2**31:
-        raise ValueError(f"{what} has 32 bits, and {given} has more")
-    return given
 
 
 def _storable(error: str) -> str:

@@ -16,14 +16,16 @@ from typing import Any
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
 
 from . import tasks
-from .capture import Capture, counted
+from .capture import Capture
 from .clock import Ago, Now
 from .conditional import Conditional
+from .counts import counted
 from .durations import LONGEST, span
 from .names import checked
 from .operation import Operation, Place, RowsOperation, shaped
+from .proof import captured
 from .roles import ONE, At, Rows, bound, named, raised, retries_left
-from .taking import LIMIT, Taking, captured, inlined
+from .taking import LIMIT, Taking, inlined
 
 _ROLES = ("queue", "id", "status", "claim", "updated_at", "timeout", "retries")
 _LONGEST_STATUS = 64

@@ -480,7 +480,7 @@ def test_what_is_no_worker_is_refused(engine_to: MakeEngine) -> None:
         sl.Worker(queue, None, bind=engine)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes a Queue"):
         sl.Worker(handler, handler, bind=engine)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="an engine"):
+    with pytest.raises(TypeError, match="an Engine"):
         sl.Worker(queue, handler, bind="sqlite://")  # type: ignore[arg-type]
     for bad in ({"concurrency": 0}, {"batch": 0}, {"heartbeat": 0}, {"stalled_after": 20}, {"name": ""}):
         with pytest.raises(ValueError, match="at least|more than|must not be"):
