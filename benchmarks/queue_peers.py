@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 
 import asyncpg
 import procrastinate
-from pgqueuer.core.qm import QueueManager
 from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
+from pgqueuer.core.qm import QueueManager
 from pgqueuer.domain.types import QueueExecutionMode
 from pgqueuer.queries import Queries
 from sqlalchemy import URL

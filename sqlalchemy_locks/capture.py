@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from sqlalchemy import (
     select,
@@ -34,6 +34,7 @@ from .errors import LockLost, Unsupported
 from .operation import Body, Place, RowsOperation, Run, execute_in_session
 from .ordering import directions, in_order, rearranged
 from .proof import proven
+from .shapes import MYPY
 from .taking import (
     LIMIT,
     Taking,
@@ -50,6 +51,13 @@ from .taking import (
     still_there,
     updating,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Table
+
+    from .shapes import E, R, Selects, T, Vague, class_of, of_shape
 
 
 class Capture(Body):
@@ -269,7 +277,9 @@ class _Own(Capture):
         return self._taking.target.route()
 
 
-def capture(entity: Any, *, where: Any = (), values: Mapping[Any, Any], order_by: Any = (), limit: int = 1) -> Any:
+def _capture(
+    entity: Any, *, where: Any = (), values: Mapping[Any, Any], order_by: Any = (), limit: int = 1
+) -> RowsOperation[Any]:
     """Take rows of your own that nobody else is taking: choose, change and get them, as one act.
 
     :param entity: a mapped class (in a session its entities come back, fresh and in the identity map), or a ``Table``.
@@ -314,3 +324,45 @@ def _refuse_joins(taking: Taking) -> None:
             f"capture: the conditions join {others} to {taking.table}, and a row could be found twice: "
             "put the other table into an exists()"
         )
+
+
+if TYPE_CHECKING:
+    if MYPY:
+        from mypy_extensions import DefaultNamedArg, NamedArg
+
+        _Typed = Callable[
+            [
+                type[T],
+                DefaultNamedArg(Any, "where"),
+                NamedArg(Mapping[Any, Any], "values"),
+                DefaultNamedArg(Any, "order_by"),
+                DefaultNamedArg(int, "limit"),
+            ],
+            RowsOperation[R],
+        ]
+
+        def _of_class(selects: Selects[T, R]) -> Callable[[Vague], _Typed[T, R]]: ...
+
+        @overload
+        def capture(  # pyright: ignore[reportOverlappingOverload]
+            entity: Table, *, where: Any = (), values: Mapping[Any, Any], order_by: Any = (), limit: int = 1
+        ) -> RowsOperation[Any]: ...
+        @overload
+        @_of_class(select)
+        def capture(entity: Any, *, values: Any) -> RowsOperation[Any]: ...
+        def capture(entity: Any, **given: Any) -> Any: ...  # pyright: ignore[reportRedeclaration]
+
+    else:
+
+        def capture(
+            entity: type[E] | Table,
+            *,
+            where: Any = (),
+            values: Mapping[Any, Any],
+            order_by: Any = (),
+            limit: int = 1,
+        ):
+            return of_shape(select(class_of(entity)))
+else:
+    capture = _capture
+    capture.__name__ = capture.__qualname__ = "capture"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from sqlalchemy import Engine, Index, literal, select
 
@@ -27,11 +27,28 @@ from .operation import Operation, RowsOperation, shaped
 from .put import Put
 from .schema import job_indexes
 from .settling import Complete, Fail, Heartbeat, Release
+from .shapes import MYPY, E, Given
 from .sweeping import Delete, Requeue, Stats
 from .taking import LIMIT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Table
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from .shapes import R, Selects, T, Vague, class_in, of_shape
+
+    if MYPY:
+        from mypy_extensions import DefaultArg, DefaultNamedArg
+
+        _Typed = Callable[
+            ["Queue[T]", DefaultArg(int, "limit"), DefaultNamedArg(str, "queue"), DefaultNamedArg(str | None, "host")],
+            RowsOperation[R],
+        ]
+
+        def _of_class(selects: Selects[T, R]) -> Callable[[Vague], _Typed[T, R]]: ...
+
 
 DEFAULT_QUEUE = "default"
 #: what every engine's column for errors can hold, its end being what matters
@@ -39,7 +56,7 @@ LONGEST_ERROR = 16000
 _SOME_ID = UUID(int=0)
 
 
-class Queue:
+class Queue(Given[E]):
     """A queue, or many under different names, in the table ``lock.job`` or a table of your own.
 
     :param entity: a mapped class or ``Table`` of your own (``sqlalchemy_locks.JobColumns`` is a mixin with what it
@@ -59,7 +76,7 @@ class Queue:
 
     def __init__(
         self,
-        entity: Any = None,
+        entity: type[E] | Table | None = None,
         *,
         bind: Engine | AsyncEngine | None = None,
         notify: bool = True,
@@ -109,6 +126,9 @@ class Queue:
         :raises ValueError: for a ``datetime`` without a time zone, another number of ids than of payloads, or the same
             id twice.
 
+        Executed again, it puts other jobs, unless their ids are given; what ``Locks`` tries again after a lost answer
+        puts the same ones.
+
         One statement for the whole batch, in the order of the ids where they are given, so that two who put the same
         ones can't deadlock; on MySQL and MariaDB a look for known ids before it, where any are given.
         """
@@ -130,7 +150,7 @@ class Queue:
             when, values["locks_run_in"] = "in", span(run_in, "run_in")
         return Operation(self._put[when, external_id is not None], values)
 
-    def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> RowsOperation[Any]:
+    def _captures(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> RowsOperation[Any]:
         """Take jobs that are due and that nobody else has.
 
         :param limit: how many at most.
@@ -149,6 +169,20 @@ class Queue:
         if self._jobs.target is not None and self._jobs.target.mapper is not None:
             operation._entity_is(self._jobs.target.entity)
         return operation
+
+    if TYPE_CHECKING:
+        if MYPY:
+
+            @_of_class(select)  # pyright: ignore[reportPossiblyUnboundVariable]
+            def capture(self, limit: int = 1) -> RowsOperation[Any]: ...  # pyright: ignore[reportRedeclaration]
+
+        else:
+
+            def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None):
+                return of_shape(select(class_in(self)))
+    else:
+        capture = _captures
+        capture.__name__, capture.__qualname__ = "capture", "Queue.capture"
 
     @shaped(select(literal(1)))
     def complete(self, jobs: Any) -> Operation[Any]:
@@ -264,9 +298,10 @@ class Queue:
         return job_indexes(at.roles, at.table.name, partial=partial)
 
 
-def _external_ids(given: Any, number: int) -> list[UUID]:
+def _external_ids(given: Any, number: int) -> list[UUID] | None:
+    """Those that were given; the others are drawn when the jobs are put, since an operation may be executed again."""
     if given is None:
-        return [uuid4() for _ in range(number)]
+        return None
     several = [given] if isinstance(given, (str, UUID)) else list(given)
     if len(several) != number:
         raise ValueError(f"Queue.put: {number} payloads need {number} external ids, and {len(several)} were given")
