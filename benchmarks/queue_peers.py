@@ -25,10 +25,6 @@ Fill = Callable[[int], None]
 Work = Callable[[int], None]
 
 
-def _options(commit: str) -> str:
-    return f"-c synchronous_commit={commit}"
-
-
 @contextlib.contextmanager
 def pgqueuer(url: URL, commit: str) -> Iterator[tuple[Fill, Work]]:
     """pgqueuer's ``QueueManager``."""
@@ -74,7 +70,9 @@ def procrastinates(url: URL, commit: str) -> Iterator[tuple[Fill, Work]]:
 
     def app() -> procrastinate.App:
         made = procrastinate.App(
-            connector=procrastinate.PsycopgConnector(conninfo=plain, kwargs={"options": _options(commit)})
+            connector=procrastinate.PsycopgConnector(
+                conninfo=plain, kwargs={"options": f"-c synchronous_commit={commit}"}
+            )
         )
 
         @made.task(name="job")

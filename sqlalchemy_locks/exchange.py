@@ -104,12 +104,11 @@ class Exchange(Take):
         if place.engine.locking != "functions":
             return None
         done = self._complete.changing(place).returning(ONE.label("one")).cte("done")
-        ended: Any = select(func.count()).select_from(done).scalar_subquery()
+        # one row, whatever was ended and whatever is taken
+        told = select(func.count().label("ended")).select_from(done).cte("told")
         taken = captured_cte(taking)
-        always = select(ended.label("ended")).cte("told")
-        rows = select(*(taken.c[column.key] for column in taking.table.c), always.c.ended)
-        joined = always.outerjoin(taken, literal_column("true"))
-        return rows.select_from(joined).order_by(taken.c[NUMBER])
+        rows = select(*(taken.c[column.key] for column in taking.table.c), told.c.ended)
+        return rows.select_from(told.outerjoin(taken, literal_column("true"))).order_by(taken.c[NUMBER])
 
     def because(self, place: Place) -> str:
         return "which ends jobs and takes others one after the other"
