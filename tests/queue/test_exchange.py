@@ -245,6 +245,23 @@ def searching(node: Any) -> int:
     return sum(searching(below) for below in node.get("Plans", ()))
 
 
+def test_what_ends_jobs_goes_by_their_primary_key(engine_to: MakeEngine) -> None:
+    """By the statistics of a quiet moment no job runs, and the index of those that do looks like the cheapest."""
+    engine = engine_to("postgresql15")
+    put(engine, *range(3000))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE lock.job"))
+        for operation in (
+            queue.complete([(1, 1), (2, 1)]),
+            queue.heartbeat([(1, 1), (2, 1)]),
+            queue._exchange([(1, 1), (2, 1)], 10, queue="default", host="h", after=None),
+        ):
+            compiled: Any = operation.compile(engine, compile_kwargs={"render_postcompile": True})
+            plan = connection.exec_driver_sql(f"EXPLAIN {compiled}", compiled.params).scalars().all()
+            assert not [line for line in plan if "job_running" in line]
+            assert [line for line in plan if "job_pkey" in line]
+
+
 # what is put, and by whom
 
 
