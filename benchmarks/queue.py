@@ -104,25 +104,24 @@ def worked(engine: Engine, concurrency: int, jobs: int = JOBS) -> Variant:
 
 
 class Processor:
-    """How much time of the processor this process and the sessions of a server have had, in seconds.
+    """How much time of the processor this process and a server have had, in seconds, housekeeping left out."""
 
-    :param ended: those of sessions that have ended meanwhile, too; and those of the server's own housekeeping.
-    """
-
-    def __init__(self, engine: Engine, *, ended: bool) -> None:
-        with engine.connect() as connection:
-            backend = connection.scalar(text("SELECT pg_backend_pid()"))
-        self._server, self._ended = self._stat(backend)[1], ended
+    def __init__(self, engine: Engine) -> None:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("ALTER SYSTEM SET autovacuum = off"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+            self._server = self._stat(connection.scalar(text("SELECT pg_backend_pid()")))[1]
 
     def __call__(self) -> float:
-        server = sum(self._stat(self._server)[13:15]) / os.sysconf("SC_CLK_TCK") if self._ended else 0.0
-        for process in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                if self._stat(int(process.name))[1] != self._server:
-                    continue
-                if self._ended or b"127.0.0.1" in (process / "cmdline").read_bytes():
-                    server += int((process / "schedstat").read_text().split()[0]) / 1e9
-        return time.process_time() + server
+        while True:
+            before = self._stat(self._server)[13:15]
+            ticks = sum(before)  # of sessions that have ended
+            for process in Path("/proc").iterdir():
+                with contextlib.suppress(OSError, ValueError):
+                    stat = self._stat(int(process.name))
+                    ticks += sum(stat[11:13]) if stat[1] == self._server else 0
+            if self._stat(self._server)[13:15] == before:  # else one has ended meanwhile, and was counted twice
+                return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
     @staticmethod
     def _stat(process: int) -> list[int]:
@@ -167,9 +166,9 @@ def variants(url: URL, commit: str) -> Iterator[dict[str, Measured]]:
 def report_ratios(url: URL, commit: str) -> None:
     print(f"\ncaptured and completed, synchronous_commit {commit}")
     engine = create_engine(url)
-    now = Processor(engine, ended=True)
+    now = Processor(engine)
     with variants(url, commit) as made:
-        for batch in (1, 10, 100):
+        for batch in (100, 10, 1):
             spent: dict[str, list[float]] = {name: [] for name in made}
             for _ in range(ROUNDS):
                 for name, (refill, work, jobs) in made.items():
@@ -221,7 +220,7 @@ def report_round_trips(url: URL) -> None:
 def report_growth(url: URL) -> None:
     """A capture of 10 with few and with many jobs that wait, and behind many that are done."""
     engine = create_engine(url)
-    now = Processor(engine, ended=False)
+    now = Processor(engine)
     print("\ngrowth of a capture of 10")
     first = 0.0
     for waiting, finished in ((5000, 0), (100_000, 0), (1_000_000, 0), (100_000, 1_000_000)):
@@ -245,7 +244,7 @@ def report_growth(url: URL) -> None:
 def report_old_snapshot(url: URL) -> None:
     """Batches of 10, while another session's snapshot is older than all of them."""
     engine = create_engine(url, connect_args={"options": "-c synchronous_commit=off"})
-    jobs, now = 20_000, Processor(engine, ended=False)
+    jobs, now = 20_000, Processor(engine)
     print(f"\n{jobs:,} jobs under another session's old snapshot, by quarter")
     for name, quartered in {"from the head each time": _from_the_head, "Worker, 1 thread": _by_a_worker}.items():
         fill(engine, jobs)
