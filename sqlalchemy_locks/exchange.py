@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Row, bindparam, func, literal_column, select, tuple_
 from sqlalchemy.sql import Executable
 
-from .capture import Capture
+from .capturing import Capture
 from .clock import Ago, Now
 from .jobs import ORDER, Jobs, OnJobs
 from .operation import Place, Run

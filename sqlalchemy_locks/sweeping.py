@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Float, Integer, bindparam, case, cast, func, literal, literal_column, null, select, union_all
 from sqlalchemy.sql import Executable
 
-from .capture import Capture
+from .capturing import Capture
 from .clock import Ago, Instant
 from .jobs import Jobs, OnJobs
 from .operation import Place

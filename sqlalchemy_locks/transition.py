@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
 
 from . import tasks
-from .capture import Capture
+from .capturing import Capture
 from .clock import Ago, Now
 from .conditional import Conditional
 from .counts import counted
