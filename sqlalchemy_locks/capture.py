@@ -8,19 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
-from sqlalchemy import (
-    select,
-)
+from sqlalchemy import select
 
+from .capturing import Capture
 from .columns import Target
 from .counts import counted
 from .operation import Place, RowsOperation
 from .shapes import MYPY
-from .taking import (
-    LIMIT,
-    Taking,
-    choosing,
-)
+from .taking import LIMIT, Taking, choosing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +23,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Table
 
     from .shapes import E, R, Selects, T, Vague, class_of, of_shape
-
-
-from .capturing import Capture
 
 
 class _Own(Capture):

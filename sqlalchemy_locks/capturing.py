@@ -17,12 +17,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from sqlalchemy import (
-    select,
-    update,
-)
+from sqlalchemy import select, update
 from sqlalchemy.engine import Dialect, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
@@ -48,9 +45,6 @@ from .taking import (
     still_there,
     updating,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 class Capture(Body):
