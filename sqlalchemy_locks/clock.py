@@ -25,6 +25,17 @@ class Now(FunctionElement[datetime]):
     inherit_cache = True
 
 
+class Fresh(FunctionElement[datetime]):
+    """This instant, in UTC, by the server; fresh even after a wait inside the statement, where the engine has it so.
+
+    On MySQL and MariaDB it is. On PostgreSQL it is read before a row is waited for, and again only if the row has
+    changed: whoever must be sure locks the row first, in a CTE. SQLite's one wait is at the statement's beginning.
+    """
+
+    type = Instant()
+    inherit_cache = True
+
+
 class Epoch(FunctionElement[int]):
     """This instant as whole seconds since 1970, by the server; fresh even after a wait inside the statement."""
 

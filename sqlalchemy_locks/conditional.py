@@ -166,6 +166,8 @@ class Acquire(Conditional):
         self.answer = answer
         #: the same, waiting, for one that doesn't
         self.patient = patient
+        self.impatient = patient is not None
+        self.refused = False if answer == "whether" else None
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return self.rows.has("token")
@@ -274,7 +276,7 @@ class Acquire(Conditional):
             if "acquired" in row._fields and not row.acquired:
                 raise OutcomeUnknown(f"{self.name}: it was acquired, its answer was lost, and somebody has released it")
             return True if self.answer == "whether" else row.fence
-        return False if self.answer == "whether" else None
+        return self.refused
 
 
 def _first(cursor: Any) -> Any:

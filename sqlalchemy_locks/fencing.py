@@ -101,7 +101,8 @@ class _Fenced(Body):
     def run(self, run: Run) -> bool:
         if not self.single:
             self._refuse_autocommit(run)
-        written = run.execute(self._guarded(), {}).rowcount
+        with run.waiting():
+            written = run.execute(self._guarded(), {}).rowcount
         if not written or not self.single:
             newer = run.execute(self._newer(run), {}).scalar()
             if newer is not None:

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Engine, Insert, Integer, Select, String, Table, bindparam, func, literal, select
+from sqlalchemy import BigInteger, Insert, Integer, Select, String, Table, bindparam, func, literal, select
 from sqlalchemy.sql import Executable
 
 from .elements import Gate, ReadCommitted, Writable
 from .errors import LockTimeout
-from .operation import Run, translated
+from .operation import Run, beside, translated
 
 _KEY = bindparam("lock_key", type_=BigInteger())
 
@@ -45,30 +45,23 @@ def made_present(run: Run, *, may_insert: bool) -> bool:
     On a connection of its own, opened and closed for it: above READ COMMITTED the transaction's own look at an
     absent row would lock the gap, and its own first row could be rolled back under those who wait for it.
     """
-    app = run.connection.engine
-    aside = Engine(app.pool.recreate(), app.dialect, app.url)
     table = run.place.tables.locked_keys
     values = {"lock_key": run.values["lock_key"]}
-    options = {**run.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
     known, look, insert = _look_and_insert(table)
-    try:
-        with translated(run.engine), aside.connect() as connection:
-            connection = connection.execution_options(**options)
-            # without a lock where that tells: this connection's must not be in the way of the transaction's own
-            if connection.execute(known, values).first() is not None:
-                return True
-            try:
-                with translated(run.engine):
-                    if connection.execute(look, values).first() is not None:
-                        return True
-            except LockTimeout:
-                return True
-            if may_insert:
-                with run.engine.bounded(connection, 1), contextlib.suppress(LockTimeout), translated(run.engine):
-                    connection.execute(insert, values)
-            return may_insert
-    finally:
-        aside.dispose()
+    with beside(run) as connection:
+        # without a lock where that tells: this connection's must not be in the way of the transaction's own
+        if connection.execute(known, values).first() is not None:
+            return True
+        try:
+            with translated(run.engine):
+                if connection.execute(look, values).first() is not None:
+                    return True
+        except LockTimeout:
+            return True
+        if may_insert:
+            with run.engine.bounded(connection, 1), contextlib.suppress(LockTimeout), translated(run.engine):
+                connection.execute(insert, values)
+        return may_insert
 
 
 @cache

@@ -115,8 +115,10 @@ class Locks(Leases, Maintained):
         >>> if locks.once_per("hourly-report", every=3600):
         ...     send_report()
         """
-        timeout = Timeout(every=every, windowed=windowed, tz=tz)
-        operation, nonce = timeout.acquire(name, queue=queue), fresh_nonce()
+        return self._turn(Timeout(every=every, windowed=windowed, tz=tz), name, queue, fresh_nonce())
+
+    def _turn(self, timeout: Timeout, name: str, queue: str | None, nonce: str) -> bool:
+        operation = timeout.acquire(name, queue=queue)
         try:
             return bool(self._run(operation, nonce))
         except UnknownTask:
@@ -202,8 +204,13 @@ class Locks(Leases, Maintained):
                     connection.invalidate()  # not sent yet, and so not lost
                 return run_one(connection, operation, options)
         short = ShortTransaction(self._engine)
-        wait = every.get("locks_wait")
-        short.open(wait=None if wait is None else seconds(wait, "locks_wait"))
+        wait = 0 if operation._body.impatient else every.get("locks_wait")
+        try:
+            short.open(wait=None if wait is None else seconds(wait, "locks_wait"))
+        except LockTimeout:
+            if not operation._body.impatient:
+                raise
+            return operation._body.refused
         try:
             short.use()
             value = self._rows(short, operation, options) if entity else operation.value(short.connection, options)
@@ -361,15 +368,14 @@ class Hold:
         return Held(short, self._locks._session_maker)
 
     def _acquire(self, short: ShortTransaction, key: int, deadline: float | None) -> None:
-        if self._timeout == 0:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            # what is free is had, however long it took to come to ask for it
             if not short.connection.execute(self._try(key)).scalar():
                 raise self._timed_out()
             return
         operation = self._take(key)
-        if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._timed_out()
+        if left is not None:
             operation = operation.execution_options(locks_wait=left)
         short.connection.execute(operation)
 

@@ -19,12 +19,15 @@ from typing import Any
 from . import lock, semaphore
 from .durations import span
 from .leases import DAY, Alive
-from .operation import Operation
+from .operation import Operation, fresh_nonce
+from .timeout import Timeout
 from .transition import StateTransition
 from .values import Report
 
 #: of the timeouts that guard the tasks
 QUEUE = "sqlalchemy_locks.maintenance"
+#: a task that has failed is due again after so many seconds
+AGAIN = 60
 _log = logging.getLogger("sqlalchemy_locks")
 
 
@@ -61,7 +64,8 @@ TASKS = (
 class Maintained:
     """The maintenance part of ``Locks``."""
 
-    once_per: Callable[..., bool]
+    _run: Callable[..., Any]
+    _turn: Callable[..., bool]
 
     def maintain(self, *, alive: Alive | None = None) -> Report:
         """Do every sweep and clean-up that is due, and that nobody else has done in its period.
@@ -73,7 +77,8 @@ class Maintained:
 
         :return: a :class:`~sqlalchemy_locks.Report`: for each task that was due, how many rows it was about.
 
-        A task that fails doesn't keep the others from being done; its error is raised when they are.
+        A task that fails doesn't keep the others from being done; its error is raised when they are. Its turn is given
+        back: it is due again after a minute, for whoever of the fleet asks first.
 
         >>> locks.maintain().done
         {'tasks': 0, 'orphans': 0, 'requests': 0, 'history': 0, 'keys': 0}
@@ -82,13 +87,25 @@ class Maintained:
         failed: list[Exception] = []
         for task in TASKS:
             try:
-                if self.once_per(task.name, every=task.every, queue=QUEUE):
-                    done[task.name] = task.do(self, alive)
+                self._do(task, alive, done)
             except Exception as error:
                 failed.append(error)
         if failed:
             raise failed[0]
         return Report(done)
+
+    def _do(self, task: Task, alive: Alive | None, done: dict[str, int]) -> None:
+        turn, nonce = Timeout(every=task.every), fresh_nonce()
+        if not self._turn(turn, task.name, QUEUE, nonce):
+            return
+        try:
+            done[task.name] = task.do(self, alive)
+        except BaseException:
+            # a turn that was not used: soon it is somebody's again, but not at once, since what failed for one of a
+            # fleet will fail for the next
+            with contextlib.suppress(Exception):
+                self._run(turn._give_back(task.name, QUEUE, nonce, min(task.every, AGAIN)), nonce)
+            raise
 
     def maintenance(self, *, alive: Alive | None = None, every: float | timedelta = 60) -> Maintenance:
         """Have :meth:`maintain` called in the background while the block runs.

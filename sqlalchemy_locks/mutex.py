@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Boolean, DateTime, Integer, String, false, literal, or_, select, true
 
 from . import tasks
-from .clock import Now
+from .clock import Fresh
 from .conditional import Acquire, Answer, Conditional
 from .errors import OutcomeUnknown
 from .names import checked
@@ -172,7 +172,7 @@ class _Acquire(Acquire):
         if "owner" in at:
             changes[at["owner"]] = bound(at["owner"], "owner")
         if "acquired_at" in at:
-            changes[at["acquired_at"]] = Now()
+            changes[at["acquired_at"]] = Fresh()
         return changes | self.spent(at)
 
 

@@ -16,6 +16,7 @@ tests pin them on 2.0 and 2.1:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,6 +115,10 @@ class Run:
             return self.connection.execute(
                 statement, self.values if values is None else values, execution_options=self.options
             )
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Around statements that may wait for a lock: for no longer than was asked for."""
+        return contextlib.nullcontext() if self.wait is None else self.engine.bounded(self.connection, self.wait)
 
     def take_file(self, table: Table) -> None:
         """SQLite: take the write lock, by a write that writes nothing.
@@ -220,6 +225,23 @@ class translated:
                 raise ours from error
 
 
+@contextlib.contextmanager
+def beside(run: Run) -> Iterator[Connection]:
+    """A connection of its own, opened and closed for what a transaction can't do, or see, itself; in autocommit.
+
+    Not one of the pool's, which may have none left for who is holding one.
+    """
+    app = run.connection.engine
+    aside = sqlalchemy.Engine(app.pool.recreate(), app.dialect, app.url)
+    try:
+        with translated(run.engine), aside.connect() as connection:
+            yield connection.execution_options(
+                **{**run.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
+            )
+    finally:
+        aside.dispose()
+
+
 class Body:
     """What one kind of operation does. One instance serves every call of it."""
 
@@ -229,6 +251,9 @@ class Body:
     held_by: ClassVar[Literal["transaction", "connection"] | None] = None
     #: it works on this library's own tables or functions
     needs_installation: bool = True
+    #: it never waits, and even where beginning a transaction would, there is an answer (SQLite): ``refused``
+    impatient: bool = False
+    refused: Any = None
 
     def __init__(self) -> None:
         self._built: dict[Place, Executable | None] = {}
@@ -460,14 +485,6 @@ def shaped_rows(
 def listed(result: Result[Any]) -> list[Any]:
     """The rows of a result; where a row is one value, the values."""
     return list(result.scalars() if len(result.keys()) == 1 else result)
-
-
-def verify_clock(connection: Connection, engine: Engine) -> None:
-    """As ``verify``, whether the server has a clock that a wait doesn't stop."""
-    dialect: Any = connection.dialect
-    if not getattr(dialect, "_sqlalchemy_locks_clock", False):
-        engine.verify_clock(connection)
-        dialect._sqlalchemy_locks_clock = True
 
 
 def verify(connection: Connection, engine: Engine) -> None:

@@ -51,6 +51,10 @@ class Create(Body):
 
     def run(self, run: Run) -> int:
         ids, others = run.values[named("ids")], {k: v for k, v in run.values.items() if k != named("ids")}
+        with run.waiting():
+            return self._made(run, ids, others)
+
+    def _made(self, run: Run, ids: Sequence[Any], others: dict[str, Any]) -> int:
         statement = self.statement(run.place)
         if statement is not None:
             return sum(run.execute(statement, {**others, named("id"): id}).rowcount for id in ids)

@@ -35,9 +35,9 @@ from sqlalchemy import (
 
 from . import tasks, zones
 from .clock import Epoch
-from .conditional import Acquire, Answer
-from .operation import Operation, Place, RowsOperation, Run, seconds, shaped, shaped_rows, verify_clock
-from .roles import ID, At, Rows, named, one
+from .conditional import Acquire, Answer, Conditional
+from .operation import Operation, Place, RowsOperation, Run, seconds, shaped, shaped_rows
+from .roles import ID, At, Rows, bound, named, nonce_of, one
 from .several import Several
 
 _ROLES = ("queue", "id", "ts", "timeout", "token", "fence", "retries")
@@ -148,6 +148,11 @@ class Timeout:
         self._rows.require("fence", "a fencing token")
         return Operation(self._bodies.acquire["token", bool(nowait)], self._values(id, queue))
 
+    def _give_back(self, id: Any, queue: Any, nonce: str, due_in: float) -> Operation[Any]:
+        """Have what the acquisition with this nonce took, and nobody since, due again in so many seconds."""
+        whose = {named("whose"): nonce_of(self._rows, nonce), named("due"): math.ceil(due_in)}
+        return Operation(self._bodies.give_back, self._values(id, queue) | whose)
+
     @shaped_rows(select(ID))
     def capture(self, limit: int, *, queue: Any = None) -> RowsOperation[Any]:
         """Take several timeouts at once, whichever are free, passing over those that others are changing.
@@ -246,7 +251,6 @@ class _Acquire(Acquire):
         return {at["ts"]: now} | self.spent(at)
 
     def given(self, run: Run) -> dict[str, Any]:
-        verify_clock(run.connection, run.engine)
         given, instant = super().given(run), time.time()
         if self.kind.clock is not None:
             given[named("now")] = instant = _instant(self.kind.clock())
@@ -254,6 +258,23 @@ class _Acquire(Acquire):
             offsets = zones.around(self.kind.zone, instant)
             given |= {named(f"zone_{name}"): value for name, value in offsets._asdict().items()}
         return given
+
+
+class _GiveBack(Conditional):
+    """By the very acquisition whose nonce is given: its period is over in a while."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows, "timeout.give_back")
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True
+
+    def condition(self, at: At) -> list[Any]:
+        return [at["token"] == bound(at["token"], "whose")]
+
+    def changes(self, at: At) -> dict[Any, Any]:
+        every, due = (bindparam(named(name), type_=BigInteger()) for name in ("every", "due"))
+        return {at["ts"]: Epoch() - every + due}
 
 
 def _wide(column: Any) -> Any:
@@ -287,6 +308,7 @@ class _Bodies:
         self.create = {
             retries: tasks.Create(rows, "timeout.create", _initial, retries=retries) for retries in (False, True)
         }
+        self.give_back = _GiveBack(rows)
         self.set_retries = tasks.SetRetries(rows, "timeout.set_retries")
 
 

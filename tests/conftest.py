@@ -5,11 +5,16 @@ An engine that can't be had here is skipped with a sentence; under ``CI=true`` t
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,7 +66,8 @@ class Servers:
     def url(self, engine_name: str, driver: str, database: str) -> str:
         """A SQLAlchemy URL of a database that ``database()`` has made."""
         if engine_name == "sqlite":
-            return f"{SQLITE_DRIVERS[driver]}:///{self._folder / database}.db"
+            # its writers don't queue: on a busy machine one of them may be passed over for the 5 seconds of the default
+            return f"{SQLITE_DRIVERS[driver]}:///{self._folder / database}.db?timeout=120"
         return self.server(engine_name).url(driver, database)
 
     def database(self, engine_name: str) -> str:
@@ -92,6 +98,52 @@ def install(url: str, **options: str) -> None:
         operations = Operations(MigrationContext.configure(connection))
         operations.upgrade_locks(from_="base", to=STEPS[-1], **options)
     engine.dispose()
+
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test that failed has left open ends with it.
+
+    Its error keeps the frames of the test, and in them the connections, until the next test is called, which would
+    then fail for their ResourceWarnings.
+    """
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    if call.when == "teardown" and item.stash.get(_FAILED, False):
+        error = getattr(sys, "last_value", None)
+        for name in ("last_value", "last_traceback", "last_exc"):
+            with contextlib.suppress(AttributeError):
+                delattr(sys, name)
+        collect_what_is_left_of(error)
+    return report
+
+
+def collect_what_is_left_of(error: BaseException | None) -> None:
+    """Have everything that an error holds collected, without a word."""
+    found: list[object] = []
+    hook, sys.unraisablehook = sys.unraisablehook, found.append
+    try:
+        seen: set[int] = set()
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+        for _ in range(10):
+            found.clear()
+            gc.collect()
+            if not found:
+                break
+            time.sleep(0.05)  # aiosqlite's threads let go of the rest
+    finally:
+        found.clear()
+        gc.collect()
+        sys.unraisablehook = hook
 
 
 @pytest.fixture(scope="session")

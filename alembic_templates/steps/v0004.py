@@ -18,15 +18,16 @@ _ACQUIRE = "text[], integer[], text, text, double precision, text"
 
 #: Our functions, with the arguments that tell them from another's.
 FUNCTIONS: Mapping[str, str] = {
+    "semaphore_checked": "text, text",
     "semaphore_take_back": "bigint",
     "semaphore_grant": "bigint, text[], integer[]",
     "semaphore_known": "text, text[], integer[]",
     "semaphore_acquire": _ACQUIRE,
     "semaphore_release": "text, bigint, text",
     "semaphore_renew": "text, bigint, text",
-    "semaphore_create": "text, integer, text",
-    "semaphore_resize": "text, integer, text",
-    "semaphore_delete": "text, text",
+    "semaphore_create": "text, integer, text, text",
+    "semaphore_resize": "text, integer, text, text",
+    "semaphore_delete": "text, text, text",
 }
 BODIES: Mapping[str, Mapping[str, str]] = {
     variant: {name: f"semaphore/{name}.sql" for name in FUNCTIONS} for variant in ("advisory", "table", "yugabytedb")

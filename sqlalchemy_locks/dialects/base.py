@@ -75,9 +75,6 @@ class Engine:
     def verify(self, connection: Connection) -> None:
         """Refuse a server whose settings break a promise; asked once per engine."""
 
-    def verify_clock(self, connection: Connection) -> None:
-        """Refuse a server that can't tell the time after a wait; asked once per engine, by who needs it."""
-
     def autocommit(self, connection: Connection) -> bool:
         """Whether a statement's locks would end with the statement."""
         raise NotImplementedError

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Epoch, Hence, Instant, Later, Now
+from ..clock import Ago, Epoch, Fresh, Hence, Instant, Later, Now
 from ..elements import (
     DeleteByKey,
     Gate,
@@ -61,13 +61,6 @@ class MySQL(Engine):
             raise Unsupported(
                 f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock that was not free in time "
                 "ends the locks taken before it without a word: set it to OFF"
-            )
-
-    def verify_clock(self, connection: Connection) -> None:
-        if connection.exec_driver_sql("SELECT SLEEP(0.01), NOW(6) = SYSDATE(6)").one()[1]:
-            raise Unsupported(
-                f"{self.name} runs with sysdate-is-now, where no clock tells the time after a wait, so that one "
-                "period could be had twice: start the server without it"
             )
 
     def autocommit(self, connection: Connection) -> bool:
@@ -185,11 +178,29 @@ def _later(element: Later, compiler: Any, **kw: Any) -> str:
 @compiles(Epoch, "mysql")
 @compiles(Epoch, "mariadb")
 def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
-    # UTC_TIMESTAMP is when the statement began. SYSDATE is now, but in the session's zone; so is NOW, and between the
-    # two is the wait, or, where clocks were changed meanwhile, that and an hour more or less.
-    began = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-    waited = "MOD(TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) + 7200000000, 3600000000)"
-    return f"(({began} + {waited}) DIV 1000000)"
+    return f"({_ticks(compiler)} DIV 10000000 - 12219292800)"
+
+
+@compiles(Fresh, "mysql")
+@compiles(Fresh, "mariadb")
+def _fresh(element: Fresh, compiler: Any, **kw: Any) -> str:
+    microseconds = f"{_ticks(compiler)} DIV 10 - 12219292800000000"
+    return f"TIMESTAMPADD(MICROSECOND, {microseconds}, TIMESTAMP'1970-01-01 00:00:00')"
+
+
+def _ticks(compiler: Any) -> str:
+    """Tenths of a microsecond since 15 October 1582: the 60 bits of time in a UUID of version 1.
+
+    It is the one clock of these servers that is read where it stands, after a wait, and knows no zone: UTC_TIMESTAMP is
+    when the statement began, and SYSDATE is in the session's zone, whose clocks show an hour of autumn twice.
+    """
+    if compiler.dialect.is_mariadb:
+        # CHAR(92) is a backslash, whatever the sql_mode makes of one in a string
+        order = "CONCAT(CHAR(92), 3, CHAR(92), 2, CHAR(92), 1)"
+        digits = f"REGEXP_REPLACE(UUID(), '^(.{{8}})-(.{{4}})-1(.{{3}})-.*$', {order})"
+    else:
+        digits = "SUBSTRING(HEX(UUID_TO_BIN(UUID(), 1)), 2, 15)"
+    return f"CAST(CONV({digits}, 16, 10) AS UNSIGNED)"
 
 
 @compiles(DeleteByKey, "mysql")

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Epoch, Hence, Later, Now
+from ..clock import Ago, Epoch, Fresh, Hence, Later, Now
 from ..elements import InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from ..schema import Payload
@@ -185,9 +185,11 @@ def _function(element: LockFunction, compiler: Any, **kw: Any) -> str:
     return f"{schema}.{element.name}{compiler.function_argspec(element, **kw)}"
 
 
+@compiles(Fresh, "postgresql")
+@compiles(Fresh, "yugabytedb")
 @compiles(Now, "postgresql")
 @compiles(Now, "yugabytedb")
-def _now(element: Now, compiler: Any, **kw: Any) -> str:
+def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "clock_timestamp()"
 
 

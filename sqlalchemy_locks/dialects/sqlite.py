@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Epoch, Hence, Later, Now
+from ..clock import Ago, Epoch, Fresh, Hence, Later, Now
 from ..elements import InsertAbsent
 from ..errors import LockError, LockTimeout, MustRollback
 from .base import Engine, nothing
@@ -95,8 +95,9 @@ def _later(element: Later, compiler: Any, **kw: Any) -> str:
 
 
 # Six digits of a second, as SQLAlchemy writes and reads them; SQLite has three
+@compiles(Fresh, "sqlite")
 @compiles(Now, "sqlite")
-def _now(element: Now, compiler: Any, **kw: Any) -> str:
+def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"
 
 

@@ -26,7 +26,20 @@ from ..errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from ..names import checked
 from ..operation import Operation, Run, shaped
 from ..values import Grant
-from .base import SemaphoreBody, drop, locked, may_be_old, request_shared, surely, take_back, touch, used, utc, whole
+from .base import (
+    LOCK_WAIT,
+    SemaphoreBody,
+    drop,
+    locked,
+    may_be_old,
+    request_shared,
+    surely,
+    take_back,
+    touch,
+    used,
+    utc,
+    whole,
+)
 from .base import external_id as id_of
 from .statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
 
@@ -44,16 +57,13 @@ class Acquire(SemaphoreBody):
             bindparam("external_id", type_=Text()),
             bindparam("owner", type_=Text()),
             bindparam("ttl_seconds", type_=Float()),
-            bindparam("lock_wait", type_=Text()),
+            LOCK_WAIT,
             type_=NullType(),
         )
 
     def asked(self, call: LockFunction) -> Executable:
         granted = call.table_valued(*(column(name) for name in _ANSWER)).alias("granted")
         return select(*(granted.c[name] for name in _ANSWER))
-
-    def arguments(self, run: Run) -> dict[str, Any]:
-        return {**run.values, "lock_wait": None if run.wait is None else run.engine.wait_value(run.wait)}
 
     def answer(self, run: Run, row: Any) -> Grant:
         state, replayed, request_id, expires_at, fences, exhausted = row

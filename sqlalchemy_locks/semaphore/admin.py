@@ -11,7 +11,7 @@ from ..elements import LockFunction
 from ..errors import SemaphoreHeld, UnknownSemaphore
 from ..names import checked
 from ..operation import Operation, Run, shaped
-from .base import SemaphoreBody, locked, surely, take_back, touch, used, whole
+from .base import LOCK_WAIT, SemaphoreBody, locked, surely, take_back, touch, used, whole
 from .statements import DELETED, HELD, UNKNOWN
 
 _NAME, _BY = bindparam("name", type_=Text()), bindparam("changed_by", type_=Text())
@@ -20,7 +20,7 @@ _CAPACITY = bindparam("capacity", type_=Integer())
 
 class Create(SemaphoreBody):
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_create", _NAME, _CAPACITY, _BY, type_=Boolean())
+        return LockFunction("semaphore_create", _NAME, _CAPACITY, _BY, LOCK_WAIT, type_=Boolean())
 
     def by_statements(self, run: Run, made: Any) -> bool:
         name, capacity = run.values["name"], run.values["capacity"]
@@ -56,7 +56,7 @@ class Resize(SemaphoreBody):
         return False  # done again, it would undo what others did meanwhile
 
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, type_=Integer())
+        return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, LOCK_WAIT, type_=Integer())
 
     def answer(self, run: Run, row: Any) -> int:
         if row[0] is None:
@@ -79,7 +79,7 @@ class Delete(SemaphoreBody):
         return False  # done again, it would undo what others did meanwhile
 
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_delete", _NAME, _BY, type_=Text())
+        return LockFunction("semaphore_delete", _NAME, _BY, LOCK_WAIT, type_=Text())
 
     def answer(self, run: Run, row: Any) -> None:
         if row[0] == UNKNOWN:
@@ -120,8 +120,9 @@ _CREATE, _RESIZE, _DELETE = Create(), Resize(), Delete()
 
 
 def _values(name: str, by: str | None, **values: Any) -> dict[str, Any]:
+    # lock_wait for whoever has it compiled: each run gives its own
     changed_by = None if by is None else checked(by, "who changes a semaphore")
-    return {"name": checked(name, "a semaphore's name"), "changed_by": changed_by, **values}
+    return {"name": checked(name, "a semaphore's name"), "changed_by": changed_by, "lock_wait": None, **values}
 
 
 @shaped(select(literal(True)))

@@ -12,15 +12,18 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import select
+from sqlalchemy import Text, bindparam, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
 from ..elements import LockFunction
 from ..errors import Unsupported
 from ..names import checked
-from ..operation import Body, Operation, Place, Run
+from ..operation import Body, Operation, Place, Run, beside
 from .statements import statements
 
+#: of the functions: how long to wait, as the server's own setting takes it
+LOCK_WAIT = bindparam("lock_wait", type_=Text())
 #: the semaphores whose rows a transaction of InnoDB has changed itself: there it sees its own version of the row
 _TOUCHED: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
@@ -66,15 +69,14 @@ class SemaphoreBody(Body):
         statement = self.statement(run.place)
         if statement is not None:
             return self.answer(run, run.by_cursor(statement, self.arguments(run), _first))
-        waits = contextlib.nullcontext() if run.wait is None else run.engine.bounded(run.connection, run.wait)
-        with waits:
+        with run.waiting():
             if self.writes and run.engine.locking == "file":
                 self._take_file(run)
             return self.by_statements(run, self.statements(run))
 
     def arguments(self, run: Run) -> dict[str, Any]:
         """The parameters of the function's call."""
-        return run.values
+        return {**run.values, "lock_wait": None if run.wait is None else run.engine.wait_value(run.wait)}
 
     def answer(self, run: Run, row: Any) -> Any:
         """What comes back, of the one row that the function gave."""
@@ -104,7 +106,10 @@ def locked(run: Run, made: Any, name: str) -> Any:
 
 
 def request_shared(run: Run, made: Any) -> Any:
-    """The request's row, which nobody can end before this transaction does, if there is one."""
+    """The request's row, which nobody can end before this transaction does, if there is one.
+
+    Whether it has ``expired`` is by the instant at which its lock was had.
+    """
     return _request(run, made.request, made.chosen_shared, made.request_shared)
 
 
@@ -175,16 +180,36 @@ def _used_now(run: Run, made: Any, row: Any) -> tuple[int, Any]:
 
 def take_back(run: Run, made: Any, semaphore: int) -> int:
     """Release what has expired on a semaphore; how many requests that was."""
-    return len(take(run, made, [tuple(row) for row in run.execute(made.expired_of, {"which": semaphore})]))
+    judged = [tuple(row) for row in run.execute(made.expired_of, {"which": semaphore})]
+    if may_be_old(run):
+        judged += [(request, None) for request in _expired_since(run, made, semaphore)]
+    return len(take(run, made, judged))
 
 
-def take(run: Run, made: Any, judged: list[tuple[int, datetime]]) -> list[int]:
-    """Release those requests that are still as they were judged, passing over what somebody is working on."""
+def _expired_since(run: Run, made: Any, semaphore: int) -> list[int]:
+    """The requests that have expired, of those that a snapshot from before them doesn't show (InnoDB).
+
+    What it shows alive is alive, or has been released. Of the others the living ones must not be locked, since they
+    couldn't renew then before this transaction ends: so they are looked at from beside it.
+    """
+    holders = run.execute(made.holders, {"which": semaphore}).scalars().all()
+    shown = run.execute(made.shown, {"ids": holders}).scalars().all() if holders else ()
+    hidden = list(set(holders).difference(shown))
+    if not hidden:
+        return []
+    # a server that has no connection left to ask by: nobody is known to have expired, and so there is no room
+    with contextlib.suppress(DBAPIError), beside(run) as connection:
+        return list(connection.execute(made.expired_among, {"ids": hidden}, execution_options=run.options).scalars())
+    return []
+
+
+def take(run: Run, made: Any, judged: list[tuple[int, datetime | None]]) -> list[int]:
+    """Release those requests that have expired or are still as they were judged, but what somebody is working on."""
     if not judged:
         return []
     known = dict(judged)
     rows = run.execute(made.still, {"ids": list(known)}).all()
-    taken = [row.id for row in rows if row.renewed_at == known[row.id]]
+    taken = [row.id for row in rows if row.expired or row.renewed_at == known[row.id]]
     for request in taken:
         end(run, made, request)
     return taken

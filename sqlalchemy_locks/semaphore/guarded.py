@@ -34,11 +34,11 @@ class Guarded(SemaphoreBody):
 
     def run(self, run: Run) -> bool:
         # not by_statements of the base, as the wait is for the look only: the write is the app's own
-        if run.engine.locking == "file":
-            self._take_file(run)
-        made = self.statements(run)
         called, number = run.values["external_id"], run.values["request_id"]
-        request = request_shared(run, made)
+        with run.waiting():
+            if run.engine.locking == "file":
+                self._take_file(run)
+            request = request_shared(run, self.statements(run))
         if request is None or request.state == RELEASED or request.expired or number not in (None, request.id):
             raise LockLost(
                 f"the permits of the request {called!r} are held no longer, so the write was not made: "
@@ -65,7 +65,8 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
     :param grant: what ``acquire`` gave, or the external id it was acquired with.
     :return: ``True`` when it was written, ``False`` when no row matches the statement's own condition.
     :raises LockLost: when the permits were released, taken back or swept, or their time ran out; nothing is written.
-    :raises LockTimeout: when the release of this request, under way elsewhere, took too long.
+    :raises LockTimeout: when the release of this request, under way elsewhere, took longer than the database, or the
+        option ``locks_wait`` (seconds), lets one wait.
 
     Unlike a fencing token it serves any capacity, and needs no column. Until its transaction ends, ``renew`` and
     ``release`` of this request wait: commit soon.

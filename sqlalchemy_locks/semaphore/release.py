@@ -9,21 +9,18 @@ from sqlalchemy import BigInteger, Boolean, Text, bindparam, literal, select
 from ..elements import LockFunction
 from ..operation import Operation, Run, shaped
 from ..values import Grant, Released
-from .base import SemaphoreBody, end, request_locked
+from .base import LOCK_WAIT, SemaphoreBody, end, request_locked
 from .base import external_id as id_of
 from .statements import RELEASED
 
 _ARGUMENTS = (
     bindparam("external_id", type_=Text()),
     bindparam("request_id", type_=BigInteger()),
-    bindparam("lock_wait", type_=Text()),
+    LOCK_WAIT,
 )
 
 
 class _OfRequest(SemaphoreBody):
-    def arguments(self, run: Run) -> dict[str, Any]:
-        return {**run.values, "lock_wait": None if run.wait is None else run.engine.wait_value(run.wait)}
-
     def locked(self, run: Run, made: Any) -> Any:
         """The request's row, locked; ``None`` without one, or when it is another's who has had the id since."""
         row = request_locked(run, made)

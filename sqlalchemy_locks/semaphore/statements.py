@@ -23,7 +23,7 @@ from sqlalchemy import (
     update,
 )
 
-from ..clock import Instant, Later, Now
+from ..clock import Fresh, Instant, Later, Now
 from ..elements import ReadUncommitted
 from ..schema import Tables
 
@@ -53,7 +53,6 @@ def statements(tables: Tables, *, rows: bool) -> Any:
     held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
     total = func.coalesce(func.sum(per.c.count), 0)
     names = select(sem.c.id, sem.c.capacity, sem.c.fence, dirty.label("dirty")).where(sem.c.name == _NAME)
-    request = select(req.c.id, req.c.state, until(req).label("until"), (until(req) <= Now()).label("expired"))
     called, chosen = req.c.external_id == _NAME, req.c.id == _ID
     state = select(req.c.id, req.c.state)
     permits = select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ID)
@@ -62,8 +61,8 @@ def statements(tables: Tables, *, rows: bool) -> Any:
         ask=insert(req),
         forget=delete(req).where(req.c.id == _ID),
         request=select(req.c.id).where(called),
-        request_shared=request.where(called).with_for_update(read=True),
-        chosen_shared=request.where(chosen).with_for_update(read=True),
+        request_shared=_shared(req, called, rows),
+        chosen_shared=_shared(req, chosen, rows),
         request_locked=state.where(called).with_for_update(),
         chosen_locked=state.where(chosen).with_for_update(),
         permits=permits,
@@ -100,6 +99,20 @@ def statements(tables: Tables, *, rows: bool) -> Any:
     )
 
 
+def _shared(req: Any, which: Any, rows: bool) -> Select[Any]:
+    """A request, locked; what it tells of itself is calculated when the lock was had."""
+    if rows:
+        return _told(req).where(which).with_for_update(read=True)
+    # PostgreSQL calculates what a statement gives before it waits for the row, so the lock is a step of its own
+    row = select(req.c.id, req.c.state, req.c.renewed_at, req.c.ttl_seconds).where(which).with_for_update(read=True)
+    return _told(row.cte("kept").prefix_with("MATERIALIZED"))
+
+
+def _told(request: Any) -> Select[Any]:
+    expired = until(request) <= Fresh()
+    return select(request.c.id, request.c.state, until(request).label("until"), expired.label("expired"))
+
+
 def _sweeps(tables: Tables) -> dict[str, Any]:
     req, per, his = tables.permit_request, tables.permit, tables.semaphore_history
     after = and_(req.c.state == HELD_STATE, req.c.id > bindparam("after", type_=BigInteger()))
@@ -118,7 +131,14 @@ def _sweeps(tables: Tables) -> dict[str, Any]:
         .order_by(req.c.id)
         .limit(BATCH),
         "owned": judged.add_columns(req.c.owner).where(after, req.c.owner.is_not(None)).order_by(req.c.id).limit(BATCH),
-        "still": judged.where(chosen, req.c.state == HELD_STATE).with_for_update(skip_locked=True),
+        "holders": select(per.c.permit_request_id)
+        .where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)
+        .with_for_update(read=True),
+        "shown": select(req.c.id).where(chosen),
+        "expired_among": select(req.c.id).where(chosen, req.c.state == HELD_STATE, until(req) <= Now()),
+        "still": judged.add_columns((until(req) <= Now()).label("expired"))
+        .where(chosen, req.c.state == HELD_STATE)
+        .with_for_update(skip_locked=True),
         "ago": select(Later(Now(), bindparam("seconds", type_=Float()))),
         "old": old.where(req.c.updated_at <= cutoff).order_by(req.c.updated_at).limit(BATCH),
         "old_locked": old.where(chosen).with_for_update(skip_locked=True),

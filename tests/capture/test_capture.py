@@ -6,13 +6,14 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, exists, func, select, text, update
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy import Engine, event, exists, func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, selectinload, with_loader_criteria
 from sqlalchemy.orm.exc import StaleDataError
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
+from tests.operation.parties import PATIENCE, async_connected, locked_rows
 
 from .conftest import ENGINES, MakeEngine, _databases
 from .models import Animal, Cat, Dog, Engineer, Line, Order, Part, Status
@@ -53,7 +54,7 @@ def test_two_take_different_rows_and_neither_waits(leveled: Engine) -> None:
 def test_many_at_once_take_each_row_once(leveled: Engine) -> None:
     fill(leveled, *orders(400))
     taken: list[int] = []
-    start = threading.Barrier(6)
+    start = threading.Barrier(6, timeout=PATIENCE)
 
     def work() -> None:
         with Session(leveled) as session:
@@ -310,9 +311,7 @@ def test_innodb_locks_hardly_more_than_it_takes(engine_to: MakeEngine, name: str
             connection.execute(ORDERS.insert(), rows)
         with engine.connect() as connection:
             assert len(connection.execute(paid(10)).all()) == 10
-            with create_engine(engine.url, poolclass=NullPool).connect() as watcher:
-                locked = watcher.scalar(text("SELECT max(trx_rows_locked) FROM information_schema.innodb_trx"))
-            assert locked <= 40
+            assert locked_rows(engine, connection) <= 40
             connection.rollback()
 
 
@@ -333,18 +332,17 @@ def test_awaited(engine_to: MakeEngine, servers: Any, name: str, driver: str) ->
     fill(engine_to(name), *orders(5))
 
     async def take() -> list[tuple[int, str]]:
-        engine = create_async_engine(servers.url(name, driver, _databases[name]), poolclass=NullPool)
-        async with AsyncSession(engine) as session:
-            known = await session.get_one(Order, 2)
-            taken = (await session.scalars(paid(3))).all()
-            assert taken[1] is known
-            found = [(order.id, order.status) for order in taken]
-            await session.rollback()
-        async with engine.connect() as connection:
-            rows = (await connection.execute(paid(3))).all()
-            assert [(row.id, row.status) for row in rows] == found
-        await engine.dispose()
-        return found
+        async with async_connected(servers.url(name, driver, _databases[name]), poolclass=NullPool) as engine:
+            async with AsyncSession(engine) as session:
+                known = await session.get_one(Order, 2)
+                taken = (await session.scalars(paid(3))).all()
+                assert taken[1] is known
+                found = [(order.id, order.status) for order in taken]
+                await session.rollback()
+            async with engine.connect() as connection:
+                rows = (await connection.execute(paid(3))).all()
+                assert [(row.id, row.status) for row in rows] == found
+            return found
 
     assert asyncio.run(take()) == [(1, "shipping"), (2, "shipping"), (3, "shipping")]
 

@@ -14,7 +14,9 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects import engine_of
 from tests.conftest import PLAIN, Servers
+from tests.operation.parties import PATIENCE
 
 from .clients import ASYNC, SYNC, Client
 
@@ -96,7 +98,7 @@ class World:
 
     def waits(self, future: Future[Any], before: int = 0) -> None:
         """Return when the server says that somebody waits for a lock; fail when the call returned instead."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + PATIENCE
         while self.waiting() <= before:
             assert not future.done(), f"it did not wait: {future}"
             assert time.monotonic() < deadline, "nobody waits"
@@ -144,7 +146,7 @@ class World:
 
         SQLite's waiters don't queue, so one may be passed over for the whole of its busy timeout.
         """
-        for _ in range(20):
+        for _ in range(1000):
             try:
                 return turn()
             except sl.LockTimeout:
@@ -152,10 +154,10 @@ class World:
                     raise
                 client.end(rollback=True)
             except DBAPIError as error:
-                if not self.is_innodb or error.orig is None or error.orig.args[0] != 1213:
+                if not self.is_innodb or not engine_of(self.plain.dialect).transient(error):
                     raise
                 client.end(rollback=True)
-        raise AssertionError("twenty times in a row")
+        raise AssertionError("a thousand times in a row")
 
     def close(self) -> None:
         # holders first: a client that still waits can't be closed before it has got, or lost, what it waits for
@@ -167,5 +169,7 @@ class World:
 @pytest.fixture(params=COMBINATIONS, ids=str)
 def world(request: pytest.FixtureRequest, servers: Servers) -> Iterator[World]:
     world = World(servers, request.param)
-    yield world
-    world.close()
+    try:
+        yield world
+    finally:
+        world.close()

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 import sqlalchemy_locks as sl
+from tests.operation.parties import PATIENCE
 
 from .clients import Client
 from .conftest import World
@@ -82,7 +83,7 @@ def test_who_waits_gets_it_when_the_holder_is_done(world: World, shared: bool) -
     waiting = b.later(b.hold, key, shared=shared)
     world.waits(waiting)
     a.end()
-    waiting.result(30)
+    waiting.result(PATIENCE)
     assert c.try_hold(key) is False
 
 
@@ -96,7 +97,7 @@ def test_a_try_never_waits_for_what_is_not_committed(world: World, committed: bo
     a.hold(key)
     # `later`, so that a try that waits fails here by its own deadlock with the test, not by a clock
     for shared in (False, True):
-        assert b.later(b.try_hold, key, shared=shared).result(30) is False
+        assert b.later(b.try_hold, key, shared=shared).result(PATIENCE) is False
         b.end()
     a.end(rollback=True)
     assert b.try_hold(key) is True
@@ -107,18 +108,18 @@ def test_other_keys_are_not_held(world: World) -> None:
         pytest.skip("SQLite has one lock: the database's write lock")
     a, b = world.client(), world.client()
     a.hold(world.key())
-    assert b.later(b.try_hold, world.key()).result(30) is True
+    assert b.later(b.try_hold, world.key()).result(PATIENCE) is True
     b.end()
-    b.later(b.hold, world.key()).result(30)
+    b.later(b.hold, world.key()).result(PATIENCE)
     b.end()
-    b.later(b.hold, world.key(), shared=True).result(30)
+    b.later(b.hold, world.key(), shared=True).result(PATIENCE)
     b.end()
-    assert b.later(b.try_hold, world.key(), shared=True).result(30) is True
+    assert b.later(b.try_hold, world.key(), shared=True).result(PATIENCE) is True
     b.end()
     assert a.try_hold(world.key()) if a.accumulates else True
-    assert b.later(b.try_hold, world.key()).result(30) is True
+    assert b.later(b.try_hold, world.key()).result(PATIENCE) is True
     b.end()
-    b.later(b.hold, world.key()).result(30)
+    b.later(b.hold, world.key()).result(PATIENCE)
 
 
 def test_a_lock_ends_with_a_rollback(world: World) -> None:
@@ -178,10 +179,10 @@ def test_a_wait_is_bounded(world: World) -> None:
     a, b = world.client(), world.client()
     a.hold(key)
     with pytest.raises(sl.LockTimeout):
-        b.later(b.hold, key, wait=0.2).result(60)
+        b.later(b.hold, key, wait=0.2).result(PATIENCE)
     b.end(rollback=True)
     a.end()
-    b.hold(key, wait=0.2)
+    b.hold(key, wait=60)
 
 
 def test_a_bounded_wait_leaves_no_setting_behind(world: World) -> None:
@@ -197,13 +198,13 @@ def test_a_bounded_wait_leaves_no_setting_behind(world: World) -> None:
     if a.accumulates:
         before = a.scalar(text(setting))
         a.end()
-        a.hold(world.key(), wait=3)
+        a.hold(world.key(), wait=60)
         assert a.scalar(text(setting)) == before
         return
     a.hold(world.key())
     before = a.scalar(text(setting))
     a.end()
-    a.hold(world.key(), wait=3)
+    a.hold(world.key(), wait=60)
     assert a.scalar(text(setting)) == before
 
 
@@ -223,13 +224,13 @@ def test_unlock_while_another_waits(world: World) -> None:
     world.waits(waiting)
     a.scalar(sl.lock.unlock(key))
     a.end()
-    waiting.result(30)
-    assert c.later(c.try_hold, key).result(30) is False
+    waiting.result(PATIENCE)
+    assert c.later(c.try_hold, key).result(PATIENCE) is False
     c.end()
     third = c.later(c.hold, key)
     world.waits(third)
     b.end()
-    third.result(30)
+    third.result(PATIENCE)
 
 
 def test_vacuum_while_another_waits(world: World) -> None:
@@ -246,11 +247,11 @@ def test_vacuum_while_another_waits(world: World) -> None:
         assert vacuum.scalar(sl.lock.vacuum()) >= 1
         waiting = b.later(b.hold, key)
         world.waits(waiting)
-        assert c.later(c.try_hold, key).result(30) is False
+        assert c.later(c.try_hold, key).result(PATIENCE) is False
         c.end()
         vacuum.commit()
-    waiting.result(30)
-    assert c.later(c.try_hold, key).result(30) is False
+    waiting.result(PATIENCE)
+    assert c.later(c.try_hold, key).result(PATIENCE) is False
 
 
 def test_vacuum_that_has_not_deleted_yet_while_another_waits(world: World) -> None:
@@ -269,13 +270,13 @@ def test_vacuum_that_has_not_deleted_yet_while_another_waits(world: World) -> No
         world.waits(waiting)
         vacuum.execute(text(f"DELETE FROM {world.table} WHERE {column} = :key"), number)
         vacuum.commit()
-    waiting.result(30)
-    assert c.later(c.try_hold, key).result(30) is False
+    waiting.result(PATIENCE)
+    assert c.later(c.try_hold, key).result(PATIENCE) is False
     c.end()
     third = c.later(c.hold, key)
     world.waits(third)
     b.end()
-    third.result(30)
+    third.result(PATIENCE)
 
 
 def test_vacuum_spares_what_is_held(world: World) -> None:
@@ -288,7 +289,7 @@ def test_vacuum_spares_what_is_held(world: World) -> None:
         a.end()
         assert b.scalar(sl.lock.vacuum()) == 0
         return
-    removed = b.later(b.scalar, sl.lock.vacuum()).result(30)
+    removed = b.later(b.scalar, sl.lock.vacuum()).result(PATIENCE)
     b.end()
     assert (removed >= 1) if world.table else (removed == 0)
     assert c.try_hold(held) is False
@@ -307,8 +308,8 @@ def test_unlock_by_two_sharers_does_not_deadlock(world: World) -> None:
     a.end()
     a.hold(key, shared=True)
     b.hold(key, shared=True)
-    a.later(a.scalar, sl.lock.unlock(key)).result(30)
-    b.later(b.scalar, sl.lock.unlock(key)).result(30)
+    a.later(a.scalar, sl.lock.unlock(key)).result(PATIENCE)
+    b.later(b.scalar, sl.lock.unlock(key)).result(PATIENCE)
     a.end()
     b.end()
     assert a.try_hold(key) is True
@@ -324,7 +325,7 @@ def test_two_holders_never(world: World) -> None:
     witness = {key: [0, 0] for key in keys}
     guard = threading.Lock()
     overlaps: list[str] = []
-    barrier = threading.Barrier(4)
+    barrier = threading.Barrier(4, timeout=PATIENCE)
 
     def enter(key: str, shared: bool) -> None:
         with guard:
@@ -388,7 +389,7 @@ class _Thread(threading.Thread):
             self._error = error
 
     def outcome(self):
-        self.join(120)
+        self.join(3 * PATIENCE)
         assert not self.is_alive(), "still waiting"
         if self._error is not None:
             raise self._error

@@ -7,6 +7,7 @@ from datetime import datetime
 import pytest
 
 import sqlalchemy_locks as sl
+from tests.operation.parties import PATIENCE, in_one_day
 
 from .conftest import World
 
@@ -64,7 +65,7 @@ def test_an_uncommitted_holder_is_waited_for(world: World) -> None:
         assert c.scalar(mutex.acquire(id, nowait=True)) is False
         c.end()
         a.end(rollback=True)
-        assert waiting.result(30) is True
+        assert waiting.result(PATIENCE) is True
         b.end()
         assert c.scalar(mutex.acquire(id)) is False
         c.end()
@@ -81,7 +82,7 @@ def test_a_wait_is_bounded(world: World) -> None:
         b.scalar(mutex.acquire(id).execution_options(locks_wait=0.05))
     b.end(rollback=True)
     a.end()
-    assert b.scalar(mutex.acquire(id).execution_options(locks_wait=5)) is False
+    assert b.scalar(mutex.acquire(id).execution_options(locks_wait=60)) is False
     b.end()
 
 
@@ -211,11 +212,16 @@ def test_days_of_a_zone_change_at_its_midnight(world: World) -> None:
 
 
 def test_by_the_server_s_clock(world: World) -> None:
-    a, id = world.client(), world.key()
-    for timeout in (sl.Timeout(every=86400), sl.Timeout(every=86400, windowed=True)):
-        a.scalar(timeout.create(id))
-    assert a.scalar(sl.Timeout(every=86400).acquire(id)) is True
-    assert a.scalar(sl.Timeout(every=86400).acquire(id)) is False
-    assert a.scalar(sl.Timeout(every=86400, windowed=True).acquire(id)) is False
-    assert a.scalar(sl.Timeout(every=86400, windowed=True, tz="Asia/Kolkata").acquire(id)) is False
+    a = world.client()
+
+    def once_a_day() -> None:
+        id = world.key()
+        for timeout in (sl.Timeout(every=86400), sl.Timeout(every=86400, windowed=True)):
+            a.scalar(timeout.create(id))
+        assert a.scalar(sl.Timeout(every=86400).acquire(id)) is True
+        assert a.scalar(sl.Timeout(every=86400).acquire(id)) is False
+        assert a.scalar(sl.Timeout(every=86400, windowed=True).acquire(id)) is False
+        assert a.scalar(sl.Timeout(every=86400, windowed=True, tz="Asia/Kolkata").acquire(id)) is False
+
+    in_one_day(once_a_day, "Asia/Kolkata")
     a.end()

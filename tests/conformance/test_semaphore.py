@@ -142,7 +142,7 @@ def test_less_capacity_evicts_nobody_and_grants_nobody(world: World) -> None:
 def test_sweep_and_clean(world: World) -> None:
     a = world.client()
     name = semaphore(world, a, 3)
-    expired, kept, endless = (run(a, sl.semaphore.acquire({name: 1}, ttl=ttl)) for ttl in (60, 60, None))
+    expired, kept, endless = (run(a, sl.semaphore.acquire({name: 1}, ttl=ttl)) for ttl in (3600, 3600, None))
     world.expire(expired)
     assert run(a, sl.semaphore.sweep(stale_after=3600)) >= 1
     assert run(a, sl.semaphore.release(expired)) == "ALREADY_RELEASED"
@@ -153,9 +153,9 @@ def test_sweep_and_clean(world: World) -> None:
     world.expire(endless)
     assert run(a, sl.semaphore.sweep(stale_after=timedelta(hours=1))) >= 1
     assert run(a, sl.semaphore.release(endless)) == "ALREADY_RELEASED"
-    assert run(a, sl.semaphore.clean(older_than=3600)) == 0
+    assert run(a, sl.semaphore.clean(older_than=86400)) == 0
     while run(a, sl.semaphore.clean(older_than=0)):
         pass
     assert run(a, sl.semaphore.release(endless)) == "UNKNOWN"
-    assert run(a, sl.semaphore.clean_history(older_than=3600)) == 0
+    assert run(a, sl.semaphore.clean_history(older_than=86400)) == 0
     assert run(a, sl.semaphore.release(kept)) == "RELEASED"

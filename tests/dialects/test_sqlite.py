@@ -22,8 +22,8 @@ WAITS: list[Any] = [
     lambda: sl.lock.exclusive("a"),
     lambda: sl.lock.shared("a"),
     lambda: sl.lock.row(PAGE, 1),
-    lambda: sl.lock.exclusive("a").execution_options(locks_wait=20),
-    lambda: sl.lock.row(PAGE, 1).execution_options(locks_wait=20),
+    lambda: sl.lock.exclusive("a").execution_options(locks_wait=PATIENCE),
+    lambda: sl.lock.row(PAGE, 1).execution_options(locks_wait=PATIENCE),
 ]
 Make = Callable[..., Engine]
 
@@ -46,7 +46,7 @@ def make(path: Path) -> Iterator[Make]:
     """Engines to it; ``deferred=True`` begins transactions as SQLAlchemy's documentation tells one to."""
     made: list[Engine] = []
 
-    def engine(*, deferred: bool = False, timeout: float = 10, **options: Any) -> Engine:
+    def engine(*, deferred: bool = False, timeout: float = PATIENCE, **options: Any) -> Engine:
         engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": timeout}, **options)
         if deferred:
             begin_deferred(engine)
@@ -190,7 +190,7 @@ def test_begin_immediate_with_sessions_and_async(make: Make, path: Path) -> None
 @pytest.mark.parametrize("timeout", [0, 0.05])
 def test_locks_wait_as_long_as_they_are_told_with_begin_immediate(make: Make, timeout: float) -> None:
     """And not as long as the driver would at BEGIN."""
-    engine = make(timeout=4 * PATIENCE)
+    engine = make(timeout=2 * PATIENCE)
     sl.sqlite.begin_immediate(engine)
     with make().connect() as holder:
         write(holder)

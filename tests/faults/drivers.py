@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import async_connected, connected, installed
+from tests.operation.parties import PATIENCE, async_connected, connected, installed
 
 from .proxy import Proxy
 
@@ -33,7 +33,7 @@ ASYNC = [
 sync = pytest.mark.parametrize(("name", "driver"), SYNC, ids=["-".join(pair) for pair in SYNC])
 asynchronous = pytest.mark.parametrize(("name", "driver"), ASYNC, ids=["-".join(pair) for pair in ASYNC])
 
-ONE: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 10}
+ONE: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE}
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def good_as_new(engine: Engine) -> None:
     """Nothing is leaked, and the one connection that there is can lock and work."""
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     for _ in range(2):
-        with sl.Locks(engine).exclusive("good as new", timeout=10) as held:
+        with sl.Locks(engine).exclusive("good as new", timeout=PATIENCE) as held:
             held.session.execute(sl.lock.shared("good as new"))
         with engine.connect() as connection:
             assert connection.exec_driver_sql("SELECT 1").scalar() == 1
@@ -67,7 +67,7 @@ async def good_as_new_async(engine: AsyncEngine) -> None:
     """As ``good_as_new``."""
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     for _ in range(2):
-        async with sl.AsyncLocks(engine).exclusive("good as new", timeout=10) as held:
+        async with sl.AsyncLocks(engine).exclusive("good as new", timeout=PATIENCE) as held:
             await held.session.execute(sl.lock.shared("good as new"))
         async with engine.connect() as connection:
             assert (await connection.exec_driver_sql("SELECT 1")).scalar() == 1

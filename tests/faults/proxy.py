@@ -25,7 +25,8 @@ class Proxy:
         self._lost: tuple[bytes, Callable[[], object]] | None = None
         #: the answers that were kept back
         self.losses = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     @property
     def url(self) -> str:
@@ -58,6 +59,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
+        if threading.current_thread() is not self._acceptor:
+            self._acceptor.join()  # what it has accepted last is cut, too
         self.cut()
 
     def _accept(self) -> None:
@@ -96,10 +99,13 @@ class Proxy:
             if not losing:
                 return True
             self.losses += 1
-            losing.pop()()
-            for end in (source, target):
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
+            try:
+                losing.pop()()
+            finally:
+                # whatever went wrong meanwhile, who asked must not wait for ever
+                for end in (source, target):
+                    with contextlib.suppress(OSError):
+                        end.shutdown(socket.SHUT_RDWR)
             return False
 
         self._forward(source, target, wanted)

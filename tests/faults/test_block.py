@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers
+from tests.operation.parties import PATIENCE, all_of, later, until
 
 SERVERS = ["postgresql15", "yugabytedb", "mysql", "mariadb"]
 TABLE = "CREATE TABLE IF NOT EXISTS payment (id INTEGER PRIMARY KEY, note VARCHAR(20))"
@@ -93,19 +94,18 @@ def test_a_deadlock_that_was_passed_over_is_a_lost_lock(engine: Engine) -> None:
             second_has_its_row.set()
             connection.exec_driver_sql("UPDATE payment SET note = 'other' WHERE id = 1")
 
-    thread = threading.Thread(target=other)
     with pytest.raises(sl.LockLost):
         with sl.Locks(engine).exclusive("deadlocked") as held:
             held.session.execute(text("UPDATE payment SET note = 'mine' WHERE id = 1"))
-            thread.start()
-            assert second_has_its_row.wait(30)
+            others = later(other)
+            assert second_has_its_row.wait(PATIENCE)
             try:
                 held.session.execute(text("UPDATE payment SET note = 'mine' WHERE id = 2"))
             except DBAPIError:
                 victim.set()
             assert victim.is_set(), "the other one was chosen"
             held.session.execute(text("INSERT INTO payment (id) VALUES (100)"))
-    thread.join(30)
+    others.result(PATIENCE)
     assert 100 not in payments(engine)
 
 
@@ -144,27 +144,15 @@ def test_a_pool_of_one_connection_for_all_is_refused() -> None:
 
 @pytest.mark.parametrize("engine", ["mysql", "mariadb"], indirect=True)
 def test_a_wait_for_a_session_lock_that_was_killed_is_no_lock(engine: Engine) -> None:
-    started = threading.Event()
-    with engine.connect() as holder, engine.connect() as waiter:
+    waits = text("SELECT count(*) FROM information_schema.processlist WHERE id = :id AND state = 'User lock'")
+    with engine.connect() as holder, engine.connect() as waiter, engine.connect() as killer:
         holder.execute(sl.lock.session_exclusive("killed"))
         waiter_id = waiter.connection.driver_connection.thread_id()  # type: ignore[union-attr]
-
-        def kill() -> None:
-            started.wait(30)
-            with engine.connect() as killer:
-                while not killer.scalar(
-                    text("SELECT count(*) FROM information_schema.processlist WHERE id = :id AND state = 'User lock'"),
-                    {"id": waiter_id},
-                ):
-                    pass
-                killer.exec_driver_sql(f"KILL QUERY {waiter_id}")
-
-        thread = threading.Thread(target=kill)
-        thread.start()
-        started.set()
+        waiting = later(waiter.execute, sl.lock.session_exclusive("killed"))
+        until(lambda: killer.scalar(waits, {"id": waiter_id}), unless=waiting)
+        killer.exec_driver_sql(f"KILL QUERY {waiter_id}")
         with pytest.raises((sl.LockTimeout, DBAPIError)):
-            waiter.execute(sl.lock.session_exclusive("killed"))
-        thread.join(30)
+            waiting.result(PATIENCE)
         assert waiter.scalar(sl.lock.session_unlock("killed")) is False
 
 
@@ -175,19 +163,17 @@ def test_of_two_tries_at_once_on_a_free_key_one_wins(engine: Engine, isolation: 
         pytest.skip("this engine refuses locks above READ COMMITTED")
     keys = [f"both {isolation} {n}" for n in range(40)]
     sl.Locks(engine).run(sl.lock.create(*keys))
-    barrier, results = threading.Barrier(2), ([], [])  # type: tuple[Any, Any]
+    barrier = threading.Barrier(2, timeout=PATIENCE)
 
-    def tries(mine: list[bool]) -> None:
+    def tries() -> list[bool]:
+        mine: list[bool] = []
         with Session(engine.execution_options(isolation_level=isolation)) as session:
             for key in keys:
-                barrier.wait(30)
+                barrier.wait()
                 mine.append(bool(session.scalar(sl.lock.try_exclusive(key))))
-                barrier.wait(30)
+                barrier.wait()
                 session.rollback()
+        return mine
 
-    threads = [threading.Thread(target=tries, args=(mine,)) for mine in results]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    results = all_of(tries, tries)
     assert [a + b for a, b in zip(*results, strict=True)] == [1] * len(keys)

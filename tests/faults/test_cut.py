@@ -33,7 +33,7 @@ def test_who_waits_has_it_and_the_block_says_so(
 ) -> None:
     key, other = unused(), engine_to(name, poolclass=NullPool)
     with through_a_proxy(servers, name, driver) as (engine, proxy):
-        with pytest.raises(sl.LockLost), sl.Locks(engine).exclusive(key, timeout=10) as held:
+        with pytest.raises(sl.LockLost), sl.Locks(engine).exclusive(key, timeout=PATIENCE) as held:
             assert not held.lost
             held.check()
             assert not held.lost
@@ -159,14 +159,14 @@ def test_async_block(servers: Any, engine_to: MakeEngine, name: str, driver: str
 
     async def main() -> None:
         async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
-            async with sl.AsyncLocks(engine).exclusive(key, timeout=10) as held:
+            async with sl.AsyncLocks(engine).exclusive(key, timeout=PATIENCE) as held:
                 assert not held.lost
                 await held.check()
                 await held.session.execute(sl.lock.exclusive(key))
                 assert not held.lost
             lost = False
             with pytest.raises(sl.LockLost):
-                async with sl.AsyncLocks(engine).exclusive(key, timeout=10) as held:
+                async with sl.AsyncLocks(engine).exclusive(key, timeout=PATIENCE) as held:
                     await held.check()
                     proxy.cut()
                     await asyncio.to_thread(take, other, key)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, event, text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers, install
+from tests.operation.parties import PATIENCE, async_connected, connected, until
 
 SYNC = [
     ("postgresql15", "psycopg"),
@@ -36,8 +37,17 @@ with sl.Locks(create_engine(sys.argv[1])).exclusive("of a process"):
 """
 
 
-def one_connection(url: str, **options: Any) -> Engine:
-    return create_engine(url, pool_size=1, max_overflow=0, pool_timeout=10, **options)
+@pytest.fixture
+def one_connection() -> Iterator[Callable[..., Engine]]:
+    """Engines with one connection."""
+    with ExitStack() as opened:
+        yield lambda url, **options: opened.enter_context(
+            connected(url, pool_size=1, max_overflow=0, pool_timeout=PATIENCE, **options)
+        )
+
+
+def one_async_connection(url: str) -> AbstractAsyncContextManager[AsyncEngine]:
+    return async_connected(url, pool_size=1, max_overflow=0, pool_timeout=PATIENCE)
 
 
 def cut(plain: Engine, backend: int) -> None:
@@ -56,7 +66,7 @@ def backend_of(engine: Engine) -> str:
 def usable(engine: Engine) -> None:
     """Nothing is leaked, and nothing is left over on what the pool hands out."""
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-    with sl.Locks(engine).exclusive("usable", timeout=10):
+    with sl.Locks(engine).exclusive("usable", timeout=PATIENCE):
         pass
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
@@ -77,26 +87,30 @@ def plain(servers: Servers) -> Any:
 @pytest.mark.parametrize("name", [*PLAIN])
 def test_a_lock_is_gone_with_its_process(servers: Servers, name: str) -> None:
     url = servers.installed(name, PLAIN[name])
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    engine = create_engine(url, poolclass=NullPool)
-    locks = sl.Locks(engine)
-    with pytest.raises(sl.LockTimeout):
-        with locks.exclusive("of a process", timeout=0):
-            pass
-    holder.kill()
-    holder.communicate()
-    with locks.exclusive("of a process", timeout=30):
+    locks = sl.Locks(create_engine(url, poolclass=NullPool))
+    command = [sys.executable, "-c", HOLDER, url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(sl.LockTimeout):
+                with locks.exclusive("of a process", timeout=0):
+                    pass
+        finally:
+            holder.kill()
+    with locks.exclusive("of a process", timeout=PATIENCE):
         pass
 
 
 @pytest.mark.parametrize(("name", "driver"), SYNC)
 @pytest.mark.parametrize("asked", [True, False], ids=["check", "exit"])
 def test_a_cut_connection_is_a_lost_lock(
-    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, asked: bool
+    servers: Servers,
+    plain: Callable[[str], Engine],
+    name: str,
+    driver: str,
+    asked: bool,
+    one_connection: Callable[..., Engine],
 ) -> None:
     engine, other = one_connection(servers.installed(name, driver)), plain(name)
     with sl.Locks(engine).exclusive("cut") as held:
@@ -106,20 +120,17 @@ def test_a_cut_connection_is_a_lost_lock(
         with sl.Locks(engine).exclusive("cut") as held:
             backend = held.session.scalar(text(backend_of(engine)))
             cut(other, backend)
-            with sl.Locks(other).exclusive("cut", timeout=30):  # free for others by now
+            with sl.Locks(other).exclusive("cut", timeout=PATIENCE):  # free for others by now
                 if asked:
                     with pytest.raises(sl.LockLost):
                         held.check()
-                deadline = time.monotonic() + 30
-                while not held.lost:  # known without a question, once the server's good-bye has arrived
-                    assert time.monotonic() < deadline
+                until(lambda: held.lost)  # known without a question, once the server's good-bye has arrived
     usable(engine)
-    engine.dispose()
 
 
 @pytest.mark.parametrize(("name", "driver"), SYNC)
 def test_the_users_own_error_is_not_masked(
-    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str
+    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, one_connection: Callable[..., Engine]
 ) -> None:
     engine, other = one_connection(servers.installed(name, driver)), plain(name)
     with pytest.raises(KeyError, match="mine"):
@@ -131,11 +142,12 @@ def test_the_users_own_error_is_not_masked(
         with sl.Locks(engine).exclusive("masked"):
             raise KeyError("mine")
     usable(engine)
-    engine.dispose()
 
 
 @pytest.mark.parametrize(("name", "driver"), [*SYNC, ("sqlite", "pysqlite")])
-def test_a_timeout_leaks_nothing(servers: Servers, plain: Callable[[str], Engine], name: str, driver: str) -> None:
+def test_a_timeout_leaks_nothing(
+    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, one_connection: Callable[..., Engine]
+) -> None:
     engine, other = one_connection(servers.installed(name, driver)), plain(name)
     with sl.Locks(other).exclusive("taken"):
         for timeout in (0, 0.1):
@@ -143,7 +155,6 @@ def test_a_timeout_leaks_nothing(servers: Servers, plain: Callable[[str], Engine
                 with sl.Locks(engine).exclusive("taken", timeout=timeout):
                     pass
     usable(engine)
-    engine.dispose()
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
@@ -153,35 +164,27 @@ def test_an_asynchronous_cut_connection_is_a_lost_lock(
     other = plain(name)
 
     async def story() -> None:
-        engine = create_async_engine(servers.installed(name, driver), pool_size=1, max_overflow=0)
-        async with sl.AsyncLocks(engine).exclusive("cut, awaited") as held:
-            await held.check()
-            assert held.lost is False
-        with pytest.raises(sl.LockLost):
+        async with one_async_connection(servers.installed(name, driver)) as engine:
             async with sl.AsyncLocks(engine).exclusive("cut, awaited") as held:
-                backend = await held.session.scalar(text(backend_of(engine.sync_engine)))
-                await asyncio.to_thread(cut, other, backend)
-                with pytest.raises(sl.LockLost):
-                    await held.check()
-                assert held.lost
-        await usable_again(engine)
+                await held.check()
+                assert held.lost is False
+            with pytest.raises(sl.LockLost):
+                async with sl.AsyncLocks(engine).exclusive("cut, awaited") as held:
+                    backend = await held.session.scalar(text(backend_of(engine.sync_engine)))
+                    await asyncio.to_thread(cut, other, backend)
+                    with pytest.raises(sl.LockLost):
+                        await held.check()
+                    assert held.lost
+            await usable_again(engine)
 
     asyncio.run(story())
 
 
 async def usable_again(engine: AsyncEngine) -> None:
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-    async with asyncio.timeout(30) if sys.version_info >= (3, 11) else _forever():
-        async with sl.AsyncLocks(engine).exclusive("usable"):
-            pass
+    async with sl.AsyncLocks(engine).exclusive("usable", timeout=PATIENCE):
+        pass
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-    await engine.dispose()
-
-
-class _forever:
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, *error: Any) -> None: ...
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
@@ -191,27 +194,27 @@ def test_a_cancelled_waiter_leaves_nothing_behind(
     other = plain(name)
 
     async def story() -> None:
-        engine = create_async_engine(servers.installed(name, driver), pool_size=1, max_overflow=0)
-        locks = sl.AsyncLocks(engine)
+        async with one_async_connection(servers.installed(name, driver)) as engine:
+            locks = sl.AsyncLocks(engine)
 
-        async def wait() -> None:
-            async with locks.exclusive("cancelled"):
-                raise AssertionError("it was let in")
+            async def wait() -> None:
+                async with locks.exclusive("cancelled"):
+                    raise AssertionError("it was let in")
 
-        with sl.Locks(other).exclusive("cancelled"):
-            # at several points: while it connects, while it waits
-            for steps in (1, 2, 5, 20, 200):
-                task = asyncio.create_task(wait())
-                for _ in range(steps):
-                    await asyncio.sleep(0)
-                if steps == 200:
-                    await asyncio.sleep(0.1)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-        with sl.Locks(other).exclusive("cancelled", timeout=30):
-            pass
-        await usable_again(engine)
+            with sl.Locks(other).exclusive("cancelled"):
+                # at several points: while it connects, while it waits
+                for steps in (1, 2, 5, 20, 200):
+                    task = asyncio.create_task(wait())
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    if steps == 200:
+                        await asyncio.sleep(0.1)
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+            with sl.Locks(other).exclusive("cancelled", timeout=PATIENCE):
+                pass
+            await usable_again(engine)
 
     asyncio.run(story())
 
@@ -221,22 +224,22 @@ def test_a_cancelled_holder_lets_go(servers: Servers, plain: Callable[[str], Eng
     other = plain(name)
 
     async def story() -> None:
-        engine = create_async_engine(servers.installed(name, driver), pool_size=1, max_overflow=0)
         inside = asyncio.Event()
+        async with one_async_connection(servers.installed(name, driver)) as engine:
 
-        async def hold() -> None:
-            async with sl.AsyncLocks(engine).exclusive("cancelled inside"):
-                inside.set()
-                await asyncio.sleep(3600)
+            async def hold() -> None:
+                async with sl.AsyncLocks(engine).exclusive("cancelled inside"):
+                    inside.set()
+                    await asyncio.sleep(3600)
 
-        task = asyncio.create_task(hold())
-        await inside.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        with sl.Locks(other).exclusive("cancelled inside", timeout=30):
-            pass
-        await usable_again(engine)
+            task = asyncio.create_task(hold())
+            await inside.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with sl.Locks(other).exclusive("cancelled inside", timeout=PATIENCE):
+                pass
+            await usable_again(engine)
 
     asyncio.run(story())
 
@@ -262,7 +265,12 @@ def app_settings(engine: Engine, name: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize(("name", "driver"), SYNC)
 @pytest.mark.parametrize("how", ["option", "event", "autocommit"])
 def test_what_the_app_set_is_on_the_connection_again(
-    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, how: str
+    servers: Servers,
+    plain: Callable[[str], Engine],
+    name: str,
+    driver: str,
+    how: str,
+    one_connection: Callable[..., Engine],
 ) -> None:
     level = {"option": "SERIALIZABLE", "event": None, "autocommit": "AUTOCOMMIT"}[how]
     engine = one_connection(servers.installed(name, driver), **({"isolation_level": level} if level else {}))
@@ -285,7 +293,7 @@ def test_what_the_app_set_is_on_the_connection_again(
     with locks.exclusive("settings"), sl.Locks(plain(name)).exclusive("taken by another"):
         pass
     assert app_settings(engine, name) == before
-    with locks.exclusive("settings", timeout=3) as held:
+    with locks.exclusive("settings", timeout=PATIENCE) as held:
         level_inside = str(held.session.scalar(text(LEVEL[name])))
         # MySQL's variable tells the session's level, not the transaction's
         assert level_inside == "read committed" or name in ("mysql", "mariadb")
@@ -297,15 +305,16 @@ def test_what_the_app_set_is_on_the_connection_again(
                     pass
     assert app_settings(engine, name) == before
     with pytest.raises(KeyError):
-        with locks.exclusive("settings", timeout=3):
+        with locks.exclusive("settings", timeout=PATIENCE):
             raise KeyError
     locks.run(sl.lock.vacuum())
     assert app_settings(engine, name) == before
-    engine.dispose()
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_after_a_restart_of_the_server_the_next_block_works(servers: Servers, name: str) -> None:
+def test_after_a_restart_of_the_server_the_next_block_works(
+    servers: Servers, name: str, one_connection: Callable[..., Engine]
+) -> None:
     from tests import servers as real
 
     server: Any = real.start(name)
@@ -325,7 +334,6 @@ def test_after_a_restart_of_the_server_the_next_block_works(servers: Servers, na
             with locks.exclusive("restart"):
                 server.restart()
         usable(engine)
-        engine.dispose()
     finally:
         server.close()
 
@@ -333,18 +341,15 @@ def test_after_a_restart_of_the_server_the_next_block_works(servers: Servers, na
 def test_two_blocks_with_the_same_keys_in_another_order_never_deadlock(servers: Servers) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    engine = create_engine(servers.installed("postgresql15", "psycopg"))
-    locks = sl.Locks(engine)
-
     def work(names: tuple[str, str]) -> int:
         for _ in range(100):
-            with locks.exclusive(*names, timeout=30):
+            with locks.exclusive(*names, timeout=PATIENCE):
                 pass
         return 100
 
-    with ThreadPoolExecutor(4) as threads:
+    with connected(servers.installed("postgresql15", "psycopg")) as engine, ThreadPoolExecutor(4) as threads:
+        locks = sl.Locks(engine)
         assert list(threads.map(work, [("first", "second"), ("second", "first")] * 2)) == [100] * 4
-    engine.dispose()
 
 
 def test_the_two_faces_have_the_same_names_and_signatures() -> None:

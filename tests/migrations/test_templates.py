@@ -36,7 +36,7 @@ class Shell:
     def alembic(self, *arguments: str, fails: bool = False) -> str:
         command = [sys.executable, "-W", "error", "-m", "alembic", *arguments]
         # what a test adds to sys.path is not to help here
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=500)
         assert (done.returncode != 0) is fails, done.stdout + done.stderr
         return done.stdout
 

@@ -8,14 +8,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
 
 from sqlalchemy import Engine, NullPool, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 T = TypeVar("T")
 
-PATIENCE = 30
+#: what ends a test that hangs, in seconds: never what a machine may be too slow for
+PATIENCE = 120
 #: the six databases that the locks are installed in, with a synchronous driver of each
 EVERYWHERE = {
     "postgresql15": "psycopg",
@@ -106,12 +109,29 @@ def later(call: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
 
 def all_of(*calls: Callable[[], T]) -> list[T]:
     """Make calls at the same time and wait for all of them; the first error is raised."""
-    return [future.result(4 * PATIENCE) for future in [later(call) for call in calls]]
+    return [future.result(PATIENCE) for future in [later(call) for call in calls]]
 
 
-def until(true: Callable[[], Any], *, pause: float = 0.005, unless: Future[Any] | None = None) -> None:
+def in_one_day(test: Callable[[], None], *zones: str) -> None:
+    """Run what must not be cut in two by a midnight; once more when one came in between and it failed."""
+
+    def days() -> list[Any]:
+        return [datetime.now(ZoneInfo(zone)).date() for zone in ("UTC", *zones)]
+
+    began = days()
+    try:
+        test()
+    except AssertionError:
+        if days() == began:
+            raise
+        test()
+
+
+def until(
+    true: Callable[[], Any], *, pause: float = 0.005, unless: Future[Any] | None = None, patience: float = PATIENCE
+) -> None:
     """Return when something has become true; fail when a call returned that should still be under way."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not true():
         assert unless is None or not unless.done(), f"it did not wait: {unless}"
         assert time.monotonic() < deadline, "it did not come true"
@@ -168,6 +188,23 @@ class Watch:
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def locked_rows(watcher: Engine, connection: Any) -> int:
+    """How many rows a transaction of InnoDB has locked."""
+    mine = connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar()
+    statement = text("SELECT trx_rows_locked FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = :mine")
+    found: list[int] = []
+
+    def known() -> bool:
+        with watcher.connect() as other:
+            found[:] = other.scalars(statement, {"mine": mine})
+        return bool(found and found[0])
+
+    time.sleep(0.13)
+    # refreshed only when nobody has read it for a tenth of a second
+    until(known, pause=0.13)
+    return found[0]
 
 
 def backend_statement(name: str) -> str:

@@ -109,7 +109,7 @@ def test_entities_come_and_go(engine: Engine) -> None:
 def test_names_of_its_own(engine: Engine) -> None:
     with Session(engine) as session:
         session.execute(tasks.put(1, 2, 3, queue="q"))
-        session.execute(tasks.put(4, queue="q", run_in=60))
+        session.execute(tasks.put(4, queue="q", run_in=3600))
         session.commit()
         jobs = session.scalars(tasks.capture(2, queue="q", host="h")).all()
         assert [(job.body, job.tries, job.worker) for job in jobs] == [(1, 1, "h"), (2, 1, "h")]

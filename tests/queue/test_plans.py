@@ -13,6 +13,7 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers, install
+from tests.operation.parties import locked_rows
 
 from ..capture.models import Base, Order
 from .conftest import KINDS
@@ -109,9 +110,8 @@ def test_innodb_locks_hardly_more_than_it_takes(engine: Engine, count: int) -> N
     with engine.connect() as connection, engine.connect() as second:
         assert len(connection.execute(queue.capture(count)).all()) == count
         assert len(second.execute(queue.capture(count)).all()) == count
-        with engine.connect() as watcher:
-            locked = watcher.scalar(text("SELECT max(trx_rows_locked) FROM information_schema.innodb_trx"))
-        assert locked <= 4 * count + 4
+        for each in (connection, second):
+            assert locked_rows(engine, each) <= 4 * count + 4
         connection.rollback()
         second.rollback()
 

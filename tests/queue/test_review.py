@@ -11,13 +11,14 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import BigInteger, Connection, Engine, String, create_engine, literal_column, select, text, update
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.clock import Ago, Instant
 from tests.conftest import PLAIN, Servers
+from tests.operation.parties import PATIENCE, async_connected
 
 from .conftest import ENGINES, MakeEngine
 from .test_queue import job_table, put, queue, scalar, take
@@ -135,8 +136,10 @@ def test_an_entity_of_an_async_session_proves_it_after_a_commit(servers: Servers
     Base.metadata.create_all(plain)
 
     async def work() -> list[Any]:
-        engine = create_async_engine(servers.url(name, driver, database), poolclass=NullPool)
-        async with AsyncSession(engine) as session:
+        async with (
+            async_connected(servers.url(name, driver, database), poolclass=NullPool) as engine,
+            AsyncSession(engine) as session,
+        ):
             await session.execute(letters.put(1, 2))
             jobs = (await session.scalars(letters.capture(2))).all()
             await session.commit()
@@ -243,7 +246,7 @@ def test_two_batches_with_the_same_ids(leveled: Engine) -> None:
     """In opposite orders: whoever is second waits for the first, and neither for the other."""
     for round in range(10):
         ids = [uuid4() for _ in range(30)]
-        start = threading.Barrier(2)
+        start = threading.Barrier(2, timeout=PATIENCE)
         errors: list[Exception] = []
 
         def work(ids: list[UUID], start: threading.Barrier = start, errors: list[Exception] = errors) -> None:

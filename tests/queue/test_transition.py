@@ -16,6 +16,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.clock import Instant
 from sqlalchemy_locks.operation import place_of
 from tests.conftest import PLAIN, Servers
+from tests.operation.parties import PATIENCE
 
 from .conftest import ENGINES, MakeEngine
 
@@ -82,7 +83,7 @@ def test_many_at_once(leveled: Engine) -> None:
     ids = [f"t{n:03}" for n in range(120)]
     scalar(leveled, tasks.create(*ids))
     taken: list[str] = []
-    start = threading.Barrier(5)
+    start = threading.Barrier(5, timeout=PATIENCE)
 
     def work() -> None:
         start.wait()
@@ -142,14 +143,14 @@ def test_a_claim_is_the_owners_proof(engine: Engine) -> None:
 
 
 def test_expire(engine: Engine) -> None:
-    scalar(engine, tasks.create("fast", timeout=60))
-    scalar(engine, tasks.create("slow", timeout=3600))
+    scalar(engine, tasks.create("fast", timeout=3600))
+    scalar(engine, tasks.create("slow", timeout=86400))
     scalar(engine, tasks.create("endless"))
     assert len(capture(engine, 9)) == 3
     assert scalar(engine, tasks.expire()) == 0
     table = task_table(engine)
     with engine.begin() as connection:
-        connection.execute(update(table).values(updated_at=datetime.now(timezone.utc) - timedelta(minutes=5)))
+        connection.execute(update(table).values(updated_at=datetime.now(timezone.utc) - timedelta(hours=2)))
     assert scalar(engine, tasks.expire()) == 1
     assert status(engine, "fast") == "timeout"
     assert scalar(engine, tasks.set_status("fast", "done")) is False

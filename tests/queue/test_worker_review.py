@@ -24,9 +24,10 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.operation import place_of
 from sqlalchemy_locks.shift import Shift
 from tests.conftest import PLAIN, Servers
+from tests.operation.parties import PATIENCE, async_connected, until
 
 from .conftest import MakeEngine
-from .test_workers import counts, put, running, until
+from .test_workers import counts, put, running
 
 ROOT = Path(__file__).parents[2]
 queue = sl.Queue()
@@ -53,22 +54,14 @@ def errors(engine: Engine) -> list[str]:
 
 def worked(worker: sl.Worker, engine: Engine, number: int) -> None:
     """Let it work until so many jobs have ended."""
-    thread = running(worker)
-    try:
+    with running(worker):
         until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == number)
-    finally:
-        worker.stop()
-        thread.join(30)
-    assert not thread.is_alive()
 
 
 def awaited(servers: Servers, name: str, driver: str, body: Callable[[AsyncEngine], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        bind = create_async_engine(servers.installed(name, driver))
-        try:
-            await asyncio.wait_for(body(bind), 60)
-        finally:
-            await bind.dispose()
+        async with async_connected(servers.installed(name, driver)) as bind:
+            await asyncio.wait_for(body(bind), PATIENCE)
 
     asyncio.run(main())
 
@@ -382,22 +375,19 @@ def test_a_finished_job_does_not_wait_for_those_that_run_long(lite: Engine) -> N
 
     def handler(job: Any) -> None:
         if job.payload:
-            assert go_on.wait(60)
+            assert go_on.wait(2 * PATIENCE)
 
-    worker = sl.Worker(queue, handler, bind=lite, concurrency=2, batch=6, heartbeat=120, poll=120)
-    worker.stalled_after = None
-    thread = running(worker)
-    try:
-        until(lambda: counts(lite)["completed"] == 1, 30)
-    finally:
-        go_on.set()
-        worker.stop()
-        thread.join(30)
+    terms = {"heartbeat": 3600, "poll": 3600, "stalled_after": None}
+    with running(sl.Worker(queue, handler, bind=lite, concurrency=2, batch=6, **terms)):
+        try:
+            until(lambda: counts(lite)["completed"] == 1)
+        finally:
+            go_on.set()
 
 
 def test_nobody_turns_while_all_hands_are_busy(lite: Engine) -> None:
     put(lite, 1, 2)
-    shift = shift_of(lite, concurrency=2, batch=2, stalled_after=None, heartbeat=60)
+    shift = shift_of(lite, concurrency=2, batch=2, stalled_after=None, heartbeat=3600)
     shift.turn()
     assert shift.take() is not None
     assert shift.take() is not None
@@ -407,7 +397,7 @@ def test_nobody_turns_while_all_hands_are_busy(lite: Engine) -> None:
 
 def test_a_standby_is_waited_for(lite: Engine) -> None:
     put(lite, 1)
-    shift = shift_of(lite, stalled_after=None)
+    shift = shift_of(lite, stalled_after=None, heartbeat=3600)
     perform = shift._perform
 
     def standby(*_: Any) -> Any:
@@ -435,15 +425,11 @@ def test_who_listens_goes_on_whatever_happens(engine_to: MakeEngine) -> None:
     bind.raw_connection = full  # type: ignore[method-assign]
     done = threading.Event()
     worker = sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600, heartbeat=3600, stalled_after=None)
-    thread = running(worker)
-    try:
-        assert failed.wait(30)
+    with running(worker):
+        assert failed.wait(PATIENCE)
         time.sleep(0.2)  # so that it is idle, most likely: what is put is then heard of, or not at all
         put(engine, 1)
-        assert done.wait(60)
-    finally:
-        worker.stop()
-        thread.join(30)
+        assert done.wait(PATIENCE)
 
 
 def test_held_work_is_begun_and_stopped_without_polling(engine_to: MakeEngine, servers: Servers) -> None:
@@ -510,7 +496,7 @@ def test_a_signal_at_any_moment_stops_it(servers: Servers, engine_to: MakeEngine
     command = [sys.executable, "-c", INTERRUPTED, servers.installed(name, PLAIN[name])]
     if name != "sqlite":
         command.append("hold")
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.stdout == "ended True\n", ended.stderr
 
 
@@ -526,9 +512,9 @@ def test_a_signal_before_it_waits_is_not_missed(lite: Engine) -> None:
         turn(*given)
 
     worker._turn = late  # type: ignore[method-assign]
-    thread = running(worker)
-    thread.join(30)
-    assert not thread.is_alive()
+    with running(worker) as thread:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
 
 def test_durations_that_nobody_can_wait_for_are_refused(lite: Engine) -> None:

@@ -10,18 +10,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, func, select, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Engine, create_engine, func, or_, select, text, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, StaticPool
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects import engine_of
 from sqlalchemy_locks.operation import place_of
 from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
+from tests.operation.parties import PATIENCE, async_connected, connected, later, until
 
 from .conftest import KINDS, MakeEngine
 from .workers import engine_to as patient_engine
@@ -29,7 +34,7 @@ from .workers import seen
 
 #: 20,000 by hand; what CI has time for on all engines together
 JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "2000"))
-LONGEST = 90 if JOBS <= 5000 else 400
+LONGEST = 300 if JOBS <= 5000 else 1000
 ROOT = Path(__file__).parents[2]
 queue = sl.Queue()
 
@@ -47,13 +52,6 @@ def counts(engine: Engine) -> dict[str, int]:
             )
         ).one()
         return dict(row._mapping)
-
-
-def until(condition: Callable[[], Any], within: float = 60) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.02)
 
 
 def put(engine: Engine, *payloads: Any, **options: Any) -> None:
@@ -79,52 +77,77 @@ def processes() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.wait()
 
 
-def crowd(servers: Servers, name: str) -> tuple[Engine, str]:
+@contextmanager
+def crowd(servers: Servers, name: str) -> Iterator[tuple[Engine, str]]:
     """A new database, where handlers can write what they have seen."""
     url = servers.fresh(name, PLAIN[name])
     install(url)
     engine = patient_engine(url)
-    seen.create(engine)
-    return engine, url
+    try:
+        seen.create(engine)
+        yield engine, url
+    finally:
+        engine.dispose()
 
 
-@pytest.mark.timeout(2 * LONGEST)
+def unheard_of(engine: Engine, *workers: subprocess.Popen[str]) -> None:
+    """As if nothing had been heard of these workers for a day.
+
+    Until they are thought dead they would have to be silent for longer than a busy machine keeps one that lives.
+    """
+    a_day_ago = datetime.now(timezone.utc) - timedelta(days=1)
+    for _ in range(1000):
+        try:
+            with engine.begin() as connection:
+                job = place_of(connection.dialect, {}).tables.job
+                theirs = or_(*(job.c.processing_host.startswith(f"{worker.pid}:") for worker in workers))
+                silent = update(job).where(theirs, job.c.heartbeat_at.is_not(None)).values(heartbeat_at=a_day_ago)
+                connection.execute(silent)
+            return
+        except DBAPIError as error:
+            if not engine_of(engine.dialect).transient(error):
+                raise
+
+
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_and_stopped_workers_lose_nothing(
     servers: Servers, name: str, processes: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    engine, url = crowd(servers, name)
-    workers = [processes(url) for _ in range(8)]
-    for worker in workers:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    for first in range(0, JOBS, 1000):
-        put(engine, *range(first, min(first + 1000, JOBS)))
-    until(lambda: counts(engine)["completed"] > JOBS / 4, LONGEST)
-    for worker in workers[:2]:
-        worker.kill()
-    stopped = workers[2]
-    stopped.send_signal(signal.SIGSTOP)
-    # Its jobs are thought stalled, and are others' when it goes on. Where it was stopped inside a transaction, they
-    # have to wait for that: on SQLite everybody has.
-    since = time.monotonic()
-    until(lambda: counts(engine)["completed"] == JOBS or time.monotonic() > since + 10, LONGEST)
-    stopped.send_signal(signal.SIGCONT)
-    until(lambda: counts(engine)["completed"] == JOBS, LONGEST)
-    for worker in workers[2:]:
-        worker.send_signal(signal.SIGTERM)
-    assert [worker.wait(60) for worker in workers[2:]] == [0] * 6
-    assert counts(engine) == {"all": JOBS, "completed": JOBS, "dead": 0, "running": 0, "waiting": 0}
-    with engine.connect() as connection:
-        job = place_of(connection.dialect, {}).tables.job
-        done = connection.execute(select(seen.c.job, func.count()).group_by(seen.c.job)).all()
-        attempts = {row.payload: row.attempts for row in connection.execute(select(job))}
+    with crowd(servers, name) as (engine, url):
+        workers = [processes(url) for _ in range(8)]
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+        for first in range(0, JOBS, 1000):
+            put(engine, *range(first, min(first + 1000, JOBS)))
+        until(lambda: counts(engine)["completed"] > JOBS / 4, patience=LONGEST)
+        for worker in workers[:2]:
+            worker.kill()
+            worker.wait()
+        stopped = workers[2]
+        stopped.send_signal(signal.SIGSTOP)
+        # Its jobs are thought stalled, and are others' when it goes on. Where it was stopped inside a transaction, they
+        # have to wait for that: on SQLite everybody has.
+        since = time.monotonic()
+        silent = later(unheard_of, engine, *workers[:3])
+        until(lambda: counts(engine)["completed"] == JOBS or time.monotonic() > since + 10, patience=LONGEST)
+        stopped.send_signal(signal.SIGCONT)
+        silent.result(PATIENCE)
+        until(lambda: counts(engine)["completed"] == JOBS, patience=LONGEST)
+        for worker in workers[2:]:
+            worker.send_signal(signal.SIGTERM)
+        assert [worker.wait(PATIENCE) for worker in workers[2:]] == [0] * 6
+        assert counts(engine) == {"all": JOBS, "completed": JOBS, "dead": 0, "running": 0, "waiting": 0}
+        with engine.connect() as connection:
+            job = place_of(connection.dialect, {}).tables.job
+            done = connection.execute(select(seen.c.job, func.count()).group_by(seen.c.job)).all()
+            attempts = {row.payload: row.attempts for row in connection.execute(select(job))}
     assert {job for job, _ in done} == set(range(JOBS))
     # a job was run once for each time that it was captured, or not at all: never oftener
     assert all(number <= attempts[job] for job, number in done)
     # of what the killed and the stopped one had, a batch and two in hand each; nobody else's was run twice
     assert sum(number - 1 for _, number in done) <= 3 * 12
-    engine.dispose()
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
@@ -160,7 +183,6 @@ def test_a_held_job_is_back_at_once(
     assert (job.attempts, job.claim) == (1, 1)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
 def test_the_server_restarts(name: str) -> None:
     server = real.start(name)
@@ -169,7 +191,6 @@ def test_the_server_restarts(name: str) -> None:
         server.create_database("restarted")
         url = server.url(PLAIN[name], "restarted")
         install(url)
-        engine = create_engine(url)
         done: list[int] = []
         halfway = threading.Event()
 
@@ -179,31 +200,51 @@ def test_the_server_restarts(name: str) -> None:
                 halfway.set()
             time.sleep(0.002)
 
-        put(engine, *range(400))
-        bind = create_engine(url)
-        worker = sl.Worker(queue, handler, bind=bind, heartbeat=0.5, stalled_after=2, poll=0.1, concurrency=2)
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        assert halfway.wait(60)
-        server.kill()
-        server.restart()
-        engine.dispose()
-        until(lambda: counts(engine)["completed"] == 400, 120)
-        worker.stop()
-        thread.join(60)
-        assert not thread.is_alive()
-        assert set(done) == set(range(400))
-        assert counts(engine)["running"] == 0
-        engine.dispose()
-        bind.dispose()
+        with connected(url) as engine, connected(url) as bind:
+            put(engine, *range(400))
+            with running(sl.Worker(queue, handler, bind=bind, heartbeat=0.5, stalled_after=2, poll=0.1, concurrency=2)):
+                assert halfway.wait(PATIENCE)
+                server.kill()
+                server.restart()
+                engine.dispose()
+                until(lambda: counts(engine)["completed"] == 400)
+            assert set(done) == set(range(400))
+            assert counts(engine)["running"] == 0
     finally:
         server.close()
 
 
-def running(worker: sl.Worker) -> threading.Thread:
-    thread = threading.Thread(target=worker.run)
+@contextmanager
+def running(worker: sl.Worker) -> Iterator[threading.Thread]:
+    """A worker at work, which is stopped in the end whatever happens."""
+    thread = threading.Thread(target=worker.run, daemon=True)
     thread.start()
-    return thread
+    try:
+        yield thread
+    finally:
+        worker.stop()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def awaiting(url: str, handler: Callable[[Any], Any]) -> Iterator[None]:
+    """The same of an ``AsyncWorker``, in a loop of its own."""
+    stop: list[Callable[[], Any]] = []
+
+    async def work() -> None:
+        async with async_connected(url) as bind:
+            worker = sl.AsyncWorker(queue, handler, bind=bind, poll=3600)
+            stop.append(partial(asyncio.get_running_loop().call_soon_threadsafe, worker.stop))
+            await worker.run()
+
+    ended = later(lambda: asyncio.run(work()))
+    until(lambda: stop, unless=ended)
+    try:
+        yield
+    finally:
+        stop[0]()
+        ended.result(PATIENCE)
 
 
 @pytest.mark.parametrize("hold", [False, True])
@@ -221,12 +262,9 @@ def test_a_handlers_exception_fails_its_job_alone(engine: Engine, hold: bool) ->
         if job.payload == 8 and not hold:
             raise SystemExit("not even this")
 
-    worker = sl.Worker(queue, handler, bind=engine, hold=hold, poll=0.05)
-    thread = running(worker)
     failing = 1 if hold else 2
-    until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == 20)
-    worker.stop()
-    thread.join(30)
+    with running(sl.Worker(queue, handler, bind=engine, hold=hold, poll=0.05)):
+        until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == 20)
     assert counts(engine) == {"all": 20, "completed": 20 - failing, "dead": failing, "running": 0, "waiting": 0}
     with engine.connect() as connection:
         job = place_of(connection.dialect, {}).tables.job
@@ -237,22 +275,22 @@ def test_a_handlers_exception_fails_its_job_alone(engine: Engine, hold: bool) ->
 def test_no_more_at_once_than_told(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     put(engine, *range(60))
-    lock, now, most = threading.Lock(), 0, 0
+    lock, now, most, three = threading.Lock(), 0, 0, threading.Event()
 
     def handler(_: Any) -> None:
         nonlocal now, most
         with lock:
             now += 1
             most = max(most, now)
+            if now == 3:
+                three.set()
+        assert three.wait(PATIENCE)  # the first ones wait until there are three
         time.sleep(0.005)
         with lock:
             now -= 1
 
-    worker = sl.Worker(queue, handler, bind=engine, concurrency=3, batch=7)
-    thread = running(worker)
-    until(lambda: counts(engine)["completed"] == 60)
-    worker.stop()
-    thread.join(30)
+    with running(sl.Worker(queue, handler, bind=engine, concurrency=3, batch=7)):
+        until(lambda: counts(engine)["completed"] == 60)
     assert most == 3
 
 
@@ -262,16 +300,15 @@ def test_a_stop_gives_back_what_was_not_begun(engine: Engine) -> None:
 
     def handler(_: Any) -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE)
 
-    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, batch=10)
-    thread = running(worker)
-    assert begun.wait(30)
-    worker.stop()
-    until(lambda: counts(engine)["waiting"] == 9)
-    assert thread.is_alive()
-    go_on.set()
-    thread.join(30)
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, batch=10, grace=2 * PATIENCE)
+    with running(worker) as thread:
+        assert begun.wait(PATIENCE)
+        worker.stop()
+        until(lambda: counts(engine)["waiting"] == 9)
+        assert thread.is_alive()
+        go_on.set()
     assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 0, "waiting": 9}
     with engine.begin() as connection:
         # given back untried
@@ -285,13 +322,10 @@ def test_what_outlives_the_grace_is_given_back(engine_to: MakeEngine) -> None:
 
     def handler(_: Any) -> None:
         begun.set()
-        go_on.wait(30)
+        go_on.wait(2 * PATIENCE)
 
-    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0.2)
-    thread = running(worker)
-    assert begun.wait(30)
-    worker.stop()
-    thread.join(30)
+    with running(sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0.2)):
+        assert begun.wait(PATIENCE)
     go_on.set()
     assert counts(engine)["waiting"] == 1
 
@@ -303,26 +337,26 @@ def test_a_long_handler_is_not_thought_dead(engine_to: MakeEngine) -> None:
 
     def handler(_: Any) -> None:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(4 * PATIENCE)
 
-    worker = sl.Worker(queue, handler, bind=engine, heartbeat=0.2, stalled_after=1)
-    thread = running(worker)
-    assert begun.wait(30)
-    with engine.connect() as connection:
-        job = place_of(connection.dialect, {}).tables.job
-        beats = set()
+    an_hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
+    job = place_of(engine.dialect, {}).tables.job
 
-        def beaten() -> bool:
-            beats.add(connection.scalar(select(job.c.heartbeat_at)))
-            connection.rollback()
-            return len(beats) > 7
+    def heard_of() -> bool:
+        with engine.connect() as connection:
+            return bool(connection.scalar(select(job.c.heartbeat_at > an_hour_ago)))
 
-        until(beaten)
-    assert counts(engine)["running"] == 1
-    go_on.set()
-    until(lambda: counts(engine)["completed"] == 1)
-    worker.stop()
-    thread.join(30)
+    with running(sl.Worker(queue, handler, bind=engine, heartbeat=0.2, stalled_after=3600)):
+        assert begun.wait(PATIENCE)
+        for _ in range(3):
+            with engine.begin() as connection:
+                connection.execute(update(job).values(heartbeat_at=an_hour_ago))
+            until(heard_of)
+            with engine.begin() as connection:
+                assert connection.scalar(queue.requeue_stalled(1800)) == 0
+        assert counts(engine)["running"] == 1
+        go_on.set()
+        until(lambda: counts(engine)["completed"] == 1)
     with engine.connect() as connection:
         assert connection.scalar(select(job.c.claim)) == 1
 
@@ -332,30 +366,17 @@ def test_what_is_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Server
     """With a poll of an hour, only NOTIFY can."""
     engine = engine_to("postgresql15")
     done = threading.Event()
+
+    async def handler(_: Any) -> None:
+        done.set()
+
+    at_work: Any
     if driver in ("psycopg", "psycopg2"):
-        worker: Any = sl.Worker(queue, lambda job: done.set(), bind=engine_to("postgresql15", driver), poll=3600)
-        thread = running(worker)
-        stop = worker.stop
+        bind = engine_to("postgresql15", driver)
+        at_work = running(sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600))
     else:
-        loop = asyncio.new_event_loop()
-        holder: dict[str, Any] = {}
-
-        async def work() -> None:
-            async def handler(job: Any) -> None:
-                done.set()
-
-            bind = create_async_engine(servers.installed("postgresql15", driver.removeprefix("async ")))
-            holder["worker"] = sl.AsyncWorker(queue, handler, bind=bind, poll=3600)
-            await holder["worker"].run()
-            await bind.dispose()
-
-        thread = threading.Thread(target=lambda: loop.run_until_complete(work()))
-        thread.start()
-
-        def stop() -> None:
-            loop.call_soon_threadsafe(holder["worker"].stop)
-
-    with engine.connect() as connection:
+        at_work = awaiting(servers.installed("postgresql15", driver.removeprefix("async ")), handler)
+    with at_work, engine.connect() as connection:
 
         def listening() -> Any:
             connection.rollback()
@@ -366,30 +387,22 @@ def test_what_is_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Server
             )
 
         until(listening)
-    # when it listens it looks once more: only then is it idle
-    put(engine, 0)
-    assert done.wait(30)
-    until(lambda: counts(engine)["completed"] == 1)
-    for number in range(3):
-        done.clear()
-        put(engine, number)
-        assert done.wait(30)
-    stop()
-    thread.join(30)
-    assert not thread.is_alive()
-    if driver not in ("psycopg", "psycopg2"):
-        loop.close()
+        # when it listens it looks once more: only then is it idle
+        put(engine, 0)
+        assert done.wait(PATIENCE)
+        until(lambda: counts(engine)["completed"] == 1)
+        for number in range(3):
+            done.clear()
+            put(engine, number)
+            assert done.wait(PATIENCE)
 
 
 def test_another_queues_jobs_are_left_alone(engine: Engine) -> None:
     put(engine, "mine", queue="mail")
     put(engine, "theirs")
     done: list[str] = []
-    worker = sl.Worker(queue, lambda job: done.append(job.payload), bind=engine, name="mail", poll=0.05)
-    thread = running(worker)
-    until(lambda: counts(engine)["completed"] == 1)
-    worker.stop()
-    thread.join(30)
+    with running(sl.Worker(queue, lambda job: done.append(job.payload), bind=engine, name="mail", poll=0.05)):
+        until(lambda: counts(engine)["completed"] == 1)
     assert done == ["mine"]
 
 
@@ -412,7 +425,6 @@ def test_awaited(engine_to: MakeEngine, servers: Servers, name: str, driver: str
     put(engine, *range(50), max_attempts=1)
 
     async def work() -> int:
-        bind = create_async_engine(servers.installed(name, driver))
         now = most = 0
 
         async def handler(job: Any) -> None:
@@ -424,13 +436,13 @@ def test_awaited(engine_to: MakeEngine, servers: Servers, name: str, driver: str
             if job.payload == 7:
                 raise RuntimeError("seven")
 
-        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=3, hold=hold, poll=0.05)
-        task = asyncio.create_task(worker.run())
-        while (counted := await asyncio.to_thread(counts, engine))["completed"] + counted["dead"] < 50:
-            await asyncio.sleep(0.02)
-        worker.stop()
-        await asyncio.wait_for(task, 30)
-        await bind.dispose()
+        async with async_connected(servers.installed(name, driver)) as bind:
+            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=3, hold=hold, poll=0.05)
+            task = asyncio.create_task(worker.run())
+            while (counted := await asyncio.to_thread(counts, engine))["completed"] + counted["dead"] < 50:
+                await asyncio.sleep(0.02)
+            worker.stop()
+            await asyncio.wait_for(task, PATIENCE)
         return most
 
     assert asyncio.run(work()) <= 3
@@ -442,7 +454,6 @@ def test_an_awaited_handler_that_outlives_the_grace_is_cancelled(engine_to: Make
     put(engine, 1, 2)
 
     async def work() -> bool:
-        bind = create_async_engine(servers.installed("postgresql15", "asyncpg"))
         begun, cancelled = asyncio.Event(), False
 
         async def handler(_: Any) -> None:
@@ -454,12 +465,12 @@ def test_an_awaited_handler_that_outlives_the_grace_is_cancelled(engine_to: Make
                 cancelled = True
                 raise
 
-        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, grace=0.1)
-        task = asyncio.create_task(worker.run())
-        await begun.wait()
-        worker.stop()
-        await asyncio.wait_for(task, 30)
-        await bind.dispose()
+        async with async_connected(servers.installed("postgresql15", "asyncpg")) as bind:
+            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, grace=0.1)
+            task = asyncio.create_task(worker.run())
+            await begun.wait()
+            worker.stop()
+            await asyncio.wait_for(task, PATIENCE)
         return cancelled
 
     assert asyncio.run(work())

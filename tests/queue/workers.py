@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("--hold", action="store_true")
-    parser.add_argument("--stalled-after", type=float, default=4)
+    parser.add_argument("--stalled-after", type=float, default=30)
     given = parser.parse_args()
     engine = engine_to(given.url)
     name = str(os.getpid())
@@ -61,7 +61,7 @@ def main() -> None:
         bind=engine,
         concurrency=2,
         batch=10,
-        heartbeat=given.stalled_after / 4,
+        heartbeat=1,
         stalled_after=given.stalled_after,
         poll=0.1,
         hold=given.hold,

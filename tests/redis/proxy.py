@@ -23,7 +23,8 @@ class Proxy:
         self.requests: list[bytes] = []
         self._loses: tuple[bytes, Callable[[], object]] | None = None
         self._open: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     def lose(self, when: bytes, meanwhile: Callable[[], object] = lambda: None) -> None:
         self._loses = when, meanwhile
@@ -42,19 +43,19 @@ class Proxy:
 
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
         # Redis answers each request before the next is sent: redis-py doesn't pipeline what these tests ask
-        with contextlib.suppress(OSError):
+        with client, server, contextlib.suppress(OSError):
             while request := client.recv(1 << 20):
                 self.requests.append(request)
                 server.sendall(request)
                 answer = server.recv(1 << 20)
                 carried_out = not answer.startswith(b"-NOSCRIPT")
                 if self._loses is not None and self._loses[0] in request and carried_out:
-                    self._loses[1]()
-                    self._loses = None
+                    try:
+                        self._loses[1]()
+                    finally:
+                        self._loses = None
                     break
                 client.sendall(answer)
-        for end in (client, server):
-            end.close()
 
     def __enter__(self) -> Proxy:
         return self
@@ -65,6 +66,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._acceptor.join()  # what it has accepted last is closed, too
         for end in self._open:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

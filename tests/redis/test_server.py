@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -111,7 +112,10 @@ def test_frozen(make: Make, own: real.Redis) -> None:
     """A server that doesn't answer costs redis-py's timeouts, and no more."""
     party = make(own.port, again=0, socket_timeout=0.1)
     mutex = Mutex(party.client)
-    party(mutex.create("a"))
+    for _ in range(100):  # a busy machine may cost them, too
+        with contextlib.suppress(redis.TimeoutError, sl.OutcomeUnknown):
+            party(mutex.create("a"))
+            break
     own.pause()
     try:
         with pytest.raises(sl.OutcomeUnknown):

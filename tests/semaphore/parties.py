@@ -5,11 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects import engine_of
 from tests.operation.parties import ENGINES, EVERYWHERE, INNODB, SERVERS, unused
 
-__all__ = ["ENGINES", "EVERYWHERE", "INNODB", "SERVERS", "expire", "held", "made", "place", "unused"]
+__all__ = [
+    "ENGINES",
+    "EVERYWHERE",
+    "INNODB",
+    "SERVERS",
+    "despite_deadlocks",
+    "expire",
+    "expire_in",
+    "held",
+    "made",
+    "place",
+    "unused",
+]
 
 DAY_AGO = {
     "mysql": "renewed_at - INTERVAL 1 DAY",
@@ -29,6 +43,25 @@ def made(engine: Engine, capacity: int, what: str = "semaphore") -> str:
     name = unused(what)
     assert sl.Locks(engine).run(sl.semaphore.create(name, capacity)) is True
     return name
+
+
+def despite_deadlocks(engine: Engine, statement: str, **values: Any) -> int:
+    """Execute a statement in a transaction of its own, again where InnoDB chose that as a deadlock's victim."""
+    for _ in range(1000):
+        try:
+            with engine.begin() as connection:
+                return connection.execute(text(statement), values).rowcount
+        except DBAPIError as error:
+            if not engine_of(engine.dialect).transient(error):
+                raise
+    raise AssertionError("a thousand times in a row")
+
+
+def expire_in(engine: Engine, grant: Any) -> None:
+    """As ``expire``, while others are at work."""
+    day_ago = DAY_AGO.get(engine.dialect.name, "renewed_at - interval '1 day'")
+    statement = f"UPDATE {place(engine, 'permit_request')} SET renewed_at = {day_ago} WHERE external_id = :id"
+    assert despite_deadlocks(engine, statement, id=grant.external_id) == 1
 
 
 def expire(connection: Any, grant: Any) -> None:

@@ -11,9 +11,9 @@ from sqlalchemy.exc import DBAPIError
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import later
+from tests.operation.parties import PATIENCE, later
 
-from .parties import INNODB, SERVERS, held, made, place, unused
+from .parties import INNODB, SERVERS, expire, held, made, place, unused
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 #: the level that the session tells, and the one that its next transaction is really at
@@ -66,6 +66,50 @@ def test_a_snapshot_from_before_anothers_release(name: str, level: str, engine_t
         assert outcome(a, sl.semaphore.acquire({other: 1, sem: 1})) in ("granted", "error")
 
 
+@pytest.mark.parametrize("since", ["a grant", "a renewal"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", PLACES)
+def test_a_snapshot_from_before_what_has_expired(name: str, level: str, since: str, engine_to: MakeEngine) -> None:
+    """Granted, or renewed, since the snapshot, and its time is over again: it is in nobody's way."""
+    engine = engine_to(name, isolation_level=level)
+    sem, full = made(engine, 2), made(engine, 1)
+    locks = sl.Locks(engine)
+    living = [locks.acquire({sem: 1}, ttl=3600), locks.acquire({full: 1})]
+    dead = locks.acquire({sem: 1}, ttl=60) if since == "a renewal" else None
+    with engine.connect() as a:
+        if dead is not None:
+            # in time, with the next one's end before now as well: its stamp is another one than the snapshot's
+            with engine.begin() as connection:
+                expire(connection, dead)
+        look(a)
+        dead = dead or locks.acquire({sem: 1}, ttl=60)
+        with engine.begin() as connection:
+            expire(connection, dead)
+        got = outcome(a, sl.semaphore.acquire({sem: 1}))
+        assert got == "granted" if level == "READ COMMITTED" else got in ("granted", "error")
+        if got == "granted":
+            assert not locks.renew(dead)
+            # one of the two is alive, and so there is no more
+            assert outcome(a, sl.semaphore.acquire({sem: 1})) == "denied"
+    assert all(locks.renew(grant) for grant in living)
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_who_is_denied_keeps_no_holder_from_renewing(name: str, engine_to: MakeEngine) -> None:
+    """Though a snapshot from before the grants has to be asked around."""
+    engine = engine_to(name, isolation_level="REPEATABLE READ")
+    sem = made(engine, 2)
+    locks = sl.Locks(engine)
+    before = locks.acquire({sem: 1}, ttl=3600)
+    with engine.connect() as a:
+        look(a)
+        since = locks.acquire({sem: 1}, ttl=3600)
+        assert a.scalar(sl.semaphore.acquire({sem: 1})).acquired is False
+        for grant in (before, since):
+            assert later(locks.renew, grant).result(30)
+        a.rollback()
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
 def test_who_waited_for_the_last_permit_does_not_get_it(
@@ -78,7 +122,7 @@ def test_who_waited_for_the_last_permit_does_not_get_it(
         waiting = later(outcome, b, sl.semaphore.acquire({sem: 1}))
         watcher.until_waiting(waiting)
         a.commit()
-        got = waiting.result(30)
+        got = waiting.result(PATIENCE)
     assert got == "denied" if level == "READ COMMITTED" else got in ("denied", "error")
     assert held(engine, sem) == 1
 
@@ -139,13 +183,13 @@ def test_locks_are_right_on_an_engine_that_is_not_at_read_committed(
     sem = made(engine, 2)
     locks = [sl.Locks(engine) for _ in range(6)]
     done = [later(take_turns, each, sem) for each in locks]
-    assert all(future.result(60) == 10 for future in done)
+    assert all(future.result(PATIENCE) == 10 for future in done)
     assert held(engine, sem) == 0
 
 
 def take_turns(locks: sl.Locks, sem: str) -> int:
     for _ in range(10):
-        locks.release(locks.acquire({sem: 1}, timeout=60))
+        locks.release(locks.acquire({sem: 1}, timeout=PATIENCE))
     return 10
 
 
@@ -161,7 +205,9 @@ def test_a_denial_leaves_no_trace(name: str, engine_to: MakeEngine, watch: Any) 
         assert a.scalar(text(count), {"id": ident}) == 0
         if name == "postgresql15":
             # the gate and the row are free at once, though the transaction goes on
-            assert not b.scalar(sl.semaphore.acquire({sem: 1}, external_id=ident).execution_options(locks_wait=1))
+            assert not b.scalar(
+                sl.semaphore.acquire({sem: 1}, external_id=ident).execution_options(locks_wait=PATIENCE)
+            )
             b.commit()
         a.commit()
     locks.release(grant)

@@ -35,7 +35,7 @@ def test_one_grant_and_one_release(servers: Any, other: Engine, name: str, drive
         locks = sl.Locks(engine)
         locks.run(sl.semaphore.usage())
         proxy.lose_answer(final(name, "acquire"))
-        grant = locks.acquire({sem: 1}, external_id=ident, ttl=60)
+        grant = locks.acquire({sem: 1}, external_id=ident, ttl=3600)
         assert (proxy.losses, grant.acquired, grant.replayed, grant.fence) == (1, True, True, {sem: 1})
         assert held(other, sem) == 1
         proxy.lose_answer(final(name, "renew"))
@@ -54,5 +54,5 @@ def test_what_was_released_meanwhile_is_not_granted_again(servers: Any, other: E
         locks.run(sl.semaphore.usage())
         proxy.lose_answer(final(name, "acquire"), lambda: sl.Locks(other).release(ident))
         with pytest.raises(sl.LockLost, match="is RELEASED: it is never granted again"):
-            locks.acquire({sem: 1}, external_id=ident, ttl=60)
+            locks.acquire({sem: 1}, external_id=ident, ttl=3600)
     assert held(other, sem) == 0

@@ -15,7 +15,7 @@ from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import all_of, async_connected, connected, until
 
 from ..conftest import PLAIN, Servers, install
-from .parties import ENGINES, expire, held, made, place
+from .parties import ENGINES, despite_deadlocks, expire, held, made, place
 
 
 @pytest.fixture(params=ENGINES)
@@ -29,14 +29,13 @@ def engine(request: pytest.FixtureRequest, servers: Servers) -> Any:
 
 
 def due_again(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - 1000000"))
+    despite_deadlocks(engine, f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - 1000000")
 
 
 def test_everything_once_by_one_of_a_fleet(engine: Engine) -> None:
     sem = made(engine, 3)
     locks = sl.Locks(engine)
-    old, gone = locks.acquire({sem: 1}, ttl=60), locks.acquire({sem: 1})
+    old, gone = locks.acquire({sem: 1}, ttl=3600), locks.acquire({sem: 1})
     with engine.begin() as connection:
         expire(connection, old)
     reports = all_of(*[sl.Locks(engine).maintain for _ in range(4)])
@@ -74,6 +73,51 @@ def test_one_that_fails_does_not_keep_the_others(engine: Engine) -> None:
     assert locks.maintain().done == {}
 
 
+@pytest.mark.parametrize("error", [RuntimeError("nobody knows who is alive"), KeyboardInterrupt()])
+def test_a_turn_that_was_not_used_is_due_again_soon(
+    engine: Engine, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once: a fleet would ask what is down again and again. And not after the whole of its period."""
+
+    def down(owners: list[str]) -> list[str]:
+        raise error
+
+    monkeypatch.setattr(maintenance, "AGAIN", 240)  # of the 300 seconds of its period
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    locks.acquire({sem: 1}, owner="dead")
+    with pytest.raises(type(error)):
+        locks.maintain(alive=down)
+    assert "orphans" not in locks.maintain(alive=lambda owners: []).done
+    later_by(engine, 241)
+    assert locks.maintain(alive=lambda owners: []).done["orphans"] == 1
+    assert held(engine, sem) == 0
+
+
+def test_a_turn_that_is_anothers_by_now_stays_theirs(engine: Engine) -> None:
+    """Whose task takes longer than its period, and fails then."""
+
+    def late(owners: list[str]) -> list[str]:
+        due_again(engine)
+        others.append(sl.Locks(engine).maintain().done["orphans"])
+        raise RuntimeError("too late")
+
+    others: list[int] = []
+    locks = sl.Locks(engine)
+    locks.acquire({made(engine, 1): 1}, owner="dead")
+    with pytest.raises(RuntimeError, match="too late"):
+        locks.maintain(alive=late)
+    assert others == [0]
+    later_by(engine, maintenance.AGAIN + 1)
+    assert "orphans" not in locks.maintain().done
+
+
+def later_by(engine: Engine, seconds: int) -> None:
+    """Have it be so many seconds later, for what is due: what was done has been done so much longer ago."""
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - :by"), {"by": seconds})
+
+
 def test_in_the_background(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     sem = made(engine, 1)
     locks = sl.Locks(engine)
@@ -88,7 +132,7 @@ def test_in_the_background(engine: Engine, caplog: pytest.LogCaptureFixture) -> 
         return []
 
     with caplog.at_level(logging.INFO, "sqlalchemy_locks"), locks.maintenance(alive=alive, every=0.01):
-        until(lambda: calls == 1)
+        until(lambda: caplog.records)  # the turn has been given back
         due_again(engine)
         until(lambda: held(engine, sem) == 0)
     messages = [record.getMessage() for record in caplog.records]
@@ -100,7 +144,7 @@ def test_awaited(servers: Servers, engine_to: MakeEngine) -> None:
     plain = engine_to("postgresql15")
     sem = made(plain, 1)
     with plain.begin() as connection:
-        expire(connection, sl.Locks(plain).acquire({sem: 1}, ttl=60))
+        expire(connection, sl.Locks(plain).acquire({sem: 1}, ttl=3600))
     due_again(plain)
 
     async def main() -> None:

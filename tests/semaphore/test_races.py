@@ -7,13 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, select, update
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.clock import Now
+from sqlalchemy_locks.schema import tables
+from sqlalchemy_locks.semaphore.base import utc
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import all_of, later
+from tests.operation.parties import PATIENCE, all_of, later, until
 
-from .parties import ENGINES, SERVERS, expire, held, made, unused
+from .parties import ENGINES, SERVERS, expire, expire_in, held, made, unused
 
 EVERYWHERE = [*ENGINES, "yugabytedb"]
 WITH_ROW_LOCKS = [*SERVERS, "yugabytedb"]
@@ -39,7 +42,7 @@ def test_one_id_from_many_connections_at_once(name: str, what: str, engine_to: M
     asked = [
         {"the same": {sem: 1}, "another count": {sem: n + 1}}.get(what, {(sem, other)[n % 2]: 1}) for n in range(8)
     ]
-    barrier = threading.Barrier(8)
+    barrier = threading.Barrier(8, timeout=PATIENCE)
 
     def ask(permits: dict[str, int]) -> str:
         locks = sl.Locks(engine)
@@ -74,7 +77,7 @@ def test_who_waits_at_the_gate_of_one_that_is_rolled_back_is_granted(
         waiting = [later(run, engine, sl.semaphore.acquire({sem: 1}, external_id=ident)) for _ in range(3)]
         watcher.until_waiting(waiting[0], besides=2)
         first.rollback()
-    answers = sorted(future.result(30).replayed for future in waiting)
+    answers = sorted(future.result(PATIENCE).replayed for future in waiting)
     assert answers == [False, True, True]
     assert held(engine, sem) == 1
 
@@ -88,11 +91,11 @@ def test_a_release_waits_for_no_acquirer(name: str, engine_to: MakeEngine) -> No
     engine = engine_to(name, isolation_level="READ COMMITTED")
     sem = made(engine, 2)
     locks = sl.Locks(engine)
-    grant = locks.acquire({sem: 1}, ttl=60)
+    grant = locks.acquire({sem: 1}, ttl=3600)
     with engine.connect() as acquirer:
         assert acquirer.scalar(sl.semaphore.acquire({sem: 1}))
-        assert later(locks.renew, grant).result(30) is True
-        assert later(locks.release, grant).result(30) is sl.Released.RELEASED
+        assert later(locks.renew, grant).result(PATIENCE) is True
+        assert later(locks.release, grant).result(PATIENCE) is sl.Released.RELEASED
         acquirer.rollback()
 
 
@@ -102,16 +105,16 @@ def test_what_somebody_is_working_on_is_passed_over(name: str, how: str, engine_
     engine = engine_to(name, isolation_level="READ COMMITTED")
     sem = made(engine, 1)
     locks = sl.Locks(engine)
-    grant = locks.acquire({sem: 1}, ttl=60)
+    grant = locks.acquire({sem: 1}, ttl=3600)
     with engine.begin() as connection:
         expire(connection, grant)
     with engine.connect() as holder:
         holder.scalar(sl.semaphore.renew(grant))  # too late, but the row is locked
         if how == "sweep":
-            later(locks.sweep).result(30)
+            later(locks.sweep).result(PATIENCE)
         else:
             with pytest.raises(sl.LockTimeout):
-                later(locks.acquire, {sem: 1}, timeout=0).result(30)
+                later(locks.acquire, {sem: 1}, timeout=0).result(PATIENCE)
         holder.rollback()
     assert held(engine, sem) == 1
     assert locks.acquire({sem: 1}, timeout=0).fence == {sem: 2}
@@ -122,8 +125,8 @@ def test_a_lease_that_was_renewed_since_the_sweep_looked_stays(name: str, engine
     engine, aside = engine_to(name), sl.Locks(engine_to(name))
     sem = made(engine, 2)
     locks = sl.Locks(engine)
-    judged_by_owner = locks.acquire({sem: 1}, ttl=60, owner="dead")
-    other = locks.acquire({sem: 1}, ttl=60, owner="dead as well")
+    judged_by_owner = locks.acquire({sem: 1}, ttl=3600, owner="dead")
+    other = locks.acquire({sem: 1}, ttl=3600, owner="dead as well")
 
     def alive(owners: list[str]) -> list[str]:
         assert aside.renew(judged_by_owner)
@@ -138,7 +141,7 @@ def test_a_lease_that_was_renewed_since_the_sweep_looked_stays(name: str, engine
 def test_a_lease_that_was_renewed_since_it_was_found_expired_stays(name: str, engine_to: MakeEngine) -> None:
     engine, aside = engine_to(name), engine_to(name)
     sem = made(aside, 1)
-    grant = sl.Locks(aside).acquire({sem: 1}, ttl=60)
+    grant = sl.Locks(aside).acquire({sem: 1}, ttl=3600)
     with aside.begin() as connection:
         expire(connection, grant)
 
@@ -153,11 +156,6 @@ def test_a_lease_that_was_renewed_since_it_was_found_expired_stays(name: str, en
 
 
 def expire_to_now(connection: Any, grant: sl.Grant) -> None:
-    from sqlalchemy import update
-
-    from sqlalchemy_locks.clock import Now
-    from sqlalchemy_locks.schema import tables
-
     schema = "lock" if connection.dialect.name in ("postgresql", "yugabytedb") else None
     request = tables(schema, "" if schema else "lock_").permit_request
     changed = connection.execute(
@@ -171,17 +169,16 @@ def test_taking_back_crosswise_never_deadlocks(name: str, engine_to: MakeEngine)
     """Requests on two semaphores each, all expired, while both semaphores are asked for in both orders."""
     engine = engine_to(name, pool_size=12)
     left, right = made(engine, 4), made(engine, 4)
-    barrier = threading.Barrier(6)
+    barrier = threading.Barrier(6, timeout=PATIENCE)
 
     def turns(number: int) -> int:
         locks = sl.Locks(engine)
         barrier.wait()
         for turn in range(12):
             permits = [{left: 1, right: 1}, {left: 2}, {right: 2}][(number + turn) % 3]
-            grant = locks.acquire(permits, ttl=3600, timeout=60)
+            grant = locks.acquire(permits, ttl=3600, timeout=PATIENCE)
             if (number + turn) % 4:
-                with engine.begin() as connection:
-                    expire(connection, grant)
+                expire_in(engine, grant)
             if (number + turn) % 2 == 0:
                 locks.release(grant)
         return 12
@@ -222,24 +219,65 @@ def test_tokens_rise_in_the_order_of_the_grants(name: str, engine_to: MakeEngine
     assert tokens == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_a_guarded_write_keeps_its_permits_until_it_is_committed(name: str, engine_to: MakeEngine, watch: Any) -> None:
-    from sqlalchemy import update
-
-    from sqlalchemy_locks.schema import tables
-
-    engine, watcher = engine_to(name, isolation_level="READ COMMITTED"), watch(name)
-    schema = None if engine.dialect.name in ("mysql", "mariadb") else "lock"
-    anything = tables(schema, "" if schema else "lock_").installed
-    write = update(anything).where(anything.c.step == "0001").values(door=anything.c.door)
+def test_a_guarded_write_that_waited_is_judged_when_the_wait_is_over(
+    name: str, level: str, engine_to: MakeEngine, watch: Any
+) -> None:
+    """Behind a release that rolled back, the time of the request runs out: the row is as it was, the clock is not."""
+    engine, watcher = engine_to(name, isolation_level=level), watch(name)
+    write = anything(engine)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
-    grant = locks.acquire({sem: 1}, ttl=60)
+    grant = locks.acquire({sem: 1}, ttl=3)
+    with engine.connect() as writer, engine.connect() as releasing:
+        assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
+        writing = later(writer.scalar, sl.guarded(write, grant))
+        watcher.until_waiting(writing)
+        until(lambda: now(engine) > grant.expires_at, pause=0.1)
+        releasing.rollback()
+        with pytest.raises(sl.LockLost, match="held no longer"):
+            writing.result(PATIENCE)
+        writer.rollback()
+
+
+def now(engine: Engine) -> Any:
+    with engine.connect() as connection:
+        return utc(connection.scalar(select(Now())))
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_a_guarded_write_waits_no_longer_than_told(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = made(engine, 1)
+    grant = sl.Locks(engine).acquire({sem: 1})
+    with engine.connect() as writer, engine.connect() as releasing:
+        assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
+        with pytest.raises(sl.LockTimeout):
+            later(writer.scalar, sl.guarded(anything(engine), grant).execution_options(locks_wait=1)).result(PATIENCE)
+        writer.rollback()
+        releasing.rollback()
+
+
+def anything(engine: Engine) -> Any:
+    """A write that changes nothing."""
+    schema = None if engine.dialect.name in ("mysql", "mariadb") else "lock"
+    installed = tables(schema, "" if schema else "lock_").installed
+    return update(installed).where(installed.c.step == "0001").values(door=installed.c.door)
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_a_guarded_write_keeps_its_permits_until_it_is_committed(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    engine, watcher = engine_to(name, isolation_level="READ COMMITTED"), watch(name)
+    write = anything(engine)
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1}, ttl=3600)
     with engine.connect() as writer:
         assert writer.scalar(sl.guarded(write, grant)) is True
         release = later(locks.release, grant)
         watcher.until_waiting(release)
         writer.commit()
-        assert release.result(30) is sl.Released.RELEASED
+        assert release.result(PATIENCE) is sl.Released.RELEASED
         with pytest.raises(sl.LockLost, match="held no longer"):
             writer.scalar(sl.guarded(write, grant))

@@ -15,7 +15,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.schema import tables
 from tests.faults.drivers import sync
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import connected, installed, later
+from tests.operation.parties import PATIENCE, connected, installed, later
 from tests.tasks.test_lost_replies import in_the_clear
 
 from .parties import EVERYWHERE, INNODB, held, made, place, unused
@@ -92,10 +92,10 @@ def test_many_who_ask_for_what_is_full_with_one_id(name: str, engine_to: MakeEng
     engine = engine_to(name)
     sem, ident = made(engine, 1), unused("job")
     sl.Locks(engine).acquire({sem: 1})
-    ready = threading.Barrier(8)
+    ready = threading.Barrier(8, timeout=PATIENCE)
 
     def ask(each: Engine) -> int:
-        ready.wait(30)
+        ready.wait()
         for _ in range(20):
             with pytest.raises(sl.LockTimeout, match="at the only try"):
                 sl.Locks(each).acquire({sem: 1}, external_id=ident, timeout=0)
@@ -103,7 +103,7 @@ def test_many_who_ask_for_what_is_full_with_one_id(name: str, engine_to: MakeEng
 
     # engines of their own, as processes have: no gate in memory before them
     asking = [later(ask, engine_to(name)) for _ in range(8)]
-    assert [future.result(120) for future in asking] == [20] * 8
+    assert [future.result(PATIENCE) for future in asking] == [20] * 8
 
 
 @sync
@@ -164,10 +164,10 @@ def test_a_session_at_repeatable_read_keeps_no_other_semaphore_from_anybody(
         # beside the id that was found, too
         before, after = grant.external_id[:-1], f"{grant.external_id}0"
         for sem, ident in zip(sems, (before, after), strict=True):
-            assert locks.acquire({sem: 1}, external_id=ident, timeout=1)
+            assert locks.acquire({sem: 1}, external_id=ident, timeout=PATIENCE)
         with engine.connect() as another:
             asked = sl.semaphore.acquire({sem: 1}, external_id=f"{before}!")
-            assert another.scalar(asked.execution_options(locks_wait=1))
+            assert another.scalar(asked.execution_options(locks_wait=PATIENCE))
             another.rollback()
 
 
@@ -221,7 +221,7 @@ def test_the_time_of_who_waited_for_a_release_is_whole(name: str, engine_to: Mak
         after = releasing.scalar(text("SELECT UTC_TIMESTAMP(6)"))
         assert waited < after
         releasing.commit()
-        got = waiting.result(30)
+        got = waiting.result(PATIENCE)
         assert got.expires_at.replace(tzinfo=None) - timedelta(seconds=60) >= after
         caller.commit()
 
@@ -258,11 +258,11 @@ def test_a_release_beside_its_own_guarded_write_ends(name: str, engine_to: MakeE
         assert connection.scalar(sl.guarded(nothing, grant)) is False
         for ask in (locks.release, locks.renew):
             with pytest.raises(sl.LockTimeout):
-                later(ask, grant).result(20)
+                later(ask, grant).result(PATIENCE)
         with engine.begin() as caller:
             before = caller.scalar(text("SHOW lock_timeout"))
-            assert caller.scalar(sl.semaphore.release("nobody's").execution_options(locks_wait=1)) == "UNKNOWN"
-            assert caller.scalar(sl.semaphore.renew("nobody's").execution_options(locks_wait=1)) is False
+            assert caller.scalar(sl.semaphore.release("nobody's").execution_options(locks_wait=7)) == "UNKNOWN"
+            assert caller.scalar(sl.semaphore.renew("nobody's").execution_options(locks_wait=7)) is False
             assert caller.scalar(text("SHOW lock_timeout")) == before
     assert locks.renew(grant)
     assert locks.release(grant) is sl.Released.RELEASED
@@ -275,7 +275,7 @@ def test_a_sqlite_that_begins_immediately_waits_no_longer_than_asked(engine_to: 
     with keeper:
         assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
         with pytest.raises(sl.LockTimeout, match=r"others were busy with .* within 0.2 s: whether there is room"):
-            later(sl.Locks(engine).acquire, {sem: 1}, timeout=0.2).result(30)
+            later(sl.Locks(engine).acquire, {sem: 1}, timeout=0.2).result(PATIENCE)
         keeper.rollback()
 
 

@@ -36,8 +36,8 @@ class Server:
 
     kind: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-    start_seconds: ClassVar[float] = 60.0
-    stop_seconds: ClassVar[float] = 30.0
+    start_seconds: ClassVar[float] = 180.0
+    stop_seconds: ClassVar[float] = 120.0
 
     host: str = "127.0.0.1"
     port: int
@@ -163,7 +163,7 @@ class Server:
         """End all of the server's processes at once, as a crash does."""
         if self._process is not None:
             self._process.signal(signal.SIGKILL)
-            if not self._process.wait(30):
+            if not self._process.wait(120):
                 raise RuntimeError(f"{self.name} cannot be killed")
             self._process = None
 

@@ -1,6 +1,7 @@
 """Programs of a Debian release newer than the machine's, without installing them."""
 
 import shutil
+import time
 from pathlib import Path
 
 from .process import Unavailable, own, run
@@ -30,6 +31,11 @@ Acquire::https::Timeout "20";
 Debug::NoLocking "true";
 """
 
+#: How often each archive is asked: a release that changes every few hours may do so between its index and a package.
+TRIES = 3
+#: And how long it is left alone in between, in seconds.
+PAUSE = 10.0
+
 
 def mirrors() -> list[str]:
     """The Debian archives that this machine's own sources name, the likeliest first."""
@@ -51,10 +57,14 @@ def unpack(package: str, release: str, folder: Path) -> None:
     library: what is unpacked needs none of the machine's, and none can be too old.
     """
     reason = "this machine's apt sources name no Debian archive"
-    for site in mirrors():
+    sites = mirrors()
+    for number, site in enumerate(sites * TRIES):
+        if number and number % len(sites) == 0:
+            time.sleep(PAUSE)
         try:
             _fetch(site, package, release, folder / "apt")
         except (OSError, RuntimeError) as error:
+            shutil.rmtree(folder / "apt", ignore_errors=True)
             lines = str(error).splitlines()
             reason = next((line for line in lines if line.startswith("E: ")), lines[-1])
             continue

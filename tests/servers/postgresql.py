@@ -97,7 +97,7 @@ class PostgreSQL(SQLServer):
         """Start a hot standby of this server, by physical streaming replication."""
         return PostgreSQL(self.version, primary=self).start()
 
-    def catch_up(self, seconds: float = 10.0) -> None:
+    def catch_up(self, seconds: float = 120.0) -> None:
         """Wait until this standby has replayed all that its primary has written."""
         if self.primary is None:
             raise RuntimeError(f"{self.name} is not a standby")

@@ -117,7 +117,7 @@ class Process:
         self._lock = threading.Lock()
         answer = self._read()
         if not answer.isdigit():
-            self.wait(10)
+            self.wait(60)
             raise RuntimeError(f"{command[0]} cannot be run: {answer or 'no answer'}")
         self.pid = int(answer)
 

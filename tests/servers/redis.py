@@ -57,7 +57,7 @@ class Redis(Server):
                 time.sleep(0.02)
 
     def _ask(self, command: str, expected: str) -> str:
-        with socket.create_connection((self.host, self.port), timeout=10) as client:
+        with socket.create_connection((self.host, self.port), timeout=60) as client:
             client.sendall(command.encode() + b"\r\n")
             answer = client.recv(4096).decode()
         if not answer.startswith(expected):

@@ -43,7 +43,7 @@ class SQLServer(Server):
             self.url(self.own_driver, database),
             poolclass=NullPool,
             isolation_level="AUTOCOMMIT",
-            connect_args={"connect_timeout": 10},
+            connect_args={"connect_timeout": 60},
         )
         value: Any = None
         with engine.connect() as connection:

@@ -64,7 +64,7 @@ def main(url: str, name: str) -> None:
     locks.run(mutex.create(f"{name} retries", retries=RETRIES))
     locks.run(sl.Timeout(every=1).create(f"{name} elapsed", f"{name} window"))
     context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(PROCESSES, timeout=100), context.Queue()
+    barrier, results = context.Barrier(PROCESSES, timeout=250), context.Queue()
     processes = [
         context.Process(target=take_part, args=(url, name, number, barrier, results)) for number in range(PROCESSES)
     ]
@@ -72,7 +72,7 @@ def main(url: str, name: str) -> None:
         process.start()
     total: dict[str, int] = {}
     for _ in processes:
-        for what, many in results.get(timeout=150).items():
+        for what, many in results.get(timeout=400).items():
             total[what] = total.get(what, 0) + many
     for process in processes:
         process.join()

@@ -15,7 +15,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.schema import tables
 from tests.faults.drivers import asynchronous, sync, through_a_proxy, through_an_async_proxy
 from tests.faults.proxy import Proxy
-from tests.operation.parties import Watch, connected, installed, later, until, unused
+from tests.operation.parties import PATIENCE, Watch, connected, installed, later, until, unused
 
 mutex = sl.Mutex()
 
@@ -196,7 +196,7 @@ def test_a_first_try_that_waits_at_the_server_still(
         until(lambda: proxy.accepted > before, unless=waiting)
         watch(name).until_waiting(waiting)
         holder.rollback()
-        assert waiting.result(30) is True
+        assert waiting.result(PATIENCE) is True
         assert (row(other, id).fence, row(other, id).retries_left) == (1, 4)
         assert sl.Locks(other).mutex.acquire(id) is False
         assert locks.mutex.release(id) is True

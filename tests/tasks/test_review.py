@@ -36,7 +36,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_col
 
 import sqlalchemy_locks as sl
 from tests.faults.drivers import sync
-from tests.operation.parties import ENGINES, connected, installed, unused
+from tests.operation.parties import ENGINES, connected, installed, later, unused
 
 from .models import Base, Import, Kind, imports
 from .test_fencing import metadata, page, pages
@@ -355,19 +355,6 @@ def test_a_transaction_that_has_read_must_roll_back(tmp_path: Any) -> None:
         writer.rollback()
 
 
-def test_a_server_without_a_fresh_clock_is_refused(monkeypatch: pytest.MonkeyPatch, servers: Any) -> None:
-    """MySQL shows no variable for --sysdate-is-now: its two clocks are compared."""
-    with connected(installed(servers, "mysql"), poolclass=NullPool) as engine:
-        monkeypatch.setattr(type(engine.dialect), "_sqlalchemy_locks_clock", False, raising=False)
-
-        @event.listens_for(engine, "before_cursor_execute", retval=True)
-        def frozen(connection: Any, cursor: Any, statement: str, *rest: Any) -> tuple[str, Any]:
-            return statement.replace("SYSDATE(6)", "NOW(6)"), rest[0]
-
-        with pytest.raises(sl.Unsupported, match="sysdate-is-now"):
-            sl.Locks(engine).once_per(unused(), every=60)
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_connection_goes_back_clean_without_another_round_trip(servers: Any, name: str) -> None:
     """COMMIT, or autocommit, was the last thing: the pool resets nothing, and nothing is open."""
@@ -396,3 +383,29 @@ def test_a_connection_goes_back_clean_without_another_round_trip(servers: Any, n
             with connection.begin():
                 assert connection.execute(mutex.acquire(id)).scalar() is True
         assert len(resets) >= 3
+
+
+@pytest.mark.parametrize("immediate", [False, True])
+def test_nowait_on_sqlite_waits_for_nobody_who_writes(immediate: bool, tmp_path: Any) -> None:
+    """Not for the beginning of its transaction, either: with begin_immediate that is where the wait is."""
+    with connected(f"sqlite:///{tmp_path}/app.db", connect_args={"timeout": 600}) as engine:
+        sl.metadata().create_all(engine)
+        if immediate:
+            sl.sqlite.begin_immediate(engine)
+        timeout, locks = sl.Timeout(every=60), sl.Locks(engine)
+        locks.run(mutex.create("a"))
+        locks.run(timeout.create("a"))
+        with engine.connect() as writer:
+            if not immediate:
+                writer.exec_driver_sql("BEGIN IMMEDIATE")
+            assert writer.scalar(mutex.acquire("a")) is True
+            for operation, expected in (
+                (mutex.acquire("a", nowait=True), False),
+                (timeout.acquire("a", nowait=True), False),
+                (mutex.acquire_token("a", nowait=True), None),
+            ):
+                assert later(locks.run, operation).result(60) is expected
+            writer.rollback()
+        assert locks.run(mutex.acquire("a", nowait=True)) is True
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 600_000

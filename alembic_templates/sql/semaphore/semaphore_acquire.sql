@@ -11,15 +11,27 @@ DECLARE
   asked integer[] := counts;
   decided record;
 BEGIN
-  IF external_id IS NULL OR ttl_seconds <= 0 OR array_position(names, NULL) > 0 OR array_position(counts, NULL) > 0
-    OR cardinality(names) IS DISTINCT FROM cardinality(counts) OR coalesce(cardinality(names), 0) = 0
-    OR 1 > ANY (counts)
-  THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
-      'a request needs an external_id, one name and one count of at least 1 for each semaphore,'
-      ' and a ttl_seconds above 0 or none';
+  external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
+  IF owner IS NOT NULL THEN
+    owner := lock.semaphore_checked(owner, 'an owner');
   END IF;
-  semaphores := names;
+  IF coalesce(cardinality(names), 0) = 0 OR cardinality(names) IS DISTINCT FROM cardinality(counts) THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+      'semaphore.acquire needs at least one semaphore, and one count for each name';
+  ELSIF NOT (ttl_seconds BETWEEN 0.001 AND 3155760000) THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'ttl ' || CASE
+      WHEN ttl_seconds <= 0 THEN 'must be more than 0 seconds'
+      WHEN ttl_seconds < 1 THEN 'is at least 0.001 seconds'
+      ELSE 'must be at most a hundred years, 3155760000 seconds'
+    END || ', not ' || ttl_seconds;
+  END IF;
+  FOR i IN 1 .. cardinality(names) LOOP
+    semaphores[i] := lock.semaphore_checked(names[i], 'a semaphore''s name');
+    IF counts[i] IS NULL OR counts[i] < 1 THEN
+      RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+        'a count of permits is from 1 to 2147483647, not ' || coalesce(counts[i]::text, 'NULL');
+    END IF;
+  END LOOP;
   IF cardinality(names) > 1 THEN
     -- In one order for everybody, whatever the collation, so that two requests can't deadlock; each name once.
     SELECT array_agg(given.name ORDER BY given.name COLLATE "C"), array_agg(given.count ORDER BY given.name COLLATE "C")

@@ -1,17 +1,33 @@
-CREATE OR REPLACE FUNCTION lock.semaphore_delete(name text, changed_by text DEFAULT NULL::text) RETURNS text
+CREATE OR REPLACE FUNCTION lock.semaphore_delete(name text, changed_by text DEFAULT NULL::text,
+  lock_wait text DEFAULT NULL::text) RETURNS text
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
 DECLARE
   sem record;
+  held boolean := false;
+  was text := current_setting('lock_timeout');
 BEGIN
+  name := lock.semaphore_checked(name, 'a semaphore''s name');
+  IF changed_by IS NOT NULL THEN
+    changed_by := lock.semaphore_checked(changed_by, 'who changes a semaphore');
+  END IF;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', lock_wait, true);
+  END IF;
   SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_delete.name FOR UPDATE;
+  IF sem.capacity IS NOT NULL THEN
+    PERFORM lock.semaphore_take_back(sem.id);
+    -- In a statement of its own, which sees what was released before the lock was had.
+    PERFORM 1 FROM lock.permit AS p WHERE p.semaphore_id = sem.id AND p.state = 'ACQUIRED';
+    held := FOUND;
+  END IF;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', was, true);
+  END IF;
   IF sem.capacity IS NULL THEN
     RETURN 'UNKNOWN';
-  END IF;
-  PERFORM lock.semaphore_take_back(sem.id);
-  PERFORM 1 FROM lock.permit AS p WHERE p.semaphore_id = sem.id AND p.state = 'ACQUIRED';
-  IF FOUND THEN
+  ELSIF held THEN
     RETURN 'HELD';
   END IF;
   -- The row stays for its fence: a semaphore that is made again under this name goes on counting.

@@ -7,6 +7,7 @@ DECLARE
   request bigint;
   was text := current_setting('lock_timeout');
 BEGIN
+  external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF lock_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;

@@ -1,15 +1,27 @@
-CREATE OR REPLACE FUNCTION lock.semaphore_resize(name text, capacity integer, changed_by text DEFAULT NULL::text)
-RETURNS integer
+CREATE OR REPLACE FUNCTION lock.semaphore_resize(name text, capacity integer,
+  changed_by text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
 DECLARE
   sem record;
+  was text := current_setting('lock_timeout');
 BEGIN
-  IF capacity < 0 OR capacity IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'a capacity is at least 0';
+  name := lock.semaphore_checked(name, 'a semaphore''s name');
+  IF changed_by IS NOT NULL THEN
+    changed_by := lock.semaphore_checked(changed_by, 'who changes a semaphore');
+  END IF;
+  IF capacity IS NULL OR capacity < 0 THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+      'a capacity is from 0 to 2147483647, not ' || coalesce(capacity::text, 'NULL');
+  END IF;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
   SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_resize.name FOR UPDATE;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', was, true);
+  END IF;
   IF sem.capacity <> semaphore_resize.capacity THEN
     UPDATE lock.semaphore AS s SET capacity = semaphore_resize.capacity, updated_at = clock_timestamp()
     WHERE s.id = sem.id;

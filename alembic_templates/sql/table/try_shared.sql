@@ -4,7 +4,9 @@ SET lock_timeout = '1ms'
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
-  IF pg_is_in_recovery()
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  ELSIF pg_is_in_recovery()
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))

@@ -5,6 +5,9 @@ AS $body$
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM lock.refuse(allow_stale);
   -- Again until the row is there: unlock() and vacuum() may remove it while we wait for it. Bounded, because
   -- under allow_stale a row that the snapshot is too old to see would have it go round for ever.

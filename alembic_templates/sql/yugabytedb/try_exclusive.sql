@@ -6,6 +6,9 @@ AS $body$
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM lock.refuse(allow_stale);
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_exclusive.key FOR UPDATE NOWAIT;

@@ -83,6 +83,9 @@ AS $body$
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM "elsewhere".refuse(allow_stale);
   -- Again until the row is there: unlock() and vacuum() may remove it while we wait for it. Bounded, because
   -- under allow_stale a row that the snapshot is too old to see would have it go round for ever.
@@ -110,6 +113,9 @@ AS $body$
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM "elsewhere".refuse(allow_stale);
   -- Again until the row is there: unlock() and vacuum() may remove it while we wait for it. Bounded, because
   -- under allow_stale a row that the snapshot is too old to see would have it go round for ever.
@@ -138,6 +144,9 @@ AS $body$
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM "elsewhere".refuse(allow_stale);
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM "elsewhere".locked_keys AS held WHERE held.key = try_exclusive.key FOR UPDATE NOWAIT;
@@ -166,6 +175,9 @@ AS $body$
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM "elsewhere".refuse(allow_stale);
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM "elsewhere".locked_keys AS held WHERE held.key = try_shared.key FOR SHARE NOWAIT;
@@ -193,6 +205,9 @@ AS $body$
 DECLARE
   made bigint;
 BEGIN
+  IF keys IS NULL OR array_position(keys, NULL) IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM "elsewhere".refuse(true);
   -- In one order for everybody, so that two callers that make the same keys can't deadlock.
   INSERT INTO "elsewhere".locked_keys (key)
@@ -209,6 +224,9 @@ LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM "elsewhere".refuse(true);
   -- SKIP LOCKED: never waits for another holder, and two sharers who both unlock don't deadlock.
   DELETE FROM "elsewhere".locked_keys AS gone WHERE gone.key = ANY (ARRAY(
@@ -289,7 +307,9 @@ LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
-  IF pg_is_in_recovery()
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  ELSIF pg_is_in_recovery()
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
@@ -312,7 +332,9 @@ LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
-  IF pg_is_in_recovery()
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  ELSIF pg_is_in_recovery()
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
@@ -336,7 +358,9 @@ SET lock_timeout = '1ms'
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
-  IF pg_is_in_recovery()
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  ELSIF pg_is_in_recovery()
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
@@ -363,7 +387,9 @@ SET lock_timeout = '1ms'
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
-  IF pg_is_in_recovery()
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  ELSIF pg_is_in_recovery()
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
@@ -391,6 +417,9 @@ AS $body$
 DECLARE
   made bigint;
 BEGIN
+  IF keys IS NULL OR array_position(keys, NULL) IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM "elsewhere".refuse(true);
   -- In one order for everybody, so that two callers that make the same keys can't deadlock.
   INSERT INTO "elsewhere".locked_keys (key)
@@ -407,6 +436,9 @@ LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM "elsewhere".refuse(true);
   -- SKIP LOCKED: never waits for another holder, and two sharers who both unlock don't deadlock.
   DELETE FROM "elsewhere".locked_keys AS gone WHERE gone.key = ANY (ARRAY(

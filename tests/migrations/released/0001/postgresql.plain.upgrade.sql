@@ -83,6 +83,9 @@ AS $body$
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM lock.refuse(allow_stale);
   -- Again until the row is there: unlock() and vacuum() may remove it while we wait for it. Bounded, because
   -- under allow_stale a row that the snapshot is too old to see would have it go round for ever.
@@ -110,6 +113,9 @@ AS $body$
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM lock.refuse(allow_stale);
   -- Again until the row is there: unlock() and vacuum() may remove it while we wait for it. Bounded, because
   -- under allow_stale a row that the snapshot is too old to see would have it go round for ever.
@@ -138,6 +144,9 @@ AS $body$
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM lock.refuse(allow_stale);
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_exclusive.key FOR UPDATE NOWAIT;
@@ -166,6 +175,9 @@ AS $body$
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM lock.refuse(allow_stale);
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_shared.key FOR SHARE NOWAIT;
@@ -193,6 +205,9 @@ AS $body$
 DECLARE
   made bigint;
 BEGIN
+  IF keys IS NULL OR array_position(keys, NULL) IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM lock.refuse(true);
   -- In one order for everybody, so that two callers that make the same keys can't deadlock.
   INSERT INTO lock.locked_keys (key)
@@ -209,6 +224,9 @@ LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM lock.refuse(true);
   -- SKIP LOCKED: never waits for another holder, and two sharers who both unlock don't deadlock.
   DELETE FROM lock.locked_keys AS gone WHERE gone.key = ANY (ARRAY(
@@ -381,6 +399,9 @@ LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
+  IF keys IS NULL OR array_position(keys, NULL) IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   PERFORM lock.refuse(true);
   -- Advisory locks need no row that would have to be there before.
   RETURN 0;
@@ -393,6 +414,9 @@ LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
+  IF key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+  END IF;
   -- Nothing to remove: an advisory lock leaves no row, and lasts to the end of its transaction either way.
   PERFORM lock.refuse(true);
 END

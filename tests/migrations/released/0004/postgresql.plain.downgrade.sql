@@ -1,8 +1,8 @@
-DROP FUNCTION IF EXISTS lock.semaphore_delete(text, text);
+DROP FUNCTION IF EXISTS lock.semaphore_delete(text, text, text);
 
-DROP FUNCTION IF EXISTS lock.semaphore_resize(text, integer, text);
+DROP FUNCTION IF EXISTS lock.semaphore_resize(text, integer, text, text);
 
-DROP FUNCTION IF EXISTS lock.semaphore_create(text, integer, text);
+DROP FUNCTION IF EXISTS lock.semaphore_create(text, integer, text, text);
 
 DROP FUNCTION IF EXISTS lock.semaphore_renew(text, bigint, text);
 
@@ -15,6 +15,8 @@ DROP FUNCTION IF EXISTS lock.semaphore_known(text, text[], integer[]);
 DROP FUNCTION IF EXISTS lock.semaphore_grant(bigint, text[], integer[]);
 
 DROP FUNCTION IF EXISTS lock.semaphore_take_back(bigint);
+
+DROP FUNCTION IF EXISTS lock.semaphore_checked(text, text);
 
 DROP TABLE IF EXISTS lock.semaphore_history;
 

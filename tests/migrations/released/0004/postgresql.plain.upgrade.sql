@@ -14,6 +14,24 @@ CREATE INDEX IF NOT EXISTS permit_by_request ON lock.permit (permit_request_id);
 
 CREATE INDEX IF NOT EXISTS history_by_semaphore ON lock.semaphore_history (semaphore_id);
 
+CREATE OR REPLACE FUNCTION lock.semaphore_checked(value text, what text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $body$
+-- sqlalchemy_locks 0004
+BEGIN
+  -- Names that every engine keeps, and compares, as they are given.
+  IF length(value) BETWEEN 1 AND 255 AND right(value, 1) <> ' ' THEN
+    RETURN value;
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = what || CASE
+    WHEN value IS NULL THEN ' must not be NULL'
+    WHEN value = '' THEN ' must not be empty'
+    WHEN length(value) > 255 THEN ' has ' || length(value) || ' characters: 255 are the most that every engine can keep'
+    ELSE ' ends with a space, which some collations don''t compare: ' || quote_literal(value)
+  END;
+END
+$body$;
+
 CREATE OR REPLACE FUNCTION lock.semaphore_take_back(semaphore bigint) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
@@ -138,15 +156,27 @@ DECLARE
   asked integer[] := counts;
   decided record;
 BEGIN
-  IF external_id IS NULL OR ttl_seconds <= 0 OR array_position(names, NULL) > 0 OR array_position(counts, NULL) > 0
-    OR cardinality(names) IS DISTINCT FROM cardinality(counts) OR coalesce(cardinality(names), 0) = 0
-    OR 1 > ANY (counts)
-  THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
-      'a request needs an external_id, one name and one count of at least 1 for each semaphore,'
-      ' and a ttl_seconds above 0 or none';
+  external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
+  IF owner IS NOT NULL THEN
+    owner := lock.semaphore_checked(owner, 'an owner');
   END IF;
-  semaphores := names;
+  IF coalesce(cardinality(names), 0) = 0 OR cardinality(names) IS DISTINCT FROM cardinality(counts) THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+      'semaphore.acquire needs at least one semaphore, and one count for each name';
+  ELSIF NOT (ttl_seconds BETWEEN 0.001 AND 3155760000) THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'ttl ' || CASE
+      WHEN ttl_seconds <= 0 THEN 'must be more than 0 seconds'
+      WHEN ttl_seconds < 1 THEN 'is at least 0.001 seconds'
+      ELSE 'must be at most a hundred years, 3155760000 seconds'
+    END || ', not ' || ttl_seconds;
+  END IF;
+  FOR i IN 1 .. cardinality(names) LOOP
+    semaphores[i] := lock.semaphore_checked(names[i], 'a semaphore''s name');
+    IF counts[i] IS NULL OR counts[i] < 1 THEN
+      RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+        'a count of permits is from 1 to 2147483647, not ' || coalesce(counts[i]::text, 'NULL');
+    END IF;
+  END LOOP;
   IF cardinality(names) > 1 THEN
     -- In one order for everybody, whatever the collation, so that two requests can't deadlock; each name once.
     SELECT array_agg(given.name ORDER BY given.name COLLATE "C"), array_agg(given.count ORDER BY given.name COLLATE "C")
@@ -208,6 +238,7 @@ DECLARE
   request bigint;
   was text := current_setting('lock_timeout');
 BEGIN
+  external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF lock_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
@@ -239,6 +270,7 @@ DECLARE
   request bigint;
   was text := current_setting('lock_timeout');
 BEGIN
+  external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF lock_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
@@ -256,17 +288,25 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION lock.semaphore_create(name text, capacity integer, changed_by text DEFAULT NULL::text)
-RETURNS boolean
+CREATE OR REPLACE FUNCTION lock.semaphore_create(name text, capacity integer,
+  changed_by text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
 DECLARE
   made bigint;
+  was text := current_setting('lock_timeout');
 BEGIN
-  IF name = '' OR capacity < 0 OR capacity IS NULL THEN
+  name := lock.semaphore_checked(name, 'a semaphore''s name');
+  IF changed_by IS NOT NULL THEN
+    changed_by := lock.semaphore_checked(changed_by, 'who changes a semaphore');
+  END IF;
+  IF capacity IS NULL OR capacity < 0 THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
-      'a semaphore needs a name, and a capacity of at least 0';
+      'a capacity is from 0 to 2147483647, not ' || coalesce(capacity::text, 'NULL');
+  END IF;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
   INSERT INTO lock.semaphore AS s (name, capacity) VALUES (semaphore_create.name, semaphore_create.capacity)
   ON CONFLICT DO NOTHING RETURNING s.id INTO made;
@@ -274,6 +314,9 @@ BEGIN
     -- What a deleted one has left keeps its fence, and so the name goes on counting.
     UPDATE lock.semaphore AS s SET capacity = semaphore_create.capacity, updated_at = clock_timestamp()
     WHERE s.name = semaphore_create.name AND s.capacity IS NULL RETURNING s.id INTO made;
+  END IF;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', was, true);
   END IF;
   IF made IS NOT NULL THEN
     INSERT INTO lock.semaphore_history (semaphore_id, new_capacity, changed_by)
@@ -283,18 +326,30 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION lock.semaphore_resize(name text, capacity integer, changed_by text DEFAULT NULL::text)
-RETURNS integer
+CREATE OR REPLACE FUNCTION lock.semaphore_resize(name text, capacity integer,
+  changed_by text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
 DECLARE
   sem record;
+  was text := current_setting('lock_timeout');
 BEGIN
-  IF capacity < 0 OR capacity IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'a capacity is at least 0';
+  name := lock.semaphore_checked(name, 'a semaphore''s name');
+  IF changed_by IS NOT NULL THEN
+    changed_by := lock.semaphore_checked(changed_by, 'who changes a semaphore');
+  END IF;
+  IF capacity IS NULL OR capacity < 0 THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+      'a capacity is from 0 to 2147483647, not ' || coalesce(capacity::text, 'NULL');
+  END IF;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
   SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_resize.name FOR UPDATE;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', was, true);
+  END IF;
   IF sem.capacity <> semaphore_resize.capacity THEN
     UPDATE lock.semaphore AS s SET capacity = semaphore_resize.capacity, updated_at = clock_timestamp()
     WHERE s.id = sem.id;
@@ -305,20 +360,36 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION lock.semaphore_delete(name text, changed_by text DEFAULT NULL::text) RETURNS text
+CREATE OR REPLACE FUNCTION lock.semaphore_delete(name text, changed_by text DEFAULT NULL::text,
+  lock_wait text DEFAULT NULL::text) RETURNS text
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
 DECLARE
   sem record;
+  held boolean := false;
+  was text := current_setting('lock_timeout');
 BEGIN
+  name := lock.semaphore_checked(name, 'a semaphore''s name');
+  IF changed_by IS NOT NULL THEN
+    changed_by := lock.semaphore_checked(changed_by, 'who changes a semaphore');
+  END IF;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', lock_wait, true);
+  END IF;
   SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_delete.name FOR UPDATE;
+  IF sem.capacity IS NOT NULL THEN
+    PERFORM lock.semaphore_take_back(sem.id);
+    -- In a statement of its own, which sees what was released before the lock was had.
+    PERFORM 1 FROM lock.permit AS p WHERE p.semaphore_id = sem.id AND p.state = 'ACQUIRED';
+    held := FOUND;
+  END IF;
+  IF lock_wait IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', was, true);
+  END IF;
   IF sem.capacity IS NULL THEN
     RETURN 'UNKNOWN';
-  END IF;
-  PERFORM lock.semaphore_take_back(sem.id);
-  PERFORM 1 FROM lock.permit AS p WHERE p.semaphore_id = sem.id AND p.state = 'ACQUIRED';
-  IF FOUND THEN
+  ELSIF held THEN
     RETURN 'HELD';
   END IF;
   -- The row stays for its fence: a semaphore that is made again under this name goes on counting.
