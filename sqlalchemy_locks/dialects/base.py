@@ -51,6 +51,8 @@ class Engine:
     explain: ClassVar[str]
     #: a search with locks gives up the locks of the rows that it passes by, at READ COMMITTED
     frees_passed: ClassVar[bool] = True
+    #: an index keeps entries of rows that are not in it any more until no snapshot needs them, and a look passes them
+    keeps_passed: ClassVar[bool] = False
     #: sessions can be told at once that something was put
     listens: ClassVar[bool] = False
 

@@ -29,6 +29,7 @@ class PostgreSQL(Engine):
     schemas = True
     one_trip = True
     listens = True
+    keeps_passed = True
     explain = "EXPLAIN (FORMAT JSON)"
     update_returning = True
     refuses_stale = True
