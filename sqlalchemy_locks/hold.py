@@ -167,9 +167,9 @@ class Hold:
         if self._entered is not None:
             raise ReentryError("this block is entered already: make one for each use")
         asked = time.monotonic()
-        mine, nested = self._enter_thread()
+        mine = self._enter_thread()
         try:
-            held = self._open(asked, nested)
+            held = self._open(asked)
         except BaseException as error:
             reentry.leave(mine)
             if isinstance(error, LockTimeout):
@@ -201,30 +201,25 @@ class Hold:
     def _tell(self, what: str, **told: Any) -> None:
         self._locks._tell(what, "lock", self._names.values(), shared=self._shared, **told)
 
-    def _enter_thread(self) -> tuple[reentry.Inside, bool]:
-        """Refuse what would wait for itself: this thread's, or this task's, own transaction.
-
-        Gives what is taken now, and whether something was before.
-        """
+    def _enter_thread(self) -> reentry.Inside:
+        """Refuse what would wait for itself: this thread's, or this task's, own transaction."""
         dialect, me = self._locks._engine.dialect, reentry.me()
-        before = reentry.own("key", me)
         # on SQLite any two keys are one lock
         keys = [0] if engine_of(dialect).locking == "file" else self._names
         mine = {(dialect, key): 1 for key in keys}
-        for one in before:
+        for one in reentry.own("key", me):
             for held in one.held:
                 if held in mine:
                     name = self._names.get(held[1], "another lock of this database")
                     raise ReentryError(
                         f"this thread or task holds {name!r} already: taking it again would wait for itself"
                     )
-        return reentry.enter("key", me, mine), bool(before)
+        return reentry.enter("key", me, mine)
 
-    def _open(self, asked: float, nested: bool) -> Held:
+    def _open(self, asked: float) -> Held:
         deadline = None if self._timeout is None else asked + self._timeout
-        # Who holds something already waits on a connection, where the database sees a deadlock. Sharers don't wait
-        # for one another, and a try for nobody.
-        if self._shared or nested or self._timeout == 0:
+        # sharers don't wait for one another, and a try for nobody
+        if self._shared or self._timeout == 0:
             return self._wait(deadline, None)
         dialect, options = self._locks._engine.dialect, self._locks._engine.get_execution_options()
         # the key that the first wait is for, in the schema whose rows may stand for it
