@@ -36,7 +36,7 @@ from .queue import Queue
 from .semaphore import guarded
 from .timeout import Timeout
 from .transition import StateTransition
-from .values import Grant, Released, Report
+from .values import Grant, Holder, KeyHolder, KeyWaiter, Released, Report
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
@@ -50,8 +50,11 @@ __all__ = [
     "Explanation",
     "Fence",
     "Grant",
+    "Holder",
     "IdempotencyConflict",
     "JobColumns",
+    "KeyHolder",
+    "KeyWaiter",
     "LockError",
     "LockLost",
     "LockTimeout",

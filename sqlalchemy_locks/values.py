@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from typing import Literal
 
 
 class Released(str, Enum):
@@ -55,3 +56,58 @@ class Report:
 
     def __bool__(self) -> bool:
         return any(self.done.values())
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds something, as far as the engine tells it; what it doesn't tell is ``None``."""
+
+    #: what is held: the name or key that was asked for, and the key where nobody named one (names aren't stored)
+    name: str | int
+    #: who: the owner of permits; for a key what the session calls itself (PostgreSQL's ``application_name``, MySQL's
+    #: ``program_name``)
+    owner: str | None
+    #: since when, in UTC by the server's clock: a key at most so long, since that is when its transaction began
+    since: datetime | None
+
+    def __str__(self) -> str:
+        who = self.owner or "somebody"
+        return who if self.since is None else f"{who} since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@dataclass(frozen=True)
+class KeyWaiter:
+    """Who waits for a key."""
+
+    mode: Literal["exclusive", "shared"]
+    #: the server's number of the session
+    session: int | None
+    owner: str | None
+    user: str | None
+    host: str | None
+    since: datetime | None
+    #: the sessions that it waits for: holders, and who came first
+    waits_for: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KeyHolder(Holder):
+    """Who holds a key of :func:`sqlalchemy_locks.lock.exclusive` or ``shared``."""
+
+    key: int
+    mode: Literal["exclusive", "shared"]
+    #: the server's number of the session: PostgreSQL's pid, MySQL's connection id
+    session: int | None
+    user: str | None
+    host: str | None
+    #: what the session does, in the server's words: ``idle in transaction``, ``Sleep``
+    state: str | None
+    #: who waits for the key, who came first at the head
+    waiting: tuple[KeyWaiter, ...] = ()
+
+    def __str__(self) -> str:
+        at = self.user or "" if self.host is None else f"{self.user or ''}@{self.host}"
+        who = ", ".join(part for part in (self.owner, at, self.state) if part)
+        session = f"session {self.session}" if self.session is not None else "a prepared transaction"
+        since = "" if self.since is None else f" since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{session}{f' ({who})' if who else ''}{since}"

@@ -16,6 +16,7 @@ from sqlalchemy import Column
 from sqlalchemy.engine import Connection, Dialect, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
+from ..elements import HeldKeys
 from ..errors import LockError, NotInstalled, NotWritable, Unsupported
 
 Locking = Literal["functions", "rows", "file"]
@@ -53,6 +54,11 @@ class Engine:
     frees_passed: ClassVar[bool] = True
     #: sessions can be told at once that something was put
     listens: ClassVar[bool] = False
+
+    #: the question who holds a key and who waits for one, where the server's tables tell it
+    held_keys: ClassVar[type[HeldKeys] | None] = None
+    #: otherwise why not, as the end of a sentence
+    untold: ClassVar[str]
 
     def translate(self, error: DBAPIError) -> LockError | None:
         """Our error for the driver's, or ``None`` where it isn't about locks."""
@@ -126,6 +132,10 @@ class Engine:
     def hung_up(self, connection: Connection) -> bool:
         """Whether the server has ended this idle connection, as far as that is known without asking it."""
         return False
+
+    def blind(self, error: DBAPIError) -> str | None:
+        """Why the server didn't tell who holds a key, as the end of a sentence; ``None`` for any other error."""
+        return None
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:

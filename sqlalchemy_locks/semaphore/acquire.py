@@ -20,6 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
+from ..clock import utc
 from ..durations import span
 from ..elements import LockFunction
 from ..errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
@@ -37,7 +38,6 @@ from .base import (
     take_back,
     touch,
     used,
-    utc,
     whole,
 )
 from .base import external_id as id_of

@@ -9,11 +9,10 @@ from sqlalchemy import BigInteger, String, and_, bindparam, cast, func, literal,
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import TypeDecorator
 
-from ..clock import Instant, Now
+from ..clock import Instant, Now, utc
 from ..names import checked
 from ..operation import Body, Place, RowsOperation, Run
 from ..schema import Tables
-from .base import utc
 from .statements import HELD_STATE, until
 
 _NAME = bindparam("name", type_=String())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -37,6 +38,7 @@ def in_a_session(session: Session) -> None:
     assert_type(session.scalar(sl.lock.vacuum()), int | None)
     assert_type(session.scalar(sl.lock.create("a", "b")), int | None)
     assert_type(session.scalar(sl.lock.row(Customer, 42)), Customer | None)
+    assert_type(session.scalars(sl.lock.holders("a")).all(), Sequence[sl.KeyHolder])
     assert_type(session.scalars(sl.lock.row(Customer, 42)).all(), Sequence[Customer])
     assert_type(session.execute(sl.lock.try_exclusive("a")).scalar_one(), bool)
     limited = sl.lock.try_exclusive("a").execution_options(locks_prefix="mine_")
@@ -102,6 +104,10 @@ def with_locks(locks: sl.Locks) -> None:
     assert_type(locks.mutex.acquire_token("a"), int | None)
     assert_type(locks.once_per("a", every=60), bool)
     assert_type(locks.owner, str)
+    holders = locks.run(sl.lock.holders())
+    assert_type(holders, list[sl.KeyHolder])
+    assert_type(holders[0].since, datetime | None)
+    assert_type(holders[0].waiting[0].waits_for, tuple[int, ...])
     grant = locks.acquire({"a": 1}, ttl=60, timeout=5)
     assert_type(grant, sl.Grant)
     assert_type(grant.fence["a"], int)
