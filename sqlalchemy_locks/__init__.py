@@ -36,7 +36,7 @@ from .queue import Queue
 from .semaphore import guarded
 from .timeout import Timeout
 from .transition import StateTransition
-from .values import Grant, Holder, KeyHolder, KeyWaiter, Released, Report
+from .values import Grant, Holder, KeyHolder, KeyWaiter, LockEvent, PermitHolder, Released, Report
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
@@ -56,6 +56,7 @@ __all__ = [
     "KeyHolder",
     "KeyWaiter",
     "LockError",
+    "LockEvent",
     "LockLost",
     "LockTimeout",
     "Locks",
@@ -65,6 +66,7 @@ __all__ = [
     "NotWritable",
     "Operation",
     "OutcomeUnknown",
+    "PermitHolder",
     "Queue",
     "ReentryError",
     "Released",

@@ -6,16 +6,18 @@ locks leave behind: PostgreSQL's ``pg_locks``, MySQL's ``performance_schema``, M
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from sqlalchemy import literal, select
-from sqlalchemy.engine import IteratorResult
+from sqlalchemy.engine import Connection, IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
 from .clock import utc
+from .dialects import engine_of
 from .errors import Unsupported
 from .keys import as_key
 from .operation import Body, Place, RowsOperation, Run, shaped_rows
@@ -84,6 +86,18 @@ def _told(rows: Iterable[Any], names: Mapping[int, Any]) -> list[KeyHolder]:
         )
         for row in held.values()
     ]
+
+
+def holders_now(connection: Connection, names: Iterable[str | int]) -> tuple[KeyHolder, ...]:
+    """Who holds these, for the sentence of an error: what can be told within a second, and nothing instead of failing.
+
+    In a transaction of the connection's own, which the caller ends.
+    """
+    engine = engine_of(connection.dialect)
+    if engine.held_keys is not None:
+        with contextlib.suppress(Exception), engine.brief(connection):
+            return tuple(connection.execute(holders(*names)).scalars())
+    return ()
 
 
 def _numbers(listed: Any) -> tuple[int, ...]:

@@ -111,3 +111,51 @@ class KeyHolder(Holder):
         session = f"session {self.session}" if self.session is not None else "a prepared transaction"
         since = "" if self.since is None else f" since {self.since:%Y-%m-%d %H:%M:%S} UTC"
         return f"{session}{f' ({who})' if who else ''}{since}"
+
+
+@dataclass(frozen=True)
+class PermitHolder(Holder):
+    """Who holds permits of a semaphore."""
+
+    external_id: str
+    permits: int
+    #: when they come back unless they are renewed; ``None``: when they are released
+    expires_at: datetime | None
+
+    def __str__(self) -> str:
+        until = "" if self.expires_at is None else f" until {self.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{super().__str__()}{until} ({self.permits} as {self.external_id!r})"
+
+
+@dataclass(frozen=True)
+class LockEvent:
+    """What happened to a lock, as listeners are told it; what has no meaning for it is ``None``."""
+
+    #: ``waited``, ``acquired``, ``released``, ``lost``, ``retried`` or ``swept``
+    event: str
+    #: ``lock``, ``semaphore``, ``lease``, ``mutex``, ``timeout``; for ``retried`` the operation, e.g. ``mutex.acquire``
+    kind: str
+    names: tuple[str | int, ...]
+    #: as sentences call it, e.g. ``PostgreSQL``
+    engine: str
+    owner: str
+    #: held together with other sharers
+    shared: bool = False
+    #: how long it took to have it, or to give up, in seconds
+    waited: float | None = None
+    #: how long it was held, in seconds
+    held: float | None = None
+    #: the fencing token; for permits one of each semaphore
+    fence: int | Mapping[str, int] | None = field(default=None, hash=False)
+    #: how many were swept; the how-maniest retry
+    count: int | None = None
+    error: BaseException | None = field(default=None, hash=False)
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.names))
+        told = [f"{self.event} {self.kind}{' (shared)' if self.shared else ''}{f' {names}' if names else ''}"]
+        told += [f"{what} {took:.3f} s" for what, took in (("waited", self.waited), ("held", self.held)) if took]
+        told += [f"{what} {number}" for what, number in (("fence", self.fence), ("count", self.count)) if number]
+        if self.error is not None:
+            told.append(f"{type(self.error).__name__}: {self.error}")
+        return "; ".join(told)

@@ -133,6 +133,10 @@ class Engine:
         """Whether the server has ended this idle connection, as far as that is known without asking it."""
         return False
 
+    def brief(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+        """A question inside ends within a second, answered or not."""
+        return contextlib.nullcontext()
+
     def blind(self, error: DBAPIError) -> str | None:
         """Why the server didn't tell who holds a key, as the end of a sentence; ``None`` for any other error."""
         return None

@@ -16,6 +16,7 @@ class MariaDB(MySQL):
     explain = "EXPLAIN"
     frees_passed = False  # where it goes by a secondary index
     held_keys = ContendedKeys
+    limit = ("max_statement_time", 1)
 
 
 _NOWAIT = "SET STATEMENT innodb_lock_wait_timeout=0 FOR "

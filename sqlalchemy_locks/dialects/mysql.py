@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection, RootTransaction
@@ -43,6 +43,8 @@ class MySQL(Engine):
     locking = "rows"
     locks_on_replicas = True
     held_keys = HeldKeys
+    #: the setting that ends a SELECT which takes too long, and what is a second there
+    limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
     explain = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
 
@@ -106,6 +108,16 @@ class MySQL(Engine):
             reader = getattr(connection.connection.driver_connection, "_reader", None)
             return bool(getattr(reader, "_eof", False))
         return arrived(connection) is not None  # the server never speaks first, but to say good-bye
+
+    @contextlib.contextmanager
+    def brief(self, connection: Connection) -> Iterator[None]:
+        limit, second = self.limit
+        connection.exec_driver_sql(f"SET @sqlalchemy_locks_limit = @@session.{limit}, SESSION {limit} = {second}")
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.exec_driver_sql(f"SET SESSION {limit} = @sqlalchemy_locks_limit")
 
     def blind(self, error: DBAPIError) -> str | None:
         return _BLIND if _errno(error) in (1142, 1227) else None

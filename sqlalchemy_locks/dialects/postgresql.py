@@ -20,6 +20,7 @@ from .base import Engine, arrived
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
+_BRIEF = text("SELECT set_config('statement_timeout', '1s', true)")
 
 _IN_ERROR = 3  # libpq's PQTRANS_INERROR
 
@@ -118,6 +119,11 @@ class PostgreSQL(Engine):
         if hasattr(driver, "is_closed"):  # asyncpg reads all the time, and knows
             return bool(driver.is_closed())
         return arrived(connection) in (b"", b"E")  # an error that nobody asked for is a FATAL one
+
+    @contextlib.contextmanager
+    def brief(self, connection: Connection) -> Iterator[None]:
+        connection.execute(_BRIEF)  # ends with the transaction
+        yield
 
     def blind(self, error: DBAPIError) -> str | None:
         if _sqlstate(error) != "42703":  # where the view would be, there is a table of keys

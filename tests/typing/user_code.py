@@ -102,7 +102,7 @@ def with_locks(locks: sl.Locks) -> None:
     assert_type(locks.run(sl.Mutex().acquire("a")), bool | None)
     assert_type(locks.mutex.acquire("a"), bool)
     assert_type(locks.mutex.acquire_token("a"), int | None)
-    assert_type(locks.once_per("a", every=60), bool)
+    assert_type(bool(locks.once_per("a", every=60)), bool)
     assert_type(locks.owner, str)
     holders = locks.run(sl.lock.holders())
     assert_type(holders, list[sl.KeyHolder])
