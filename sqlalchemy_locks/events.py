@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.event.registry import EventTarget
@@ -23,6 +24,14 @@ _DEBUG = logging.DEBUG
 
 class Observed(EventTarget):
     """What can be listened to: ``Locks``, and ``AsyncLocks`` by way of it."""
+
+    #: somebody listens, or has listened
+    _listened = False
+
+    @property
+    def _heard(self) -> bool:
+        """Whether telling may be worth its while: to be asked before what happens all the time."""
+        return self._listened or log.isEnabledFor(_DEBUG)
 
     @property
     def owner(self) -> str:
@@ -94,6 +103,11 @@ class LockEvents(event.Events[Observed]):
 
     _target_class_doc = "locks"
     _dispatch_target = Observed
+
+    @classmethod
+    def _listen(cls, event_key: Any, **kw: Any) -> None:
+        event_key.dispatch_target._listened = True
+        event_key.base_listen(**kw)
 
     def waited(self, event: LockEvent) -> None:
         """A wait is over: with the lock, and then ``acquired`` follows, or in vain, with the ``error``."""

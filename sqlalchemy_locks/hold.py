@@ -24,11 +24,12 @@ from sqlalchemy.exc import DBAPIError
 
 from . import lock
 from .decorate import check_plain
+from .dialects import engine_of
 from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
 from .events import Observed
 from .keys import as_key
 from .observe import holders_now
-from .operation import place_of, seconds
+from .operation import seconds
 from .transaction import ShortTransaction, Sleep, has_room, retried
 from .turns import Turn, turns_of
 from .values import Holder, KeyHolder
@@ -180,8 +181,9 @@ class Hold:
             raise
         began = time.monotonic()
         self._entered = held, mine, began
-        self._tell("waited", waited=began - asked)
-        self._tell("acquired", waited=began - asked)
+        if self._locks._heard:
+            self._tell("waited", waited=began - asked)
+            self._tell("acquired", waited=began - asked)
         return held
 
     def __exit__(
@@ -197,7 +199,8 @@ class Hold:
                 held.lose(failed)
             self._tell("released", held=time.monotonic() - began, error=failed)
             raise
-        self._tell("released", held=time.monotonic() - began, error=error)
+        if self._locks._heard:
+            self._tell("released", held=time.monotonic() - began, error=error)
 
     def _tell(self, what: str, **told: Any) -> None:
         self._locks._tell(what, "lock", self._names.values(), shared=self._shared, **told)
@@ -214,8 +217,8 @@ class Hold:
         engine = self._locks._engine
         thread, before = threading.get_ident(), _held.get()
         # on SQLite any two keys are one lock
-        keys = [0] if place_of(engine.dialect, {}).engine.locking == "file" else list(self._names)
-        mine = frozenset((thread, task, id(engine.pool), key) for key in keys)
+        keys = [0] if engine_of(engine.dialect).locking == "file" else self._names
+        mine = frozenset([(thread, task, id(engine.pool), key) for key in keys])
         if not before:
             _held.set(mine)
             return mine, False
@@ -233,18 +236,15 @@ class Hold:
         # for one another, and a try for nobody.
         if self._shared or nested or self._timeout == 0:
             return self._wait(deadline, None)
-        turn = turns_of(self._locks._engine).turn(self._line())
+        dialect = self._locks._engine.dialect
+        # the key that the first wait is for
+        turn = turns_of(dialect).turn(0 if engine_of(dialect).locking == "file" else next(iter(self._names)))
         try:
             if not turn.take(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise self._timed_out(self._holders_aside())
             return self._wait(deadline, turn)
         finally:
             turn.give()
-
-    def _line(self) -> int:
-        """The key that the first wait is for."""
-        file = place_of(self._locks._engine.dialect, {}).engine.locking == "file"
-        return 0 if file else next(iter(self._names))
 
     def _wait(self, deadline: float | None, turn: Turn | None) -> Held:
         locks = self._locks

@@ -19,49 +19,55 @@ _YEARS = 86400.0 * 3650
 
 
 class Turns:
-    """The lines before the keys of one engine. A line is there while somebody has the turn."""
+    """The lines before the keys of one engine."""
 
     def __init__(self, asynchronous: bool) -> None:
-        self._guard = threading.Lock()
-        self._asynchronous = asynchronous
-        #: who has the turn, and who waits for it
-        self.lines: dict[Any, tuple[Turn, deque[Turn]]] = {}
+        self.guard = threading.Lock()
+        self.asynchronous = asynchronous
+        #: whose turn it is, while it is somebody's
+        self.now: dict[Any, Turn] = {}
 
     def turn(self, key: Any) -> Turn:
         """A turn before this key, to be taken."""
-        world = asyncio.get_running_loop() if self._asynchronous else None
+        world = asyncio.get_running_loop() if self.asynchronous else None
         return Turn(self, (key, os.getpid(), world))
 
 
 class Turn:
     """One's turn: to be taken once, and given back whatever became of it."""
 
+    __slots__ = ("bell", "key", "line", "turns")
+
     def __init__(self, turns: Turns, key: Any) -> None:
-        self._turns, self._key = turns, key
-        self._bell: Any = None
+        self.turns, self.key = turns, key
+        #: rings when it is one's turn
+        self.bell: Any = None
+        #: who comes after whose turn it is
+        self.line: deque[Turn] | None = None
 
     def take(self, patience: float | None) -> bool:
         """Wait for it, ``patience`` seconds at most; whether one has it."""
-        turns, key = self._turns, self._key
-        with turns._guard:
-            line = turns.lines.get(key)
-            if line is None:
-                turns.lines[key] = self, deque()
+        turns = self.turns
+        with turns.guard:
+            now = turns.now.setdefault(self.key, self)
+            if now is self:
                 return True
-            if turns._asynchronous:
-                self._bell = asyncio.get_running_loop().create_future()
+            if turns.asynchronous:
+                self.bell = asyncio.get_running_loop().create_future()
             else:
-                self._bell = threading.Lock()
-                self._bell.acquire()
-            line[1].append(self)
-        if turns._asynchronous:
+                self.bell = threading.Lock()
+                self.bell.acquire()
+            if now.line is None:
+                now.line = deque()
+            now.line.append(self)
+        if turns.asynchronous:
             return self._awaited(patience)
-        got: bool = self._bell.acquire(timeout=_YEARS if patience is None else max(0.0, patience))
+        got: bool = self.bell.acquire(timeout=_YEARS if patience is None else max(0.0, patience))
         return got
 
     def _awaited(self, patience: float | None) -> bool:
         # not asyncio.wait_for, which loses a cancellation that comes with the bell (Python before 3.12)
-        bell = self._bell
+        bell = self.bell
         alarm = None
         if patience is not None:
             alarm = bell.get_loop().call_later(patience, lambda: bell.done() or bell.set_result(False))
@@ -73,31 +79,40 @@ class Turn:
 
     def give(self) -> None:
         """Pass it on to who comes next, or leave the line; again, nothing."""
-        turns, key = self._turns, self._key
-        with turns._guard:
-            line = turns.lines.get(key)
-            if line is None:
-                return
-            has, waiting = line
-            if has is not self:
-                if self in waiting:
-                    waiting.remove(self)
-                return
-            while waiting:
-                after = waiting.popleft()
-                if not turns._asynchronous:
-                    turns.lines[key] = after, waiting
-                    after._bell.release()
-                    return
-                if not after._bell.done():  # else it was cancelled or its time is up, and it hasn't run since
-                    turns.lines[key] = after, waiting
-                    after._bell.set_result(True)
-                    return
-            del turns.lines[key]
+        turns, key = self.turns, self.key
+        if self.bell is None and turns.now.get(key) is not self:
+            return  # it never waited, and has passed it on
+        with turns.guard:
+            now = turns.now.get(key)
+            if now is self:
+                after = self._after()
+                if after is None:
+                    del turns.now[key]
+                else:
+                    turns.now[key] = after
+            elif now is not None and now.line and self in now.line:
+                now.line.remove(self)
+
+    def _after(self) -> Turn | None:
+        """Who comes next, with the line behind him, and told so."""
+        while self.line:
+            after = self.line.popleft()
+            if not self.turns.asynchronous:
+                after.line = self.line
+                after.bell.release()
+                return after
+            if not after.bell.done():  # else it was cancelled or its time is up, and it hasn't run since
+                after.line = self.line
+                after.bell.set_result(True)
+                return after
+        return None
 
 
-def turns_of(engine: Any) -> Turns:
-    """The lines of an engine, shared by every ``Locks`` on it and by its options' copies."""
-    dialect: Any = engine.dialect
-    made: Turns = dialect.__dict__.setdefault("_sqlalchemy_locks_turns", Turns(bool(dialect.is_async)))
+def turns_of(dialect: Any) -> Turns:
+    """The lines of an engine, by its dialect: shared by every ``Locks`` on it and by its options' copies."""
+    known: dict[str, Any] = dialect.__dict__
+    if "_sqlalchemy_locks_turns" not in known:
+        # in one step, for threads that come at the same time
+        known.setdefault("_sqlalchemy_locks_turns", Turns(bool(dialect.is_async)))
+    made: Turns = known["_sqlalchemy_locks_turns"]
     return made
