@@ -171,9 +171,9 @@ class Hold:
         if self._entered is not None:
             raise ReentryError("this block is entered already: make one for each use")
         asked = time.monotonic()
-        mine, nested = self._enter_thread()
+        mine = self._enter_thread()
         try:
-            held = self._open(asked, nested)
+            held = self._open(asked)
         except BaseException as error:
             _held.set(_held.get() - mine)
             if isinstance(error, LockTimeout):
@@ -205,11 +205,8 @@ class Hold:
     def _tell(self, what: str, **told: Any) -> None:
         self._locks._tell(what, "lock", self._names.values(), shared=self._shared, **told)
 
-    def _enter_thread(self) -> tuple[frozenset[Any], bool]:
-        """Refuse what would wait for itself: this thread's, or this task's, own transaction.
-
-        Gives what is taken now, and whether something was before.
-        """
+    def _enter_thread(self) -> frozenset[Any]:
+        """Refuse what would wait for itself: this thread's, or this task's, own transaction."""
         try:
             task = id(asyncio.current_task())
         except RuntimeError:
@@ -219,22 +216,17 @@ class Hold:
         # on SQLite any two keys are one lock
         keys = [0] if engine_of(engine.dialect).locking == "file" else self._names
         mine = frozenset([(thread, task, id(engine.pool), key) for key in keys])
-        if not before:
-            _held.set(mine)
-            return mine, False
         twice = mine & before
         if twice:
             name = self._names.get(next(iter(twice))[-1], "another lock of this database")
             raise ReentryError(f"this thread or task holds {name!r} already: taking it again would wait for itself")
         _held.set(before | mine)
-        # another task's, whose context this one began with, are none of its own
-        return mine, any(one[:2] == (thread, task) for one in before)
+        return mine
 
-    def _open(self, asked: float, nested: bool) -> Held:
+    def _open(self, asked: float) -> Held:
         deadline = None if self._timeout is None else asked + self._timeout
-        # Who holds something already waits on a connection, where the database sees a deadlock. Sharers don't wait
-        # for one another, and a try for nobody.
-        if self._shared or nested or self._timeout == 0:
+        # sharers don't wait for one another, and a try for nobody
+        if self._shared or self._timeout == 0:
             return self._wait(deadline, None)
         dialect = self._locks._engine.dialect
         # the key that the first wait is for

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from sqlalchemy.pool import StaticPool
 
 from .dialects import engine_of
-from .errors import OutcomeUnknown, UnknownTask, Unsupported
+from .errors import LockTimeout, OutcomeUnknown, UnknownTask, Unsupported
 from .hold import Held, Hold, Holding, Name
 from .leases import Leases
 from .maintenance import Maintained
