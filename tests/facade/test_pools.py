@@ -33,11 +33,16 @@ def checked_out(engine: AsyncEngine) -> int:
 
 async def a_hundred(engine: AsyncEngine, pair: Callable[[int], Awaitable[None]]) -> None:
     async def one(number: int) -> None:
-        for _ in range(EACH):
+        for _ in range(each(engine)):
             await pair(number)
 
     await asyncio.gather(*(one(number) for number in range(TASKS)))
     assert checked_out(engine) == 0
+
+
+def each(engine: AsyncEngine) -> int:
+    """A thousand in all with one driver; with the others it is about the driver."""
+    return EACH if engine.driver == "asyncpg" else 2
 
 
 class Alone:
@@ -72,7 +77,7 @@ def test_a_thousand_blocks(servers: Any, which: str, keys: int) -> None:
                     alone.leave(name)
 
             await a_hundred(engine, pair)
-            assert (alone.pairs, alone.most) == (TASKS * EACH, 1)
+            assert (alone.pairs, alone.most) == (TASKS * each(engine), 1)
 
     asyncio.run(main())
 
@@ -114,7 +119,7 @@ def test_a_thousand_permits(servers: Any, which: str) -> None:
                 assert await locks.release(grant) is sl.Released.RELEASED
 
             await a_hundred(engine, pair)
-            assert alone.pairs == TASKS * EACH
+            assert alone.pairs == TASKS * each(engine)
             assert await locks.run(sl.semaphore.holders(name)) == []
 
     asyncio.run(main())
@@ -144,7 +149,7 @@ def test_a_hundred_threads(engine_to: MakeEngine, name: str) -> None:
 
     def turns(number: int) -> Callable[[], None]:
         def work() -> None:
-            for _ in range(2 if name == "sqlite" else EACH):
+            for _ in range(2):
                 with locks.exclusive(key):
                     alone.enter(key)
                     alone.leave(key)
@@ -156,7 +161,7 @@ def test_a_hundred_threads(engine_to: MakeEngine, name: str) -> None:
 
     all_of(*(turns(number) for number in range(TASKS)))
     assert alone.most == 1
-    assert alone.pairs == TASKS * (2 if name == "sqlite" else EACH)
+    assert alone.pairs == TASKS * 2
     assert locks._engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 

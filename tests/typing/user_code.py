@@ -10,7 +10,7 @@ from uuid import UUID
 
 import redis
 import redis.asyncio
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, event, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from typing_extensions import assert_type
@@ -119,6 +119,42 @@ def with_locks(locks: sl.Locks) -> None:
         assert_type(held.session, Session)
         assert_type(held.lost, bool)
         assert_type(held.check(), None)
+
+
+def decorated(locks: sl.Locks) -> None:
+    @locks.exclusive("a", timeout=5)
+    def one(a: int, *, b: str = "") -> float:
+        return 1.0
+
+    @locks.once_per("b", every=60)
+    def two(a: int) -> float:
+        return 1.0
+
+    assert_type(one(1, b="c"), float)
+    assert_type(two(1), float | None)
+
+    @event.listens_for(locks, "waited")
+    def told(what: sl.LockEvent) -> None:
+        assert_type(what.waited, float | None)
+
+    event.remove(locks, "waited", told)
+    try:
+        one(1)
+    except sl.LockTimeout as error:
+        assert_type(error.holders, tuple[sl.Holder, ...])
+
+
+async def async_decorated(locks: sl.AsyncLocks) -> None:
+    @locks.exclusive("a", timeout=5)
+    async def one(a: int, *, b: str = "") -> float:
+        return 1.0
+
+    @locks.once_per("b", every=60)
+    async def two(a: int) -> float:
+        return 1.0
+
+    assert_type(await one(1, b="c"), float)
+    assert_type(await two(1), float | None)
 
 
 async def with_async_locks(locks: sl.AsyncLocks) -> None:
