@@ -12,10 +12,9 @@ import pytest
 from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, Table, Text, insert, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.lines import lines_of
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, all_of, async_connected, connected, installed, later, until
-from tests.semaphore.parties import ENGINES, EVERYWHERE, expire, held, made, unused
+from tests.semaphore.parties import ENGINES, EVERYWHERE, expire, held, in_memory, made, unused
 
 DOCUMENT = Table(
     "lease_document",
@@ -114,7 +113,7 @@ def test_whoever_would_wait_for_itself_is_told(name: str, engine_to: MakeEngine)
             locks.semaphore(sem, count=2).__enter__()
         # another thread may wait: what it waits for is given back by this one
         waiting = later(in_a_block, locks, sem, 3)
-        until(lambda: lines_of(engine).anybody([sem]), unless=waiting)
+        until(lambda: in_memory(engine, sem), unless=waiting)
         # behind that one, this one would wait for itself, too
         with pytest.raises(sl.ReentryError, match="holds 2 of 3 permits"):
             locks.semaphore(sem, count=2).__enter__()

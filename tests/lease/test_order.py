@@ -12,7 +12,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.lines import lines_of
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, async_connected, connected, installed, later, seen, until
-from tests.semaphore.parties import ENGINES, EVERYWHERE, held, made, unused
+from tests.semaphore.parties import ENGINES, EVERYWHERE, held, in_memory, made, unused
 
 from .test_loss import Holder
 
@@ -89,18 +89,13 @@ def test_threads_are_served_in_their_order(name: str, engine_to: MakeEngine) -> 
     locks.release(grant)
     assert [future.result(PATIENCE) for future in waiting] == [2, 3, 4, 5, 6]
     assert in_memory(engine, sem) == 0
-    assert lines_of(engine)._connected == 0
+    assert lines_of(engine.dialect)._connected == 0
 
 
 def turn(locks: sl.Locks, sem: str) -> int:
     grant = locks.acquire({sem: 1}, ttl=3600, timeout=PATIENCE)
     locks.release(grant)
     return grant.fence[sem]
-
-
-def in_memory(engine: Any, sem: str) -> int:
-    lines = dict(lines_of(engine)._lines)
-    return sum(len(line) for (_, name), line in lines.items() if name == sem)
 
 
 @pytest.mark.parametrize("name", ENGINES)
