@@ -72,7 +72,7 @@ class Waiting:
         self._own = own
         #: the last try ended without an answer
         self._busy = False
-        #: the semaphores whose whole capacity is less than what is asked for
+        #: the semaphores whose whole capacity, unless it is 0, is less than what is asked for
         self._beyond: set[str] = set()
         #: the semaphores that had no room when the wait was given up
         self.lacking: tuple[str, ...] = ()
@@ -289,7 +289,7 @@ class Waiting:
     def _short_of(self, rows: Any) -> list[str]:
         self._busy = False
         rows = list(rows)
-        self._beyond = {row.name for row in rows if row.capacity is not None and row.capacity < self._permits[row.name]}
+        self._beyond = {row.name for row in rows if row.capacity and row.capacity < self._permits[row.name]}
         for row in rows:
             mine = self._own.get(row.name)
             if mine and row.capacity is not None and mine + self._permits[row.name] > row.capacity:
