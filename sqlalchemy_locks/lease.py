@@ -164,14 +164,21 @@ class Block:
             grant, asked_at, ttl = self._acquire(own)
             began = time.monotonic()
             try:
+                if self._alone:
+                    self._verify()
+                if clock() >= asked_at + ttl / 3:
+                    # the answer took so long that it is due already, or over
+                    asked_at = clock()
+                    if not self._leases._of_request(semaphore.renew(grant)):
+                        raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
                 lost = Lost(ttl, asked_at)
                 what, settled = f"the lease {grant.external_id!r}", self._leases._settled
                 renewed = Renewed(what, lost, asked_at, lambda: bool(settled(_renewal(grant))))
                 # weakly: a block that nobody can leave any more is to go, and with it the renewing
                 mourning, why = weakref.WeakMethod(self._mourn), weakref.ref(lost)
                 lost.mourned.append(lambda: _call(mourning, grant, why()))
-                if self._alone:
-                    self._verify()
+                if lost:
+                    raise self._lost(grant, lost)
             except BaseException as error:
                 self._release(grant)
                 self._tell("released", grant, held=time.monotonic() - began, error=error)

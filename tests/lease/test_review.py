@@ -437,3 +437,29 @@ def test_a_copy_is_the_grant(engine_to: MakeEngine) -> None:
             assert vars(twin).items() <= vars(grant).items()
     with pytest.raises(sl.ReentryError, match="not entered"):
         locks.lease("x").__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_nobody_enters_with_what_is_over(name: str, engine_to: MakeEngine) -> None:
+    """The answer to the acquire comes when its time has run out by the server's clock."""
+    engine, sem = engine_to(name), made(engine_to(name), 1)
+    locks = sl.Locks(engine)
+    for over in (False, True):
+        block = locks.semaphore(sem, ttl=3600)
+        acquire = block._acquire
+
+        def slowly(own: Any, acquire: Any = acquire, over: bool = over) -> Any:
+            grant, asked_at, ttl = acquire(own)
+            if over:
+                with engine.begin() as connection:
+                    expire(connection, grant)
+            return grant, asked_at - 3600, ttl
+
+        block._acquire = slowly  # type: ignore[method-assign]
+        if over:
+            with pytest.raises(sl.LockLost, match="its time ran out meanwhile"):
+                block.__enter__()
+            assert held(engine, sem) == 0
+        else:
+            with block as grant:
+                assert not grant.lost
