@@ -162,6 +162,7 @@ class Renewals:
         self._changed = threading.Condition()
         #: weakly: one that nobody can give back any more is to end with its time
         self._kept: weakref.WeakSet[Renewed] = weakref.WeakSet()
+        self._watched: set[weakref.ref[Renewed]] = set()
         self._threads = 0
         #: whether a thread waits for what is due
         self._idle = False
@@ -174,12 +175,20 @@ class Renewals:
             elif self._threads < MOST:
                 self._start()
             self._kept.add(lease)
+            self._watched.add(weakref.ref(lease, self._dropped))
 
     def remove(self, lease: Renewed) -> None:
         """Renew it no more; one that is under way at this moment is not waited for."""
         with self._changed:
             lease.over = True
             self._kept.discard(lease)
+            self._watched.discard(weakref.ref(lease))
+            self._changed.notify()
+
+    def _dropped(self, gone: weakref.ref[Renewed]) -> None:
+        # wherever it was collected, perhaps in the midst of one of these methods: the lock may be had twice by a thread
+        with self._changed:
+            self._watched.discard(gone)
             self._changed.notify()
 
     def _start(self) -> None:
