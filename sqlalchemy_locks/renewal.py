@@ -186,6 +186,8 @@ class Renewals:
             self._changed.notify()
 
     def _dropped(self, gone: weakref.ref[Renewed]) -> None:
+        if os.getpid() != self.process:
+            return  # a fork, where the lock may be had for ever by a thread that isn't there
         # wherever it was collected, perhaps in the midst of one of these methods: the lock may be had twice by a thread
         with self._changed:
             self._watched.discard(gone)
