@@ -202,11 +202,9 @@ def test_who_waits_for_a_key_leaves_the_pool_to_others(
 
 def line(engine: Any) -> int:
     """How many wait in memory."""
-    from sqlalchemy_locks.turns import turns_of
+    from sqlalchemy_locks.lines import lines_of
 
-    turns = turns_of(engine.dialect)
-    with turns.guard:
-        return sum(len(turn.line or ()) for turn in turns.now.values())
+    return sum(len(turn.line or ()) for turn in list(lines_of(engine.dialect).now.values()))
 
 
 def test_the_time_in_line_counts(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:

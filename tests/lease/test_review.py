@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import NullPool, event
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
@@ -349,7 +349,7 @@ def test_a_task_is_not_taken_for_one_that_is_gone(place: str, kind: str, servers
 
 @pytest.mark.parametrize("kind", ["lease", "exclusive"])
 def test_another_pool_is_the_same_database(kind: str, engine_to: MakeEngine) -> None:
-    engine, name = engine_to("postgresql15"), unused("lease")
+    engine, name = engine_to("postgresql15", poolclass=NullPool), unused("lease")
     locks = sl.Locks(engine)
     block = getattr(locks, kind)
     with block(name):
