@@ -110,7 +110,7 @@ def _shared(req: Any, which: Any, rows: bool) -> Select[Any]:
     return _told(row.cte("kept").prefix_with("MATERIALIZED"))
 
 
-def _told(request: Any) -> Select[Any]:
+def _told(request: Any) -> Any:
     expired = until(request) <= Fresh()
     return select(request.c.id, request.c.state, until(request).label("until"), expired.label("expired"))
 
