@@ -110,9 +110,11 @@ def _shared(req: Any, which: Any, rows: bool) -> Select[Any]:
     return _told(row.cte("kept").prefix_with("MATERIALIZED"))
 
 
-def _told(request: Any) -> Any:
+def _told(request: Any) -> Select[Any]:
     expired = until(request) <= Fresh()
-    return select(request.c.id, request.c.state, until(request).label("until"), expired.label("expired"))
+    told: Any = select(request.c.id, request.c.state, until(request).label("until"), expired.label("expired"))
+    shaped: Select[Any] = told
+    return shaped
 
 
 def _sweeps(tables: Tables) -> dict[str, Any]:
