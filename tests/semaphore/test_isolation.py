@@ -106,7 +106,7 @@ def test_who_is_denied_keeps_no_holder_from_renewing(name: str, engine_to: MakeE
         since = locks.acquire({sem: 1}, ttl=3600)
         assert a.scalar(sl.semaphore.acquire({sem: 1})).acquired is False
         for grant in (before, since):
-            assert later(locks.renew, grant).result(30)
+            assert later(locks.renew, grant).result(PATIENCE)
         a.rollback()
 
 
