@@ -110,7 +110,8 @@ def _shared(req: Any, which: Any, rows: bool) -> Select[Any]:
 
 def _told(request: Any) -> Select[Any]:
     expired = until(request) <= Fresh()
-    return select(request.c.id, request.c.state, until(request).label("until"), expired.label("expired"))
+    told: list[Any] = [request.c.id, request.c.state, until(request).label("until"), expired.label("expired")]
+    return select(*told)
 
 
 def _sweeps(tables: Tables) -> dict[str, Any]:
