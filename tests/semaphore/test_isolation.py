@@ -116,10 +116,10 @@ def test_who_finds_no_room_keeps_nobody_from_anything(name: str, level: str, wha
                 a.scalar(sl.semaphore.delete(sem))
         for each, neighbour in zip(others, (f"{ident}0", f"{ident[:-1]}l"), strict=True):
             asked = sl.semaphore.acquire({each: 1}, external_id=neighbour)
-            assert later(locks.run, asked.execution_options(locks_wait=5)).result(PATIENCE).acquired
+            assert later(locks.run, asked.execution_options(locks_wait=60)).result(PATIENCE).acquired
         for grant in (before, since):
             assert later(locks.renew, grant).result(PATIENCE)
-            released = sl.semaphore.release(grant).execution_options(locks_wait=5)
+            released = sl.semaphore.release(grant).execution_options(locks_wait=60)
             assert later(locks.run, released).result(PATIENCE) is sl.Released.RELEASED
         a.rollback()
 
@@ -135,7 +135,7 @@ def test_an_id_that_is_unknown_keeps_nobody_from_its_neighbours(name: str, level
         assert a.scalar(sl.semaphore.renew(ident)) is False
         for neighbour in (f"{ident}0", f"{ident[:-1]}l"):
             asked = sl.semaphore.acquire({sem: 1}, external_id=neighbour)
-            assert later(locks.run, asked.execution_options(locks_wait=5)).result(PATIENCE).acquired
+            assert later(locks.run, asked.execution_options(locks_wait=60)).result(PATIENCE).acquired
         a.rollback()
 
 
