@@ -28,6 +28,7 @@ from .errors import (
 )
 from .explain import Explanation, explain
 from .fencing import Fence, fenced
+from .lease import Lease
 from .locks import Locks
 from .metadata import metadata
 from .mutex import Mutex
@@ -36,23 +37,30 @@ from .queue import Queue
 from .semaphore import guarded
 from .timeout import Timeout
 from .transition import StateTransition
-from .values import Grant, Released, Report
+from .values import Grant, Holder, KeyHolder, KeyWaiter, LockEvent, PermitHolder, Released, Report
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
+    from .async_lease import AsyncLease
     from .async_worker import AsyncWorker
     from .mapped import JobColumns
     from .worker import Worker
 
 __all__ = [
+    "AsyncLease",
     "AsyncLocks",
     "AsyncWorker",
     "Explanation",
     "Fence",
     "Grant",
+    "Holder",
     "IdempotencyConflict",
     "JobColumns",
+    "KeyHolder",
+    "KeyWaiter",
+    "Lease",
     "LockError",
+    "LockEvent",
     "LockLost",
     "LockTimeout",
     "Locks",
@@ -62,6 +70,7 @@ __all__ = [
     "NotWritable",
     "Operation",
     "OutcomeUnknown",
+    "PermitHolder",
     "Queue",
     "ReentryError",
     "Released",
@@ -88,6 +97,7 @@ __all__ = [
 
 
 _LATER = {
+    "AsyncLease": ".async_lease",
     "AsyncLocks": ".aio",
     "AsyncWorker": ".async_worker",
     "JobColumns": ".mapped",

@@ -6,25 +6,31 @@ Each method hands its synchronous twin to SQLAlchemy's greenlet, where the drive
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from .async_lease import AsyncLeasing
+from .decorate import check_coroutine
 from .durations import span
+from .hold import Held, Hold, Name
 from .leases import DAY, Alive
-from .locks import Held, Hold, Locks, Name
+from .locks import Locks
 from .maintenance import AsyncMaintenance
 from .mutex import Mutex
 from .mutexes import Mutexes
+from .once import OncePer
 from .operation import Operation, RowsOperation
 from .values import Grant, Released, Report
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 AsyncAlive = Callable[[list[str]], Awaitable[Iterable[str]]]
@@ -77,7 +83,25 @@ class AsyncLocks:
         """As :meth:`sqlalchemy_locks.Locks.mutexes`."""
         return AsyncMutexes(self._sync.mutexes(mutex))
 
-    async def once_per(
+    @property
+    def dispatch(self) -> Any:
+        """Who listens to :class:`~sqlalchemy_locks.events.LockEvents` of this one."""
+        return self._sync.dispatch
+
+    @property
+    def _listened(self) -> bool:
+        return self._sync._listened
+
+    @_listened.setter
+    def _listened(self, listened: bool) -> None:
+        self._sync._listened = listened
+
+    @property
+    def engine_name(self) -> str:
+        """As :attr:`sqlalchemy_locks.Locks.engine_name`."""
+        return self._sync.engine_name
+
+    def once_per(
         self,
         name: str,
         *,
@@ -85,9 +109,13 @@ class AsyncLocks:
         windowed: bool = False,
         tz: str | None = None,
         queue: str | None = None,
-    ) -> bool:
-        """As :meth:`sqlalchemy_locks.Locks.once_per`."""
-        return await greenlet_spawn(self._sync.once_per, name, every=every, windowed=windowed, tz=tz, queue=queue)
+    ) -> AsyncOncePer:
+        """As :meth:`sqlalchemy_locks.Locks.once_per`: to be awaited, or a decorator of coroutine functions.
+
+        >>> if await locks.once_per("hourly-report", every=3600):
+        ...     await send_report()
+        """
+        return AsyncOncePer(self._sync.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue))
 
     async def acquire(
         self,
@@ -110,6 +138,27 @@ class AsyncLocks:
     async def renew(self, external_id: str | Grant) -> bool:
         """As :meth:`sqlalchemy_locks.Locks.renew`."""
         return await greenlet_spawn(self._sync.renew, external_id)
+
+    def semaphore(
+        self,
+        permits: str | Mapping[str, int],
+        *,
+        count: int | None = None,
+        ttl: float | timedelta = 60,
+        timeout: float | timedelta | None = None,
+        external_id: str | None = None,
+        owner: str | None = None,
+    ) -> AsyncLeasing:
+        """As :meth:`sqlalchemy_locks.Locks.semaphore`, for ``async with``; ``check`` and ``lost.wait`` are awaited."""
+        return AsyncLeasing(
+            self._sync.semaphore(permits, count=count, ttl=ttl, timeout=timeout, external_id=external_id, owner=owner)
+        )
+
+    def lease(
+        self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
+    ) -> AsyncLeasing:
+        """As :meth:`sqlalchemy_locks.Locks.lease`, for ``async with``."""
+        return AsyncLeasing(self._sync.lease(name, ttl=ttl, timeout=timeout))
 
     async def sweep(
         self, *, stale_after: float | timedelta | None = DAY, alive: Alive | AsyncAlive | None = None
@@ -146,6 +195,35 @@ class AsyncLocks:
     async def run(self, operation: Operation[Any]) -> Any:
         """As :meth:`sqlalchemy_locks.Locks.run`."""
         return await greenlet_spawn(self._sync.run, operation)
+
+
+class AsyncOncePer:
+    """As :class:`sqlalchemy_locks.once.OncePer`: awaited, it asks; as a decorator it asks at each call.
+
+    >>> @locks.once_per("daily-report", every=86400)
+    ... async def send_daily_report() -> None: ...
+    """
+
+    def __init__(self, once: OncePer) -> None:
+        self._once = once
+
+    def __await__(self) -> Generator[Any, Any, bool]:
+        return greenlet_spawn(self._once.__bool__).__await__()
+
+    def __bool__(self) -> bool:
+        raise TypeError("write `if await locks.once_per(...)`: without the await nobody has been asked")
+
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T | None]]:
+        check_coroutine(function, self._once.used())
+
+        @functools.wraps(function)
+        async def in_turn(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            return await function(*args, **kwargs) if await greenlet_spawn(self._once.ask) else None
+
+        return in_turn
+
+    def __repr__(self) -> str:
+        return repr(self._once)
 
 
 class AsyncMutexes:
@@ -198,11 +276,25 @@ class AsyncHeld:
 
 
 class AsyncHold:
-    """The context manager of :meth:`AsyncLocks.exclusive` and :meth:`AsyncLocks.shared`."""
+    """The context manager of :meth:`AsyncLocks.exclusive` and :meth:`AsyncLocks.shared`; a decorator, too.
+
+    >>> @locks.exclusive("report")
+    ... async def report() -> None: ...
+    """
 
     def __init__(self, locks: AsyncLocks, hold: Hold) -> None:
         self._locks = locks
         self._hold = hold
+
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        check_coroutine(function, self._hold.shown)
+
+        @functools.wraps(function)
+        async def within(*args: P.args, **kwargs: P.kwargs) -> T:
+            async with AsyncHold(self._locks, self._hold.again()):
+                return await function(*args, **kwargs)
+
+        return within
 
     async def __aenter__(self) -> AsyncHeld:
         return AsyncHeld(await greenlet_spawn(self._hold.__enter__), self._locks)

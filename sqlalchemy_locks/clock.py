@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timezone
 
 from sqlalchemy import BigInteger, DateTime
 from sqlalchemy.sql.functions import FunctionElement
@@ -65,3 +65,10 @@ class Later(FunctionElement[datetime]):
 
     type = Instant()
     inherit_cache = True
+
+
+def utc(instant: datetime | None) -> datetime | None:
+    """An instant of the server's, whatever the driver makes of it."""
+    if instant is None:
+        return None
+    return instant.replace(tzinfo=timezone.utc) if instant.tzinfo is None else instant.astimezone(timezone.utc)

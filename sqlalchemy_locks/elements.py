@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, Delete, Insert, Integer, String
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy import BigInteger, BindParameter, Boolean, Delete, Insert, Integer, String, Table, bindparam
+from sqlalchemy.sql import Executable
+from sqlalchemy.sql.elements import ClauseElement, ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import NullType, TypeDecorator, TypeEngine
@@ -138,3 +139,31 @@ class NowaitTakeRow(TakeRow):
     """As ``TakeRow``, failing at once where it would have to wait (MariaDB)."""
 
     inherit_cache = True
+
+
+class HeldKeys(Executable, ClauseElement):
+    """A SELECT of who holds keys and who waits for one, out of the server's own tables.
+
+    Gives ``key``, ``mode``, ``granted``, ``session``, ``owner``, ``user``, ``host``, ``state``, ``since`` and
+    ``waits_for``, the holders of a key first, then who waits longest.
+    """
+
+    inherit_cache = False
+    _traverse_internals = [("keys", InternalTraversal.dp_clauseelement)]
+
+    def __init__(self, table: Table, some: bool) -> None:
+        self.table = table
+        #: only of these keys; without it, of all
+        self.keys: BindParameter[int] | None = None
+        if some:
+            self.keys = bindparam("keys", expanding=True, required=False, type_=BigInteger())
+
+    def among(self, key: str, compiler: Any, **kw: Any) -> str:
+        """The condition that the key is one of those, ``key`` being how it is spelt there."""
+        return "1 = 1" if self.keys is None else f"{key} IN {compiler.process(self.keys, **kw)}"
+
+
+class ContendedKeys(HeldKeys):
+    """As ``HeldKeys``, where only what somebody waits for is in the server's tables (MariaDB)."""
+
+    inherit_cache = False

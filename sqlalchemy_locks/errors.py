@@ -6,6 +6,11 @@ stays the exception that SQLAlchemy gives it.
 
 from __future__ import annotations
 
+from .values import Holder
+
+#: holders that a sentence tells of
+_SO_MANY = 3
+
 
 class LockError(Exception):
     """The root of every error that this library raises on purpose."""
@@ -16,7 +21,15 @@ class LockTimeout(LockError):
 
     In a session, the database's own limit ended the wait (``lock_timeout``, ``innodb_lock_wait_timeout``,
     SQLite's busy timeout). On PostgreSQL and YugabyteDB the transaction can then only be rolled back.
+
+    ``holders`` are those who had it when the wait was given up, where ``Locks`` waited and the engine tells it.
     """
+
+    def __init__(self, message: str = "", holders: tuple[Holder, ...] = ()) -> None:
+        told = "; ".join(map(str, holders[:_SO_MANY]))
+        more = f"; and {len(holders) - _SO_MANY} more" if len(holders) > _SO_MANY else ""
+        super().__init__(f"{message}: held by {told}{more}" if holders else message)
+        self.holders = holders
 
 
 class LockLost(LockError):

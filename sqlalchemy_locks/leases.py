@@ -7,7 +7,7 @@ sorted names, a gate in memory, a bounded wait for the rows, up to three retries
 from __future__ import annotations
 
 import contextlib
-import random
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
@@ -18,33 +18,29 @@ from sqlalchemy.exc import DBAPIError
 
 from . import semaphore
 from .dialects import engine_of
-from .errors import LockLost, LockTimeout, OutcomeUnknown
+from .errors import LockTimeout, OutcomeUnknown
+from .events import Observed
+from .lease import Leasing
+from .names import checked
 from .operation import Operation, fresh_nonce, seconds
-from .prelock import gates_of
+from .renewal import Renewals
 from .semaphore.sweep import overdue, owned, stale, taken
-from .transaction import Sleep
-from .values import Grant, Released
+from .transaction import ShortTransaction, Sleep, has_room
+from .values import Grant, PermitHolder, Released
+from .waiting import PATIENCE, Waiting
 
 Alive = Callable[[list[str]], Iterable[str]]
 
-#: the longest wait for a semaphore's row, and for the gate before it
-PATIENCE = 5.0
-_SHORTEST, _LONGEST = 0.01, 0.25
 DAY = 86400.0
 
 
-class Leases:
+class Leases(Observed):
     """The semaphore's part of ``Locks``."""
 
     _engine: Engine
     _sleep: Sleep
     _sets_isolation: bool
     _run: Callable[..., Any]
-
-    @property
-    def owner(self) -> str:
-        """What its requests are held by."""
-        raise NotImplementedError
 
     def acquire(
         self,
@@ -66,7 +62,8 @@ class Leases:
             wait for others in the middle of theirs, 5 seconds at most). MySQL and MariaDB wait for a locked row in
             whole seconds.
         :return: a :class:`~sqlalchemy_locks.Grant`, acquired.
-        :raises LockTimeout: when there was no room in time.
+        :raises LockTimeout: when there was no room in time; its ``holders`` are then those who held the permits, unless
+            it was a try (``timeout=0``).
         :raises OutcomeUnknown: when the connection died, and so did those of three more tries; it tells the id.
         :raises LockLost: when this id was acquired before, and was released or ran out: it is never granted again.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
@@ -77,45 +74,118 @@ class Leases:
         operation = semaphore.acquire(
             permits, external_id=external_id, owner=self.owner if owner is None else owner, ttl=ttl
         )
+        patience, known = None if timeout is None else seconds(timeout, "timeout"), external_id is not None
+        return self._granted(self._waiting(operation, patience, known, {}), known, "semaphore")
+
+    def semaphore(
+        self,
+        permits: str | Mapping[str, int],
+        *,
+        count: int | None = None,
+        ttl: float | timedelta = 60,
+        timeout: float | timedelta | None = None,
+        external_id: str | None = None,
+        owner: str | None = None,
+    ) -> Leasing:
+        """Hold permits of one or more semaphores while the block runs, renewed in the background.
+
+        :param permits: a semaphore's name, or how many of each of several.
+        :param count: how many permits of the one that was given by its name; 1 without it.
+        :param ttl: how long they are held when nobody renews them, because the process died or was stopped: in seconds
+            or as a ``timedelta``, at least a second. They are renewed three times in that.
+        :param timeout: :param external_id: :param owner: as for :meth:`acquire`.
+        :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.lease.Lease`: a ``Grant``, with
+            ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks the
+            database. It decorates functions, too: each call then has a block of its own.
+        :raises LockTimeout: as :meth:`acquire`.
+        :raises ReentryError: when this thread or task holds, in blocks, so many that it would wait for itself; when
+            another block of this process has this ``external_id``.
+        :raises LockLost: at the end of the block, when the permits were lost inside it; an exception of the block's own
+            is never replaced, and has it as a note (Python 3.11).
+        :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`; the latter
+            also for an ``external_id`` that was granted without a ``ttl``.
+
+        An ``external_id`` that was granted before keeps the ``ttl`` that it was granted with, and whoever still renews
+        it, or leaves a block that has it, does so for this one, too: it is for who comes again after a crash.
+
+        A release that fails at the end of the block is logged under ``sqlalchemy_locks``: the permits come back when
+        their time is over.
+
+        The pattern: "Distributed Counting Semaphore with MySQL": heartbeats, and what is checked before each write.
+
+        >>> with locks.semaphore("backup-slots", ttl=60, timeout=30) as grant:
+        ...     while not grant.lost and more_to_do():
+        ...         session.scalar(sl.guarded(update(Document).values(body=text), grant))
+        """
+        return Leasing(self, permits, count, ttl, timeout, external_id, owner)
+
+    def lease(self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None) -> Leasing:
+        """Hold a lease while the block runs: a semaphore of one, made on first use. Everything as :meth:`semaphore`.
+
+        :param name: of the semaphore; ``grant.fence[name]`` is the fencing token.
+        :raises ReentryError: when this thread or task holds it already.
+        :raises Unsupported: when there is a semaphore of that name, of another capacity than 1.
+
+        Unlike :meth:`exclusive` it keeps no connection and no transaction while the block runs.
+
+        >>> with locks.lease("nightly-import", ttl=60, timeout=0) as grant:
+        ...     run_the_import(token=grant.fence["nightly-import"])
+        """
+        return Leasing(self, checked(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
+
+    def _waiting(self, request: Operation[Any], patience: float | None, known: bool, own: Mapping[str, int]) -> Waiting:
+        return Waiting(self._engine, self._settled, self._sleep, request, patience, own, known)
+
+    def _granted(self, waiting: Waiting, known: bool, kind: str) -> Grant:
+        """Wait for room; ``known``: whoever asks gave the id, and may have asked before."""
+        asked = waiting.request._values
+        ident, told = asked["external_id"], {"owner": asked["owner"], "external_id": asked["external_id"]}
         try:
-            return self._wait_for_room(operation, None if timeout is None else seconds(timeout, "timeout"))
+            grant = waiting.granted()
         except OutcomeUnknown as error:
-            raise OutcomeUnknown(
-                f"{error}; its external_id is {operation._values['external_id']!r}: ask again with it, or release it"
-            ) from error
+            raise OutcomeUnknown(f"{error}; its external_id is {ident!r}: ask again with it, or release it") from error
+        except LockTimeout as error:
+            # a try is to be cheap: who makes one, and wants to know, can ask
+            holders = self._permit_holders(waiting.lacking) if waiting.patience else ()
+            late = LockTimeout(str(error), holders) if holders else error
+            self._tell("waited", kind, asked["permits"], waited=time.monotonic() - waiting.began, error=late, **told)
+            if late is error:
+                raise
+            raise late from error
         except BaseException as error:
-            if external_id is None and not isinstance(error, Exception):
+            if not known and not isinstance(error, Exception):
                 # cancelled or interrupted, perhaps after it was granted: nobody else knows its id
                 with contextlib.suppress(Exception):
-                    self._settled(semaphore.release(operation._values["external_id"]))
+                    self._settled(semaphore.release(ident))
             raise
+        if self._heard:
+            waited = time.monotonic() - waiting.began
+            self._tell("waited", kind, grant.permits, waited=waited, **told)
+            self._tell("acquired", kind, grant.permits, waited=waited, fence=grant.fence, **told)
+        return grant
 
-    def _wait_for_room(self, operation: Operation[Any], patience: float | None) -> Grant:
-        deadline = None if patience is None else time.monotonic() + patience
-        delay = _SHORTEST
-        while True:
-            left = None if deadline is None or patience == 0 else deadline - time.monotonic()
+    def _permit_holders(self, names: Iterable[str]) -> tuple[PermitHolder, ...]:
+        """Who holds permits of these, for the sentence of an error: what can be told at once, or nothing."""
+        found: list[PermitHolder] = []
+        if not has_room(self._engine):
+            return ()
+        with contextlib.suppress(Exception):
+            short = ShortTransaction(self._engine)
+            short.open(wait=0)
             try:
-                grant = self._attempt(operation, PATIENCE if left is None else min(PATIENCE, max(left, _SHORTEST)))
-            except LockTimeout:
-                grant = None
-            except DBAPIError as error:
-                # several who ask with one id can go on deadlocking in InnoDB: that is being busy, too
-                if error.connection_invalidated or not engine_of(self._engine.dialect).transient(error):
-                    raise
-                grant = None
-            if grant is not None and grant.acquired:
-                return grant
-            if grant is not None and grant.replayed:
-                raise LockLost(
-                    f"the request {grant.external_id!r} was granted before and is {grant.state}: it is never "
-                    "granted again, so ask with another external_id"
-                )
-            if deadline is not None and time.monotonic() >= deadline:
-                raise LockTimeout(_no_room(operation, grant, patience))
-            pause = random.uniform(delay / 2, delay)
-            self._sleep(pause if deadline is None else min(pause, max(0.0, deadline - time.monotonic())))
-            delay = min(2 * delay, _LONGEST)
+                with short.facts.brief(short.connection):
+                    for name in names:
+                        rows = short.connection.execute(semaphore.holders(name)).all()
+                        found += [_holder(name, row) for row in rows if not row.expired]
+            finally:
+                short.abandon()
+        return tuple(found)
+
+    def _renewals(self) -> Renewals:
+        renewals: Renewals | None = self.__dict__.get("_renewals_")
+        if renewals is None or renewals.process != os.getpid():
+            renewals = self.__dict__["_renewals_"] = Renewals()
+        return renewals
 
     def release(self, external_id: str | Grant) -> Released:
         """Give permits back: :func:`sqlalchemy_locks.semaphore.release`, in a transaction of its own.
@@ -127,6 +197,8 @@ class Leases:
             release it again, and never inside the block that writes.
         """
         released: Released = self._of_request(semaphore.release(external_id))
+        if released is Released.RELEASED:
+            self._told("released", external_id)
         return released
 
     def renew(self, external_id: str | Grant) -> bool:
@@ -135,7 +207,18 @@ class Leases:
         :return: ``False`` once its time ran out, or it was released: it is somebody else's then.
         :raises LockTimeout: as :meth:`release`.
         """
-        return bool(self._of_request(semaphore.renew(external_id)))
+        renewed = bool(self._of_request(semaphore.renew(external_id)))
+        if not renewed:
+            self._told("lost", external_id)
+        return renewed
+
+    def _told(self, what: str, request: str | Grant) -> None:
+        # of an id nobody here knows what it was for
+        if isinstance(request, Grant):
+            ident = request.external_id
+            self._tell(what, "semaphore", request.permits, external_id=ident, fence=request.fence)
+        else:
+            self._tell(what, "semaphore", (), external_id=request)
 
     def _of_request(self, operation: Operation[Any]) -> Any:
         # PostgreSQL waits without end for who writes under guarded; the others have a limit of their own, and one of
@@ -166,6 +249,8 @@ class Leases:
             after = judged[-1][0]
         for start in range(0, len(dead), semaphore.BATCH):
             swept += self._settled(taken(dead[start : start + semaphore.BATCH]))
+        if swept:
+            self._tell("swept", "semaphore", (), count=swept)
         return swept
 
     def _dead(self, alive: Alive) -> list[tuple[Any, ...]]:
@@ -182,11 +267,6 @@ class Leases:
             after = found[-1][0]
         return dead
 
-    def _attempt(self, operation: Operation[Any], patience: float) -> Grant | None:
-        with gates_of(self._engine).passed(operation._values["permits"], patience):
-            grant: Grant | None = self._settled(operation.execution_options(locks_wait=patience))
-            return grant
-
     def _settled(self, operation: Operation[Any]) -> Any:
         """Run it, in autocommit where that is one round trip, unless the app's isolation level makes that fail."""
         if not self._sets_isolation:
@@ -200,6 +280,17 @@ class Leases:
         return self._run(operation, fresh_nonce(), short=True)
 
 
+def _holder(name: str, row: Any) -> PermitHolder:
+    return PermitHolder(
+        name=name,
+        owner=row.owner,
+        since=row.since,
+        external_id=row.external_id,
+        permits=row.permits,
+        expires_at=row.expires_at,
+    )
+
+
 def _living(answer: Any) -> frozenset[str]:
     if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
         raise TypeError(
@@ -207,11 +298,3 @@ def _living(answer: Any) -> frozenset[str]:
         )
     living = answer if isinstance(answer, Collection) else list(answer)
     return frozenset(living)
-
-
-def _no_room(operation: Operation[Any], grant: Grant | None, patience: float | None) -> str:
-    within = "at the only try" if patience == 0 else f"within {patience:g} s"
-    if grant is None:
-        names = ", ".join(map(repr, operation._values["permits"]))
-        return f"others were busy with {names}, or with this very request, {within}: whether there is room isn't known"
-    return f"{', '.join(map(repr, grant.exhausted))} had no room {within}"

@@ -38,6 +38,7 @@ from . import rows
 from .elements import LockFunction, Void
 from .errors import LockTimeout
 from .keys import as_key, key
+from .observe import holders
 from .operation import Body, Operation, Place, Run, shaped
 from .row import row
 from .session_lock import session_exclusive, session_unlock
@@ -45,6 +46,7 @@ from .session_lock import session_exclusive, session_unlock
 __all__ = [
     "create",
     "exclusive",
+    "holders",
     "key",
     "row",
     "session_exclusive",

@@ -17,6 +17,10 @@ from .roles import DEFAULT_QUEUE
 _REMEMBERED = 10_000
 
 
+def _nobody(*told: object, **more: object) -> None:
+    pass
+
+
 class Mutexes:
     """What :attr:`Locks.mutex` is, and what :meth:`Locks.mutexes` gives.
 
@@ -25,9 +29,13 @@ class Mutexes:
     """
 
     def __init__(
-        self, run: Callable[[Operation[Any], str], Any], owner: Callable[[], str], mutex: Mutex | None = None
+        self,
+        run: Callable[[Operation[Any], str], Any],
+        owner: Callable[[], str],
+        mutex: Mutex | None = None,
+        told: Callable[..., object] = _nobody,
     ) -> None:
-        self._run, self._owner = run, owner
+        self._run, self._owner, self._told = run, owner, told
         #: the shipped table's rows have nothing in them that only the app could know
         self._makes = mutex is None
         self._mutex = mutex or Mutex()
@@ -64,13 +72,18 @@ class Mutexes:
         key = queue or DEFAULT_QUEUE, id
         mine = self._nonces.get(key) or self._released.get(key)
         if owner is not None or mine is None:
-            return bool(self._run(self._mutex.release(id, queue=queue, owner=owner), fresh_nonce()))
+            freed = bool(self._run(self._mutex.release(id, queue=queue, owner=owner), fresh_nonce()))
+            if freed:
+                self._told("released", "mutex", (id,), owner=owner)
+            return freed
         released = bool(self._run(self._mutex._release_own(id, queue, mine), mine))
         if self._nonces.get(key) == mine:
             del self._nonces[key]
             self._released[key] = mine
             if len(self._released) > _REMEMBERED:
                 del self._released[next(iter(self._released))]
+        if released:
+            self._told("released", "mutex", (id,))
         return released
 
     def _acquire(self, acquire: Callable[..., Operation[Any]], id: Any, queue: Any, owner: str | None) -> Any:
@@ -95,4 +108,5 @@ class Mutexes:
         if got:
             self._released.pop(key, None)
             self._nonces[key] = nonce
+            self._told("acquired", "mutex", (id,), owner=owner, fence=None if got is True else got)
         return got

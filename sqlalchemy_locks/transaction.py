@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
 
 from .dialects import engine_of
 from .errors import LockLost, MustRollback, OutcomeUnknown
@@ -185,10 +186,26 @@ class _Ended:
 _ENDED: Any = _Ended()
 
 
-def retried(attempt: Callable[[], T], engine: Engine, sleep: Sleep, *, repeatable: bool = False) -> T:
+def has_room(engine: Engine) -> bool:
+    """Whether the pool would give a connection without a wait, as far as it tells."""
+    pool = engine.pool
+    if not isinstance(pool, QueuePool):
+        return True
+    return pool._max_overflow == -1 or pool.checkedout() < pool.size() + pool._max_overflow
+
+
+def retried(
+    attempt: Callable[[], T],
+    engine: Engine,
+    sleep: Sleep,
+    *,
+    repeatable: bool = False,
+    told: Callable[[BaseException, int], object] = lambda error, count: None,
+) -> T:
     """Run ``attempt`` again, three times at most, after an error that leaves nothing behind.
 
     :param repeatable: it may also be run again when nobody knows whether it was done.
+    :param told: hears of each error that is followed by another try, and which one that will be.
     """
     facts = engine_of(engine.dialect)
 
@@ -202,7 +219,11 @@ def retried(attempt: Callable[[], T], engine: Engine, sleep: Sleep, *, repeatabl
     except Exception as error:
         if not worth(error):
             raise
+        told(error, 1)
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+    def again(state: Any) -> None:
+        told(state.outcome.exception(), state.attempt_number + 1)
 
     sleep(random.uniform(0, 0.01))
     retrying = Retrying(
@@ -210,6 +231,7 @@ def retried(attempt: Callable[[], T], engine: Engine, sleep: Sleep, *, repeatabl
         wait=wait_random_exponential(multiplier=0.01, max=0.5),
         retry=retry_if_exception(worth),
         sleep=sleep,
+        before_sleep=again,
         reraise=True,
     )
     return retrying(attempt)

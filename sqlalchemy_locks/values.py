@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from typing import Literal
 
 
 class Released(str, Enum):
@@ -55,3 +56,109 @@ class Report:
 
     def __bool__(self) -> bool:
         return any(self.done.values())
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds something, as far as the engine tells it; what it doesn't tell is ``None``."""
+
+    #: what is held: the name or key that was asked for, and the key where nobody named one (names aren't stored)
+    name: str | int
+    #: who: the owner of permits; for a key what the session calls itself (PostgreSQL's ``application_name``, MySQL's
+    #: ``program_name``)
+    owner: str | None
+    #: since when, in UTC by the server's clock: a key at most so long, since that is when its transaction began
+    since: datetime | None
+
+    def __str__(self) -> str:
+        who = self.owner or "somebody"
+        return who if self.since is None else f"{who} since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@dataclass(frozen=True)
+class KeyWaiter:
+    """Who waits for a key."""
+
+    mode: Literal["exclusive", "shared"]
+    #: the server's number of the session
+    session: int | None
+    owner: str | None
+    user: str | None
+    host: str | None
+    since: datetime | None
+    #: the sessions that it waits for: holders, and who came first
+    waits_for: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KeyHolder(Holder):
+    """Who holds a key of :func:`sqlalchemy_locks.lock.exclusive` or ``shared``."""
+
+    key: int
+    mode: Literal["exclusive", "shared"]
+    #: the server's number of the session: PostgreSQL's pid, MySQL's connection id
+    session: int | None
+    user: str | None
+    host: str | None
+    #: what the session does, in the server's words: ``idle in transaction``, ``Sleep``
+    state: str | None
+    #: who waits for the key, who came first at the head
+    waiting: tuple[KeyWaiter, ...] = ()
+
+    def __str__(self) -> str:
+        at = self.user or "" if self.host is None else f"{self.user or ''}@{self.host}"
+        who = ", ".join(part for part in (self.owner, at, self.state) if part)
+        session = f"session {self.session}" if self.session is not None else "a prepared transaction"
+        since = "" if self.since is None else f" since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{session}{f' ({who})' if who else ''}{since}"
+
+
+@dataclass(frozen=True)
+class PermitHolder(Holder):
+    """Who holds permits of a semaphore."""
+
+    external_id: str
+    permits: int
+    #: when they come back unless they are renewed; ``None``: when they are released
+    expires_at: datetime | None
+
+    def __str__(self) -> str:
+        until = "" if self.expires_at is None else f" until {self.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{super().__str__()}{until} ({self.permits} as {self.external_id!r})"
+
+
+@dataclass(frozen=True)
+class LockEvent:
+    """What happened to a lock, as listeners are told it; what has no meaning for it is ``None``."""
+
+    #: ``waited``, ``acquired``, ``released``, ``lost``, ``retried`` or ``swept``
+    event: str
+    #: ``lock``, ``semaphore``, ``lease``, ``mutex``, ``timeout``; for ``retried`` the operation, e.g. ``mutex.acquire``
+    kind: str
+    names: tuple[str | int, ...]
+    #: as sentences call it, e.g. ``PostgreSQL``
+    engine: str
+    owner: str
+    #: held together with other sharers
+    shared: bool = False
+    #: how long it took to have it, or to give up, in seconds
+    waited: float | None = None
+    #: how long it was held, in seconds
+    held: float | None = None
+    #: the fencing token; for permits one of each semaphore
+    fence: int | Mapping[str, int] | None = field(default=None, hash=False)
+    #: of permits, the id of their request
+    external_id: str | None = None
+    #: how many were swept; the how-maniest retry
+    count: int | None = None
+    error: BaseException | None = field(default=None, hash=False)
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.names))
+        told = [f"{self.event} {self.kind}{' (shared)' if self.shared else ''}{f' {names}' if names else ''}"]
+        told += [] if self.external_id is None else [f"request {self.external_id!r}"]
+        told += [f"{what} {took:.3f} s" for what, took in (("waited", self.waited), ("held", self.held)) if took]
+        told += [f"{what} {number}" for what, number in (("fence", self.fence), ("count", self.count)) if number]
+        if self.error is not None:
+            told.append(f"{type(self.error).__name__}: {self.error}")
+        return "; ".join(told)

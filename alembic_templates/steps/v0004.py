@@ -23,6 +23,7 @@ FUNCTIONS: Mapping[str, str] = {
     "semaphore_grant": "bigint, text[], integer[]",
     "semaphore_known": "text, text[], integer[]",
     "semaphore_acquire": _ACQUIRE,
+    "semaphore_in_turn": f"bigint[], {_ACQUIRE}",
     "semaphore_release": "text, bigint, text",
     "semaphore_renew": "text, bigint, text",
     "semaphore_create": "text, integer, text, text",

@@ -16,9 +16,15 @@ from sqlalchemy import Column
 from sqlalchemy.engine import Connection, Dialect, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
+from ..elements import HeldKeys
 from ..errors import LockError, NotInstalled, NotWritable, Unsupported
 
 Locking = Literal["functions", "rows", "file"]
+
+#: seconds for which whoever has the turn in a line may be silent
+IDLE = 10
+#: drivers that wait in C, where Python runs no handler of a signal before the answer has come
+_DEAF = frozenset(["psycopg2", "mysqldb", "mysqlconnector", "mariadbconnector"])
 
 
 def nothing() -> None:
@@ -51,10 +57,19 @@ class Engine:
     explain: ClassVar[str]
     #: a search with locks gives up the locks of the rows that it passes by, at READ COMMITTED
     frees_passed: ClassVar[bool] = True
+    #: those who wait can stand in a line that the server keeps, and that a dead one drops out of
+    lines: ClassVar[bool] = False
+    #: the shortest wait in one, in seconds
+    shortest_line: ClassVar[float] = 0
     #: an index keeps entries of rows that are not in it any more until no snapshot needs them, and a look passes them
     keeps_passed: ClassVar[bool] = False
     #: sessions can be told at once that something was put
     listens: ClassVar[bool] = False
+
+    #: the question who holds a key and who waits for one, where the server's tables tell it
+    held_keys: ClassVar[type[HeldKeys] | None] = None
+    #: otherwise why not, as the end of a sentence
+    untold: ClassVar[str]
 
     def translate(self, error: DBAPIError) -> LockError | None:
         """Our error for the driver's, or ``None`` where it isn't about locks."""
@@ -125,15 +140,46 @@ class Engine:
         """
         raise NotImplementedError
 
+    def deaf(self, connection: Connection) -> bool:
+        """Whether a wait for the server keeps signals from being heard."""
+        return connection.dialect.driver in _DEAF
+
     def hung_up(self, connection: Connection) -> bool:
         """Whether the server has ended this idle connection, as far as that is known without asking it."""
         return False
+
+    def brief(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+        """A question inside ends within a second, answered or not."""
+        return contextlib.nullcontext()
+
+    def blind(self, error: DBAPIError) -> str | None:
+        """Why the server didn't tell who holds a key, as the end of a sentence; ``None`` for any other error."""
+        return None
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
         """Lock waits inside end after ``seconds``; the setting is as it was afterwards."""
         raise NotImplementedError
         yield
+
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
+        """Wait for one's turn in the line of a key, ``seconds`` at most; ``None`` where there are none after all.
+
+        Asked only where ``lines``, in a short transaction. Whoever has the turn and is silent for ``IDLE`` seconds is
+        cut off by the server, so that a process that is stopped doesn't stop the others.
+        """
+        raise NotImplementedError
+
+    def leave_line(self, connection: Connection, key: int) -> None:
+        """Let the next one have its turn, where the end of the transaction doesn't do that."""
+
+    def line_free(self, connection: Connection, key: int) -> bool:
+        """Whether nobody stands in a line; asked only where there are ``lines``, and no functions that look."""
+        raise NotImplementedError
+
+    def interrupted(self, error: DBAPIError) -> bool:
+        """Whether a limit of the server's on statements ended this one."""
+        return False
 
     def refuse_autocommit(self, what: str) -> Unsupported:
         return Unsupported(

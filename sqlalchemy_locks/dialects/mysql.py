@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection, RootTransaction
@@ -16,6 +16,7 @@ from ..clock import Ago, Epoch, Fresh, Hence, Instant, Later, Now
 from ..elements import (
     DeleteByKey,
     Gate,
+    HeldKeys,
     PlainReads,
     ReadCommitted,
     ReadUncommitted,
@@ -25,7 +26,7 @@ from ..elements import (
     Writable,
 )
 from ..errors import LockError, LockTimeout, Unsupported
-from .base import Engine, arrived, nothing
+from .base import IDLE, Engine, arrived, nothing
 
 _MARK = "sqlalchemy_locks"
 _WAIT = text(
@@ -33,11 +34,25 @@ _WAIT = text(
 )
 _RESTORE = text("SET SESSION innodb_lock_wait_timeout = @sqlalchemy_locks_wait")
 
+_LINE = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256)"
+_IDLE = text(f"SET @sqlalchemy_locks_idle = @@session.wait_timeout, SESSION wait_timeout = {IDLE}")
+_JOIN = text(f"SELECT GET_LOCK({_LINE}, :seconds)")
+_LEAVE = text(f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_LINE}), SESSION wait_timeout = @sqlalchemy_locks_idle")
+_LINE_FREE = text(f"SELECT IS_FREE_LOCK({_LINE})")
+
+
+_BLIND = "to this user, who needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
+
 
 class MySQL(Engine):
     name = "MySQL"
     locking = "rows"
     locks_on_replicas = True
+    held_keys = HeldKeys
+    #: the setting that ends a SELECT which takes too long, and what is a second there
+    limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
+    lines = True
+    shortest_line = 1
     explain = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
 
@@ -101,6 +116,33 @@ class MySQL(Engine):
             reader = getattr(connection.connection.driver_connection, "_reader", None)
             return bool(getattr(reader, "_eof", False))
         return arrived(connection) is not None  # the server never speaks first, but to say good-bye
+
+    @contextlib.contextmanager
+    def brief(self, connection: Connection) -> Iterator[None]:
+        limit, second = self.limit
+        connection.exec_driver_sql(f"SET @sqlalchemy_locks_limit = @@session.{limit}, SESSION {limit} = {second}")
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.exec_driver_sql(f"SET SESSION {limit} = @sqlalchemy_locks_limit")
+
+    def blind(self, error: DBAPIError) -> str | None:
+        return _BLIND if _errno(error) in (1142, 1227) else None
+
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
+        connection.execute(_IDLE)
+        # 0 when the time was up, nothing at all when the server gave up waiting
+        return bool(connection.execute(_JOIN, {"key": key, "seconds": int(seconds)}).scalar())
+
+    def leave_line(self, connection: Connection, key: int) -> None:
+        connection.execute(_LEAVE, {"key": key})
+
+    def line_free(self, connection: Connection, key: int) -> bool:
+        return bool(connection.execute(_LINE_FREE, {"key": key}).scalar())
+
+    def interrupted(self, error: DBAPIError) -> bool:
+        return _errno(error) in (1317, 3024, 1969)
 
     def wait_value(self, seconds: float) -> int:
         return max(1, math.ceil(min(seconds, 1073741824)))  # InnoDB waits in whole seconds
@@ -229,6 +271,40 @@ def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
 @compiles(Writable, "mariadb")
 def _writable(element: Writable, compiler: Any, **kw: Any) -> str:
     return "@@global.read_only = 0"
+
+
+@compiles(HeldKeys, "mysql")
+def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+    # not innodb_trx, which takes one more privilege and has whole seconds of the server's own zone
+    ago = "TIMESTAMPADD(MICROSECOND, -({}) DIV 1000000, UTC_TIMESTAMP(6))"
+    began = (
+        "SELECT began.timer_wait FROM performance_schema.events_transactions_current AS began"
+        " WHERE began.thread_id = held.thread_id AND began.state = 'ACTIVE'"
+    )
+    asked = (
+        "SELECT MAX(asked.timer_wait) FROM performance_schema.events_statements_current AS asked"
+        " WHERE asked.thread_id = held.thread_id AND asked.end_event_id IS NULL"
+    )
+    return (
+        "SELECT CAST(held.lock_data AS SIGNED) AS `key`,"
+        " IF(LEFT(held.lock_mode, 1) = 'X', 'exclusive', 'shared') AS mode,"
+        " held.lock_status = 'GRANTED' AS granted, session.processlist_id AS session, program.attr_value AS owner,"
+        " session.processlist_user AS user, session.processlist_host AS host,"
+        " session.processlist_command AS state,"
+        f" IF(held.lock_status = 'GRANTED', {ago.format(began)}, {ago.format(asked)}) AS since,"
+        " (SELECT GROUP_CONCAT(DISTINCT other.processlist_id) FROM performance_schema.data_lock_waits AS wait"
+        " JOIN performance_schema.threads AS other ON other.thread_id = wait.blocking_thread_id"
+        " WHERE wait.requesting_engine_lock_id = held.engine_lock_id) AS waits_for"
+        " FROM performance_schema.data_locks AS held"
+        " JOIN performance_schema.threads AS session ON session.thread_id = held.thread_id"
+        " LEFT JOIN performance_schema.session_connect_attrs AS program"
+        " ON program.processlist_id = session.processlist_id AND program.attr_name = 'program_name'"
+        f" WHERE held.object_schema = DATABASE() AND held.object_name = '{element.table.name}'"
+        " AND held.lock_mode IN ('X', 'S', 'X,REC_NOT_GAP', 'S,REC_NOT_GAP')"
+        " AND held.lock_data <> 'supremum pseudo-record'"
+        f" AND {element.among('CAST(held.lock_data AS SIGNED)', compiler, **kw)}"
+        " ORDER BY `key`, granted DESC, since"
+    )
 
 
 def _session_name(key: str) -> str:

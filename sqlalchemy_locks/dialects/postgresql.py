@@ -5,21 +5,28 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
-from sqlalchemy import Column, text
+from sqlalchemy import BigInteger, Column, bindparam, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
 from ..clock import Ago, Epoch, Fresh, Hence, Later, Now
-from ..elements import InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
+from ..elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from ..schema import Payload
-from .base import Engine, arrived
+from .base import IDLE, Engine, arrived
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
+_BRIEF = text("SELECT set_config('statement_timeout', '1s', true)")
+# the settings first, since they are for the wait; a postgresql:// URL may lead to YugabyteDB, whose lines are no lines
+_JOIN = text(
+    "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN concat(set_config('lock_timeout', :wait, true), "
+    f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
+    "CAST(pg_advisory_xact_lock(:key) AS TEXT)) END"
+).bindparams(bindparam("key", type_=BigInteger()))
 
 _IN_ERROR = 3  # libpq's PQTRANS_INERROR
 
@@ -29,10 +36,12 @@ class PostgreSQL(Engine):
     schemas = True
     one_trip = True
     listens = True
+    lines = True
     keeps_passed = True
     explain = "EXPLAIN (FORMAT JSON)"
     update_returning = True
     refuses_stale = True
+    held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
     locking = "functions"
     release_session_locks = "SELECT pg_advisory_unlock_all()"
 
@@ -118,6 +127,24 @@ class PostgreSQL(Engine):
         if hasattr(driver, "is_closed"):  # asyncpg reads all the time, and knows
             return bool(driver.is_closed())
         return arrived(connection) in (b"", b"E")  # an error that nobody asked for is a FATAL one
+
+    @contextlib.contextmanager
+    def brief(self, connection: Connection) -> Iterator[None]:
+        connection.execute(_BRIEF)  # ends with the transaction
+        yield
+
+    def blind(self, error: DBAPIError) -> str | None:
+        if _sqlstate(error) != "42703":  # where the view would be, there is a table of keys
+            return None
+        return "where the table bodies are installed: their locks are row locks, which no table of the server's lists"
+
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
+        # the transaction's own: it ends with the transaction, and so do the settings
+        answer = connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar()
+        return None if answer is None else True
+
+    def interrupted(self, error: DBAPIError) -> bool:
+        return _sqlstate(error) == "57014"
 
     def wait_value(self, seconds: float) -> str:
         return f"{max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))}ms"
@@ -237,6 +264,30 @@ def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
 def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"statement_timestamp() - make_interval(secs => {seconds})"
+
+
+@compiles(HeldKeys, "postgresql")
+def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+    who = (
+        "nullif(session.application_name, '') AS owner, session.usename AS \"user\", "
+        "pg_catalog.host(session.client_addr) AS host, session.state"
+    )
+    key = "(lock.classid::bigint << 32) | lock.objid::bigint"
+    return (
+        f"SELECT held.key, held.mode, true AS granted, held.pid AS session, {who}, held.ts AS since, "
+        "'{}'::integer[] AS waits_for"
+        f" FROM {compiler.preparer.format_table(element.table)} AS held"
+        " LEFT JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid"
+        f" WHERE {element.among('held.key', compiler, **kw)}"
+        f" UNION ALL SELECT {key}, CASE lock.mode WHEN 'ExclusiveLock' THEN 'exclusive' ELSE 'shared' END, false,"
+        f" lock.pid, {who}, session.query_start, pg_catalog.pg_blocking_pids(lock.pid)"
+        " FROM pg_catalog.pg_locks AS lock"
+        " JOIN pg_catalog.pg_database AS here ON here.oid = lock.database AND here.datname = current_database()"
+        " LEFT JOIN pg_catalog.pg_stat_activity AS session ON session.pid = lock.pid"
+        " WHERE lock.locktype = 'advisory' AND lock.objsubid = 1 AND NOT lock.granted"
+        f" AND {element.among(f'({key})', compiler, **kw)}"
+        " ORDER BY key, granted DESC, since"
+    )
 
 
 # a standby grants advisory locks of its own; a YugabyteDB that was told to be silent grants what it hasn't

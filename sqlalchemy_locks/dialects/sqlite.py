@@ -23,6 +23,7 @@ _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
 class SQLite(Engine):
     name = "SQLite"
     locking = "file"
+    untold = "whose one lock is the file's, which keeps no list of who has it"
     explain = "EXPLAIN QUERY PLAN"
     update_returning = True
 

@@ -12,6 +12,9 @@ from .postgresql import PostgreSQL
 class YugabyteDB(PostgreSQL):
     name = "YugabyteDB"
     listens = False
+    held_keys = None
+    untold = "whose locks are row locks, which no table of the server's lists"
+    lines = False
 
 
 ENGINE = YugabyteDB()

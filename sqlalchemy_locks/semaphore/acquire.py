@@ -20,6 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
+from ..clock import utc
 from ..durations import span
 from ..elements import LockFunction
 from ..errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
@@ -36,7 +37,6 @@ from .base import (
     surely,
     touch,
     used,
-    utc,
     whole,
 )
 from .base import external_id as id_of
@@ -135,7 +135,7 @@ class Acquire(SemaphoreBody):
                 exhausted.append(name)
         if exhausted:
             run.execute(made.forget, {"which": request})
-            return _grant(run, DENIED, None, None, (), exhausted, False)
+            return denied(run, exhausted)
         return self._write(run, made, request, rows, now)
 
     def _write(self, run: Run, made: Any, request: int, rows: list[Any], now: Any) -> Grant:
@@ -180,6 +180,10 @@ def _grant(run: Run, state: str, request: Any, until: Any, fences: Any, exhauste
         expires_at=utc(until) if state in (ACQUIRED, EXPIRED) else None,
         request_id=request,
     )
+
+
+def denied(run: Run, exhausted: Iterable[str]) -> Grant:
+    return _grant(run, DENIED, None, None, (), exhausted, False)
 
 
 _ACQUIRE = Acquire()

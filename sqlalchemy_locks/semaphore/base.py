@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -246,13 +246,6 @@ def drop(run: Run, made: Any, request: int) -> None:
     if permits:
         run.execute(made.drop_permit, [{"which": permit} for permit in permits])
     run.execute(made.forget, {"which": request})
-
-
-def utc(instant: datetime | None) -> datetime | None:
-    """An instant of the server's, whatever the driver makes of it."""
-    if instant is None:
-        return None
-    return instant.replace(tzinfo=timezone.utc) if instant.tzinfo is None else instant.astimezone(timezone.utc)
 
 
 def external_id(value: Any) -> str:

@@ -9,11 +9,10 @@ from sqlalchemy import BigInteger, String, and_, bindparam, cast, func, literal,
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import TypeDecorator
 
-from ..clock import Instant, Now
+from ..clock import Instant, Now, utc
 from ..names import checked
 from ..operation import Body, Place, RowsOperation, Run
 from ..schema import Tables
-from .base import utc
 from .statements import HELD_STATE, until
 
 _NAME = bindparam("name", type_=String())
@@ -29,7 +28,7 @@ class _UTC(TypeDecorator[datetime]):
         return utc(value)
 
 
-class _Read(Body):
+class Read(Body):
     def __init__(self) -> None:
         super().__init__()
         self.name = f"semaphore.{type(self).__name__.lower()}"
@@ -46,7 +45,7 @@ class _Read(Body):
         return run.execute(statement)
 
 
-class Usage(_Read):
+class Usage(Read):
     def select(self, tables: Tables) -> Executable:
         sem, req, per = tables.semaphore, tables.permit_request, tables.permit
         held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
@@ -67,7 +66,7 @@ class Usage(_Read):
         )
 
 
-class Holders(_Read):
+class Holders(Read):
     def select(self, tables: Tables) -> Executable:
         sem, req, per = tables.semaphore, tables.permit_request, tables.permit
         joined = per.join(sem, sem.c.id == per.c.semaphore_id).join(req, req.c.id == per.c.permit_request_id)
@@ -87,7 +86,7 @@ class Holders(_Read):
         )
 
 
-class History(_Read):
+class History(Read):
     def select(self, tables: Tables) -> Executable:
         sem, his = tables.semaphore, tables.semaphore_history
         at = type_coerce(his.c.changed_at, _UTC()).label("changed_at")

@@ -44,6 +44,17 @@ class Release(_OfRequest):
         return Released.RELEASED
 
 
+class ReleaseOnce(Release):
+    """As ``Release``, for who must know whether it was held until now: it isn't sent twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "semaphore.release"
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return False
+
+
 class Renew(_OfRequest):
     def call(self) -> LockFunction:
         return LockFunction("semaphore_renew", *_ARGUMENTS, type_=Boolean())
@@ -57,7 +68,7 @@ class Renew(_OfRequest):
         return request is not None and run.execute(made.renew, {"which": request.id}).rowcount == 1
 
 
-_RELEASE, _RENEW = Release(), Renew()
+_RELEASE, _RELEASE_ONCE, _RENEW = Release(), ReleaseOnce(), Renew()
 
 
 def _of(given: str | Grant) -> dict[str, Any]:
@@ -84,6 +95,11 @@ def release(external_id: str | Grant) -> Operation[Any]:
     <Released.RELEASED: 'RELEASED'>
     """
     return Operation(_RELEASE, _of(external_id))
+
+
+def release_once(grant: Grant) -> Operation[Any]:
+    """The release at the end of a block; a lost reply is ``OutcomeUnknown``."""
+    return Operation(_RELEASE_ONCE, _of(grant))
 
 
 @shaped(select(literal(True)))

@@ -11,11 +11,25 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
+from tests.conftest import PLAIN, Servers, install
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE
+from tests.operation.parties import PATIENCE, connected
 
 #: above READ COMMITTED each try on MySQL makes a connection of its own
 TURNS = {"READ COMMITTED": 120, "REPEATABLE READ": 60}
+
+
+@pytest.mark.parametrize("size", [10, 60, 900])
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_it_waits_for_nobody(servers: Servers, name: str, size: int) -> None:
+    """However many keys there are, and though the server would rather read the whole table than look them up."""
+    url, names = servers.fresh(name, PLAIN[name]), [f"key {number}" for number in range(size)]
+    install(url)
+    with connected(url) as engine:
+        locks = sl.Locks(engine)
+        locks.run(sl.lock.create(*names))
+        with locks.exclusive(names[size // 2]):
+            assert locks.run(sl.lock.vacuum()) == size - 1
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])

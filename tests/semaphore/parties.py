@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.lines import lines_of
 from tests.operation.parties import ENGINES, EVERYWHERE, INNODB, SERVERS, unused
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "expire",
     "expire_in",
     "held",
+    "in_memory",
     "made",
     "place",
     "unused",
@@ -80,3 +82,9 @@ def held(engine: Engine, name: str) -> int:
     with engine.connect() as connection:
         (found,) = [row for row in connection.execute(sl.semaphore.usage()) if row.name == name]
         return int(found.used)
+
+
+def in_memory(engine: Any, name: str) -> int:
+    """How many of this process stand in the line of a semaphore."""
+    turns = list(lines_of(engine.dialect).now.items())
+    return sum(1 + len(turn.line or ()) for (key, _), turn in turns if key[0] == "line" and key[-1] == name)

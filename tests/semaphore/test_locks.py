@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, Text, create_engine, insert, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.prelock import Gates, gates_of
+from sqlalchemy_locks.lines import Lines, lines_of
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, async_connected, installed, later, until
 
@@ -70,30 +70,28 @@ def test_one_of_a_process_waits_on_a_connection(engine_to: MakeEngine, watch: An
         assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
         waiting = [later(sl.Locks(engine).acquire, {sem: 1}, timeout=PATIENCE) for _ in range(10)]
         watcher.until_waiting()
-        until(lambda: visitors(gates_of(engine)) == 10)
+        until(lambda: visitors(lines_of(engine.dialect)) == 10)
         assert engine.pool.checkedout() == 2  # type: ignore[attr-defined]
         keeper.commit()
     assert all(future.result(PATIENCE) for future in waiting)
-    assert gates_of(engine)._gates == {}
+    assert lines_of(engine.dialect).now == {}
     assert held(engine, sem) == 11
 
 
-def visitors(gates: Gates) -> int:
-    return sum(count for _, count in list(gates._gates.values()))
+def visitors(lines: Lines) -> int:
+    return sum(1 + len(turn.line or ()) for (key, _), turn in list(lines.now.items()) if key[0] == "gate")
 
 
 def test_the_gate_is_bounded() -> None:
-    gates = Gates()
-    with gates.passed(["a"], 5):
-        with gates.passed(["b"], 5):
-            pass
+    lines = Lines(False)
+    with lines.alone(["a"], 5) as alone:
+        assert alone
+        with lines.alone(["b"], 5) as alone:
+            assert alone
         for names in (["a"], ["0", "a"]):
-            with (
-                pytest.raises(sl.LockTimeout, match="others of this process were busy with 'a'"),
-                gates.passed(names, 0),
-            ):
-                pass
-    assert gates._gates == {}
+            with lines.alone(names, 0) as alone:
+                assert not alone
+    assert lines.now == {}
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -225,7 +223,7 @@ def test_async(servers: Any, place_: str) -> None:
 
             assert await locks.sweep(alive=alive) >= len(grants)
             assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-            assert gates_of(engine.sync_engine)._gates == {}
+            assert lines_of(engine.sync_engine.dialect).now == {}
 
     asyncio.run(main())
     assert held(plain, sem) == 0

@@ -25,7 +25,11 @@ def other(servers: Any, name: str) -> Iterator[Engine]:
 
 def final(name: str, function: str) -> bytes:
     """The request after whose execution everything is done."""
-    return b"\x03COMMIT" if name in INNODB else f"semaphore_{function}".encode()
+    if name in INNODB:
+        return b"\x03COMMIT"
+    # where there are lines, the first try sees whether others wait
+    lined = function == "acquire" and name.startswith("postgresql")
+    return b"semaphore_in_turn" if lined else f"semaphore_{function}".encode()
 
 
 @sync

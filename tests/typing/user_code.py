@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import redis
 import redis.asyncio
-from sqlalchemy import Connection, MetaData, Table, update
+from sqlalchemy import Connection, MetaData, Table, event, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from typing_extensions import assert_type
@@ -37,6 +38,7 @@ def in_a_session(session: Session) -> None:
     assert_type(session.scalar(sl.lock.vacuum()), int | None)
     assert_type(session.scalar(sl.lock.create("a", "b")), int | None)
     assert_type(session.scalar(sl.lock.row(Customer, 42)), Customer | None)
+    assert_type(session.scalars(sl.lock.holders("a")).all(), Sequence[sl.KeyHolder])
     assert_type(session.scalars(sl.lock.row(Customer, 42)).all(), Sequence[Customer])
     assert_type(session.execute(sl.lock.try_exclusive("a")).scalar_one(), bool)
     limited = sl.lock.try_exclusive("a").execution_options(locks_prefix="mine_")
@@ -122,8 +124,12 @@ def with_locks(locks: sl.Locks) -> None:
     assert_type(locks.run(sl.Mutex().acquire("a")), bool | None)
     assert_type(locks.mutex.acquire("a"), bool)
     assert_type(locks.mutex.acquire_token("a"), int | None)
-    assert_type(locks.once_per("a", every=60), bool)
+    assert_type(bool(locks.once_per("a", every=60)), bool)
     assert_type(locks.owner, str)
+    holders = locks.run(sl.lock.holders())
+    assert_type(holders, list[sl.KeyHolder])
+    assert_type(holders[0].since, datetime | None)
+    assert_type(holders[0].waiting[0].waits_for, tuple[int, ...])
     grant = locks.acquire({"a": 1}, ttl=60, timeout=5)
     assert_type(grant, sl.Grant)
     assert_type(grant.fence["a"], int)
@@ -135,6 +141,42 @@ def with_locks(locks: sl.Locks) -> None:
         assert_type(held.session, Session)
         assert_type(held.lost, bool)
         assert_type(held.check(), None)
+
+
+def decorated(locks: sl.Locks) -> None:
+    @locks.exclusive("a", timeout=5)
+    def one(a: int, *, b: str = "") -> float:
+        return 1.0
+
+    @locks.once_per("b", every=60)
+    def two(a: int) -> float:
+        return 1.0
+
+    assert_type(one(1, b="c"), float)
+    assert_type(two(1), float | None)
+
+    @event.listens_for(locks, "waited")
+    def told(what: sl.LockEvent) -> None:
+        assert_type(what.waited, float | None)
+
+    event.remove(locks, "waited", told)
+    try:
+        one(1)
+    except sl.LockTimeout as error:
+        assert_type(error.holders, tuple[sl.Holder, ...])
+
+
+async def async_decorated(locks: sl.AsyncLocks) -> None:
+    @locks.exclusive("a", timeout=5)
+    async def one(a: int, *, b: str = "") -> float:
+        return 1.0
+
+    @locks.once_per("b", every=60)
+    async def two(a: int) -> float:
+        return 1.0
+
+    assert_type(await one(1, b="c"), float)
+    assert_type(await two(1), float | None)
 
 
 async def with_async_locks(locks: sl.AsyncLocks) -> None:

@@ -8,6 +8,8 @@ DROP FUNCTION IF EXISTS "elsewhere".semaphore_renew(text, bigint, text);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_release(text, bigint, text);
 
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text);
+
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_known(text, text[], integer[]);

@@ -229,6 +229,39 @@ BEGIN
 END
 $body$;
 
+CREATE OR REPLACE FUNCTION "elsewhere".semaphore_in_turn(lines bigint[], names text[], counts integer[], external_id text,
+  owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
+  lock_wait text DEFAULT NULL::text, OUT acquired boolean, OUT state text, OUT replayed boolean,
+  OUT request_id bigint, OUT expires_at timestamp with time zone, OUT semaphores text[],
+  OUT fences bigint[], OUT exhausted text[]) RETURNS record
+LANGUAGE plpgsql
+AS $body$
+-- sqlalchemy_locks 0004
+BEGIN
+  IF strpos(version(), '-YB-') = 0 THEN
+    FOR i IN 1 .. cardinality(names) LOOP
+      -- Whoever waits for room has this lock, or waits for it: the server says no in either case.
+      IF NOT pg_try_advisory_xact_lock_shared(lines[i]) THEN
+        exhausted := exhausted || names[i];
+      END IF;
+    END LOOP;
+    -- What was granted already must not wait behind those who wait for it.
+    IF exhausted IS NOT NULL AND NOT EXISTS (
+      SELECT FROM "elsewhere".permit_request AS r WHERE r.external_id = semaphore_in_turn.external_id)
+    THEN
+      acquired := false;
+      state := 'DENIED';
+      replayed := false;
+      semaphores := names;
+      RETURN;
+    END IF;
+  END IF;
+  SELECT granted.* INTO acquired, state, replayed, request_id, expires_at, semaphores, fences, exhausted
+  FROM "elsewhere".semaphore_acquire(names, counts, semaphore_in_turn.external_id, semaphore_in_turn.owner,
+    semaphore_in_turn.ttl_seconds, semaphore_in_turn.lock_wait) AS granted;
+END
+$body$;
+
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_release(external_id text,
   request_id bigint DEFAULT NULL::bigint, lock_wait text DEFAULT NULL::text) RETURNS text
 LANGUAGE plpgsql
@@ -414,6 +447,8 @@ REVOKE ALL ON FUNCTION "elsewhere".semaphore_known(text, text[], integer[]) FROM
 
 REVOKE ALL ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION "elsewhere".semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION "elsewhere".semaphore_release(text, bigint, text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION "elsewhere".semaphore_renew(text, bigint, text) FROM PUBLIC;
@@ -442,6 +477,8 @@ GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_known(text, text[], integer[]) T
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text) TO "app";
 
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text) TO "app";
+
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_release(text, bigint, text) TO "app";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_renew(text, bigint, text) TO "app";
@@ -469,6 +506,8 @@ GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_grant(bigint, text[], integer[])
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_known(text, text[], integer[]) TO "other";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text) TO "other";
+
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text) TO "other";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_release(text, bigint, text) TO "other";
 

@@ -8,6 +8,8 @@ DROP FUNCTION IF EXISTS lock.semaphore_renew(text, bigint, text);
 
 DROP FUNCTION IF EXISTS lock.semaphore_release(text, bigint, text);
 
+DROP FUNCTION IF EXISTS lock.semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text);
+
 DROP FUNCTION IF EXISTS lock.semaphore_acquire(text[], integer[], text, text, double precision, text);
 
 DROP FUNCTION IF EXISTS lock.semaphore_known(text, text[], integer[]);

@@ -1,0 +1,32 @@
+CREATE OR REPLACE FUNCTION lock.semaphore_in_turn(lines bigint[], names text[], counts integer[], external_id text,
+  owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
+  lock_wait text DEFAULT NULL::text, OUT acquired boolean, OUT state text, OUT replayed boolean,
+  OUT request_id bigint, OUT expires_at timestamp with time zone, OUT semaphores text[],
+  OUT fences bigint[], OUT exhausted text[]) RETURNS record
+LANGUAGE plpgsql
+AS $body$
+-- sqlalchemy_locks 0004
+BEGIN
+  IF strpos(version(), '-YB-') = 0 THEN
+    FOR i IN 1 .. cardinality(names) LOOP
+      -- Whoever waits for room has this lock, or waits for it: the server says no in either case.
+      IF NOT pg_try_advisory_xact_lock_shared(lines[i]) THEN
+        exhausted := exhausted || names[i];
+      END IF;
+    END LOOP;
+    -- What was granted already must not wait behind those who wait for it.
+    IF exhausted IS NOT NULL AND NOT EXISTS (
+      SELECT FROM lock.permit_request AS r WHERE r.external_id = semaphore_in_turn.external_id)
+    THEN
+      acquired := false;
+      state := 'DENIED';
+      replayed := false;
+      semaphores := names;
+      RETURN;
+    END IF;
+  END IF;
+  SELECT granted.* INTO acquired, state, replayed, request_id, expires_at, semaphores, fences, exhausted
+  FROM lock.semaphore_acquire(names, counts, semaphore_in_turn.external_id, semaphore_in_turn.owner,
+    semaphore_in_turn.ttl_seconds, semaphore_in_turn.lock_wait) AS granted;
+END
+$body$;

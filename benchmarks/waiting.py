@@ -1,0 +1,144 @@
+"""How long one waits for room in a semaphore of one, and whether everybody is served: eight processes, 2 ms each.
+
+    python -m benchmarks.waiting [engine ...]
+
+The engines are those of tests/servers (postgresql15, mysql, mariadb), and sqlite; without one, all of them. Eight
+processes acquire, hold for 2 ms, release, and begin again at once, each of them for five seconds. Fairness is how often
+the least served of them had it, over how often the most served one had. "Plain" is the usual loop around the very same
+operation: try, sleep, from 1 ms to 64 ms, with jitter, and try again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sqlalchemy import create_engine
+from sqlalchemy.exc import DBAPIError
+
+import sqlalchemy_locks as sl
+from tests import servers
+from tests.conftest import PLAIN, install
+
+PROCESSES, TENURE, SECONDS = 8, 0.002, 5.0
+#: must not be more, is meant not to be more: milliseconds; and at least: fairness
+WORST, FAIRNESS = (300.0, 40.0), (0.5, 0.95)
+NAME = "hot"
+
+
+@contextlib.contextmanager
+def database(name: str) -> Iterator[str]:
+    """The URL of a database with a semaphore of one in it."""
+    with contextlib.ExitStack() as opened:
+        if name == "sqlite":
+            folder = opened.enter_context(tempfile.TemporaryDirectory())
+            url = f"sqlite:///{Path(folder) / 'waiting.db'}"
+        else:
+            server = opened.enter_context(servers.start(name))
+            assert isinstance(server, servers.SQLServer)
+            server.create_database("waiting")
+            url = server.url(PLAIN[name], "waiting")
+        install(url)
+        engine = create_engine(url)
+        sl.Locks(engine).run(sl.semaphore.create(NAME, 1))
+        engine.dispose()
+        yield url
+
+
+def plainly(locks: sl.Locks) -> sl.Grant:
+    """What one would write without a line."""
+    delay = 0.001
+    while True:
+        with contextlib.suppress(DBAPIError, sl.LockTimeout):
+            grant = locks.run(sl.semaphore.acquire({NAME: 1}, ttl=60))
+            assert grant is not None
+            if grant:
+                return grant
+        time.sleep(random.uniform(delay / 2, delay))
+        delay = min(2 * delay, 0.064)
+
+
+WAYS: dict[str, Callable[[sl.Locks], sl.Grant]] = {
+    "plain": plainly,
+    "locks.acquire": lambda locks: locks.acquire({NAME: 1}, ttl=60),
+}
+
+
+def turns(url: str, way: str, start: float) -> list[float]:
+    """How long one process waited, each time."""
+    engine = create_engine(url)
+    locks = sl.Locks(engine)
+    locks.release(WAYS[way](locks))  # connected, and what is compiled once compiled
+    waits = []
+    time.sleep(max(0.0, start - time.monotonic()))
+    while time.monotonic() < start + SECONDS:
+        began = time.monotonic()
+        grant = WAYS[way](locks)
+        waits.append(time.monotonic() - began)
+        time.sleep(TENURE)
+        locks.release(grant)
+    engine.dispose()
+    return waits
+
+
+def crowd(url: str, way: str) -> list[list[float]]:
+    """How long each process waited, each time."""
+    start, readers = time.monotonic() + 3, []
+    for _ in range(PROCESSES):
+        reader, writer = os.pipe()
+        if not os.fork():
+            with os.fdopen(writer, "w") as told:
+                json.dump(turns(url, way, start), told)
+            os._exit(0)
+        os.close(writer)
+        readers.append(os.fdopen(reader))
+    found = []
+    for waited in readers:
+        with waited:
+            found.append(json.load(waited))
+        os.wait()
+    return found
+
+
+def report(name: str) -> None:
+    """One engine."""
+    with database(name) as url:
+        print(f"\n{name}: {PROCESSES} processes, {TENURE * 1000:g} ms each, for {SECONDS:g} s")
+        for way in WAYS:
+            waits = crowd(url, way)
+            served = [len(each) for each in waits]
+            worst = max(max(each) for each in waits) * 1000
+            fairness = min(served) / max(served)
+            met = [
+                "aim met" if better(one, aim) else "must met" if better(one, must) else "MISSED"
+                for one, (must, aim), better in (
+                    (worst, WORST, float.__le__),
+                    (fairness, FAIRNESS, float.__ge__),
+                )
+            ]
+            judged = ("", "") if way == "plain" else tuple(f"   ({each})" for each in met)
+            print(
+                f"  {way:14} worst wait {worst:6.0f} ms{judged[0]}   fairness {fairness:4.2f}{judged[1]}"
+                f"   {sum(served) / SECONDS:4.0f} a second"
+            )
+    print(f"  must: {WORST[0]:g} ms, {FAIRNESS[0]:g}; aim: {WORST[1]:g} ms, {FAIRNESS[1]:g}")
+
+
+def main() -> None:
+    """Run the command line."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting", description=__doc__.splitlines()[0])
+    parser.add_argument("engine", nargs="*", help="postgresql15, mysql, mariadb, sqlite; without any, all of them")
+    for name in parser.parse_args().engine or ["postgresql15", "mysql", "mariadb", "sqlite"]:
+        report(name)
+
+
+if __name__ == "__main__":
+    main()

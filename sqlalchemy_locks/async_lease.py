@@ -1,0 +1,124 @@
+"""The blocks of ``AsyncLocks``: those of ``lease.py``, awaited, and renewed by a task of the loop that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from sqlalchemy.util import greenlet_spawn
+
+from .decorate import check_coroutine
+from .lease import Block, Given
+from .lines import rung
+from .renewal import Lost, Renewed, clock
+from .values import Grant
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class AsyncLost:
+    """As :class:`Lost`, waited for by tasks."""
+
+    def __init__(self, lost: Lost) -> None:
+        self._lost = lost
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        lost.told.append(self._tell)
+
+    def _tell(self) -> None:
+        # whoever looks may be another thread's, and the loop may be gone
+        with contextlib.suppress(RuntimeError):
+            self._gone.get_loop().call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    def is_set(self) -> bool:
+        """As ``Lost.is_set``."""
+        return self._lost.is_set()
+
+    __bool__ = is_set
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """As ``Lost.wait``."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set():
+            left = max(0.0, self._lost.deadline - clock())
+            if until is not None:
+                rest = until - time.monotonic()
+                if rest <= 0:
+                    return False
+                left = min(left, rest)
+            await rung(self._gone, left)
+        return True
+
+    def __repr__(self) -> str:
+        return repr(self._lost)
+
+
+class AsyncLease(Given):
+    """As :class:`~sqlalchemy_locks.lease.Lease`."""
+
+    def __init__(self, grant: Grant, lost: Lost, check: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(grant)
+        #: as ``Lease.lost``
+        self.lost = AsyncLost(lost)
+        self._check = check
+
+    async def check(self) -> None:
+        """As ``Lease.check``."""
+        await self._check()
+
+
+class AsyncLeasing:
+    """The context manager of ``AsyncLocks.semaphore`` and ``AsyncLocks.lease``; a decorator, too.
+
+    >>> @locks.lease("nightly-import")
+    ... async def nightly_import() -> None: ...
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._task: asyncio.Task[None] | None = None
+
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        check_coroutine(function, self._block.shown)
+        self._block.again()
+
+        @functools.wraps(function)
+        async def within(*args: P.args, **kwargs: P.kwargs) -> T:
+            async with AsyncLeasing(self._block.again()):
+                return await function(*args, **kwargs)
+
+        return within
+
+    async def __aenter__(self) -> AsyncLease:
+        grant, renewed = await greenlet_spawn(self._block.enter)
+        self._task = asyncio.create_task(_renewing(renewed))
+        return AsyncLease(grant, renewed.lost, lambda: greenlet_spawn(self._block.check))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        assert task is not None
+        task.cancel()
+        try:
+            await asyncio.wait({task})
+        finally:
+            await greenlet_spawn(self._block.leave, error)
+
+
+async def _renewing(lease: Renewed) -> None:
+    while True:
+        pause = lease.due - clock()
+        if pause > 0:
+            await asyncio.sleep(pause)
+        elif not await greenlet_spawn(lease.renew):
+            return

@@ -1,0 +1,39 @@
+"""What can be decorated: a plain function by ``Locks``, a coroutine function by ``AsyncLocks``, each refusing the rest.
+
+A lock around a function that only makes a coroutine or a generator would be over before any of its code has run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+def check_plain(function: Any, what: str) -> None:
+    """Refuse what isn't done when its call returns."""
+    _check(function, what)
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise TypeError(f"{what} of Locks decorates plain functions, and {_named(function)} is async: use AsyncLocks")
+
+
+def check_coroutine(function: Any, what: str) -> None:
+    """Refuse what can't be awaited."""
+    _check(function, what)
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"{what} of AsyncLocks decorates async functions, and {_named(function)} is none: use Locks")
+
+
+def _check(function: Any, what: str) -> None:
+    if isinstance(function, (staticmethod, classmethod)):
+        raise TypeError(f"put {what} below @{type(function).__name__}, next to the function")
+    if not callable(function) or isinstance(function, type):
+        raise TypeError(f"{what} decorates functions, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"{what} can't decorate {_named(function)}: a generator's code runs when the lock is over already; "
+            "use a with block inside it"
+        )
+
+
+def _named(function: Any) -> str:
+    return str(getattr(function, "__qualname__", repr(function)))

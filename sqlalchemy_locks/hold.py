@@ -1,0 +1,330 @@
+"""The blocks of ``Locks.exclusive`` and ``Locks.shared``: one transaction, from the wait for its keys to its end.
+
+What is promised: whoever is in a block holds its keys, or is told that they are lost; whoever left it holds none, has
+no connection, and left no setting behind, in whatever way he left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from operator import itemgetter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import DBAPIError
+
+from . import lock, reentry
+from .decorate import check_plain
+from .dialects import engine_of
+from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
+from .events import Observed
+from .keys import as_key
+from .lines import Turn, lines_of
+from .observe import holders_now
+from .operation import seconds
+from .transaction import ShortTransaction, Sleep, has_room, retried
+from .values import Holder, KeyHolder
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+Name = str | int
+
+
+class Holding(Observed):
+    """What a block needs of ``Locks``."""
+
+    _engine: Engine
+    _session_maker: Callable[..., Session]
+    _sleep: Sleep
+    _sets_isolation: bool
+
+
+class Held:
+    """What a block holds while it runs."""
+
+    def __init__(
+        self,
+        short: ShortTransaction,
+        session_maker: Callable[..., Session],
+        told: Callable[[BaseException | None], object] | None = None,
+    ) -> None:
+        self._short = short
+        self._session_maker = session_maker
+        self._session: Session | None = None
+        self._lost = False
+        #: is to hear, once, that it is lost
+        self._told = told
+
+    @property
+    def session(self) -> Session:
+        """A session in the very transaction that holds the lock; what it did is committed when the block ends.
+
+        Its own ``commit()`` flushes and commits nothing yet; its ``rollback()`` ends the transaction, and with
+        it the lock.
+        """
+        if self._session is None:
+            self.adopt(
+                self._session_maker(bind=self._short.connection, binds=None, join_transaction_mode="rollback_only")
+            )
+            assert self._session is not None
+        return self._session
+
+    def adopt(self, session: Session) -> None:
+        """Keep a session to the transaction that holds the lock, even one whose class routes elsewhere."""
+        connection = self._short.connection
+        session.get_bind = lambda *arguments, **named: connection  # type: ignore[method-assign]
+        event.listen(session, "after_begin", self._stay)
+        self._session = session
+
+    def _stay(self, *_: Any) -> None:
+        if not self._short.active:
+            # what follows would be another transaction, which commits, and which no lock guards
+            raise LockLost("the transaction that held the lock was ended inside its block: leave the block first")
+        self._short.use()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock is known to be gone, without asking the server; :meth:`check` asks."""
+        if not self._lost and (not self._short.active or self._short.facts.hung_up(self._short.connection)):
+            self.lose(None)
+        return self._lost
+
+    def lose(self, error: BaseException | None) -> None:
+        """It is known to be gone."""
+        self._lost = True
+        told, self._told = self._told, None
+        if told is not None:
+            told(error)
+
+    def check(self) -> None:
+        """Ask the server.
+
+        :raises LockLost: when the transaction that holds the lock is over, or its connection is dead.
+        """
+        if self.lost:
+            raise LockLost("the transaction that held the lock is over, or its connection died")
+        try:
+            self._short.check()
+        except LockLost as error:
+            self.lose(error)
+            raise
+
+
+class Hold:
+    """The context manager of :meth:`Locks.exclusive` and :meth:`Locks.shared`, for one thread or task at a time.
+
+    It decorates functions, too: each call then has a block of its own.
+
+    >>> @locks.exclusive("report")
+    ... def report() -> None: ...
+    """
+
+    def __init__(
+        self, locks: Holding, names: tuple[Name, ...], shared: bool, timeout: float | timedelta | None
+    ) -> None:
+        if not names:
+            raise ValueError("give at least one name to lock")
+        self._locks = locks
+        self._shared = shared
+        self._take, self._try = (lock.shared, lock.try_shared) if shared else (lock.exclusive, lock.try_exclusive)
+        # by key: in one order for everybody, whatever their names sort like
+        self._names = dict(sorted(((as_key(name), name) for name in names), key=itemgetter(0)))
+        self._timeout = None if timeout is None else seconds(timeout, "timeout")
+        self._entered: tuple[Held, reentry.Inside, float] | None = None
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        check_plain(function, self.shown)
+
+        @functools.wraps(function)
+        def within(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self.again():
+                return function(*args, **kwargs)
+
+        return within
+
+    @property
+    def shown(self) -> str:
+        """What sentences call it."""
+        return "shared()" if self._shared else "exclusive()"
+
+    def again(self) -> Hold:
+        """The same, for one more use at the same time."""
+        twin = copy.copy(self)
+        twin._entered = None
+        return twin
+
+    def __enter__(self) -> Held:
+        if self._entered is not None:
+            raise ReentryError("this block is entered already: make one for each use")
+        asked = time.monotonic()
+        mine = self._enter_thread()
+        try:
+            held = self._open(asked)
+        except BaseException as error:
+            reentry.leave(mine)
+            if isinstance(error, LockTimeout):
+                self._tell("waited", waited=time.monotonic() - asked, error=error)
+            raise
+        began = time.monotonic()
+        self._entered = held, mine, began
+        if self._locks._heard:
+            self._tell("waited", waited=began - asked)
+            self._tell("acquired", waited=began - asked)
+        return held
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._entered is not None
+        (held, mine, began), self._entered = self._entered, None
+        reentry.leave(mine)
+        try:
+            self._close(held, error)
+        except BaseException as failed:
+            if isinstance(failed, LockLost):
+                held.lose(failed)
+            self._tell("released", held=time.monotonic() - began, error=failed)
+            raise
+        if self._locks._heard:
+            self._tell("released", held=time.monotonic() - began, error=error)
+
+    def _tell(self, what: str, **told: Any) -> None:
+        self._locks._tell(what, "lock", self._names.values(), shared=self._shared, **told)
+
+    def _enter_thread(self) -> reentry.Inside:
+        """Refuse what would wait for itself: this thread's, or this task's, own transaction."""
+        dialect, me = self._locks._engine.dialect, reentry.me()
+        # on SQLite any two keys are one lock
+        keys = [0] if engine_of(dialect).locking == "file" else self._names
+        mine = {(dialect, key): 1 for key in keys}
+        for one in reentry.own("key", me):
+            for held in one.held:
+                if held in mine:
+                    name = self._names.get(held[1], "another lock of this database")
+                    raise ReentryError(
+                        f"this thread or task holds {name!r} already: taking it again would wait for itself"
+                    )
+        return reentry.enter("key", me, mine)
+
+    def _open(self, asked: float) -> Held:
+        deadline = None if self._timeout is None else asked + self._timeout
+        # sharers don't wait for one another, and a try for nobody
+        if self._shared or self._timeout == 0:
+            return self._wait(deadline, None)
+        dialect, options = self._locks._engine.dialect, self._locks._engine.get_execution_options()
+        # the key that the first wait is for, in the schema whose rows may stand for it
+        first = 0 if engine_of(dialect).locking == "file" else next(iter(self._names))
+        where = (options.get("locks_prefix"), str(options.get("schema_translate_map"))) if options else None
+        turn = lines_of(dialect).turn(("key", where, first))
+        try:
+            if not turn.come(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise self._timed_out(self._holders_aside())
+            return self._wait(deadline, turn)
+        finally:
+            turn.give()
+
+    def _wait(self, deadline: float | None, turn: Turn | None) -> Held:
+        locks = self._locks
+
+        def told(error: BaseException, count: int) -> None:
+            self._tell("retried", error=error, count=count)
+
+        while True:
+            try:
+                return retried(lambda: self._attempt(deadline, turn), locks._engine, locks._sleep, told=told)
+            except LockTimeout as error:
+                # a limit that the database sets of itself ends the wait, and not the caller's patience
+                if deadline is not None:
+                    raise self._timed_out(error.holders) from error
+
+    def _attempt(self, deadline: float | None, turn: Turn | None) -> Held:
+        short = ShortTransaction(self._locks._engine)
+        # Setting the level costs about a round trip's time, and most apps run at READ COMMITTED as it is. Where
+        # the server would refuse another level anyway, it is set from the first refusal on.
+        trusting = short.facts.refuses_stale and not self._locks._sets_isolation
+        short.open(as_it_is=trusting, wait=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        try:
+            for key in self._names:
+                self._acquire(short, key, deadline)
+                if turn is not None:
+                    turn.give()
+        except StaleSnapshot:
+            short.abandon()
+            if not trusting:
+                raise
+            self._locks._sets_isolation = True
+            return self._attempt(deadline, turn)
+        except LockTimeout as error:
+            try:
+                # a try is to be cheap: who makes one, and wants to know, can ask
+                if deadline is not None and self._timeout != 0:
+                    error.holders = self._holders(short)
+            finally:
+                short.abandon()
+            raise
+        except BaseException:
+            short.abandon()
+            raise
+        return Held(short, self._locks._session_maker, lambda error: self._tell("lost", error=error))
+
+    def _acquire(self, short: ShortTransaction, key: int, deadline: float | None) -> None:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            # what is free is had, however long it took to come to ask for it
+            if not short.connection.execute(self._try(key)).scalar():
+                raise self._timed_out(())
+            return
+        operation = self._take(key)
+        if left is not None:
+            operation = operation.execution_options(locks_wait=left)
+        short.connection.execute(operation)
+
+    def _holders(self, short: ShortTransaction) -> tuple[KeyHolder, ...]:
+        """Who has them, asked on the connection that waited in vain, before anybody else gets it."""
+        if short.connection.invalidated:
+            return ()
+        with contextlib.suppress(DBAPIError):
+            short.connection.rollback()
+            return holders_now(short.connection, self._names.values())
+        return ()
+
+    def _holders_aside(self) -> tuple[KeyHolder, ...]:
+        """The same without such a connection, where the pool has one to spare."""
+        engine = self._locks._engine
+        if has_room(engine):
+            with contextlib.suppress(Exception), engine.connect() as connection:
+                return holders_now(connection, self._names.values())
+        return ()
+
+    def _timed_out(self, holders: tuple[Holder, ...]) -> LockTimeout:
+        names = ", ".join(repr(name) for name in self._names.values())
+        within = "at the only try" if self._timeout == 0 else f"within {self._timeout:g} s"
+        return LockTimeout(f"{names} {'was' if len(self._names) == 1 else 'were'} not free {within}", holders)
+
+    def _close(self, held: Held, error: BaseException | None) -> None:
+        session = held._session
+        if error is not None:
+            try:
+                if session is not None:
+                    session.close()
+            finally:
+                held._short.abandon()
+            return
+        try:
+            if session is not None and held._short.active:
+                session.commit()
+                session.close()
+        except BaseException:
+            held._short.abandon()
+            raise
+        held._short.commit()

@@ -1,0 +1,74 @@
+"""Who holds what, in blocks: what tells a thread or task that it would wait for itself.
+
+It is in the context, and so in those of the tasks that begin inside a block: there it is another's, and is over when
+the block is, whatever becomes of the copies. A block that nobody can leave any more (an exception that came from
+outside just before its first line) is over, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+
+class _Me:
+    """A thread: its number may be another's when it has ended."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Mine(threading.local):
+    def __init__(self) -> None:
+        self.me = _Me()
+
+
+class Inside:
+    """What one block holds; it is kept by the block alone."""
+
+    __slots__ = ("__weakref__", "held", "kind", "me", "over")
+
+    def __init__(self, kind: str, me: tuple[Any, Any], held: Mapping[Any, int]) -> None:
+        self.kind, self.me, self.held = kind, me, held
+        self.over = False
+
+
+_mine = _Mine()
+_inside: contextvars.ContextVar[tuple[weakref.ref[Inside], ...]] = contextvars.ContextVar(
+    "sqlalchemy_locks_inside", default=()
+)
+
+
+def me() -> tuple[Any, Any]:
+    """This thread, and the task that it runs."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    # no id(), which is another's when this one is gone; and no task is kept by what it has held
+    return _mine.me, None if task is None else weakref.ref(task)
+
+
+def own(kind: str, mine: tuple[Any, Any]) -> list[Inside]:
+    """What this thread or task holds in blocks of a kind."""
+    return [one for one in _going_on() if one.kind == kind and one.me == mine] if _inside.get() else []
+
+
+def enter(kind: str, mine: tuple[Any, Any], held: Mapping[Any, int]) -> Inside:
+    """It holds this from now on: how often, by key."""
+    entered = Inside(kind, mine, held)
+    _inside.set(tuple(weakref.ref(one) for one in (*_going_on(), entered)))
+    return entered
+
+
+def leave(entered: Inside) -> None:
+    """It does so no longer."""
+    entered.over = True
+    _inside.set(tuple(weakref.ref(one) for one in _going_on()))
+
+
+def _going_on() -> list[Inside]:
+    return [one for one in (kept() for kept in _inside.get()) if one is not None and not one.over]

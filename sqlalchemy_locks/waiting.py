@@ -1,0 +1,324 @@
+"""Waiting for room in semaphores, in turn: whoever has waited longest comes first.
+
+A request is tried at once, in one round trip where the engine has functions, unless others wait already. Who is denied
+stands in a line: in memory behind those of its own process, and in front of that one in the server's line of all
+processes (an advisory lock of a transaction, or ``GET_LOCK``). Whoever has its turn there looks again and again,
+without a lock, and acquires when there is room; the others wait and cost nothing.
+
+Lines are for fairness alone. Whether there is room is decided by the acquire and by nothing else, and whoever has
+stood in a line for a minute tries regardless, so that nothing hangs on another's being alive. Who holds permits of the
+semaphore already stands in none: whoever is in front may be waiting for those.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from .dialects import engine_of
+from .errors import LockLost, LockTimeout, ReentryError
+from .keys import key
+from .lines import Pace, lines_of
+from .operation import Operation, fresh_nonce, place_of, translated
+from .renewal import clock
+from .semaphore.room import in_turn, place_key, room, short_of
+from .transaction import ShortTransaction, Sleep
+from .values import Grant
+
+#: the longest wait for a semaphore's row, and for the gate before it, in seconds
+PATIENCE = 5.0
+#: after so many seconds in a line one tries out of turn
+TURN = 60.0
+#: the same in the server's line, where the wait keeps signals from being heard
+DEAF = 5.0
+
+Settled = Callable[[Operation[Any]], Any]
+
+
+class Waiting:
+    """One request, until it is granted.
+
+    :param request: the operation that acquires.
+    :param patience: the longest wait in seconds, ``None`` for ever, 0 for one try.
+    :param own: how many permits of each semaphore whoever asks holds already, and can't give back while it waits.
+    :param known: the request may have been granted before, and must not wait behind others then.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settled: Settled,
+        sleep: Sleep,
+        request: Operation[Any],
+        patience: float | None,
+        own: Mapping[str, int],
+        known: bool,
+    ) -> None:
+        self._engine = engine
+        self._settled = settled
+        self._sleep = sleep
+        self.request = request
+        self._permits: dict[str, int] = request._values["permits"]
+        self.patience = patience
+        self.began = time.monotonic()
+        self._deadline = None if patience is None else self.began + patience
+        self._own = own
+        #: the last try ended without an answer
+        self._busy = False
+        #: the semaphores whose whole capacity, unless it is 0, is less than what is asked for
+        self._beyond: set[str] = set()
+        #: the semaphores that had no room when the wait was given up
+        self.lacking: tuple[str, ...] = ()
+        self._known = known
+        #: when what was granted was asked for, by this machine's own clock
+        self.asked_at = clock()
+        self._facts = engine_of(engine.dialect)
+        self._lines = lines_of(engine.dialect)
+        options = engine.get_execution_options()
+        self._where = place_key(place_of(engine.dialect, options), options)
+        self._keys = {name: key("sqlalchemy_locks.semaphore", self._where, name) for name in self._permits}
+
+    def granted(self) -> Grant:
+        """The grant.
+
+        :raises LockTimeout: :raises LockLost: :raises ReentryError: as ``Locks.acquire`` and its blocks.
+        """
+        once = self.patience == 0
+        name = None if once or self._known or self._own else self._somebody()
+        if name is None:
+            passing = self._own or not self._facts.lines
+            grant = self._try(self.request if passing else in_turn(self.request, self._keys))
+            if grant is not None and grant.acquired:
+                return grant
+            if once:
+                raise self._timed_out(*(() if grant is None else grant.exhausted))
+            name = next(iter(self._permits if grant is None else grant.exhausted))
+        if self._own:
+            self._short(name)
+        while True:
+            aside = bool(self._own) or name in self._beyond
+            found = self._looking(name, aside) if aside else self._stood(name)
+            if isinstance(found, Grant):
+                return found
+            name = found  # and out of the other's line, so that nobody is kept from what is free
+            if self._left() == 0:
+                raise self._timed_out(name)
+
+    def _somebody(self) -> str | None:
+        """The first of the semaphores in whose line somebody of this process stands."""
+        stood = self._lines.anybody(("line", self._where, name) for name in self._permits)
+        return None if stood is None else stood[-1]
+
+    def _stood(self, name: str) -> Grant | str:
+        """Wait in the line of a semaphore: the grant, or which other one has no room."""
+        turn = self._lines.turn(("line", self._where, name))
+        try:
+            while not turn.come(min(TURN, self._shortest())):
+                if self._left() == 0:
+                    raise self._timed_out(name)
+                found = self._out_of_turn(name)
+                if found is not None:
+                    return found
+            return self._in_front(name)
+        finally:
+            turn.give()
+
+    def _out_of_turn(self, name: str) -> Grant | str | None:
+        """Try, whoever comes first: the grant, which other one has no room, or ``None`` where it is this one."""
+        grant = self._try(self.request)
+        if grant is None or grant.acquired:
+            return grant
+        return None if name in grant.exhausted else grant.exhausted[0]
+
+    def _in_front(self, name: str) -> Grant | str:
+        """Wait, the first of this process in the line of a semaphore: the grant, or which other one has no room."""
+        with self._lines.connected(self._engine.pool) as connected:
+            while connected and self._facts.lines and self._shortest() > self._facts.shortest_line:
+                try:
+                    found = self._in_line(name)
+                except LockTimeout as error:
+                    if self._left() == 0:
+                        raise self._timed_out(name) from error
+                    found = False
+                except DBAPIError as error:
+                    if not (error.connection_invalidated or self._passing(error)):
+                        raise
+                    found = False
+                if found is None:
+                    break
+                if found is not False:
+                    return found
+                # its minute is over, or it was cut off, perhaps when it had been granted already
+                out_of_turn = self._out_of_turn(name)
+                if out_of_turn is not None:
+                    return out_of_turn
+                self._pause(name, random.uniform(0, 0.05))
+        return self._looking(name)
+
+    def _in_line(self, name: str) -> Grant | str | Literal[False] | None:
+        """As ``_in_front``, in the server's line; ``False`` when its turn did not come, ``None`` without such lines."""
+        left = self._left()
+        short = ShortTransaction(self._engine)
+        short.open()
+        try:
+            with translated(short.facts):
+                longest = TURN
+                if threading.current_thread() is threading.main_thread() and short.facts.deaf(short.connection):
+                    longest = DEAF
+                turn = longest if left is None else min(longest, left)
+                joined = short.facts.join_line(short.connection, self._keys[name], turn)
+            return self._at_the_head(short, name) if joined else None if joined is None else False
+        finally:
+            try:
+                if not short.connection.invalidated:
+                    self._leave(short, name)
+            finally:
+                short.abandon()
+
+    def _leave(self, short: ShortTransaction, name: str) -> None:
+        try:
+            short.facts.leave_line(short.connection, self._keys[name])
+        except BaseException:
+            # rather no connection than one that goes back to the pool in line
+            short.connection.invalidate()
+            raise
+
+    def _at_the_head(self, short: ShortTransaction, name: str) -> Grant | str:
+        pace = Pace()
+        options = {"locks_nonce": fresh_nonce(), "locks_wait": PATIENCE}
+        while True:
+            exhausted = self._short_of(room(self.request).value(short.connection, {}))
+            if not exhausted:
+                self.asked_at = clock()
+                grant = self._decided(self.request.value(short.connection, options))
+                if grant.acquired:
+                    short.transaction.commit()
+                    return grant
+                exhausted = list(grant.exhausted)
+                if short.facts.locking == "rows":
+                    # somebody came between; a denial keeps its locks, here, until the transaction ends
+                    short.transaction.rollback()
+                    short.transaction, _ = short.facts.begin(short.connection)
+            if name not in exhausted:
+                return exhausted[0]
+            if name in self._beyond:
+                return name
+            self._pause(name, pace.pause())
+
+    def _looking(self, name: str, aside: bool = False) -> Grant | str:
+        """As ``_in_front``, without a line of the server's, and without a connection between two looks.
+
+        :param aside: nobody is kept waiting by that, as who asks for more than there is would keep everybody.
+        """
+        pace = Pace()
+        while True:
+            exhausted = self._short(name)
+            if not exhausted:
+                grant = self._try(self.request)
+                if grant is not None and grant.acquired:
+                    return grant
+                exhausted = [name] if grant is None else list(grant.exhausted)
+            if name not in exhausted:
+                return exhausted[0]
+            if not self._own and aside is not (name in self._beyond):
+                return name
+            self._pause(name, random.uniform(0.5, 1) * pace.pause())
+
+    def _short(self, name: str) -> list[str]:
+        """Which of the semaphores have no room, as far as a look tells; ``name`` where nobody can look."""
+        if self._facts.locking != "file":
+            return self._short_of(self._settled(room(self.request)))
+        # an app's own way to begin may take the write lock, and wait for it for as long as it likes
+        short = ShortTransaction(self._engine)
+        try:
+            short.open(wait=self._patient())
+        except LockTimeout:
+            self._busy = True
+            return [name]
+        try:
+            return self._short_of(room(self.request).value(short.connection, {}))
+        finally:
+            short.abandon()
+
+    def _patient(self) -> float:
+        """How long to wait for those who are in the middle of something."""
+        left = self._left()
+        return PATIENCE if left is None or self.patience == 0 else min(PATIENCE, max(left, 0.01))
+
+    def _try(self, request: Operation[Any]) -> Grant | None:
+        """Try once; ``None`` when others were busy with it for too long."""
+        patience, self._busy = self._patient(), True
+        try:
+            with self._lines.alone([("gate", self._where, name) for name in self._permits], patience) as alone:
+                if not alone:
+                    return None
+                self.asked_at = clock()
+                grant = self._decided(self._settled(request.execution_options(locks_wait=patience)))
+                self._busy = False
+                return grant
+        except LockTimeout:
+            return None
+        except DBAPIError as error:
+            # several who ask with one id can go on deadlocking in InnoDB: that is being busy, too
+            if error.connection_invalidated or not self._passing(error):
+                raise
+            return None
+
+    def _passing(self, error: DBAPIError) -> bool:
+        facts = engine_of(self._engine.dialect)
+        return facts.transient(error) or facts.interrupted(error)
+
+    def _decided(self, grant: Grant) -> Grant:
+        """
+        :raises LockLost: when it was granted before, and is over.
+        """
+        if grant.replayed and not grant.acquired:
+            raise LockLost(
+                f"the request {grant.external_id!r} was granted before and is {grant.state}: it is never "
+                "granted again, so ask with another external_id"
+            )
+        return grant
+
+    def _short_of(self, rows: Any) -> list[str]:
+        self._busy = False
+        rows = list(rows)
+        self._beyond = {row.name for row in rows if row.capacity and row.capacity < self._permits[row.name]}
+        for row in rows:
+            mine = self._own.get(row.name)
+            if mine and row.capacity is not None and mine + self._permits[row.name] > row.capacity:
+                raise ReentryError(
+                    f"this thread or task holds {mine} of {row.capacity} permits of {row.name!r} already: waiting for "
+                    f"{self._permits[row.name]} more would be waiting for itself"
+                )
+        return short_of(rows, self._permits)
+
+    def _shortest(self) -> float:
+        left = self._left()
+        return math.inf if left is None else left
+
+    def _left(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _pause(self, name: str, pause: float) -> None:
+        left = self._left()
+        if left == 0:
+            raise self._timed_out(name)
+        self._sleep(pause if left is None else min(pause, left))
+
+    def _timed_out(self, *names: str) -> LockTimeout:
+        within = "at the only try" if self.patience == 0 else f"within {self.patience:g} s"
+        if self._busy:
+            wanted = ", ".join(map(repr, self._permits))
+            return LockTimeout(
+                f"others were busy with {wanted}, or with this very request, {within}: whether there is room "
+                "isn't known"
+            )
+        self.lacking = names
+        return LockTimeout(f"{', '.join(map(repr, names))} had no room {within}")

@@ -1,0 +1,62 @@
+"""The SQL that docs/lease.md shows is the SQL that who waits executes."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import create_engine, event
+
+import sqlalchemy_locks as sl
+
+from ..conftest import PLAIN, Servers, install
+from ..operation.parties import later, until
+from .pages import ROOT, Block, blocks
+from .test_sql import plain, spelt_out, statements
+
+BLOCKS = blocks(ROOT / "docs" / "lease.md")
+
+
+def marked(kind: str) -> list[Block]:
+    return [block for block in BLOCKS if block.mark.startswith(f"{kind}: ")]
+
+
+@pytest.mark.parametrize("block", marked("file"), ids=lambda block: block.id)
+def test_shown_is_what_is_shipped(block: Block) -> None:
+    path = block.mark.removeprefix("file: ")
+    assert block.text == (ROOT / "alembic_templates" / "sql" / path).read_text()
+
+
+@pytest.mark.parametrize("block", marked("waiting"), ids=lambda block: block.mark)
+def test_shown_is_what_is_executed(block: Block, servers: Servers) -> None:
+    assert waiting(block.mark.removeprefix("waiting: "), servers) == statements(block)
+
+
+def waiting(name: str, servers: Servers) -> list[str]:
+    """What is executed from the beginning of a turn on, each statement once."""
+    url = servers.fresh(name, PLAIN[name])
+    install(url)
+    holder, waiter = create_engine(url), create_engine(url)
+    try:
+        locks, seen = sl.Locks(holder), list[str]()
+        locks.run(sl.semaphore.create("exports", 1))
+        grant = locks.acquire({"exports": 1})
+        event.listen(
+            waiter, "before_cursor_execute", lambda *called: seen.append(plain(spelt_out(called[2], called[3])))
+        )
+        waits = later(sl.Locks(waiter).acquire, {"exports": 1}, timeout=120)
+        until(lambda: any("AS known" in statement for statement in list(seen)), unless=waits)
+        locks.release(grant)
+        waits.result(120)
+    finally:
+        holder.dispose()
+        waiter.dispose()
+    begin = next(
+        place
+        for place, statement in enumerate(seen)
+        if "sqlalchemy_locks_idle" in statement or "_xact_lock" in statement
+    )
+    return list(dict.fromkeys(seen[begin:]))
+
+
+def test_something_is_compared() -> None:
+    assert marked("file")
+    assert marked("waiting")

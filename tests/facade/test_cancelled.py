@@ -1,0 +1,311 @@
+"""Who is cancelled or interrupted while waiting leaves nothing behind: no lock, no connection, no place in a line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+import sqlalchemy_locks as sl
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import ASYNC, Watch, async_connected, installed, unused
+
+SERVERS_ASYNC = [which for which in ASYNC if not which.startswith("sqlite")]
+#: what waits in the database until a key, or a row, is free
+Wait = Callable[[sl.AsyncLocks, str], Awaitable[Any]]
+
+
+async def in_a_block(locks: sl.AsyncLocks, name: str) -> None:
+    async with locks.exclusive(name):
+        raise AssertionError("it was had")
+
+
+async def in_a_bounded_block(locks: sl.AsyncLocks, name: str) -> None:
+    async with locks.exclusive(name, timeout=600):
+        raise AssertionError("it was had")
+
+
+async def in_a_shared_block(locks: sl.AsyncLocks, name: str) -> None:
+    async with locks.shared(name):
+        raise AssertionError("it was had")
+
+
+async def decorated(locks: sl.AsyncLocks, name: str) -> None:
+    @locks.exclusive(name)
+    async def work() -> None:
+        raise AssertionError("it was had")
+
+    await work()
+
+
+BLOCKS: dict[str, Wait] = {
+    "exclusive": in_a_block,
+    "bounded": in_a_bounded_block,
+    "shared": in_a_shared_block,
+    "decorated": decorated,
+}
+
+
+async def by_cancel(task: asyncio.Task[Any]) -> None:
+    # again, since asyncmy connects within asyncio.wait_for, which before Python 3.12 may lose a cancellation
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
+
+
+async def became(true: Callable[[], Any]) -> None:
+    """Wait until something is true, by the server's account; a hang is what the limit is for."""
+    async with _limit():
+        while not await asyncio.to_thread(true):
+            await asyncio.sleep(0.13)  # InnoDB refreshes its account so often
+
+
+@asynccontextmanager
+async def _limit() -> AsyncIterator[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    alarm = asyncio.get_running_loop().call_later(60, task.cancel, "nothing came of it in 60 s")
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def held_by_whom(pool_of: AsyncEngine) -> int:
+    checked_out: int = pool_of.pool.checkedout()  # type: ignore[attr-defined]
+    return checked_out
+
+
+@pytest.mark.parametrize("how", BLOCKS)
+@pytest.mark.parametrize("which", SERVERS_ASYNC)
+def test_a_cancelled_wait(servers: Any, watch: Callable[[str], Watch], which: str, how: str) -> None:
+    name, driver = ASYNC[which]
+    server = watch(name)
+
+    async def main() -> None:
+        key = unused()
+        url = installed(servers, name, driver)
+        async with async_connected(url, pool_size=2, max_overflow=0) as engine, async_connected(url) as other:
+            locks, holder = sl.AsyncLocks(engine), sl.AsyncLocks(other)
+            await holder.run(sl.lock.create(key))
+            async with holder.exclusive(key):
+                before = await asyncio.to_thread(server.waiting)
+                task = asyncio.create_task(BLOCKS[how](locks, key))
+                await became(lambda: server.waiting() > before)
+                await by_cancel(task)
+                assert held_by_whom(engine) == 0
+                # the server may go on waiting for a client that is gone, for as long as it has not noticed
+            async with _limit():
+                async with locks.exclusive(key):
+                    pass
+                async with holder.exclusive(key):
+                    pass
+            await became(lambda: server.waiting() <= before)
+            assert held_by_whom(engine) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "mysql/aiomysql"])
+def test_one_in_line_in_memory(servers: Any, watch: Callable[[str], Watch], which: str) -> None:
+    """The second waits behind the first, without a connection; whoever goes leaves the others their turns."""
+    name, driver = ASYNC[which]
+    server = watch(name)
+
+    async def main() -> None:
+        key, had = unused(), []
+        url = installed(servers, name, driver)
+
+        async def wait(number: int) -> None:
+            async with locks.exclusive(key, timeout=600):
+                had.append(number)
+
+        async with async_connected(url, pool_size=2, max_overflow=0) as engine, async_connected(url) as other:
+            locks, holder = sl.AsyncLocks(engine), sl.AsyncLocks(other)
+            await holder.run(sl.lock.create(key))
+            async with holder.exclusive(key):
+                before = await asyncio.to_thread(server.waiting)
+                tasks = [asyncio.create_task(wait(number)) for number in range(5)]
+                await became(lambda: server.waiting() > before)
+                assert held_by_whom(engine) == 1
+                await by_cancel(tasks[2])  # in the middle of the line
+                await by_cancel(tasks[0])  # at its head, on the connection
+                await became(lambda: held_by_whom(engine) == 1)
+            async with _limit():
+                await asyncio.gather(*(tasks[number] for number in (1, 3, 4)))
+            assert had == [1, 3, 4]
+            assert held_by_whom(engine) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", ASYNC)
+def test_a_task_that_is_cancelled_inside_a_block(servers: Any, which: str) -> None:
+    name, driver = ASYNC[which]
+
+    async def main() -> None:
+        key = unused()
+        entered = asyncio.Event()
+
+        async def work() -> None:
+            async with locks.exclusive(key) as held:
+                await held.session.execute(text("SELECT 1"))
+                entered.set()
+                await asyncio.Event().wait()
+
+        async with async_connected(installed(servers, name, driver)) as engine:
+            locks = sl.AsyncLocks(engine)
+            task = asyncio.create_task(work())
+            async with _limit():
+                await entered.wait()
+                await by_cancel(task)
+                async with locks.exclusive(key):
+                    pass
+            assert held_by_whom(engine) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", ASYNC)
+def test_cancelled_at_any_moment(servers: Any, which: str) -> None:
+    """A task that takes locks all the time is cancelled after so many steps of the loop, from one to many."""
+    name, driver = ASYNC[which]
+
+    async def main() -> None:
+        key = unused()
+
+        async def work() -> None:
+            while True:
+                async with locks.exclusive(key, timeout=60):
+                    pass
+                await locks.mutex.acquire(key)
+                await locks.mutex.release(key)
+
+        async with async_connected(installed(servers, name, driver), pool_size=2, max_overflow=0) as engine:
+            locks = sl.AsyncLocks(engine)
+            async with _limit():
+                for steps in range(40):
+                    task = asyncio.create_task(work())
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    await by_cancel(task)
+                    assert held_by_whom(engine) == 0
+                async with locks.exclusive(key, timeout=60):
+                    pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "postgresql15/psycopg", "mysql/aiomysql", "mysql/asyncmy"])
+def test_waiting_for_room(servers: Any, which: str) -> None:
+    name, driver = ASYNC[which]
+
+    async def main() -> None:
+        room = unused("room")
+        async with async_connected(installed(servers, name, driver), pool_size=2, max_overflow=0) as engine:
+            locks = sl.AsyncLocks(engine)
+            await locks.run(sl.semaphore.create(room, capacity=1))
+            grant = await locks.acquire({room: 1})
+            async with _limit():
+                for steps in (3, 30, 300):
+                    task = asyncio.create_task(locks.acquire({room: 1}))
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    await by_cancel(task)
+                await locks.release(grant)
+                await locks.release(await locks.acquire({room: 1}))
+            assert held_by_whom(engine) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout and TaskGroup are of Python 3.11")
+def test_timeouts_and_groups_of_asyncio(servers: Any) -> None:
+    async def main() -> None:
+        key = unused()
+        url = installed(servers, "postgresql15", "asyncpg")
+        async with async_connected(url, pool_size=2, max_overflow=0) as engine, async_connected(url) as other:
+            locks = sl.AsyncLocks(engine)
+            async with sl.AsyncLocks(other).exclusive(key):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        await in_a_block(locks, key)
+                with pytest.raises(BaseException, match="unhandled errors in a TaskGroup"):
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(3):
+                            group.create_task(in_a_block(locks, key))
+                        group.create_task(_fail())
+                assert held_by_whom(engine) == 0
+            async with _limit(), locks.exclusive(key):
+                pass
+            assert held_by_whom(engine) == 0
+
+    asyncio.run(main())
+
+
+async def _fail() -> None:
+    await asyncio.sleep(0.1)
+    raise RuntimeError("another task's")
+
+
+INTERRUPTED = """
+    import sys
+    from sqlalchemy import create_engine, text
+    import sqlalchemy_locks as sl
+
+    engine = create_engine(sys.argv[1], pool_size=2, max_overflow=0)
+    locks = sl.Locks(engine)
+    print("asks", flush=True)
+    try:
+        with locks.exclusive(sys.argv[2]):
+            print("had", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", engine.pool.checkedout(), flush=True)
+    sys.stdin.readline()
+    with locks.exclusive(sys.argv[2], timeout=60):
+        print("had", engine.pool.checkedout(), flush=True)
+    engine.dispose()
+"""
+
+
+@pytest.mark.parametrize(("name", "driver"), [("postgresql15", "psycopg"), ("mysql", "pymysql")])
+def test_an_interrupt_from_the_keyboard(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], servers: Any, name: str, driver: str
+) -> None:
+    """psycopg2 hears of it when its wait is over: it waits in C, in libpq."""
+    key, server = unused(), watch(name)
+    holder = sl.Locks(engine_to(name))
+    holder.run(sl.lock.create(key))
+    with holder.exclusive(key):
+        before = server.waiting()
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(INTERRUPTED), installed(servers, name, driver), key],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert child.stdout is not None
+            assert child.stdin is not None
+            assert child.stdout.readline() == "asks\n"
+            server.until_waiting(besides=before)
+            os.kill(child.pid, signal.SIGINT)
+            assert child.stdout.readline() == "interrupted 0\n"
+        except BaseException:
+            child.kill()
+            child.communicate()
+            raise
+    said, _ = child.communicate("go on\n", timeout=120)
+    assert said == "had 1\n"
+    assert child.returncode == 0

@@ -1,0 +1,218 @@
+"""Blocks and once_per as decorators: each call by itself, on what is done when its call is done, and on nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import threading
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import sqlalchemy_locks as sl
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import ENGINES, all_of, async_connected, installed, unused
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_call_has_a_block_of_its_own(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    locks, key = sl.Locks(engine), unused()
+    inside = 0
+
+    @locks.exclusive(key, timeout=120)
+    def work(number: int, *, more: int = 0) -> int:
+        """What it does."""
+        nonlocal inside
+        inside += 1
+        assert inside == 1
+        with pytest.raises(sl.LockTimeout):
+            all_of(lambda: sl.Locks(engine).exclusive(key, timeout=0).__enter__())
+        inside -= 1
+        return number + more
+
+    assert all_of(*(lambda number=number: work(number, more=1) for number in range(4))) == [1, 2, 3, 4]  # type: ignore[misc]
+    assert (work.__name__, work.__doc__) == ("work", "What it does.")
+    assert list(inspect.signature(work).parameters) == ["number", "more"]
+    with locks.exclusive(key, timeout=0):
+        pass
+
+
+def test_a_recursion_would_wait_for_itself(engine_to: MakeEngine) -> None:
+    locks = sl.Locks(engine_to("postgresql15"))
+
+    @locks.exclusive(unused())
+    def again(times: int) -> None:
+        if times:
+            again(times - 1)
+
+    again(0)
+    with pytest.raises(sl.ReentryError):
+        again(1)
+    again(0)
+
+
+def test_an_error_goes_through_and_gives_the_lock_back(engine_to: MakeEngine) -> None:
+    locks, key = sl.Locks(engine_to("postgresql15")), unused()
+
+    @locks.exclusive(key)
+    def work() -> None:
+        raise RuntimeError("the app's")
+
+    with pytest.raises(RuntimeError, match="the app's"):
+        work()
+    with locks.exclusive(key, timeout=0):
+        pass
+
+
+def test_sharers_are_in_together(engine_to: MakeEngine) -> None:
+    locks, together = sl.Locks(engine_to("postgresql15")), threading.Barrier(3)
+
+    @locks.shared(unused())
+    def work() -> int:
+        return together.wait(60)
+
+    assert sorted(all_of(work, work, work)) == [0, 1, 2]
+
+
+def test_methods(engine_to: MakeEngine) -> None:
+    locks = sl.Locks(engine_to("postgresql15"))
+
+    class Report:
+        @locks.exclusive(unused())
+        def make(self) -> Report:
+            return self
+
+        @staticmethod
+        @locks.exclusive(unused())
+        def plain() -> int:
+            return 1
+
+    report = Report()
+    assert report.make() is report
+    assert Report.plain() == 1
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def coroutine() -> int:
+    return 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+def plain() -> int:
+    return 1
+
+
+class Awaited:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize("make", ["exclusive", "shared", "once_per"])
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        (generator, "a generator's code runs when the lock is over"),
+        (async_generator, "a generator's code runs when the lock is over"),
+        (coroutine, "is async: use AsyncLocks"),
+        (Awaited(), "is async: use AsyncLocks"),
+        (staticmethod(plain), "below @staticmethod"),
+        (Awaited, "decorates functions, not"),
+        ("name", "decorates functions, not"),
+    ],
+)
+def test_what_it_would_not_guard_is_refused(engine_to: MakeEngine, make: str, what: Any, sentence: str) -> None:
+    locks = sl.Locks(engine_to("sqlite"))
+    made = locks.once_per("a", every=60) if make == "once_per" else getattr(locks, make)("a")
+    with pytest.raises(TypeError, match=sentence):
+        made(what)
+
+
+@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "sqlite/aiosqlite"])
+def test_awaited(servers: Any, which: str) -> None:
+    name, driver = which.split("/")
+
+    async def main() -> None:
+        key, inside = unused(), 0
+        async with async_connected(installed(servers, name, driver)) as engine:
+            locks = sl.AsyncLocks(engine)
+
+            @locks.exclusive(key, timeout=120)
+            async def work(number: int) -> int:
+                nonlocal inside
+                inside += 1
+                await asyncio.sleep(0)
+                assert inside == 1
+                inside -= 1
+                return number
+
+            assert await asyncio.gather(*(work(number) for number in range(4))) == [0, 1, 2, 3]
+            assert inspect.iscoroutinefunction(work)
+            for refused in (plain, generator, async_generator, Awaited):
+                with pytest.raises(TypeError):
+                    locks.exclusive("a")(refused)  # type: ignore[arg-type]
+                with pytest.raises(TypeError):
+                    locks.once_per("a", every=60)(refused)  # type: ignore[arg-type]
+
+            done = []
+
+            @locks.once_per(key, every=3600)
+            async def report(to: str) -> str:
+                done.append(to)
+                return to
+
+            assert await report("ann") == "ann"
+            assert await report("ben") is None
+            assert done == ["ann"]
+            assert await locks.once_per(key, every=3600) is False
+            once = locks.once_per(unused(), every=3600)
+            assert await once is True
+            with pytest.raises(TypeError, match="if await locks"):
+                bool(once)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_once_a_period(engine_to: MakeEngine, name: str) -> None:
+    locks, key = sl.Locks(engine_to(name)), unused()
+    done = []
+
+    @locks.once_per(key, every=3600)
+    def report(to: str) -> str:
+        done.append(to)
+        return to
+
+    assert done == []  # nothing was asked when it was decorated
+    assert report("ann") == "ann"
+    assert report("ben") is None
+    assert done == ["ann"]
+    mine = locks.once_per(unused(), every=3600)
+    assert "not asked yet" in repr(mine)
+    assert [bool(mine), bool(mine)] == [True, True]  # one answer, however often it is looked at
+    assert "True" in repr(mine)
+
+
+def test_one_that_nobody_asked_warns(engine_to: MakeEngine) -> None:
+    locks = sl.Locks(engine_to("sqlite"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        locks.once_per("a", every=60)
+        gc.collect()
+    assert [str(one.message) for one in told if one.category is RuntimeWarning] == [
+        "once_per('a') was neither asked (if, bool, await) nor used as a decorator, so nothing was acquired"
+    ]
+
+
+@pytest.mark.parametrize("bad", [{"every": 0}, {"every": True}, {"every": 60, "tz": "Europe/Paris"}])
+def test_bad_input_is_refused_before_any_question(engine_to: MakeEngine, bad: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        sl.Locks(engine_to("sqlite")).once_per("a", **bad)

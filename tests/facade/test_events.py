@@ -1,0 +1,230 @@
+"""What happens to locks is told to who listens, and to the log; a listener can't break a lock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+import sqlalchemy_locks as sl
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import ENGINES, Watch, async_connected, installed, later, unused
+
+ALL = ("waited", "acquired", "released", "lost", "retried", "swept")
+
+
+def listened(locks: Any) -> list[sl.LockEvent]:
+    told: list[sl.LockEvent] = []
+    for what in ALL:
+        event.listen(locks, what, told.append)
+    return told
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_block(engine_to: MakeEngine, name: str) -> None:
+    locks, key = sl.Locks(engine_to(name), owner="ann"), unused()
+    told = listened(locks)
+    with locks.exclusive(key):
+        assert [one.event for one in told] == ["waited", "acquired"]
+    assert [one.event for one in told] == ["waited", "acquired", "released"]
+    for one in told:
+        assert (one.kind, one.names, one.owner, one.shared, one.error) == ("lock", (key,), "ann", False, None)
+        assert one.engine == locks.engine_name
+    waited, acquired, released = told
+    assert waited.waited == acquired.waited
+    assert acquired.waited is not None
+    assert acquired.waited > 0
+    assert released.held is not None
+    assert released.held > 0
+    assert key in str(acquired)
+
+
+def test_errors(engine_to: MakeEngine) -> None:
+    engine, key = engine_to("postgresql15"), unused()
+    locks = sl.Locks(engine)
+    told = listened(locks)
+    with sl.Locks(engine).exclusive(key):
+        with pytest.raises(sl.LockTimeout) as refused:
+            later(lambda: locks.exclusive(key, timeout=0).__enter__()).result(60)
+        assert [(one.event, one.error) for one in told] == [("waited", refused.value)]
+    told.clear()
+    failure = RuntimeError("the app's")
+    with pytest.raises(RuntimeError), locks.shared(key):
+        raise failure
+    assert [(one.event, one.shared, one.error) for one in told] == [
+        ("waited", True, None),
+        ("acquired", True, None),
+        ("released", True, failure),
+    ]
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
+def test_a_loss_is_told_once(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
+    locks, server = sl.Locks(engine_to(name)), watch(name)
+    told = listened(locks)
+    with pytest.raises(sl.LockLost), locks.exclusive(unused()) as held:
+        server.kill(server.backend(held.session.connection()))
+        with pytest.raises(sl.LockLost):
+            held.check()
+        assert held.lost
+    assert [one.event for one in told] == ["waited", "acquired", "lost", "released"]
+    assert isinstance(told[-1].error, sl.LockLost)
+
+
+def test_retries(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
+    """A connection that died while its key was waited for."""
+    engine, key, server = engine_to("postgresql15"), unused(), watch("postgresql15")
+    locks = sl.Locks(engine)
+    told = listened(locks)
+
+    def wait() -> None:
+        with locks.exclusive(key):
+            pass
+
+    with sl.Locks(engine).exclusive(key):
+        waiting = later(wait)
+        server.until_waiting(waiting)
+        server.ask(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event = 'advisory'"
+        )
+        server.until_waiting(waiting)
+    waiting.result(60)
+    assert [(one.event, one.count) for one in told] == [
+        ("retried", 1),
+        ("waited", None),
+        ("acquired", None),
+        ("released", None),
+    ]
+    assert told[0].error is not None
+
+
+def test_mutexes_and_periods(engine_to: MakeEngine) -> None:
+    locks, name = sl.Locks(engine_to("postgresql15")), unused()
+    told = listened(locks)
+    assert locks.mutex.acquire(name)
+    assert not locks.mutex.acquire(name)
+    assert locks.mutex.release(name)
+    assert not locks.mutex.release(name)
+    token = locks.mutex.acquire_token(name)
+    assert bool(locks.once_per(name, every=60))
+    assert not locks.once_per(name, every=60)
+    assert [(one.event, one.kind, one.fence) for one in told] == [
+        ("acquired", "mutex", None),
+        ("released", "mutex", None),
+        ("acquired", "mutex", token),
+        ("acquired", "timeout", None),
+    ]
+
+
+def test_a_listener_breaks_nothing(engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    locks, key = sl.Locks(engine_to("postgresql15")), unused()
+
+    def breaks(told: sl.LockEvent) -> None:
+        raise RuntimeError("the listener's")
+
+    event.listen(locks, "acquired", breaks)
+    told = listened(locks)
+    with locks.exclusive(key):
+        pass
+    assert [one.event for one in told] == ["waited", "acquired", "released"]
+    assert "the listener's" in caplog.text
+    event.remove(locks, "acquired", breaks)
+    caplog.clear()
+    with locks.exclusive(key):
+        pass
+    assert "the listener's" not in caplog.text
+
+
+@pytest.fixture
+def heard_of_all() -> Iterator[list[sl.LockEvent]]:
+    told: list[sl.LockEvent] = []
+
+    def hear(one: sl.LockEvent) -> None:
+        told.append(one)
+
+    event.listen(sl.Locks, "acquired", hear)
+    yield told
+    event.remove(sl.Locks, "acquired", hear)
+
+
+def test_every_locks_at_once(heard_of_all: list[sl.LockEvent], engine_to: MakeEngine) -> None:
+    key = unused()
+    with sl.Locks(engine_to("sqlite")).exclusive(key):
+        assert [one.names for one in heard_of_all] == [(key,)]
+
+
+@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "sqlite/aiosqlite"])
+def test_awaited(servers: Any, which: str) -> None:
+    name, driver = which.split("/")
+
+    async def main() -> None:
+        async with async_connected(installed(servers, name, driver)) as engine:
+            locks = sl.AsyncLocks(engine)
+            told = listened(locks)
+            async with locks.exclusive(unused()):
+                pass
+            await locks.mutex.acquire(unused())
+            assert [one.event for one in told] == ["waited", "acquired", "released", "acquired"]
+
+    asyncio.run(main())
+
+
+def test_the_log(engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    locks, key = sl.Locks(engine_to("postgresql15")), unused()
+    with caplog.at_level(logging.DEBUG, "sqlalchemy_locks"), locks.exclusive(key):
+        pass
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        f"{what} lock {key!r}" for what in ("waited", "acquired", "released")
+    ]
+    assert any(isinstance(one, logging.NullHandler) for one in logging.getLogger("sqlalchemy_locks").handlers)
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
+def test_a_timeout_tells_who_has_it(engine_to: MakeEngine, name: str) -> None:
+    engine, key = engine_to(name), unused()
+    locks = sl.Locks(engine)
+    locks.run(sl.lock.create(key))
+
+    def wait() -> None:
+        with locks.exclusive(key, timeout=0.1):
+            pass
+
+    with locks.exclusive(key) as held:
+        session = held.session.connection().exec_driver_sql(
+            "SELECT pg_backend_pid()" if name == "postgresql15" else "SELECT CONNECTION_ID()"
+        )
+        number = session.scalar()
+        with pytest.raises(sl.LockTimeout) as refused:
+            later(wait).result(60)
+    (holder,) = refused.value.holders
+    assert isinstance(holder, sl.KeyHolder)
+    assert (holder.name, holder.session) == (key, number)
+    assert f"was not free within 0.1 s: held by session {number} (locks@" in str(refused.value)
+    again = pickle.loads(pickle.dumps(refused.value))
+    assert (str(again), again.holders) == (str(refused.value), refused.value.holders)
+
+
+@pytest.mark.parametrize("name", ["sqlite", "mariadb", "postgresql15-table"])
+def test_a_timeout_where_nothing_is_told(engine_to: MakeEngine, name: str) -> None:
+    engine, key = engine_to(name), unused()
+    locks = sl.Locks(engine)
+
+    def wait() -> None:
+        with locks.exclusive(key, timeout=0.1):
+            pass
+
+    with locks.exclusive(key), pytest.raises(sl.LockTimeout) as refused:
+        later(wait).result(60)
+    assert refused.value.holders == ()
+    assert str(refused.value) == f"{key!r} was not free within 0.1 s"
+    pool: Any = engine.pool
+    assert pool.checkedout() == 0
+    if name == "mariadb":
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("SELECT @@max_statement_time").scalar() == 0

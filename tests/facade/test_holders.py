@@ -1,0 +1,218 @@
+"""Who holds a key, since when, and who waits for it: by the server's own account."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from tests.conftest import install
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import ASYNC, SERVERS, Watch, async_connected, connected, installed, later, unused
+
+TOLD = [*SERVERS, "postgresql18"]
+
+
+def told(engine: Engine, *names: str | int) -> list[sl.KeyHolder]:
+    return sl.Locks(engine).run(sl.lock.holders(*names))
+
+
+def contended(engine: Engine, watch: Watch, holder: Connection, waiter: Connection, name: Any, shared: bool) -> Any:
+    """Hold a key, and have another connection wait for it."""
+    sl.Locks(engine).run(sl.lock.create(name))
+    holder.execute((sl.lock.shared if shared else sl.lock.exclusive)(name))
+    before = watch.waiting()
+    waiting = later(waiter.execute, sl.lock.exclusive(name))
+    watch.until_waiting(waiting, besides=before)
+    return waiting
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("name", TOLD)
+def test_who_holds_and_who_waits(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, shared: bool) -> None:
+    engine, key = engine_to(name), unused()
+    with closing(engine.connect()) as holder, closing(engine.connect()) as waiter:
+        started = datetime.now(timezone.utc)
+        waiting = contended(engine, watch(name), holder, waiter, key, shared)
+        try:
+            (one,) = told(engine, unused("another"), key)
+        finally:
+            holder.rollback()
+        waiting.result(60)
+        waiter.rollback()
+        assert (one.name, one.key, one.mode) == (key, sl.lock.key(key), "shared" if shared else "exclusive")
+        assert one.session == watch(name).backend(holder)
+        assert one.user == "locks"
+        assert one.host is not None
+        assert one.host.startswith("127.0.0.1")
+        (then,) = one.waiting
+        assert (then.mode, then.session) == ("exclusive", watch(name).backend(waiter))
+        assert then.waits_for == (one.session,)
+        # both clocks are this machine's; MariaDB's account has whole seconds
+        for since in (one.since, then.since):
+            assert since is not None
+            assert since.tzinfo is timezone.utc
+            assert started - timedelta(seconds=2) < since < datetime.now(timezone.utc) + timedelta(seconds=1)
+        assert str(one.session) in str(one)
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_without_names_every_key(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
+    engine, key = engine_to(name), -(2**63) + 7
+    with closing(engine.connect()) as holder, closing(engine.connect()) as waiter:
+        waiting = contended(engine, watch(name), holder, waiter, key, False)
+        try:
+            found = [one for one in told(engine) if one.key == key]
+        finally:
+            holder.rollback()
+        waiting.result(60)
+        waiter.rollback()
+    assert [(one.name, one.mode) for one in found] == [(key, "exclusive")]
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "postgresql18", "mysql"])
+def test_what_nobody_waits_for_is_told_as_well(engine_to: MakeEngine, name: str) -> None:
+    engine, key = engine_to(name), unused()
+    sl.Locks(engine).run(sl.lock.create(key))
+    with engine.connect() as one, engine.connect() as other:
+        one.execute(sl.lock.shared(key))
+        other.execute(sl.lock.shared(key))
+        assert [(holder.mode, holder.waiting) for holder in told(engine, key)] == [("shared", ())] * 2
+        other.rollback()
+        one.execute(sl.lock.exclusive(key))
+        assert [holder.mode for holder in told(engine, key)] == ["exclusive"]  # once, though it has it both ways
+        one.rollback()
+        assert told(engine, key) == []
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
+def test_a_session_is_called_by_its_application(engine_to: MakeEngine, name: str) -> None:
+    engine, key = engine_to(name, connect_args={"application_name": "billing"}), unused()
+    with Session(engine) as session, session.begin():
+        session.execute(sl.lock.exclusive(key))
+        (one,) = session.scalars(sl.lock.holders(key)).all()
+        assert one.owner == "billing"
+        assert "billing" in str(one)
+
+
+def test_a_program_has_a_name_on_mysql(engine_to: MakeEngine) -> None:
+    engine, key = engine_to("mysql", connect_args={"program_name": "billing"}), unused()
+    sl.Locks(engine).run(sl.lock.create(key))
+    with Session(engine) as session, session.begin():
+        session.execute(sl.lock.exclusive(key))
+        assert [one.owner for one in session.scalars(sl.lock.holders(key))] == ["billing"]
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_the_zone_of_a_session_is_no_part_of_it(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
+) -> None:
+    engine, key = engine_to(name, connect_args={"init_command": "SET time_zone = '+05:00'"}), unused()
+    with closing(engine.connect()) as holder, closing(engine.connect()) as waiter:
+        waiting = contended(engine, watch(name), holder, waiter, key, False)
+        try:
+            (one,) = told(engine, key)
+        finally:
+            holder.rollback()
+        waiting.result(60)
+        waiter.rollback()
+    assert one.since is not None
+    assert abs(datetime.now(timezone.utc) - one.since) < timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("sqlite", "on SQLite, whose one lock is the file's"),
+        ("postgresql15-table", "where the table bodies are installed"),
+        ("yugabytedb", "where the table bodies are installed"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(engine_to: MakeEngine, name: str, sentence: str) -> None:
+    with pytest.raises(sl.Unsupported, match=sentence):
+        told(engine_to(name), "a")
+
+
+def test_yugabytedb_by_its_own_url(engine_to: MakeEngine) -> None:
+    with pytest.raises(sl.Unsupported, match="on YugabyteDB, whose locks are row locks"):
+        told(engine_to("yugabytedb", "yugabytedb"), "a")
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_who_may_not_look_is_told_so(engine_to: MakeEngine, servers: Any, name: str) -> None:
+    admin = engine_to(name)
+    user = f"looks{admin.url.database}"[:32]
+    with admin.begin() as connection:
+        connection.execute(text(f"CREATE USER '{user}'@'%' IDENTIFIED BY 'x'"))
+        connection.execute(text(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {admin.url.database}.* TO '{user}'@'%'"))
+    try:
+        url = admin.url.set(username=user, password="x").render_as_string(hide_password=False)
+        with connected(url) as engine, pytest.raises(sl.Unsupported, match="needs SELECT on performance_schema"):
+            told(engine, "a")
+    finally:
+        with admin.begin() as connection:
+            connection.execute(text(f"DROP USER '{user}'@'%'"))
+
+
+@pytest.mark.parametrize("which", ASYNC)
+def test_awaited(servers: Any, which: str) -> None:
+    name, driver = ASYNC[which]
+
+    async def main() -> None:
+        key = unused()
+        async with async_connected(installed(servers, name, driver)) as engine:
+            locks = sl.AsyncLocks(engine)
+            if name == "sqlite":
+                with pytest.raises(sl.Unsupported, match="on SQLite"):
+                    await locks.run(sl.lock.holders(key))
+                return
+            await locks.run(sl.lock.create(key))
+            async with locks.exclusive(key):
+                found = await locks.run(sl.lock.holders(key))
+                # MariaDB knows of what somebody waits for only
+                assert [one.name for one in found] == ([] if name == "mariadb" else [key])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", True, 2**63, None])
+def test_bad_names_are_refused_before_any_sql(name: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        sl.lock.holders(name)
+
+
+def test_the_schema_can_be_another(engine_to: MakeEngine, servers: Any) -> None:
+    """The view of what is held is asked under the schema that it was moved to."""
+    url = servers.fresh("postgresql15", "psycopg")
+    install(url, schema="mine")
+    with connected(url, execution_options={"schema_translate_map": {"lock": "mine"}}) as engine:
+        key = unused()
+        with sl.Locks(engine).exclusive(key):
+            assert [one.name for one in told(engine, key)] == [key]
+    with connected(url) as engine, pytest.raises(sl.NotInstalled):
+        told(engine, "a")
+
+
+def test_another_role_sees_that_it_is_held_and_little_more(engine_to: MakeEngine, servers: Any) -> None:
+    admin, key = engine_to("postgresql15"), unused()
+    user = f"looks_{admin.url.database}"
+    with admin.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {user} LOGIN"))
+        connection.execute(text(f"GRANT USAGE ON SCHEMA lock TO {user}"))
+        connection.execute(text(f"GRANT SELECT ON lock.locked_keys TO {user}"))
+    try:
+        url = admin.url.set(username=user).render_as_string(hide_password=False)
+        with connected(url) as engine, sl.Locks(admin).exclusive(key):
+            (one,) = told(engine, key)
+            assert (one.name, one.mode, one.since) == (key, "exclusive", None)
+            assert one.session is not None
+    finally:
+        with admin.begin() as connection:
+            connection.execute(text(f"DROP OWNED BY {user}; DROP ROLE {user}"))

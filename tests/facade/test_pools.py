@@ -1,0 +1,241 @@
+"""A hundred tasks or threads on a pool of five: no timeouts from the pool, no leak; and who waits, waits in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import QueuePool, event
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+import sqlalchemy_locks as sl
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import Watch, all_of, async_connected, installed, later, until, unused
+
+TASKS, EACH = 100, 10
+SMALL: dict[str, Any] = {"pool_size": 5, "max_overflow": 0, "pool_timeout": 120}
+DRIVERS = {
+    "postgresql15/asyncpg": ("postgresql15", "asyncpg"),
+    "postgresql15/psycopg": ("postgresql15", "psycopg"),
+    "mysql/aiomysql": ("mysql", "aiomysql"),
+}
+
+
+def checked_out(engine: AsyncEngine) -> int:
+    pool = engine.sync_engine.pool
+    assert isinstance(pool, QueuePool)
+    return pool.checkedout()
+
+
+async def a_hundred(engine: AsyncEngine, pair: Callable[[int], Awaitable[None]]) -> None:
+    async def one(number: int) -> None:
+        for _ in range(each(engine)):
+            await pair(number)
+
+    await asyncio.gather(*(one(number) for number in range(TASKS)))
+    assert checked_out(engine) == 0
+
+
+def each(engine: AsyncEngine) -> int:
+    """A thousand in all with one driver; with the others it is about the driver."""
+    return EACH if engine.driver == "asyncpg" else 2
+
+
+class Alone:
+    """Counts those who are inside together."""
+
+    def __init__(self) -> None:
+        self.inside: Counter[Any] = Counter()
+        self.most, self.pairs = 0, 0
+
+    def enter(self, what: Any) -> None:
+        self.inside[what] += 1
+        self.most = max(self.most, self.inside[what])
+        self.pairs += 1
+
+    def leave(self, what: Any) -> None:
+        self.inside[what] -= 1
+
+
+@pytest.mark.parametrize("keys", [1, 10])
+@pytest.mark.parametrize("which", DRIVERS)
+def test_a_thousand_blocks(servers: Any, which: str, keys: int) -> None:
+    async def main() -> None:
+        names, alone = [unused() for _ in range(keys)], Alone()
+        async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
+            locks = sl.AsyncLocks(engine)
+
+            async def pair(number: int) -> None:
+                name = names[number % keys]
+                async with locks.exclusive(name):
+                    alone.enter(name)
+                    await asyncio.sleep(0)
+                    alone.leave(name)
+
+            await a_hundred(engine, pair)
+            assert (alone.pairs, alone.most) == (TASKS * each(engine), 1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", DRIVERS)
+def test_a_thousand_blocks_of_two_keys(servers: Any, which: str) -> None:
+    async def main() -> None:
+        one, two, alone = unused(), unused(), Alone()
+        async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
+            locks = sl.AsyncLocks(engine)
+
+            async def pair(number: int) -> None:
+                mine = [(one, two), (two, one), (one,), (two,)][number % 4]
+                async with locks.exclusive(*mine):
+                    for name in mine:
+                        alone.enter(name)
+                    await asyncio.sleep(0)
+                    for name in mine:
+                        alone.leave(name)
+
+            await a_hundred(engine, pair)
+            assert alone.most == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", DRIVERS)
+def test_a_thousand_permits(servers: Any, which: str) -> None:
+    async def main() -> None:
+        name, alone = unused("room"), Alone()
+        async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
+            locks = sl.AsyncLocks(engine)
+            await locks.run(sl.semaphore.create(name, capacity=TASKS))
+
+            async def pair(number: int) -> None:
+                grant = await locks.acquire({name: 1}, ttl=600)
+                alone.enter(name)
+                alone.leave(name)
+                assert await locks.release(grant) is sl.Released.RELEASED
+
+            await a_hundred(engine, pair)
+            assert alone.pairs == TASKS * each(engine)
+            assert await locks.run(sl.semaphore.holders(name)) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", DRIVERS)
+def test_a_thousand_mutexes(servers: Any, which: str) -> None:
+    async def main() -> None:
+        name = unused("mutex")
+        async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
+            locks = sl.AsyncLocks(engine)
+
+            async def pair(number: int) -> None:
+                mine = f"{name} {number}"
+                assert await locks.mutex.acquire(mine)
+                assert await locks.mutex.release(mine)
+
+            await a_hundred(engine, pair)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
+def test_a_hundred_threads(engine_to: MakeEngine, name: str) -> None:
+    locks = sl.Locks(engine_to(name, **SMALL))
+    key, mutex, alone = unused(), unused("mutex"), Alone()
+
+    def turns(number: int) -> Callable[[], None]:
+        def work() -> None:
+            for _ in range(2):
+                with locks.exclusive(key):
+                    alone.enter(key)
+                    alone.leave(key)
+            if name != "sqlite":
+                assert locks.mutex.acquire(f"{mutex} {number}")
+                assert locks.mutex.release(f"{mutex} {number}")
+
+        return work
+
+    all_of(*(turns(number) for number in range(TASKS)))
+    assert alone.most == 1
+    assert alone.pairs == TASKS * 2
+    assert locks._engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_who_waits_for_a_key_leaves_the_pool_to_others(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
+) -> None:
+    """A hundred threads want what one has: two connections are busy, and the holder gets one more for its work."""
+    engine, server, key = engine_to(name, **SMALL), watch(name), unused()
+    locks, had = sl.Locks(engine), []
+    pool: Any = engine.pool
+    most = 0
+
+    def seen(*_: Any) -> None:
+        nonlocal most
+        most = max(most, pool.checkedout() + 1)
+
+    def wait(number: int) -> None:
+        with locks.exclusive(key, timeout=600):
+            had.append(number)
+
+    locks.run(sl.lock.create(key))
+    event.listen(engine, "checkout", seen)
+    with locks.exclusive(key):
+        waiting = []
+        for number in range(TASKS):
+            waiting.append(later(wait, number))
+            # in the line, or at its head, before the next one comes
+            until(lambda: line(engine) + (server.waiting() > 0) > len(waiting) - 1)
+        assert pool.checkedout() == 2
+        locks.run(sl.lock.vacuum())
+    for future in waiting:
+        future.result(120)
+    assert had == list(range(TASKS))  # first come, first served
+    assert most <= 4  # the holder, one who waits, vacuum; who leaves may still have his when the next one has come
+    assert pool.checkedout() == 0
+
+
+def line(engine: Any) -> int:
+    """How many wait in memory."""
+    from sqlalchemy_locks.turns import turns_of
+
+    turns = turns_of(engine.dialect)
+    with turns.guard:
+        return sum(len(turn.line or ()) for turn in turns.now.values())
+
+
+def test_the_time_in_line_counts(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
+    engine, key = engine_to("postgresql15", **SMALL), unused()
+    locks = sl.Locks(engine)
+
+    def wait(timeout: float | None) -> None:
+        with locks.exclusive(key, timeout=timeout):
+            pass
+
+    with locks.exclusive(key):
+        patient = later(wait, 600)
+        watch("postgresql15").until_waiting(patient)
+        with pytest.raises(sl.LockTimeout, match="not free within 0.2 s: held by session") as refused:
+            later(wait, 0.2).result(60)
+        assert len(refused.value.holders) == 1
+        with pytest.raises(sl.LockTimeout, match="at the only try"):
+            later(wait, 0).result(60)
+    patient.result(60)
+    wait(None)
+
+
+def test_sharers_have_no_line(engine_to: MakeEngine) -> None:
+    """They are in together: each would wait for all before it."""
+    locks = sl.Locks(engine_to("postgresql15", pool_size=20))
+    key, together = unused(), threading.Barrier(20)
+
+    def share() -> None:
+        with locks.shared(key):
+            together.wait(60)
+
+    all_of(*(share for _ in range(20)))

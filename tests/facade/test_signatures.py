@@ -1,0 +1,51 @@
+"""Both façades have the same methods, with the same parameters; and every public name has a docstring."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.aio import AsyncMutexes, AsyncOncePer
+from sqlalchemy_locks.hold import Held
+from sqlalchemy_locks.mutexes import Mutexes
+from sqlalchemy_locks.once import OncePer
+
+TWINS = [(sl.Locks, sl.AsyncLocks), (Mutexes, AsyncMutexes)]
+
+
+def public(cls: type[Any]) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("sync", "asynchronous"), TWINS)
+def test_the_same_names(sync: type[Any], asynchronous: type[Any]) -> None:
+    assert public(sync) == public(asynchronous)
+
+
+@pytest.mark.parametrize(
+    ("sync", "asynchronous", "name"), [(a, b, name) for a, b in TWINS for name in sorted(public(a) & public(b))]
+)
+def test_the_same_parameters(sync: type[Any], asynchronous: type[Any], name: str) -> None:
+    one, other = inspect.getattr_static(sync, name), inspect.getattr_static(asynchronous, name)
+    if isinstance(other, property) or not callable(other):
+        assert not callable(one) or name == "dispatch"
+        return
+    mine, theirs = (inspect.signature(method).parameters.values() for method in (one, other))
+    assert [(it.name, it.kind, it.default) for it in mine] == [(it.name, it.kind, it.default) for it in theirs]
+    for ours, its in zip(mine, theirs, strict=True):
+        # what may be awaitable there is the only difference
+        assert str(its.annotation).replace("Alive | AsyncAlive", "Alive") == str(ours.annotation)
+
+
+@pytest.mark.parametrize("cls", [sl.Locks, sl.AsyncLocks, Mutexes, AsyncMutexes, Held, OncePer, AsyncOncePer])
+def test_every_method_is_documented(cls: type[Any]) -> None:
+    for name in public(cls) - {"dispatch"}:
+        assert inspect.getdoc(inspect.getattr_static(cls, name)), f"{cls.__name__}.{name}"
+
+
+@pytest.mark.parametrize("name", sl.__all__)
+def test_every_public_name_is_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(sl, name)), name
