@@ -11,24 +11,25 @@ import inspect
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from .attempts import ended, rows, say
 from .operation import place_of
 from .put import CHANNEL
-from .queue import DEFAULT_QUEUE, Queue
-from .shift import LONGEST_REST, Shift, Terms, ended, rows, say
+from .shift import LONGEST_REST, Shift
+from .terms import Terms
 from .transaction import ShortTransaction
 from .worker import is_coroutine_function
 
 AsyncHandler = Callable[[Any], Awaitable[object]]
 
 
-class AsyncWorker:
+class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
     """Works on the jobs of a queue, in tasks of one event loop.
 
     Everything is as with :class:`~sqlalchemy_locks.Worker`, but for: ``handler`` is a coroutine function, ``bind`` an
@@ -38,57 +39,33 @@ class AsyncWorker:
     >>> await sl.AsyncWorker(queue, handler, bind=async_engine, concurrency=4).run()
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        handler: AsyncHandler,
-        *,
-        bind: AsyncEngine,
-        name: str = DEFAULT_QUEUE,
-        concurrency: int = 4,
-        batch: int = 10,
-        heartbeat: float | timedelta = 15,
-        poll: float | timedelta = 1,
-        stalled_after: float | timedelta | None = 300,
-        grace: float | timedelta = 30,
-        hold: bool = False,
-        host: str | None = None,
-    ) -> None:
+    def _refuse(self, handler: Any) -> None:
         if not callable(handler):
             raise TypeError(f"a worker's handler is a coroutine function of one job, not {handler!r}")
         if _is_plain(handler):
             raise TypeError(
                 f"an AsyncWorker awaits its handler, and {handler!r} is no coroutine function: use a Worker"
             )
+
+    def _engine_of(self, bind: Any) -> Engine:
         if not isinstance(bind, AsyncEngine):
-            raise TypeError(f"an AsyncWorker needs bind=, an AsyncEngine, not {bind!r}")
-        self._handler = handler
-        self._terms = Terms(
-            queue,
-            bind.sync_engine,
-            name=name,
-            concurrency=concurrency,
-            batch=batch,
-            heartbeat=heartbeat,
-            poll=poll,
-            stalled_after=stalled_after,
-            grace=grace,
-            hold=hold,
-            host=host,
-        )
+            raise TypeError(f"an AsyncWorker needs an AsyncEngine, not {bind!r}")
+        return bind.sync_engine
+
+    def _prepare(self) -> None:
         self._stopped = False
         #: it is this worker that cancels its tasks
         self._cancelling = False
         self._wake = asyncio.Event()
-        self._hands = [asyncio.Event() for _ in range(self._terms.concurrency)] if hold else []
+        self._hands = [asyncio.Event() for _ in range(self.concurrency)] if self.hold else []
 
     async def run(self) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop can have them)."""
-        shift = Shift(self._terms, _sleep)
+        shift = Shift(self, _sleep)
         self._cancelling, self._runner = False, asyncio.current_task()
         async with self._signals(), self._listening():
             try:
-                await (self._holding(shift) if self._terms.hold else self._working(shift))
+                await (self._holding(shift) if self.hold else self._working(shift))
             finally:
                 self._stopped = False
 
@@ -115,7 +92,7 @@ class AsyncWorker:
             while not self._stopped:
                 await self._turn(shift, tasks, shift.pause)
             shift.stopping = True
-            deadline = loop.time() + self._terms.grace
+            deadline = loop.time() + self.grace
             while shift.running and loop.time() < deadline:
                 await self._turn(shift, tasks, lambda: min(shift.pause(), max(0.0, deadline - loop.time())))
         finally:
@@ -141,7 +118,7 @@ class AsyncWorker:
         while following is not None:
             error: BaseException | None = None
             try:
-                await self._handler(following)
+                await self.handler(following)
             except BaseException as raised:
                 if isinstance(raised, asyncio.CancelledError) and self._ending():
                     raise  # its job runs no more, and is given back
@@ -161,8 +138,8 @@ class AsyncWorker:
                 if self._stopped:
                     break
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), (self._terms.stalled_after or 3600) / 4)
-            await asyncio.wait(hands, timeout=self._terms.grace)
+                    await asyncio.wait_for(self._wake.wait(), (self.stalled_after or 3600) / 4)
+            await asyncio.wait(hands, timeout=self.grace)
         finally:
             self._cancelling = True
             for hand in hands:
@@ -179,27 +156,26 @@ class AsyncWorker:
                 found = False
             if not found and not self._stopped:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(wake.wait(), self._terms.poll)
+                    await asyncio.wait_for(wake.wait(), self.poll)
 
     async def _hold_one(self) -> bool:
         """As ``worker.hold_one``: the same transaction, left open while the handler is awaited."""
-        terms = self._terms
-        short = ShortTransaction(terms.engine)
+        short = ShortTransaction(self.engine)
         await greenlet_spawn(short.open)
         try:
-            captured = terms.queue.capture(1, queue=terms.name, host=terms.host)
+            captured = self.queue.capture(1, queue=self.name, host=self.host)
             jobs = await greenlet_spawn(lambda: rows(short.connection.execute(captured)))
             if jobs:
                 await greenlet_spawn(short.use)
                 error: BaseException | None = None
                 try:
-                    await self._handler(jobs[0])
+                    await self.handler(jobs[0])
                 except BaseException as raised:
                     if isinstance(raised, asyncio.CancelledError) and self._ending():
                         raise  # which gives the job back
                     error = raised
-                    say(logging.WARNING, "a job of the queue %r failed", terms.name, exc_info=error)
-                await greenlet_spawn(ended, short.connection, terms.queue, jobs[0], error)
+                    say(logging.WARNING, "a job of the queue %r failed", self.name, exc_info=error)
+                await greenlet_spawn(ended, short.connection, self.queue, jobs[0], error)
         except BaseException:
             await greenlet_spawn(short.abandon)
             raise
@@ -209,8 +185,8 @@ class AsyncWorker:
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
         """On PostgreSQL: a task that is told when jobs are put."""
-        facts = place_of(self._terms.engine.dialect, {}).engine
-        if not facts.listens or not self._terms.queue.notify:
+        facts = place_of(self.engine.dialect, {}).engine
+        if not facts.listens or not self.queue.notify:
             yield
             return
         listener = asyncio.create_task(self._listen())
@@ -226,11 +202,11 @@ class AsyncWorker:
                 await self._listen_once()
             except Exception as error:
                 say(logging.DEBUG, "not listening, but polling: %s", error)
-            await asyncio.sleep(min(self._terms.poll, LONGEST_REST))
+            await asyncio.sleep(min(self.poll, LONGEST_REST))
 
     async def _listen_once(self) -> None:
         """Until the connection is lost."""
-        engine, topic = self._terms.engine, self._terms.queue.topic(self._terms.name)
+        engine, topic = self.engine, self.queue.topic(self.name)
         facts = place_of(engine.dialect, {}).engine
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Column, Connection
 from sqlalchemy.sql import visitors
 
-from .capture import Capture
+from .capturing import Capture
 from .operation import Operation, Place, place_of
 from .taking import Taking, choosing, counting, give, ordered
 

@@ -141,7 +141,7 @@ class Mutex:
         MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED, and refuse in autocommit.
         ``Locks`` sees to both: ``locks.run(...)`` gives the list of ids.
         """
-        values = self._rows.queue(queue) | tasks.limit(self._rows, limit) | self._owner(owner)
+        values = self._rows.queue(queue) | tasks.limit(limit) | self._owner(owner)
         return RowsOperation(self._bodies.capture, values)
 
     @shaped(select(literal(True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -23,8 +24,9 @@ from sqlalchemy.sql import Executable
 
 from .clock import Hence, Instant, Now
 from .elements import Notify, TakeRow
-from .jobs import At, Jobs, OnJobs
+from .jobs import Jobs, OnJobs
 from .operation import Operation, Place, Run
+from .roles import At
 from .schema import Payload
 
 
@@ -93,7 +95,7 @@ class Put(OnJobs):
         }
 
     def run(self, run: Run) -> Any:
-        ids: Sequence[UUID] = run.values["locks_ids"]
+        ids: Sequence[UUID] = run.values["locks_ids"] or _drawn(run.nonce, len(run.values["locks_payloads"]))
         payloads: Sequence[Any] = run.values["locks_payloads"]
         batch = list(zip(ids, payloads, strict=True))
         if self.known:
@@ -152,6 +154,12 @@ class Put(OnJobs):
                 self._rows[place] = inserted.on_conflict_do_nothing(index_elements=[at.external_id])
         made: Executable = self._rows[place]
         return made
+
+
+def _drawn(nonce: str, number: int) -> list[UUID]:
+    """Random ids: others each time that jobs are put, and the same where one and the same call is tried again."""
+    digests = (hashlib.sha256(f"{nonce}:{each}".encode()).digest() for each in range(number))
+    return [UUID(bytes=digest[:16], version=4) for digest in digests]
 
 
 _NOT_BOUND = ("locks_ids", "locks_payloads")

@@ -12,20 +12,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
-from uuid import UUID, uuid4
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from sqlalchemy import Index, literal, select
+from sqlalchemy import Engine, Index, literal, select
 
-from .capture import counted
+from .counts import counted, integer
 from .dialects import named
 from .durations import span
-from .jobs import Complete, Delete, Fail, Heartbeat, Jobs, Release, Requeue, Stats, Take
+from .exchange import Exchange, Held, Take, position
+from .jobs import Jobs
 from .names import checked
 from .operation import Operation, RowsOperation, shaped
 from .put import Put
 from .schema import job_indexes
+from .settling import Complete, Fail, Heartbeat, Release
+from .shapes import MYPY, E, Given
+from .sweeping import Delete, Requeue, Stats
 from .taking import LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Table
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from .shapes import R, Selects, T, Vague, class_in, of_shape
+
+    if MYPY:
+        from mypy_extensions import DefaultArg, DefaultNamedArg
+
+        _Typed = Callable[
+            ["Queue[T]", DefaultArg(int, "limit"), DefaultNamedArg(str, "queue"), DefaultNamedArg(str | None, "host")],
+            RowsOperation[R],
+        ]
+
+        def _of_class(selects: Selects[T, R]) -> Callable[[Vague], _Typed[T, R]]: ...
+
 
 DEFAULT_QUEUE = "default"
 #: what every engine's column for errors can hold, its end being what matters
@@ -33,11 +56,13 @@ LONGEST_ERROR = 16000
 _SOME_ID = UUID(int=0)
 
 
-class Queue:
+class Queue(Given[E]):
     """A queue, or many under different names, in the table ``lock.job`` or a table of your own.
 
     :param entity: a mapped class or ``Table`` of your own (``sqlalchemy_locks.JobColumns`` is a mixin with what it
         needs); without it, the shipped table.
+    :param bind: the engine that its workers use where they are given none; an ``AsyncEngine`` for ``AsyncWorker``.
+        Operations don't need it: whoever executes them has a connection.
     :param notify: on PostgreSQL, wake the workers that listen when jobs are put. NOTIFY makes transactions that have
         put something commit one after another: turn it off where hundreds of them a second do.
     :param columns: for each column of your own that has another name than in ``lock.job``: ``queue_id=Mail.channel``.
@@ -49,8 +74,16 @@ class Queue:
     >>> session.scalar(queue.complete(jobs))
     """
 
-    def __init__(self, entity: Any = None, *, notify: bool = True, **columns: Any) -> None:
+    def __init__(
+        self,
+        entity: type[E] | Table | None = None,
+        *,
+        bind: Engine | AsyncEngine | None = None,
+        notify: bool = True,
+        **columns: Any,
+    ) -> None:
         jobs = self._jobs = Jobs(entity, columns)
+        self.bind = bind
         self.notify = bool(notify)
         self._put = {
             (when, known): Put(jobs, when, known=known, notify=notify)
@@ -59,6 +92,8 @@ class Queue:
         }
         self._take = Take(jobs)
         self._complete = Complete(jobs, "Queue.complete")
+        self._exchanges = {on: Exchange(jobs, self._complete, goes_on=on) for on in (False, True)}
+        self._held = Held(jobs, "Queue.capture")
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
         self._release = Release(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
@@ -91,6 +126,9 @@ class Queue:
         :raises ValueError: for a ``datetime`` without a time zone, another number of ids than of payloads, or the same
             id twice.
 
+        Executed again, it puts other jobs, unless their ids are given; what ``Locks`` tries again after a lost answer
+        puts the same ones.
+
         One statement for the whole batch, in the order of the ids where they are given, so that two who put the same
         ones can't deadlock; on MySQL and MariaDB a look for known ids before it, where any are given.
         """
@@ -102,7 +140,7 @@ class Queue:
             "locks_payloads": list(payloads),
             "locks_ids": _external_ids(external_id, len(payloads)),
             "locks_queue": checked(queue, "a queue"),
-            "locks_priority": _integer(priority, "priority"),
+            "locks_priority": integer(priority, "priority"),
             "locks_max_attempts": counted(max_attempts, "max_attempts"),
         }
         when = "now"
@@ -112,7 +150,7 @@ class Queue:
             when, values["locks_run_in"] = "in", span(run_in, "run_in")
         return Operation(self._put[when, external_id is not None], values)
 
-    def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> RowsOperation[Any]:
+    def _captures(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> RowsOperation[Any]:
         """Take jobs that are due and that nobody else has.
 
         :param limit: how many at most.
@@ -131,6 +169,20 @@ class Queue:
         if self._jobs.target is not None and self._jobs.target.mapper is not None:
             operation._entity_is(self._jobs.target.entity)
         return operation
+
+    if TYPE_CHECKING:
+        if MYPY:
+
+            @_of_class(select)  # pyright: ignore[reportPossiblyUnboundVariable]
+            def capture(self, limit: int = 1) -> RowsOperation[Any]: ...  # pyright: ignore[reportRedeclaration]
+
+        else:
+
+            def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None):
+                return of_shape(select(class_in(self)))
+    else:
+        capture = _captures
+        capture.__name__, capture.__qualname__ = "capture", "Queue.capture"
 
     @shaped(select(literal(1)))
     def complete(self, jobs: Any) -> Operation[Any]:
@@ -217,6 +269,17 @@ class Queue:
         """
         return RowsOperation(self._stats, {})
 
+    def _exchange(
+        self, done: Sequence[Any], limit: int, *, queue: str, host: str, after: tuple[Any, ...] | None
+    ) -> Operation[Any]:
+        """Complete jobs and capture others, as one act; what workers do. Gives an ``Exchanged``."""
+        values = {**self._jobs.owned(done), LIMIT: limit, "locks_queue": queue, "locks_host": host}
+        return Operation(self._exchanges[after is not None], values | ({} if after is None else position(after)))
+
+    def _running(self, *, queue: str, host: str) -> Operation[Any]:
+        """The running jobs that one worker has captured."""
+        return RowsOperation(self._held, {"locks_queue": queue, "locks_host": host})
+
     def topic(self, queue: str) -> str:
         """What those who listen are told when jobs are put into a queue (PostgreSQL)."""
         return self._jobs.topic(queue)
@@ -235,9 +298,10 @@ class Queue:
         return job_indexes(at.roles, at.table.name, partial=partial)
 
 
-def _external_ids(given: Any, number: int) -> list[UUID]:
+def _external_ids(given: Any, number: int) -> list[UUID] | None:
+    """Those that were given; the others are drawn when the jobs are put, since an operation may be executed again."""
     if given is None:
-        return [uuid4() for _ in range(number)]
+        return None
     several = [given] if isinstance(given, (str, UUID)) else list(given)
     if len(several) != number:
         raise ValueError(f"Queue.put: {number} payloads need {number} external ids, and {len(several)} were given")
@@ -266,14 +330,6 @@ def _instant(given: Any) -> datetime:
     if given.tzinfo is None or given.utcoffset() is None:
         raise ValueError(f"run_at needs a time zone: {given!r} is another instant on another machine")
     return given.astimezone(timezone.utc)
-
-
-def _integer(given: Any, what: str) -> int:
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f"{what} is an int, not {given!r}")
-    if not -(2**31) <= given < 2**31:
-        raise ValueError(f"{what} has 32 bits, and {given} has more")
-    return given
 
 
 def _storable(error: str) -> str:

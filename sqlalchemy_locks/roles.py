@@ -48,6 +48,12 @@ class At:
     def __getitem__(self, role: str) -> Any:
         return self.roles[role]
 
+    def __getattr__(self, role: str) -> Any:
+        try:
+            return self.roles[role]
+        except KeyError:
+            raise AttributeError(role) from None
+
     def __contains__(self, role: object) -> bool:
         return role in self.roles
 

@@ -5,108 +5,34 @@ Everything here is synchronous: ``AsyncWorker`` calls it in SQLAlchemy's greenle
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import socket
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-from sqlalchemy import Engine
-from sqlalchemy.engine import Connection, Result
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.engine import Result
 
-from .capture import counted
-from .errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, Unsupported
-from .names import checked
-from .operation import Operation, place_of, seconds
-from .queue import DEFAULT_QUEUE, Queue
-from .transaction import ShortTransaction, Sleep, retried
-
-T = TypeVar("T")
-# asyncpg's command_timeout; an OSError from Python 3.11 on
-DriverTimeout = asyncio.TimeoutError
-log = logging.getLogger("sqlalchemy_locks.worker")
+from .attempts import UNSTORABLE, database_away, described, passes, perform, rows, say
+from .operation import Operation, fresh_nonce, place_of
+from .terms import Terms
+from .transaction import Sleep
 
 #: how long it rests when the database can't be had, in seconds: at first, and at most
 _FIRST_REST, LONGEST_REST = 0.1, 5.0
-#: what is stored for an error that the database can't store
-UNSTORABLE = "the error could not be stored: the worker's log has it"
 #: how long a finished job may wait for others to be told of with it, in seconds
 _HELD_BACK = 1.0
 #: how many stalled jobs are given back at once
 _SWEPT = 1000
-#: what every way of waiting can wait, in seconds
-_YEAR = 366 * 86400.0
-
-
-class Terms:
-    """How a worker works; the parameters are those of :class:`~sqlalchemy_locks.Worker`."""
-
-    def __init__(
-        self,
-        queue: Queue,
-        engine: Any,
-        *,
-        name: str = DEFAULT_QUEUE,
-        concurrency: int = 4,
-        batch: int = 10,
-        heartbeat: float | timedelta = 15,
-        poll: float | timedelta = 1,
-        stalled_after: float | timedelta | None = 300,
-        grace: float | timedelta = 30,
-        hold: bool = False,
-        host: str | None = None,
-    ) -> None:
-        if not isinstance(queue, Queue):
-            raise TypeError(f"a worker takes a Queue, not {queue!r}")
-        if not isinstance(engine, Engine):
-            raise TypeError(f"a worker needs bind=, an engine, not {engine!r}")
-        if isinstance(engine.pool, StaticPool):
-            raise Unsupported("a worker can't work with a StaticPool, where everybody has the same connection")
-        self.queue, self.engine, self.hold = queue, engine, bool(hold)
-        self.name = checked(name, "a queue")
-        self.concurrency, self.batch = counted(concurrency, "concurrency"), counted(batch, "batch")
-        self.heartbeat = _bounded(heartbeat, "heartbeat", zero=False)
-        self.poll = _bounded(poll, "poll", zero=False)
-        self.stalled_after = None if stalled_after is None else _bounded(stalled_after, "stalled_after", zero=False)
-        self.grace = _bounded(grace, "grace")
-        if self.stalled_after is not None and self.stalled_after < 2 * self.heartbeat:
-            raise ValueError(
-                "stalled_after must be at least twice the heartbeat, or jobs are taken from workers that are alive"
-            )
-        self._host = None if host is None else checked(host, "a host")
-        if self.hold and place_of(engine.dialect, {}).engine.locking == "file":
-            raise Unsupported(
-                "hold=True is refused on SQLite, where an open transaction that has written keeps everybody else from "
-                "writing: leave it out, and a job whose worker died comes back after stalled_after"
-            )
-
-    @property
-    def host(self) -> str:
-        """Who works; asked when jobs are captured, since a process that was forked is another."""
-        return self._host or f"{socket.gethostname()}:{os.getpid()}"
-
-
-def _bounded(value: float | timedelta, name: str, *, zero: bool = True) -> float:
-    given = seconds(value, name, zero=zero)
-    if given > _YEAR:
-        raise ValueError(f"{name} must be at most a year, not {value!r} seconds")
-    return given
+#: for how many times as long as a look from the head has taken the looks after it go on from where it ended
+_WORTH = 10
 
 
 class Shift:
     """The jobs that one worker has: waiting for a free hand, running, finished."""
 
-    def __init__(self, terms: Terms, sleep: Sleep) -> None:
+    def __init__(self, terms: Terms[Any, Any], sleep: Sleep) -> None:
         self.terms, self._sleep = terms, sleep
         self.waiting: deque[Any] = deque()
         self.running: dict[int, Any] = {}
@@ -119,6 +45,11 @@ class Shift:
         self._rest = 0.0
         #: when the first of those in ``completed`` was finished
         self._finished = 0.0
+        #: who this is, as no other worker is, not even the same one when it runs again
+        self.host = f"{terms.host}:{fresh_nonce()[:8]}"
+        #: a capture's answer was lost: there may be jobs that are this worker's, and that it does not know
+        self._unsure = False
+        self._head = _Head(place_of(terms.engine.dialect, {}).engine.keeps_passed, terms.heartbeat)
 
     # what happens between the turns, in whatever thread
 
@@ -144,9 +75,7 @@ class Shift:
                     self._finished = time.monotonic()
                 self.completed.append(job)
             self.running.pop(id(job), None)
-            # of the first one too, so that somebody looks when it has waited long enough
-            full = len(self.completed) >= self.terms.batch
-            due = told is not None or full or not self.waiting or len(self.completed) == 1
+            due = told is not None or len(self.completed) >= self.terms.batch or not self.waiting
         if error is not None:
             say(logging.WARNING, "a job of the queue %r failed", self.terms.name, exc_info=error)
         return due
@@ -156,15 +85,18 @@ class Shift:
     def turn(self) -> None:
         """Tell the database what is finished, and ask for more; it never raises for the database's troubles."""
         try:
-            self._settle()
+            self._tell_failed()
+            if not self._fetch():
+                self._tell_completed()
             if self.stopping:
                 self.give_back()
+            if self._unsure:
+                self._regain()
             self._keep()
             self._sweep()
-            self._fetch()
             self._rest = 0.0
         except Exception as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             self._rest = min(LONGEST_REST, max(_FIRST_REST, 2 * self._rest))
             say(logging.WARNING, "the database can't be had: %s", error)
@@ -180,6 +112,8 @@ class Shift:
         times = [self._beat + self.terms.heartbeat - now, self.terms.poll if free else self.terms.heartbeat]
         if self.completed:
             times.append(self._finished + _HELD_BACK - now)
+        elif self.waiting:
+            times.append(_HELD_BACK)  # nobody says so when the first of them is finished
         return max(0.0, min(times))
 
     def give_back(self) -> None:
@@ -193,13 +127,13 @@ class Shift:
         """The last turn: what is finished is told; what still runs is given up, and may run again elsewhere."""
         self.stopping = True
         tries, wrong = 5, None
-        for step in (self._settle, self.give_back, self._give_up):
+        for step in (self._tell_completed, self._tell_failed, self.give_back, self._give_up):
             while tries:
                 try:
                     step()
                     break
                 except Exception as error:
-                    if not _passes(error):
+                    if not passes(error):
                         wrong = wrong or error
                         break  # the other steps are right, perhaps
                     tries -= 1
@@ -216,33 +150,38 @@ class Shift:
         if given_up:
             self._perform(self.terms.queue.release(given_up))
 
-    def _settle(self) -> None:
+    def _tell_completed(self) -> None:
         """Finished jobs leave the lists when the database has been told, and not before."""
         with self._lock:
             done = list(self.completed)
         # those that are about to finish are told with them, but nothing waits for them long
         due = not self.waiting or self.stopping or len(done) >= self.terms.batch
         if done and (due or time.monotonic() >= self._finished + _HELD_BACK):
-            self._told(len(done), self._perform(self.terms.queue.complete(done)))
-            with self._lock:
-                for _ in done:
-                    self.completed.popleft()
-                self._finished = time.monotonic()
+            self._told(done, self._perform(self.terms.queue.complete(done)))
+
+    def _told(self, done: list[Any], ours: int) -> None:
+        self._expect(len(done), ours)
+        with self._lock:
+            for _ in done:
+                self.completed.popleft()
+            self._finished = time.monotonic()
+
+    def _tell_failed(self) -> None:
         while self.failed:
             job, error = self.failed[0]
-            self._told(1, self._fail(job, error))
+            self._expect(1, self._fail(job, error))
             self.failed.popleft()
 
     def _fail(self, job: Any, error: str) -> Any:
         try:
             return self._perform(self.terms.queue.fail(job, error=error))
         except Exception as unstorable:
-            if _database_away(unstorable):
+            if database_away(unstorable):
                 raise
             say(logging.WARNING, "an error could not be stored: %s", unstorable)
             return self._perform(self.terms.queue.fail(job, error=UNSTORABLE))
 
-    def _told(self, expected: int, ours: int) -> None:
+    def _expect(self, expected: int, ours: int) -> None:
         if ours != expected:
             say(
                 logging.WARNING,
@@ -279,7 +218,7 @@ class Shift:
             while self._sweep_due():
                 self._sweep()
         except Exception as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             say(logging.WARNING, "the database can't be had: %s", error)
 
@@ -293,96 +232,75 @@ class Shift:
         if every is not None and self._sweep_due():
             found = self._perform(self.terms.queue.requeue_stalled(every, queue=self.terms.name, limit=_SWEPT))
             if found:
+                self._full = True  # there are jobs to be had
                 say(logging.WARNING, "%d jobs were given back whose worker gave no sign of life", found)
             if found < _SWEPT:
                 self._swept = time.monotonic()
 
-    def _fetch(self) -> None:
+    def _fetch(self) -> bool:
+        """Ask for more, if a hand is free, and tell what is finished in the same breath; whether it did."""
         if self.stopping or self.waiting or len(self.running) >= self.terms.concurrency:
-            return
+            return False
         terms = self.terms
-        asked = time.monotonic()
-        jobs = self._perform(terms.queue.capture(terms.batch, queue=terms.name, host=terms.host), rows)
-        self._full = len(jobs) == terms.batch
+        with self._lock:
+            done = list(self.completed)
+        asked, after = time.monotonic(), self._head.after()
+        operation = terms.queue._exchange(done, terms.batch, queue=terms.name, host=self.host, after=after)
+        self._unsure, unsure = True, self._unsure
+        jobs, ended = self._perform(operation)
+        self._unsure = unsure or self._again
+        self._told(done, ended)
+        position = terms.queue._jobs.position(jobs[-1]) if len(jobs) == terms.batch else None
+        self._head.looked(after, position, time.monotonic() - asked)
+        self._full = position is not None or after is not None
         with self._lock:
             if not self.running:
                 self._beat = asked
             self.waiting.extend(jobs)
+        return True
+
+    def _regain(self) -> None:
+        """What a capture has taken whose answer was lost is this worker's, since nobody else has its name."""
+        terms = self.terms
+        found = self._perform(terms.queue._running(queue=terms.name, host=self.host), rows)
+        with self._lock:
+            mine = [*self.waiting, *self.running.values(), *self.completed, *(job for job, _ in self.failed)]
+            known = set(terms.queue._jobs.owned(mine)["locks_pairs"])
+            regained = [job for job in found if not known.issuperset(terms.queue._jobs.owned(job)["locks_pairs"])]
+            self.waiting.extend(regained)
+        if regained:
+            self._beat = -float("inf")  # they are not begun until the database was told that this worker lives
+        self._unsure = False
 
     def _perform(self, operation: Operation[Any], read: Callable[[Result[Any]], Any] = Result.scalar) -> Any:
-        return perform(self.terms.engine, operation, read, self._sleep)
+        self._again = False
+
+        def again() -> None:
+            self._again = True
+
+        return perform(self.terms.engine, operation, read, self._sleep, again)
 
 
-def rows(result: Result[Any]) -> list[Any]:
-    """All rows of a result."""
-    return list(result)
+class _Head:
+    """Where the next look for jobs begins: at the head of the queue, or where the last one ended.
 
+    An index of PostgreSQL keeps entries of jobs that wait no more until nobody's snapshot needs them: while another
+    session's is old, each look from the head goes through all that were taken since. So after one that took a while
+    the looks go on from there, for ten times that while, and a heartbeat at most. What has come before that place
+    meanwhile (of a higher priority, or given back) waits for so long; what is passed over by others is not lost.
+    """
 
-def perform(engine: Engine, operation: Operation[Any], read: Callable[[Result[Any]], T], sleep: Sleep) -> T:
-    """Run an operation that can be repeated: what it may have done twice, a claim or a stall takes care of."""
+    def __init__(self, worthwhile: bool, longest: float) -> None:
+        self._worthwhile, self._longest = worthwhile, longest
+        self._after: tuple[Any, ...] | None = None
+        self._until = -float("inf")
 
-    def attempt() -> T:
-        place = place_of(engine.dialect, engine.get_execution_options())
-        if place.engine.one_trip and operation._body.statement(place) is not None:
-            with engine.connect() as connection, place.engine.autocommitted(connection):
-                return read(connection.execute(operation))
-        with transaction(engine) as short:
-            return read(short.connection.execute(operation))
+    def after(self) -> tuple[Any, ...] | None:
+        """The place to go on from; ``None``: from the head."""
+        return self._after if time.monotonic() < self._until else None
 
-    return retried(attempt, engine, sleep, repeatable=True)
-
-
-def say(level: int, message: str, *values: Any, exc_info: BaseException | None = None) -> None:
-    """Log; a handler of logs that raises, and an error that can't be told, end no worker."""
-    with suppress(Exception):
-        log.log(level, message, *values, exc_info=exc_info)
-
-
-def described(error: BaseException) -> str:
-    """An error with its traceback, as far as it lets itself be told."""
-    try:
-        return "".join(traceback.format_exception(error))
-    except BaseException:
-        return f"{type(error).__name__}: it raises another error when it is to be told"
-
-
-def ended(connection: Connection, queue: Queue, job: Any, error: BaseException | None) -> None:
-    """Complete or fail a job in the transaction that captured it."""
-    if error is None:
-        connection.execute(queue.complete(job))
-        return
-    try:
-        with connection.begin_nested():
-            connection.execute(queue.fail(job, error=described(error)))
-    except Exception as unstorable:
-        if _database_away(unstorable):
-            raise
-        say(logging.WARNING, "an error could not be stored: %s", unstorable)
-        connection.execute(queue.fail(job, error=UNSTORABLE))
-
-
-def _database_away(error: Exception) -> bool:
-    """Whether it is not the values of a statement that the database refused."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return True
-    return isinstance(error, (OperationalError, LockError, PoolTimeout, DriverTimeout, OSError))
-
-
-def _passes(error: Exception) -> bool:
-    """Whether it is the database that can't be had for the moment, rather than a mistake that will not mend itself."""
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated or not isinstance(error, (ProgrammingError, DataError, IntegrityError))
-    return isinstance(error, (LockTimeout, LockLost, MustRollback, NotWritable, PoolTimeout, DriverTimeout, OSError))
-
-
-@contextmanager
-def transaction(engine: Engine) -> Iterator[ShortTransaction]:
-    """A short transaction, committed if nothing was raised."""
-    short = ShortTransaction(engine)
-    short.open()
-    try:
-        yield short
-    except BaseException:
-        short.abandon()
-        raise
-    short.commit()
+    def looked(self, after: tuple[Any, ...] | None, last: tuple[Any, ...] | None, spent: float) -> None:
+        """A look has begun there, has found jobs up to ``last``, if as many as were asked for, and took so long."""
+        self._after = last if self._worthwhile else None
+        if after is None:
+            self._until = time.monotonic() + min(_WORTH * spent, self._longest)

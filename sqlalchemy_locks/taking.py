@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     Column,
-    Enum,
     Index,
     Integer,
     Table,
@@ -19,7 +16,6 @@ from sqlalchemy import (
     bindparam,
     delete,
     func,
-    inspect,
     literal,
     literal_column,
     or_,
@@ -28,22 +24,18 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.engine import Dialect, FrozenResult, Result
+from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import CompileError
-from sqlalchemy.sql import Executable, operators, visitors
+from sqlalchemy.sql import Executable, visitors
 from sqlalchemy.sql.elements import BindParameter, UnaryExpression
-from sqlalchemy.types import TypeDecorator
 
 from .columns import Target, partial
 from .dialects.base import Locking
-from .operation import Run
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper
 
-_NUMBER = "sqlalchemy_locks_number"
-#: what Python compares as SQLite does
-_COMPARABLE = (bool, int, float, Decimal, str, date, datetime)
+NUMBER = "sqlalchemy_locks_number"
 
 
 @dataclass(frozen=True)
@@ -166,7 +158,7 @@ def choosing(taking: Taking, locking: Locking, options: Iterable[Any] = (), *, l
 
 def _merged(taking: Taking, each: Sequence[Any]) -> Any:
     """The first of several, each of which is read in the order of an index."""
-    order = [_unwrapped(element) for element in taking.order_by]
+    order = [unwrapped(element) for element in taking.order_by]
     labelled = [
         statement.add_columns(*(element.label(f"o{n}") for n, (element, _) in enumerate(order))) for statement in each
     ]
@@ -222,35 +214,6 @@ def loading(options: Iterable[Any], taking: Taking) -> list[Any]:
     ]
 
 
-_PROOF = "sqlalchemy_locks_captured"
-
-
-def proven(result: Result[Any], taking: Taking) -> Result[Any]:
-    """The same entities, each of which remembers what it was captured with: a commit makes its attributes be read anew.
-
-    What they then show may be the next one's who has captured the row.
-    """
-    target = taking.target
-    assert target is not None
-    names = [name for column in taking.proof if (name := target.key_of(column)) is not None]
-    if len(names) < len(taking.proof):
-        return result  # its class doesn't show them
-    frozen = result.freeze()
-    for (entity,) in _rows(frozen):
-        state: Any = inspect(entity)
-        state.info[_PROOF] = tuple(getattr(entity, name) for name in names)
-    return frozen()
-
-
-def captured(entity: Any) -> tuple[Any, ...] | None:
-    """What an entity was captured with; nothing, if it wasn't; ``None`` for what is no entity."""
-    state: Any = inspect(entity, raiseerr=False)
-    if not getattr(state, "is_instance", False):
-        return None
-    proof: tuple[Any, ...] = state.info.get(_PROOF, ())
-    return proof
-
-
 def give(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:
     """Give the parameters of a statement, which nobody else has, their values, for people to read."""
     # each by itself: of several of one name the compiled statement knows one, and a traversal finds no CTE that is
@@ -263,16 +226,21 @@ def give(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:
 
 def ordered(taking: Taking) -> Executable:
     """The whole as one statement of PostgreSQL, its rows in order."""
+    changed = captured_cte(taking)
+    return select(*(changed.c[column.key] for column in taking.table.c)).order_by(changed.c[NUMBER])
+
+
+def captured_cte(taking: Taking) -> Any:
+    """The rows that a statement of PostgreSQL captures, with their number in the order."""
     chosen = choosing(taking, "functions").cte("chosen").prefix_with("MATERIALIZED")
-    numbered = select(chosen, func.row_number().over().label(_NUMBER)).cte("numbered").prefix_with("MATERIALIZED")
-    changed = (
+    numbered = select(chosen, func.row_number().over().label(NUMBER)).cte("numbered").prefix_with("MATERIALIZED")
+    return (
         update(taking.table)
         .where(*(column == key for column, key in zip(taking.table.primary_key, numbered.c, strict=False)))
         .values(taking.changed)
-        .returning(*taking.table.c, numbered.c[_NUMBER])
+        .returning(*taking.table.c, numbered.c[NUMBER])
         .cte("captured")
     )
-    return select(*(changed.c[column.key] for column in taking.table.c)).order_by(changed.c[_NUMBER])
 
 
 def counting(taking: Taking) -> Executable:
@@ -293,7 +261,7 @@ def updating(taking: Taking, *, returning: bool = True) -> Executable:
     return changed.returning(*taking.table.c) if returning else changed.returning(literal_column("1"))
 
 
-def _unwrapped(element: Any) -> tuple[Any, list[Any]]:
+def unwrapped(element: Any) -> tuple[Any, list[Any]]:
     """What is ordered by, and the modifiers around it, the outermost first."""
     clause = element.__clause_element__() if hasattr(element, "__clause_element__") else element
     modifiers = []
@@ -301,65 +269,3 @@ def _unwrapped(element: Any) -> tuple[Any, list[Any]]:
         modifiers.append(clause.modifier)
         clause = clause.element
     return clause, modifiers
-
-
-def directions(taking: Taking) -> list[tuple[Column[Any], bool, bool]] | None:
-    """Column, descending, NULLs last: how Python sorts as SQLite does; ``None`` where it can't."""
-    found = []
-    for element in taking.order_by:
-        clause, modifiers = _unwrapped(element)
-        base = [column for column in getattr(clause, "base_columns", ()) if column in set(taking.table.c)]
-        if not base or base[0] in taking.changed or not _comparable(base[0].type):
-            return None
-        if taking.target is not None and taking.mapper is not None and taking.target.key_of(base[0]) is None:
-            return None  # an entity doesn't show it
-        descending = operators.desc_op in modifiers
-        last = descending
-        if operators.nulls_first_op in modifiers:
-            last = False
-        if operators.nulls_last_op in modifiers:
-            last = True
-        found.append((base[0], descending, last))
-    return found
-
-
-def _comparable(type_: Any) -> bool:
-    if isinstance(type_, (TypeDecorator, Enum)) or getattr(type_, "collation", None):
-        return False
-    try:
-        return type_.python_type in _COMPARABLE
-    except NotImplementedError:
-        return False
-
-
-def in_order(result: Result[Any], taking: Taking, run: Run) -> Result[Any]:
-    """In order, with a NULL where SQLite has it."""
-    columns, target = list(taking.table.c), taking.target if run.session is not None else None
-    frozen = result.freeze()
-    rows = _rows(frozen)
-    for column, descending, last in reversed(directions(taking) or []):
-        number = columns.index(column)
-        name = target.key_of(column) if target is not None and target.mapper is not None else None
-
-        def key(
-            row: Any, number: int = number, name: str | None = name, nulls_high: bool = last != descending
-        ) -> tuple[bool, Any]:
-            value = row[number] if name is None else getattr(row[0], name)
-            return (value is None) == nulls_high, value
-
-        rows.sort(key=key, reverse=descending)
-    return _with(frozen, rows)
-
-
-def rearranged(frozen: FrozenResult[Any], place: Callable[[Sequence[Any]], int]) -> Result[Any]:
-    """The same rows in another order."""
-    return _with(frozen, sorted(_rows(frozen), key=place))
-
-
-def _rows(frozen: FrozenResult[Any]) -> list[tuple[Any, ...]]:
-    # of one entity, SQLAlchemy keeps no row around it
-    return [(each,) if frozen._source_supports_scalars else tuple(each) for each in frozen.data]
-
-
-def _with(frozen: FrozenResult[Any], rows: Any) -> Result[Any]:
-    return frozen.with_new_rows(rows)()

@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
 from .conditional import Conditional
+from .counts import counted
 from .elements import InsertAbsent
 from .operation import Body, Operation, Place, Run
 from .roles import At, Rows, bound, named
@@ -111,10 +112,6 @@ def retries(rows: Rows, given: Any, *, required: bool = False) -> dict[str, Any]
     return {named("retries"): given}
 
 
-def limit(rows: Rows, given: Any) -> dict[str, Any]:
+def limit(given: Any) -> dict[str, Any]:
     """The value of ``limit``."""
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f"{rows.what}: limit is a number, not {given!r}")
-    if not 1 <= given < 2**31:
-        raise ValueError(f"{rows.what}: limit must be at least 1, not {given}")
-    return {named("limit"): given}
+    return {named("limit"): counted(given, "limit")}

@@ -162,7 +162,7 @@ class Timeout:
         MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED, and refuse in autocommit.
         ``Locks`` sees to both: ``locks.run(...)`` gives the list of ids.
         """
-        values = self._rows.queue(queue) | tasks.limit(self._rows, limit) | self._override()
+        values = self._rows.queue(queue) | tasks.limit(limit) | self._override()
         return RowsOperation(self._bodies.capture, values)
 
     @shaped(select(literal(True)))

@@ -11,25 +11,45 @@ late can't change it, where there is a ``claim``: a number that each capture rai
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
 
 from . import tasks
-from .capture import Capture, counted
+from .capturing import Capture
 from .clock import Ago, Now
 from .conditional import Conditional
+from .counts import counted
 from .durations import LONGEST, span
 from .names import checked
 from .operation import Operation, Place, RowsOperation, shaped
+from .proof import captured
 from .roles import ONE, At, Rows, bound, named, raised, retries_left
-from .taking import LIMIT, Taking, captured, inlined
+from .shapes import MYPY, E, Given
+from .taking import LIMIT, Taking, inlined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Table
+
+    from .shapes import R, Selects, T, Vague, class_in, of_shape
+
+    if MYPY:
+        from mypy_extensions import DefaultArg, DefaultNamedArg
+
+        _Typed = Callable[
+            ["StateTransition[T]", DefaultArg(int, "limit"), DefaultNamedArg(Any, "queue")], RowsOperation[R]
+        ]
+
+        def _of_class(selects: Selects[T, R]) -> Callable[[Vague], _Typed[T, R]]: ...
+
 
 _ROLES = ("queue", "id", "status", "claim", "updated_at", "timeout", "retries")
 _LONGEST_STATUS = 64
 
 
-class StateTransition:
+class StateTransition(Given[E]):
     """Tasks with a status.
 
     :param entity: a mapped class or ``Table`` of your own; without one, the shipped table ``lock.task``.
@@ -54,7 +74,7 @@ class StateTransition:
 
     def __init__(
         self,
-        entity: Any = None,
+        entity: type[E] | Table | None = None,
         *,
         id: Any = None,
         status: Any = None,
@@ -121,7 +141,7 @@ class StateTransition:
             self._rows.require("timeout", "a timeout")
         return Operation(self._create[retries is not None], values)
 
-    def capture(self, limit: int = 1, *, queue: Any = None) -> RowsOperation[Any]:
+    def _captures(self, limit: int = 1, *, queue: Any = None) -> RowsOperation[Any]:
         """Take tasks that are ready, have a retry left, and that nobody else is taking.
 
         :param limit: how many at most.
@@ -134,6 +154,20 @@ class StateTransition:
         if target is not None and target.mapper is not None:
             operation._entity_is(target.entity)
         return operation
+
+    if TYPE_CHECKING:
+        if MYPY:
+
+            @_of_class(select)  # pyright: ignore[reportPossiblyUnboundVariable]
+            def capture(self, limit: int = 1) -> RowsOperation[Any]: ...  # pyright: ignore[reportRedeclaration]
+
+        else:
+
+            def capture(self, limit: int = 1, *, queue: Any = None):
+                return of_shape(select(class_in(self)))
+    else:
+        capture = _captures
+        capture.__name__, capture.__qualname__ = "capture", "StateTransition.capture"
 
     @shaped(select(literal(True)))
     def set_status(
@@ -238,10 +272,11 @@ class _Expire(Capture):
     def taken(self, place: Place) -> Taking:
         at = _timed(self.rows, place)
         status, since, timeout = at["status"], at["updated_at"], at["timeout"]
-        if self.rows.target is not None:
-            # one that no instant can be computed with would be an error, and keep all others from being swept
-            longest: Any = literal_column(str(int(LONGEST)))
-            timeout = case((timeout > longest, longest), else_=timeout)
+        # one that no instant can be computed with would be an error, and keep all others from being swept
+        longest: Any = literal_column(str(int(LONGEST)))
+        timeout = case(
+            (timeout > longest, longest), (timeout < literal_column("0"), literal_column("0")), else_=timeout
+        )
         overdue = (status == inlined(status, self.captured), since < Ago(timeout))
         return Taking(at.table, overdue, _stamped(at, literal(self.timed_out, status.type)), (since,), self.rows.target)
 

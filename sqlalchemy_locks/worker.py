@@ -16,16 +16,16 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine
 
+from .attempts import ended, rows, say, transaction
 from .operation import place_of
 from .put import CHANNEL
-from .queue import DEFAULT_QUEUE, Queue
-from .shift import LONGEST_REST, Shift, Terms, ended, rows, say, transaction
+from .shift import LONGEST_REST, Shift
+from .terms import Terms
 
 Handler = Callable[[Any], object]
 
@@ -50,11 +50,13 @@ class Bell:
                 self._line.get_nowait()
 
 
-class Worker:
+class Worker(Terms[Handler, Engine]):
     """Works on the jobs of a queue, in threads.
 
-    :param queue: a :class:`Queue`. :param bind: the engine that it captures with; one connection of its pool at a
-        time is used (with ``hold=True`` one for each handler), and on PostgreSQL one more of its own, to listen.
+    :param queue: a :class:`Queue`.
+    :param bind: the engine that it captures with, where it isn't the one that the queue was given; one connection of
+        its pool at a time is used (with ``hold=True`` one for each handler), and on PostgreSQL one more of its own, to
+        listen.
     :param handler: called with each job, a row (of a class of your own too: put what you need into the payload, or
         load it). If it returns, the job is completed; what it raises is stored, and the job fails.
     :param name: the queue's name.
@@ -67,56 +69,36 @@ class Worker:
     :param grace: how long handlers may go on when the worker is stopped, in seconds. What runs longer is given back.
     :param hold: keep the transaction that captures a job open while its handler runs: a crash then gives the job
         back at once, without counting the attempt. Refused on SQLite.
-    :param host: what is stored as ``processing_host``; by default the machine's name and the process's number.
+    :param host: what ``processing_host`` begins with; by default the machine's name and the process's number. Each run
+        adds a nonce, by which it knows its own jobs again when the answer to a capture was lost.
     :raises Unsupported: see ``hold``.
-    :raises TypeError: for a coroutine function: :class:`AsyncWorker` awaits them.
+    :raises TypeError: for a coroutine function, which :class:`AsyncWorker` awaits, and without any engine.
 
-    >>> sl.Worker(queue, handler, bind=engine, concurrency=4, batch=10, heartbeat=15).run()
+    >>> queue = sl.Queue(bind=engine)
+    >>> sl.Worker(queue, handler, concurrency=4, batch=10, heartbeat=15).run()
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        handler: Handler,
-        *,
-        bind: Engine,
-        name: str = DEFAULT_QUEUE,
-        concurrency: int = 4,
-        batch: int = 10,
-        heartbeat: float | timedelta = 15,
-        poll: float | timedelta = 1,
-        stalled_after: float | timedelta | None = 300,
-        grace: float | timedelta = 30,
-        hold: bool = False,
-        host: str | None = None,
-    ) -> None:
+    def _refuse(self, handler: Any) -> None:
         if not callable(handler):
             raise TypeError(f"a worker's handler is a function of one job, not {handler!r}")
         if is_coroutine_function(handler):
             raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
-        self._handler = handler
-        self._terms = Terms(
-            queue,
-            bind,
-            name=name,
-            concurrency=concurrency,
-            batch=batch,
-            heartbeat=heartbeat,
-            poll=poll,
-            stalled_after=stalled_after,
-            grace=grace,
-            hold=hold,
-            host=host,
-        )
+
+    def _engine_of(self, bind: Any) -> Engine:
+        if not isinstance(bind, Engine):
+            raise TypeError(f"a Worker needs an Engine, not {bind!r}")
+        return bind
+
+    def _prepare(self) -> None:
         self._stopped = False
         self._bell = Bell()
-        self._hands = [Bell() for _ in range(self._terms.concurrency)] if hold else []
+        self._hands = [Bell() for _ in range(self.concurrency)] if self.hold else []
 
     def run(self) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread)."""
         try:
             with _signals(self.stop), self._listening():
-                if self._terms.hold:
+                if self.hold:
                     self._holding()
                 else:
                     self._working()
@@ -134,21 +116,21 @@ class Worker:
             bell.ring()
 
     def _working(self) -> None:
-        shift = Shift(self._terms, time.sleep)
+        shift = Shift(self, time.sleep)
         line: lines.SimpleQueue[Any] = lines.SimpleQueue()
-        for _ in range(self._terms.concurrency):
+        for _ in range(self.concurrency):
             # daemons, so that a handler that never returns does not keep the process
             threading.Thread(target=self._hand, args=(shift, line), daemon=True).start()
         try:
             while not self._stopped:
                 self._turn(shift, line, shift.pause)
             shift.stopping = True
-            deadline = time.monotonic() + self._terms.grace
+            deadline = time.monotonic() + self.grace
             while shift.running and time.monotonic() < deadline:
                 self._turn(shift, line, lambda: min(shift.pause(), max(0.0, deadline - time.monotonic())))
         finally:
             shift.stopping = True
-            for _ in range(self._terms.concurrency):
+            for _ in range(self.concurrency):
                 line.put(None)
             shift.close()
 
@@ -162,30 +144,31 @@ class Worker:
         self._bell.wait(pause())
 
     def _hand(self, shift: Shift, line: lines.SimpleQueue[Any]) -> None:
+        """One thread: a job, and those after it while there are any."""
         while (job := line.get()) is not None:
-            error: BaseException | None = None
-            try:
-                handle(self._handler, job)
-            except BaseException as raised:
-                # SystemExit too: a thread that ended would leave its job running for ever
-                error = raised
-            due = shift.done(job, error)
-            if (following := shift.take()) is not None:
-                line.put(following)
-            if due:
-                self._bell.ring()
+            while job is not None:
+                error: BaseException | None = None
+                try:
+                    handle(self.handler, job)
+                except BaseException as raised:
+                    # SystemExit too: a thread that ended would leave its job running for ever
+                    error = raised
+                due = shift.done(job, error)
+                job = shift.take()
+                if due:
+                    self._bell.ring()
 
     def _holding(self) -> None:
         threads = [threading.Thread(target=self._hold, args=(bell,), daemon=True) for bell in self._hands]
         for thread in threads:
             thread.start()
-        shift = Shift(self._terms, time.sleep)
+        shift = Shift(self, time.sleep)
         while not self._stopped:
             self._bell.clear()
             shift.sweep()
             if not self._stopped:
-                self._bell.wait((self._terms.stalled_after or 3600) / 4)
-        deadline = time.monotonic() + self._terms.grace
+                self._bell.wait((self.stalled_after or 3600) / 4)
+        deadline = time.monotonic() + self.grace
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -194,18 +177,18 @@ class Worker:
         while not self._stopped:
             bell.clear()
             try:
-                found = hold_one(self._terms, self._handler)
+                found = hold_one(self)
             except Exception as error:
                 say(logging.WARNING, "a held job is given back: %s", error)
                 found = False
             if not found and not self._stopped:
-                bell.wait(self._terms.poll)
+                bell.wait(self.poll)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
         """On PostgreSQL: a thread that is told when jobs are put."""
-        engine = self._terms.engine
-        if not place_of(engine.dialect, {}).engine.listens or not self._terms.queue.notify:
+        engine = self.engine
+        if not place_of(engine.dialect, {}).engine.listens or not self.queue.notify:
             yield
             return
         over, mine = threading.Event(), socket.socketpair()
@@ -220,7 +203,7 @@ class Worker:
             mine[1].close()
 
     def _listen(self, over: threading.Event, end: socket.socket) -> None:
-        engine, topic = self._terms.engine, self._terms.queue.topic(self._terms.name)
+        engine, topic = self.engine, self.queue.topic(self.name)
         facts = place_of(engine.dialect, {}).engine
         while not over.is_set():
             try:
@@ -237,7 +220,7 @@ class Worker:
             except Exception as error:
                 # whatever it is (a pool that has no connection to spare, a server that goes down): later, perhaps
                 say(logging.DEBUG, "not listening, but polling: %s", error)
-                over.wait(min(self._terms.poll, LONGEST_REST))
+                over.wait(min(self.poll, LONGEST_REST))
 
 
 def handle(handler: Handler, job: Any) -> None:
@@ -259,7 +242,7 @@ def is_coroutine_function(handler: Any) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
-def hold_one(terms: Terms, handler: Handler) -> bool:
+def hold_one(terms: Worker) -> bool:
     """Capture one job, run its handler and end it, all in one transaction; whether there was a job."""
     with transaction(terms.engine) as short:
         connection = short.connection
@@ -269,7 +252,7 @@ def hold_one(terms: Terms, handler: Handler) -> bool:
         short.use()
         error: BaseException | None = None
         try:
-            handle(handler, jobs[0])
+            handle(terms.handler, jobs[0])
         except BaseException as raised:
             # SystemExit too: a hand that ended would leave its worker with one less
             error = raised

@@ -58,6 +58,8 @@ class Engine:
     lines: ClassVar[bool] = False
     #: the shortest wait in one, in seconds
     shortest_line: ClassVar[float] = 0
+    #: an index keeps entries of rows that are not in it any more until no snapshot needs them, and a look passes them
+    keeps_passed: ClassVar[bool] = False
     #: sessions can be told at once that something was put
     listens: ClassVar[bool] = False
 

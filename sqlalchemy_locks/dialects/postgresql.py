@@ -36,6 +36,7 @@ class PostgreSQL(Engine):
     one_trip = True
     listens = True
     lines = True
+    keeps_passed = True
     explain = "EXPLAIN (FORMAT JSON)"
     update_returning = True
     refuses_stale = True

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import venv
 import zipfile
 from pathlib import Path
@@ -46,10 +47,17 @@ class Environment:
             venv.create(folder, with_pip=True)
 
     def install(self, *what: str | Path) -> None:
-        if self._uv:
-            run(self._uv, "pip", "install", "-q", "--python", self.python, *what, cwd=self.folder)
-        else:
-            run(self.python, "-m", "pip", "install", "-q", *what, cwd=self.folder)
+        uv = (self._uv, "pip", "install", "-q", "--python", self.python)
+        command = uv if self._uv else (self.python, "-m", "pip", "install", "-q")
+        for pause in (5, 30):  # a network may be away for a moment
+            try:
+                return self._install(*command, *what)
+            except AssertionError:
+                time.sleep(pause)
+        return self._install(*command, *what)
+
+    def _install(self, *command: str | Path | None) -> None:
+        run(*filter(None, command), cwd=self.folder)
 
     def __call__(self, *arguments: str | Path, cwd: Path) -> str:
         return run(self.python, *arguments, cwd=cwd)

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.operation import place_of
-from sqlalchemy_locks.shift import Shift, Terms
+from sqlalchemy_locks.shift import Shift
 from tests.conftest import PLAIN, Servers
 from tests.operation.parties import PATIENCE, async_connected, until
 
@@ -43,7 +43,7 @@ def lite(engine_to: MakeEngine) -> Engine:
 
 
 def shift_of(engine: Engine, **terms: Any) -> Shift:
-    return Shift(Terms(queue, engine, **terms), time.sleep)
+    return Shift(sl.Worker(queue, print, bind=engine, **terms), time.sleep)
 
 
 def errors(engine: Engine) -> list[str]:
@@ -242,7 +242,7 @@ def test_a_worker_that_ends_for_a_mistake_gives_back_the_rest(lite: Engine) -> N
             raise DataError("UPDATE", {}, ValueError("never"))
 
     put(lite, *range(5))
-    shift = Shift(Terms(Wrong(), lite, concurrency=2, batch=5), time.sleep)
+    shift = Shift(sl.Worker(Wrong(), print, bind=lite, concurrency=2, batch=5), time.sleep)
     shift.turn()
     first, _ = shift.take(), shift.take()
     shift.done(first, None)
@@ -474,7 +474,7 @@ def look(frame, what, arg):
 worker = sl.Worker(sl.Queue(), print, bind=create_engine(sys.argv[1]), poll=3600, hold=len(sys.argv) > 2)
 armed = False
 # the last thing that the main thread does before it waits
-name, of = ("sweep", Shift) if worker._terms.hold else ("_turn", sl.Worker)
+name, of = ("sweep", Shift) if worker.hold else ("_turn", sl.Worker)
 last = getattr(of, name)
 
 def begin(*given):
@@ -526,8 +526,9 @@ def test_durations_that_nobody_can_wait_for_are_refused(lite: Engine) -> None:
 
 def test_a_forked_process_has_its_own_name(lite: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     put(lite, 1)
-    shift = shift_of(lite, stalled_after=None)
+    worker = sl.Worker(queue, print, bind=lite, stalled_after=None)
     monkeypatch.setattr(os, "getpid", lambda: 12345)
+    shift = Shift(worker, time.sleep)
     shift.turn()
     (job,) = shift.waiting
-    assert job.processing_host.endswith(":12345")
+    assert job.processing_host.split(":")[1] == "12345"

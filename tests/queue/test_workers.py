@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, func, select, text, update
+from sqlalchemy import Engine, create_engine, func, or_, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, StaticPool
 
@@ -100,7 +100,7 @@ def unheard_of(engine: Engine, *workers: subprocess.Popen[str]) -> None:
         try:
             with engine.begin() as connection:
                 job = place_of(connection.dialect, {}).tables.job
-                theirs = job.c.processing_host.in_([str(worker.pid) for worker in workers])
+                theirs = or_(*(job.c.processing_host.startswith(f"{worker.pid}:") for worker in workers))
                 silent = update(job).where(theirs, job.c.heartbeat_at.is_not(None)).values(heartbeat_at=a_day_ago)
                 connection.execute(silent)
             return
@@ -491,11 +491,38 @@ def test_what_is_no_worker_is_refused(engine_to: MakeEngine) -> None:
         sl.Worker(queue, None, bind=engine)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes a Queue"):
         sl.Worker(handler, handler, bind=engine)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="an engine"):
+    with pytest.raises(
+        TypeError, match=r"a worker needs an engine: give it to the worker, bind=engine, or to the queue"
+    ):
+        sl.Worker(queue, handler)
+    with pytest.raises(TypeError, match="needs an AsyncEngine"):
+        sl.AsyncWorker(sl.Queue(bind=engine), awaited_handler)
+    with pytest.raises(ValueError, match="host has 240 characters at most"):
+        sl.Worker(queue, handler, bind=engine, host="h" * 241)
+    with pytest.raises(TypeError, match="an Engine"):
         sl.Worker(queue, handler, bind="sqlite://")  # type: ignore[arg-type]
     for bad in ({"concurrency": 0}, {"batch": 0}, {"heartbeat": 0}, {"stalled_after": 20}, {"name": ""}):
         with pytest.raises(ValueError, match="at least|more than|must not be"):
             sl.Worker(queue, handler, bind=engine, **bad)  # type: ignore[arg-type]
+
+
+async def awaited_handler(_: Any) -> None:
+    pass
+
+
+def test_the_engine_may_be_the_queues(engine: Engine) -> None:
+    mine = sl.Queue(bind=engine)
+    put(engine, 1)
+    done: list[Any] = []
+
+    def handler(job: Any) -> None:
+        done.append(job.payload)
+        worker.stop()
+
+    worker = sl.Worker(mine, handler, concurrency=4, batch=10, heartbeat=15)
+    worker.run()
+    assert done == [1]
+    assert counts(engine)["completed"] == 1
 
 
 def test_a_database_without_tables_is_told_at_once(servers: Servers) -> None:

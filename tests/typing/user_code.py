@@ -9,7 +9,7 @@ from uuid import UUID
 
 import redis
 import redis.asyncio
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, MetaData, Table, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from typing_extensions import assert_type
@@ -61,7 +61,29 @@ def conditional_updates(session: Session) -> None:
     assert_type(session.scalar(written), bool | None)
 
 
-def captures(session: Session) -> None:
+class Job(sl.JobColumns, Base):
+    __tablename__ = "job_of_mine"
+
+
+def captures(session: Session, locks: sl.Locks) -> None:
+    paid = sl.capture(Customer, where=Customer.locked, values={"locked": False}, order_by=Customer.id, limit=3)
+    assert_type(session.scalars(paid).all(), Sequence[Customer])
+    assert_type(session.scalar(paid), Customer | None)
+    assert_type(session.execute(paid).scalar_one(), Customer)
+    assert_type(locks.run(paid), list[Customer])
+    table = Table("customer", MetaData())
+    assert_type(session.scalars(sl.capture(table, values={"locked": False})).all(), Sequence[Any])
+    own = sl.StateTransition(Customer, id=Customer.id, status=Customer.locked, ready=True, captured=False)
+    assert_type(session.scalars(own.capture(limit=3)).all(), Sequence[Customer])
+    assert_type(locks.run(own.capture(3)), list[Customer])
+    jobs = sl.Queue(Job)
+    assert_type(session.scalars(jobs.capture(10, queue="mail", host="web-1")).all(), Sequence[Job])
+    assert_type(locks.run(jobs.capture()), list[Job])
+    for_all: sl.Queue = sl.Queue()
+    for row in session.execute(for_all.capture(3)):
+        print(row.payload)
+    for row in session.execute(sl.StateTransition(table, id="id", status="status").capture(3)):
+        print(row.status)
     queue, tasks = sl.Queue(), sl.StateTransition()
     assert_type(session.scalar(queue.put({"a": 1})), UUID | None)
     assert_type(session.scalars(queue.put(1, 2)).all(), Sequence[UUID])

@@ -1,0 +1,117 @@
+"""What a worker asks of the database, tried again where that is safe, and which errors it outlives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import Connection, Result
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from .dialects.base import nothing
+from .errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable
+from .operation import Operation, place_of
+from .queue import Queue
+from .transaction import ShortTransaction, Sleep, retried
+
+T = TypeVar("T")
+# asyncpg's command_timeout; an OSError from Python 3.11 on
+DriverTimeout = asyncio.TimeoutError
+log = logging.getLogger("sqlalchemy_locks.worker")
+
+#: what is stored for an error that the database can't store
+UNSTORABLE = "the error could not be stored: the worker's log has it"
+
+
+def rows(result: Result[Any]) -> list[Any]:
+    """All rows of a result."""
+    return list(result)
+
+
+def perform(
+    engine: Engine,
+    operation: Operation[Any],
+    read: Callable[[Result[Any]], T],
+    sleep: Sleep,
+    again: Callable[[], None] = nothing,
+) -> T:
+    """Run an operation that can be repeated: what it may have done twice, a claim or a stall takes care of.
+
+    :param again: called when it is run again, after an error that may have come when all was done.
+    """
+
+    def attempt() -> T:
+        place = place_of(engine.dialect, engine.get_execution_options())
+        if place.engine.one_trip and operation._body.statement(place) is not None:
+            with engine.connect() as connection, place.engine.autocommitted(connection):
+                return read(connection.execute(operation))
+        with transaction(engine) as short:
+            return read(short.connection.execute(operation))
+
+    def pause(delay: float) -> None:
+        again()
+        sleep(delay)
+
+    return retried(attempt, engine, pause, repeatable=True)
+
+
+def say(level: int, message: str, *values: Any, exc_info: BaseException | None = None) -> None:
+    """Log; a handler of logs that raises, and an error that can't be told, end no worker."""
+    with suppress(Exception):
+        log.log(level, message, *values, exc_info=exc_info)
+
+
+def described(error: BaseException) -> str:
+    """An error with its traceback, as far as it lets itself be told."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:
+        return f"{type(error).__name__}: it raises another error when it is to be told"
+
+
+def ended(connection: Connection, queue: Queue, job: Any, error: BaseException | None) -> None:
+    """Complete or fail a job in the transaction that captured it."""
+    if error is None:
+        connection.execute(queue.complete(job))
+        return
+    try:
+        with connection.begin_nested():
+            connection.execute(queue.fail(job, error=described(error)))
+    except Exception as unstorable:
+        if database_away(unstorable):
+            raise
+        say(logging.WARNING, "an error could not be stored: %s", unstorable)
+        connection.execute(queue.fail(job, error=UNSTORABLE))
+
+
+def database_away(error: Exception) -> bool:
+    """Whether it is not the values of a statement that the database refused."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(error, (OperationalError, LockError, PoolTimeout, DriverTimeout, OSError))
+
+
+def passes(error: Exception) -> bool:
+    """Whether it is the database that can't be had for the moment, rather than a mistake that will not mend itself."""
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or not isinstance(error, (ProgrammingError, DataError, IntegrityError))
+    return isinstance(error, (LockTimeout, LockLost, MustRollback, NotWritable, PoolTimeout, DriverTimeout, OSError))
+
+
+@contextmanager
+def transaction(engine: Engine) -> Iterator[ShortTransaction]:
+    """A short transaction, committed if nothing was raised."""
+    short = ShortTransaction(engine)
+    short.open()
+    try:
+        yield short
+    except BaseException:
+        short.abandon()
+        raise
+    short.commit()

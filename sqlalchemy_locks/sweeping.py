@@ -1,0 +1,101 @@
+"""What goes through all jobs, whoever has them: stalled ones back, old ones away, how many of each there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Float, Integer, bindparam, case, cast, func, literal, literal_column, null, select, union_all
+from sqlalchemy.sql import Executable
+
+from .capturing import Capture
+from .clock import Ago, Instant
+from .jobs import Jobs, OnJobs
+from .operation import Place
+from .settling import failed
+from .taking import Taking
+
+
+class Requeue(Capture):
+    """Gives jobs back whose worker is not heard of any more; how many.
+
+    :param one: those of one queue, which is bound; otherwise of all.
+    """
+
+    counts = True
+
+    def __init__(self, jobs: Jobs, *, one: bool) -> None:
+        super().__init__("Queue.requeue_stalled")
+        self.jobs, self.one = jobs, one
+        self.needs_installation = jobs.target is None
+
+    def taken(self, place: Place) -> Taking:
+        at = self.jobs.at(place)
+        dead = at.attempts >= at.max_attempts
+        error = func.coalesce(at.error, literal("stalled: its worker gave no sign of life"))
+        silent: Any = at.heartbeat_at < Ago(bindparam("locks_older", type_=Float()))
+        named = (at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),) if self.one else ()
+        return Taking(
+            at.table,
+            (silent, *named),
+            {**failed(at, dead), at.error: case((dead, error), else_=at.error)},
+            (at.heartbeat_at,),
+            self.jobs.target,
+        )
+
+    def route(self) -> dict[str, Any]:
+        return self.jobs.route()
+
+
+class Delete(Capture):
+    """Deletes jobs that ended long ago, so many at once; how many."""
+
+    counts = True
+
+    def __init__(self, jobs: Jobs, role: str) -> None:
+        super().__init__("Queue.delete_finished")
+        self.jobs, self.role = jobs, role
+        self.needs_installation = jobs.target is None
+
+    def taken(self, place: Place) -> Taking:
+        at = self.jobs.at(place)
+        ended = at.roles[self.role]
+        older = ended < Ago(bindparam("locks_older", type_=Float()))
+        return Taking(at.table, (older,), {}, (ended,), self.jobs.target)
+
+    def route(self) -> dict[str, Any]:
+        return self.jobs.route()
+
+
+class Stats(OnJobs):
+    """What there is, queue by queue: each part from an index that has these jobs alone."""
+
+    def build(self, place: Place) -> Executable | None:
+        at = self.jobs.at(place)
+        nothing: Any = literal_column("0")
+        instant = cast(null(), Instant())
+        now = Ago(nothing)
+
+        def part(condition: Any, *counts: Any) -> Any:
+            return select(at.queue_id.label("queue_id"), *counts).where(condition).group_by(at.queue_id)
+
+        def when(condition: Any) -> Any:
+            return func.sum(case((condition, 1), else_=0))
+
+        count = func.count()
+        waiting, due = at.started_at.is_(None), at.run_at <= now
+        parts = union_all(
+            part(
+                waiting,
+                when(due).label("waiting"),
+                when(at.run_at > now).label("scheduled"),
+                nothing.label("running"),
+                nothing.label("dead"),
+                func.min(case((due, at.run_at))).label("oldest"),
+            ),
+            part(at.heartbeat_at.is_not(None), nothing, nothing, count, nothing, instant),
+            part(at.failed_at.is_not(None), nothing, nothing, nothing, count, instant),
+        ).subquery("parts")
+        names = ("waiting", "scheduled", "running", "dead")
+        totals = [cast(func.sum(parts.c[name]), Integer()).label(name) for name in names]
+        oldest = func.min(parts.c.oldest, type_=Instant()).label("oldest")
+        return select(parts.c.queue_id, *totals, oldest).group_by(parts.c.queue_id).order_by(parts.c.queue_id)
