@@ -143,7 +143,7 @@ def test_status(cli: Cli) -> None:
     cli("semaphore", "create", "shown", "5")
     grant = locks.acquire({"shown": 2}, owner="web-1", ttl=600)
     locks.mutex.acquire("import", owner="web-1")
-    locks.once_per("report", every=3600)
+    assert locks.once_per("report", every=3600)
     captured(cli, "shown", 2)
     told = cli.json("status")
     assert set(told) == {"database", "untold", "semaphores", "queues", "mutexes", "timeouts", "keys"}
