@@ -28,7 +28,7 @@ def check(session: nox.Session) -> None:
     """Style, types and layers."""
     session.install(
         "-e",
-        ".[redis,otel,prometheus]",
+        ".[redis,cli,otel,prometheus]",
         *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "check"),
     )
     session.run("ruff", "check", ".")

@@ -37,7 +37,7 @@ from .queue import Queue
 from .semaphore import guarded
 from .timeout import Timeout
 from .transition import StateTransition
-from .values import Grant, Holder, KeyHolder, KeyWaiter, LockEvent, Released, Report
+from .values import Grant, Holder, KeyHolder, KeyWaiter, LockEvent, PermitHolder, Released, Report
 
 if TYPE_CHECKING:
     from .aio import AsyncLocks
@@ -70,6 +70,7 @@ __all__ = [
     "NotWritable",
     "Operation",
     "OutcomeUnknown",
+    "PermitHolder",
     "Queue",
     "ReentryError",
     "Released",

@@ -64,7 +64,8 @@ class Holder:
 
     #: what is held: the name or key that was asked for, and the key where nobody named one (names aren't stored)
     name: str | int
-    #: who: what the session calls itself (PostgreSQL's ``application_name``, MySQL's ``program_name``)
+    #: who: the owner of permits; for a key what the session calls itself (PostgreSQL's ``application_name``, MySQL's
+    #: ``program_name``)
     owner: str | None
     #: since when, in UTC by the server's clock: a key at most so long, since that is when its transaction began
     since: datetime | None
@@ -110,6 +111,20 @@ class KeyHolder(Holder):
         session = f"session {self.session}" if self.session is not None else "a prepared transaction"
         since = "" if self.since is None else f" since {self.since:%Y-%m-%d %H:%M:%S} UTC"
         return f"{session}{f' ({who})' if who else ''}{since}"
+
+
+@dataclass(frozen=True)
+class PermitHolder(Holder):
+    """Who holds permits of a semaphore."""
+
+    external_id: str
+    permits: int
+    #: when they come back unless they are renewed; ``None``: when they are released
+    expires_at: datetime | None
+
+    def __str__(self) -> str:
+        until = "" if self.expires_at is None else f" until {self.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{super().__str__()}{until} ({self.permits} as {self.external_id!r})"
 
 
 @dataclass(frozen=True)

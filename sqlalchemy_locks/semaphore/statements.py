@@ -101,7 +101,7 @@ def statements(tables: Tables, *, rows: bool) -> Any:
     )
 
 
-def _shared(req: Any, which: Any, rows: bool) -> Select[Any]:
+def _shared(req: Any, which: Any, rows: bool) -> Any:
     """A request, locked; what it tells of itself is calculated when the lock was had."""
     if rows:
         return _told(req).where(which).with_for_update(read=True)
@@ -110,7 +110,7 @@ def _shared(req: Any, which: Any, rows: bool) -> Select[Any]:
     return _told(row.cte("kept").prefix_with("MATERIALIZED"))
 
 
-def _told(request: Any) -> Select[Any]:
+def _told(request: Any) -> Any:
     expired = until(request) <= Fresh()
     told: Any = select(request.c.id, request.c.state, until(request).label("until"), expired.label("expired"))
     shaped: Select[Any] = told
