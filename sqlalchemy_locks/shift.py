@@ -9,12 +9,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy.engine import Result
 
-from .attempts import UNSTORABLE, database_away, described, passes, perform, rows, say
+from .attempts import UNSTORABLE, answered, database_away, described, passes, perform, rows, say
 from .operation import Operation, fresh_nonce, place_of
 from .terms import Terms
 from .transaction import Sleep
@@ -27,6 +27,10 @@ _HELD_BACK = 1.0
 _SWEPT = 1000
 #: for how many times as long as a look from the head has taken the looks after it go on from where it ended
 _WORTH = 10
+#: how often a worker that ends tries to say so
+_LAST_TRIES = 5
+
+Step = Callable[[], None]
 
 
 class Shift:
@@ -49,6 +53,8 @@ class Shift:
         self.host = f"{terms.host}:{fresh_nonce()[:8]}"
         #: a capture's answer was lost: there may be jobs that are this worker's, and that it does not know
         self._unsure = False
+        #: the last fetch has told what is finished, too
+        self._exchanged = False
         self._head = _Head(place_of(terms.engine.dialect, {}).engine.keeps_passed, terms.heartbeat)
 
     # what happens between the turns, in whatever thread
@@ -83,33 +89,66 @@ class Shift:
     # the turns
 
     def turn(self) -> None:
-        """Tell the database what is finished, and ask for more; it never raises for the database's troubles."""
-        try:
-            self._tell_failed()
-            if not self._fetch():
-                self._tell_completed()
-            if self.stopping:
-                self.give_back()
-            if self._unsure:
-                self._regain()
-            self._keep()
-            self._sweep()
-            self._rest = 0.0
-        except Exception as error:
-            if not passes(error):
-                raise
+        """Tell the database what is finished, and ask for more; it never raises for the database's troubles.
+
+        What fails keeps nothing else from being said: jobs that run stay this worker's while no others can be had.
+        """
+        steps = (
+            self._keep,
+            self._tell_failed,
+            self._fetch,
+            self._tell_the_rest,  # where nothing was fetched, be it that nothing can be
+            self._regain,
+            self._hand_back,
+            self._sweep,
+        )
+        if self._failing(steps):
             self._rest = min(LONGEST_REST, max(_FIRST_REST, 2 * self._rest))
-            say(logging.WARNING, "the database can't be had: %s", error)
+        else:
+            self._rest = 0.0
+
+    def _failing(self, steps: Sequence[Step], wrong: list[Exception] | None = None) -> list[Step]:
+        """Take the steps one after the other; those that have to be taken again.
+
+        :param wrong: where errors are put that will not pass by themselves; without it they are raised.
+        """
+        failing: list[Step] = []
+        unanswered = 0
+        for number, step in enumerate(steps):
+            try:
+                step()
+            except Exception as error:
+                if not passes(error):
+                    if wrong is None:
+                        raise
+                    wrong.append(error)
+                    continue  # the other steps are right, perhaps
+                say(logging.WARNING, "the database can't be had: %s", error)
+                failing.append(step)
+                unanswered += not answered(error)
+                if unanswered > 1:
+                    # one may have asked for too much; after two each further one would only wait as long
+                    return [*failing, *steps[number + 1 :]]
+        return failing
+
+    def _tell_the_rest(self) -> None:
+        if not self._exchanged:
+            self._tell_completed()
+
+    def _hand_back(self) -> None:
+        if self.stopping:
+            self.give_back()
 
     def pause(self) -> float:
         """How long nothing has to be done, in seconds, unless a handler finishes or jobs are put."""
-        if self._rest:
-            return self._rest
         now = time.monotonic()
+        beat = self._beat + self.terms.heartbeat - now
+        if self._rest:
+            return min(self._rest, beat) if beat > 0 else self._rest
         free = len(self.running) < self.terms.concurrency and not self.waiting and not self.stopping
         if self.failed or (self.completed and not self.waiting) or (free and self._full) or self._sweep_due():
             return 0.0
-        times = [self._beat + self.terms.heartbeat - now, self.terms.poll if free else self.terms.heartbeat]
+        times = [beat, self.terms.poll if free else self.terms.heartbeat]
         if self.completed:
             times.append(self._finished + _HELD_BACK - now)
         elif self.waiting:
@@ -123,26 +162,31 @@ class Shift:
             self._perform(self.terms.queue.release(list(self.waiting)))
             self.waiting.clear()
 
+    def _give_back_regained(self) -> None:
+        """By itself, so that what is known goes back even where it can't be found out what else there is."""
+        self._regain()
+        self.give_back()
+
     def close(self) -> None:
         """The last turn: what is finished is told; what still runs is given up, and may run again elsewhere."""
         self.stopping = True
-        tries, wrong = 5, None
-        for step in (self._tell_completed, self._tell_failed, self.give_back, self._give_up):
-            while tries:
-                try:
-                    step()
-                    break
-                except Exception as error:
-                    if not passes(error):
-                        wrong = wrong or error
-                        break  # the other steps are right, perhaps
-                    tries -= 1
-                    say(logging.WARNING, "the database can't be had: %s", error)
-                    self._sleep(_FIRST_REST)
-        if not tries:
+        wrong: list[Exception] = []
+        steps: Sequence[Step] = (
+            self._tell_completed,
+            self._tell_failed,
+            self.give_back,
+            self._give_up,
+            self._give_back_regained,
+        )
+        for _ in range(_LAST_TRIES):
+            steps = self._failing(steps, wrong)
+            if not steps:
+                break
+            self._sleep(_FIRST_REST)
+        else:
             say(logging.ERROR, "jobs could not be given back: they come back when they have stalled")
-        if wrong is not None:
-            raise wrong
+        if wrong:
+            raise wrong[0]
 
     def _give_up(self) -> None:
         with self._lock:
@@ -237,10 +281,11 @@ class Shift:
             if found < _SWEPT:
                 self._swept = time.monotonic()
 
-    def _fetch(self) -> bool:
-        """Ask for more, if a hand is free, and tell what is finished in the same breath; whether it did."""
+    def _fetch(self) -> None:
+        """Ask for more, if a hand is free, and tell what is finished in the same breath."""
+        self._exchanged = False
         if self.stopping or self.waiting or len(self.running) >= self.terms.concurrency:
-            return False
+            return
         terms = self.terms
         with self._lock:
             done = list(self.completed)
@@ -257,10 +302,12 @@ class Shift:
             if not self.running:
                 self._beat = asked
             self.waiting.extend(jobs)
-        return True
+        self._exchanged = True
 
     def _regain(self) -> None:
         """What a capture has taken whose answer was lost is this worker's, since nobody else has its name."""
+        if not self._unsure:
+            return
         terms = self.terms
         found = self._perform(terms.queue._running(queue=terms.name, host=self.host), rows)
         with self._lock:
