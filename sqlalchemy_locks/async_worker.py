@@ -165,7 +165,9 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
         try:
             captured = self.queue.capture(1, queue=self.name, host=self.host)
             jobs = await greenlet_spawn(lambda: rows(short.connection.execute(captured)))
-            if jobs:
+            if jobs and self._stopped:
+                await greenlet_spawn(short.connection.execute, self.queue.release(jobs))
+            elif jobs:
                 await greenlet_spawn(short.use)
                 error: BaseException | None = None
                 try:

@@ -57,12 +57,17 @@ class Shift:
         self._exchanged = False
         self._head = _Head(place_of(terms.engine.dialect, {}).engine.keeps_passed, terms.heartbeat)
 
+    @property
+    def _ends(self) -> bool:
+        """Whether nothing may be begun: a worker may be told so while a turn waits for the database."""
+        return self.stopping or self.terms._stopped
+
     # what happens between the turns, in whatever thread
 
     def take(self) -> Any:
         """A job to run, if there is one, a hand is free, and the database was told lately that this worker lives."""
         with self._lock:
-            if self.stopping or not self.waiting or len(self.running) >= self.terms.concurrency:
+            if self._ends or not self.waiting or len(self.running) >= self.terms.concurrency:
                 return None
             if time.monotonic() > self._beat + 2 * self.terms.heartbeat:
                 return None  # after a stop of the process, or of the database, jobs may be others' already
@@ -284,7 +289,7 @@ class Shift:
     def _fetch(self) -> None:
         """Ask for more, if a hand is free, and tell what is finished in the same breath."""
         self._exchanged = False
-        if self.stopping or self.waiting or len(self.running) >= self.terms.concurrency:
+        if self._ends or self.waiting or len(self.running) >= self.terms.concurrency:
             return
         terms = self.terms
         with self._lock:

@@ -1,9 +1,10 @@
-"""One thing that a worker asks is refused, time and again, and keeps nothing else from being said; what it was not told of."""
+"""What a worker says while something else is refused, what goes back that it was not told of, and how it stops."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,9 +20,10 @@ from sqlalchemy_locks.operation import place_of
 from sqlalchemy_locks.shift import Shift
 from tests.faults.drivers import asynchronous, sync, through_an_async_proxy
 from tests.faults.proxy import Proxy
-from tests.operation.parties import PATIENCE
+from tests.operation.parties import PATIENCE, async_connected, until
 from tests.tasks.test_lost_replies import final, in_the_clear
 
+from .conftest import MakeEngine
 from .test_exchange import other, queue, shift_of, work
 from .test_workers import counts, put
 
@@ -205,3 +207,77 @@ def test_what_a_cancelled_worker_was_not_told_of_goes_back(servers: Any, other: 
 
     asyncio.run(main())
     assert counts(other) == {"all": 4, "completed": 0, "dead": 0, "running": 0, "waiting": 4}
+
+
+# what is begun by a worker that was told to stop
+
+
+def test_nothing_is_begun_after_a_stop_whatever_a_turn_waits_for(engine: Engine) -> None:
+    put(engine, *range(4))
+    worker = sl.Worker(queue, print, bind=engine, batch=2, stalled_after=None)
+    shift = Shift(worker, time.sleep)
+    shift.turn()
+    first = shift.take()
+    worker.stop()  # by a signal, say, or by another thread, while the worker's own waits for the database
+    assert shift.take() is None
+    shift.done(first, None)
+    shift.waiting.clear()
+    shift.turn()
+    assert not shift.waiting  # nor is more asked for
+    assert counts(engine)["waiting"] == 2
+
+
+@pytest.mark.parametrize(("name", "driver"), [("postgresql15", None), ("mysql", None), ("postgresql15", "asyncpg")])
+def test_what_is_held_when_a_worker_is_stopped_is_not_begun(
+    servers: Any, engine_to: MakeEngine, name: str, driver: str | None
+) -> None:
+    engine = engine_to(name)
+    put(engine, *range(3), max_attempts=1)
+    begun: list[Any] = []
+    worker: Any
+
+    def stop(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if CAPTURE in statement.replace("`", ""):
+            worker.stop()
+
+    async def handler(job: Any) -> None:
+        begun.append(job)
+
+    async def main() -> None:
+        nonlocal worker
+        async with async_connected(servers.installed(name, driver)) as bind:
+            event.listen(bind.sync_engine, "after_cursor_execute", stop)
+            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, hold=True)
+            await asyncio.wait_for(worker.run(), PATIENCE)
+
+    if driver is None:
+        event.listen(engine, "after_cursor_execute", stop)
+        worker = sl.Worker(queue, begun.append, bind=engine, concurrency=1, hold=True)
+        worker.run()
+    else:
+        asyncio.run(main())
+    assert begun == []
+    with engine.connect() as connection:
+        job = place_of(connection.dialect, {}).tables.job
+        assert connection.execute(select(job.c.attempts, job.c.started_at)).all() == [(0, None)] * 3
+
+
+def test_a_hand_that_outlives_its_worker_begins_nothing_more(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, 1, 2)
+    begun: list[Any] = []
+    hands: list[threading.Thread] = []
+    go = threading.Event()
+
+    def handler(job: Any) -> None:
+        begun.append(job.payload)
+        hands.append(threading.current_thread())
+        if len(begun) == 1:
+            worker.stop()
+            assert go.wait(PATIENCE)
+
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, grace=0)
+    worker.run()
+    go.set()
+    until(lambda: len(begun) > 1 or not hands[0].is_alive())
+    assert begun == [1]
