@@ -27,6 +27,8 @@ _HELD_BACK = 1.0
 _SWEPT = 1000
 #: for how many times as long as a look from the head has taken the looks after it go on from where it ended
 _WORTH = 10
+#: and for how long at most, in seconds: what seems to be a dear look may have waited for something else
+_PASSED = 1.0
 #: how often a worker that ends tries to say so
 _LAST_TRIES = 5
 
@@ -55,7 +57,7 @@ class Shift:
         self._unsure = False
         #: the last fetch has told what is finished, too
         self._exchanged = False
-        self._head = _Head(place_of(terms.engine.dialect, {}).engine.keeps_passed, terms.heartbeat)
+        self._head = _Head(place_of(terms.engine.dialect, {}).engine.keeps_passed, min(terms.heartbeat, _PASSED))
 
     @property
     def _ends(self) -> bool:
@@ -301,7 +303,8 @@ class Shift:
         self._unsure = unsure or self._again
         self._told(done, ended)
         position = terms.queue._jobs.position(jobs[-1]) if len(jobs) == terms.batch else None
-        self._head.looked(after, position, time.monotonic() - asked)
+        # if it was asked again, it is not the look that took the time
+        self._head.looked(after, position, 0.0 if self._again else time.monotonic() - asked)
         self._full = position is not None or after is not None
         with self._lock:
             if not self.running:
@@ -338,7 +341,7 @@ class _Head:
 
     An index of PostgreSQL keeps entries of jobs that wait no more until nobody's snapshot needs them: while another
     session's is old, each look from the head goes through all that were taken since. So after one that took a while
-    the looks go on from there, for ten times that while, and a heartbeat at most. What has come before that place
+    the looks go on from there, for ten times that while, and a second at most. What has come before that place
     meanwhile (of a higher priority, or given back) waits for so long; what is passed over by others is not lost.
     """
 

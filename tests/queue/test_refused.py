@@ -281,3 +281,32 @@ def test_a_hand_that_outlives_its_worker_begins_nothing_more(engine_to: MakeEngi
     go.set()
     until(lambda: len(begun) > 1 or not hands[0].is_alive())
     assert begun == [1]
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("later", range(6))
+def test_a_cancellation_is_heard_though_somebody_rings_with_it(
+    servers: Any, engine_to: MakeEngine, later: int, hold: bool
+) -> None:
+    name, driver = ("postgresql15", "asyncpg") if hold else ("sqlite", "aiosqlite")
+    engine_to(name)
+
+    async def handler(job: Any) -> None:
+        raise AssertionError(job)
+
+    async def main() -> None:
+        async with async_connected(servers.installed(name, driver)) as bind:
+            own = sl.Queue(notify=False)
+            worker = sl.AsyncWorker(own, handler, bind=bind, poll=3600, heartbeat=3600, stalled_after=None, hold=hold)
+            rings = [*worker._hands, worker._wake]
+            task = asyncio.create_task(worker.run())
+            while not all(ring._waiters for ring in rings):  # type: ignore[attr-defined]
+                await asyncio.sleep(0.01)
+            worker._ring()
+            for _ in range(later):  # up to when it is awake
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, PATIENCE)
+
+    asyncio.run(main())
