@@ -267,7 +267,7 @@ def test_an_old_snapshot_does_not_make_looks_dearer(engine_to: MakeEngine) -> No
 
 def searching(node: Any) -> int:
     """The pages that the search has looked at."""
-    if node.get("Subplan Name") == "CTE chosen":
+    if node.get("Subplan Name") == "CTE locks_chosen":
         return int(node["Shared Hit Blocks"] + node["Shared Read Blocks"])
     return sum(searching(below) for below in node.get("Plans", ()))
 
