@@ -26,7 +26,11 @@ def tests(session: nox.Session, sqlalchemy: str) -> None:
 @nox.session(python="3.13")
 def check(session: nox.Session) -> None:
     """Style, types and layers."""
-    session.install("-e", ".[redis]", *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "check"))
+    session.install(
+        "-e",
+        ".[redis,cli,otel,prometheus]",
+        *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "check"),
+    )
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")

@@ -168,7 +168,7 @@ def report_ratios(url: URL, commit: str) -> None:
     engine = create_engine(url)
     now = Processor(engine)
     with variants(url, commit) as made:
-        for batch in (100, 10, 1):
+        for batch in (1, 10, 100):
             spent: dict[str, list[float]] = {name: [] for name in made}
             for _ in range(ROUNDS):
                 for name, (refill, work, jobs) in made.items():

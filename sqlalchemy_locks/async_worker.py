@@ -109,8 +109,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
             task = asyncio.create_task(self._hand(shift, job))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), pause())
+        await _rung(self._wake, pause())
 
     async def _hand(self, shift: Shift, job: Any) -> None:
         """One task: a job, and those after it while there are any."""
@@ -137,8 +136,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
                 await greenlet_spawn(shift.sweep)
                 if self._stopped:
                     break
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), (self.stalled_after or 3600) / 4)
+                await _rung(self._wake, (self.stalled_after or 3600) / 4)
             await asyncio.wait(hands, timeout=self.grace)
         finally:
             self._cancelling = True
@@ -155,17 +153,19 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
                 say(logging.WARNING, "a held job is given back: %s", error)
                 found = False
             if not found and not self._stopped:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(wake.wait(), self.poll)
+                await _rung(wake, self.poll)
 
     async def _hold_one(self) -> bool:
         """As ``worker.hold_one``: the same transaction, left open while the handler is awaited."""
         short = ShortTransaction(self.engine)
         await greenlet_spawn(short.open)
         try:
-            captured = self.queue.capture(1, queue=self.name, host=self.host)
+            captured: Any = self.queue.capture(1, queue=self.name, host=self.host)
             jobs = await greenlet_spawn(lambda: rows(short.connection.execute(captured)))
-            if jobs:
+            if jobs and self._stopped:
+                released = self.queue.release(jobs)
+                await greenlet_spawn(lambda: short.connection.execute(released))
+            elif jobs:
                 await greenlet_spawn(short.use)
                 error: BaseException | None = None
                 try:
@@ -258,6 +258,18 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
         finally:
             for number in mine:
                 loop.remove_signal_handler(number)
+
+
+async def _rung(event: asyncio.Event, longest: float) -> None:
+    """Wait for the event, or for so long, in seconds; the event may be set afterwards without that anybody did.
+
+    Not by ``wait_for``: until Python 3.11 it forgets that it was cancelled, if it was when the event had been set.
+    """
+    timer = asyncio.get_running_loop().call_later(longest, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
 
 
 def _sleep(delay: float) -> None:

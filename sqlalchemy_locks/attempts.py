@@ -97,6 +97,13 @@ def database_away(error: Exception) -> bool:
     return isinstance(error, (OperationalError, LockError, PoolTimeout, DriverTimeout, OSError))
 
 
+def answered(error: Exception) -> bool:
+    """Whether the database is there, and has refused one statement only, for the time it took perhaps."""
+    if isinstance(error, DBAPIError):
+        return error.statement is not None and not error.connection_invalidated
+    return isinstance(error, LockError) and not isinstance(error, LockLost)
+
+
 def passes(error: Exception) -> bool:
     """Whether it is the database that can't be had for the moment, rather than a mistake that will not mend itself."""
     if isinstance(error, DBAPIError):

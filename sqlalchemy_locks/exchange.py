@@ -103,9 +103,9 @@ class Exchange(Take):
     def _statement(self, place: Place, taking: Taking) -> Executable | None:
         if place.engine.locking != "functions":
             return None
-        done = self._complete.changing(place).returning(ONE.label("one")).cte("done")
+        done = self._complete.changing(place).returning(ONE.label("one")).cte("locks_done")
         # one row, whatever was ended and whatever is taken
-        told = select(func.count().label("ended")).select_from(done).cte("told")
+        told = select(func.count().label("ended")).select_from(done).cte("locks_told")
         taken = captured_cte(taking)
         rows = select(*(taken.c[column.key] for column in taking.table.c), told.c.ended)
         return rows.select_from(told.outerjoin(taken, literal_column("true"))).order_by(taken.c[NUMBER])

@@ -93,7 +93,7 @@ def _postgresql(rows: Any, taking: Taking) -> tuple[list[str], list[str]]:
 
 def _nodes(node: Any, depth: int = 0, searching: bool = False) -> Iterator[tuple[int, Any, bool]]:
     """Each step with its depth, and whether it is part of the search."""
-    searching = searching or node.get("Subplan Name") == "CTE chosen"
+    searching = searching or node.get("Subplan Name") == "CTE locks_chosen"
     yield depth, node, searching
     for below in node.get("Plans", ()):
         yield from _nodes(below, depth + 1, searching)

@@ -19,6 +19,7 @@ from . import tasks
 from .clock import Fresh
 from .conditional import Acquire, Answer, Conditional
 from .errors import OutcomeUnknown
+from .listing import Listing, told
 from .names import checked
 from .operation import Operation, RowsOperation, Run, shaped, shaped_rows
 from .roles import ID, At, Rows, bound, named, nonce_of
@@ -144,6 +145,17 @@ class Mutex:
         values = self._rows.queue(queue) | tasks.limit(limit) | self._owner(owner)
         return RowsOperation(self._bodies.capture, values)
 
+    def held(self, limit: int = 1000) -> RowsOperation[Any]:
+        """What is taken, for people: rows of ``queue, id, owner, acquired_at`` (UTC, by the server's clock).
+
+        :param limit: how many at most, those first that were taken first.
+
+        ``None`` stands where there is no such column.
+
+        >>> session.execute(mutex.held()).all()
+        """
+        return RowsOperation(self._bodies.held, tasks.limit(limit))
+
     @shaped(select(literal(True)))
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
         """Say how many acquisitions are left; ``None``: as many as you like.
@@ -242,6 +254,13 @@ class _Bodies:
             retries: tasks.Create(rows, "mutex.create", _initial, retries=retries) for retries in (False, True)
         }
         self.set_retries = tasks.SetRetries(rows, "mutex.set_retries")
+        self.held = Listing(
+            rows,
+            "mutex.held",
+            columns=lambda at: [told(at, role) for role in ("queue", "id", "owner", "acquired_at")],
+            conditions=lambda at: [_is_not(at["acquired"], False)],
+            order=lambda at: [at[role] for role in ("acquired_at", "queue", "id") if role in at],
+        )
 
 
 def _initial(at: At) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Put(OnJobs):
             return None
         at = self.jobs.at(place)
         given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Payload()), Payload()))
-        each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="jobs")
+        each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
         external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
         first = self.jobs.target.first() if self.jobs.target else {}
         rows = select(
@@ -61,7 +61,7 @@ class Put(OnJobs):
             *(literal(value, column.type) for column, value in first.items()),
         )
         if self.known:
-            there = at.table.alias("there")
+            there = at.table.alias("locks_there")
             rows = rows.where(
                 ~select(there.c[at.external_id.key]).where(there.c[at.external_id.key] == external_id).exists()
             )
@@ -71,7 +71,7 @@ class Put(OnJobs):
 
         inserted = insert_(at.table).from_select([column.name for column in columns], rows)
         inserted = inserted.on_conflict_do_nothing(index_elements=[at.external_id])
-        put: CTE = inserted.returning(literal_column("1").label("one")).cte("put")
+        put: CTE = inserted.returning(literal_column("1").label("one")).cte("locks_put")
         if not self.notify:
             return select(func.count()).select_from(put)
         told = Notify(literal(CHANNEL), bindparam("locks_topic"))

@@ -25,6 +25,7 @@ from .jobs import Jobs
 from .names import checked
 from .operation import Operation, RowsOperation, shaped
 from .put import Put
+from .reviving import Revive
 from .schema import job_indexes
 from .settling import Complete, Fail, Heartbeat, Release
 from .shapes import MYPY, E, Given
@@ -98,6 +99,7 @@ class Queue(Given[E]):
         self._release = Release(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
         self._requeue = {one: Requeue(jobs, one=one) for one in (False, True)}
+        self._revive = {by: Revive(jobs, by) for by in (None, "queue_id", "external_id")}
         self._delete = {dead: Delete(jobs, "failed_at" if dead else "completed_at") for dead in (False, True)}
         self._stats = Stats(jobs, "Queue.stats")
 
@@ -246,6 +248,27 @@ class Queue(Given[E]):
         if queue is not None:
             values["locks_queue"] = checked(queue, "a queue")
         return Operation(self._requeue[queue is not None], values)
+
+    @shaped(select(literal(1)))
+    def revive(
+        self, *, queue: str | None = None, external_id: UUID | str | None = None, limit: int = 1000
+    ) -> Operation[Any]:
+        """Give dead jobs back, to be tried as often as a new job is: for when what they died of is mended.
+
+        :param queue: only those of this queue. :param external_id: only this one.
+        :param limit: how many at most; call it again when as many were found.
+        :return: how many.
+
+        >>> session.scalar(queue.revive(queue="mail"))
+        """
+        if queue is not None and external_id is not None:
+            raise ValueError("Queue.revive: give queue or external_id, not both")
+        values: dict[str, Any] = {LIMIT: counted(limit, "limit")}
+        if external_id is not None:
+            return Operation(self._revive["external_id"], {**values, "locks_chosen": _uuid(external_id)})
+        if queue is not None:
+            return Operation(self._revive["queue_id"], {**values, "locks_chosen": checked(queue, "a queue")})
+        return Operation(self._revive[None], values)
 
     @shaped(select(literal(1)))
     def delete_finished(

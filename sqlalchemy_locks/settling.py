@@ -71,7 +71,7 @@ def theirs(statement: Any, at: At, place: Place) -> Any:
         mine: Any = func.unnest(
             cast(bindparam("locks_ids", type_=ids), ids), cast(bindparam("locks_claims", type_=claims), claims)
         )
-        mine = mine.table_valued("id", "claim").render_derived(name="mine")
+        mine = mine.table_valued("id", "claim").render_derived(name="locks_mine")
         return statement.where(at.internal_id == mine.c.id, at.claim == mine.c.claim)
     return statement.where(
         # by itself: not every engine finds the primary key in a pair
@@ -111,10 +111,10 @@ class Heartbeat(Settle):
             return super().build(place)
         at, target = self.jobs.at(place), self.jobs.target
         free = theirs(select(at.internal_id), at, place).with_for_update(skip_locked=True, key_share=True, of=at.table)
-        chosen: Any = free.cte("free").prefix_with("MATERIALIZED")
+        chosen: Any = free.cte("locks_free").prefix_with("MATERIALIZED")
         beat = update(at.table).values({**self.changes(at), **(target.bumped() if target else {})})
         beat = beat.where(at.internal_id == chosen.c[0])
-        ours: Executable = theirs(select(func.count()).select_from(at.table), at, place).add_cte(beat.cte("beat"))
+        ours: Executable = theirs(select(func.count()).select_from(at.table), at, place).add_cte(beat.cte("locks_beat"))
         return ours
 
     def because(self, place: Place) -> str:

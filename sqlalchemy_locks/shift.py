@@ -9,12 +9,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy.engine import Result
 
-from .attempts import UNSTORABLE, database_away, described, passes, perform, rows, say
+from .attempts import UNSTORABLE, answered, database_away, described, passes, perform, rows, say
 from .operation import Operation, fresh_nonce, place_of
 from .terms import Terms
 from .transaction import Sleep
@@ -27,6 +27,12 @@ _HELD_BACK = 1.0
 _SWEPT = 1000
 #: for how many times as long as a look from the head has taken the looks after it go on from where it ended
 _WORTH = 10
+#: and for how long at most, in seconds: what seems to be a dear look may have waited for something else
+_PASSED = 1.0
+#: how often a worker that ends tries to say so
+_LAST_TRIES = 5
+
+Step = Callable[[], None]
 
 
 class Shift:
@@ -49,14 +55,21 @@ class Shift:
         self.host = f"{terms.host}:{fresh_nonce()[:8]}"
         #: a capture's answer was lost: there may be jobs that are this worker's, and that it does not know
         self._unsure = False
-        self._head = _Head(place_of(terms.engine.dialect, {}).engine.keeps_passed, terms.heartbeat)
+        #: the last fetch has told what is finished, too
+        self._exchanged = False
+        self._head = _Head(place_of(terms.engine.dialect, {}).engine.keeps_passed, min(terms.heartbeat, _PASSED))
+
+    @property
+    def _ends(self) -> bool:
+        """Whether nothing may be begun: a worker may be told so while a turn waits for the database."""
+        return self.stopping or self.terms._stopped
 
     # what happens between the turns, in whatever thread
 
     def take(self) -> Any:
         """A job to run, if there is one, a hand is free, and the database was told lately that this worker lives."""
         with self._lock:
-            if self.stopping or not self.waiting or len(self.running) >= self.terms.concurrency:
+            if self._ends or not self.waiting or len(self.running) >= self.terms.concurrency:
                 return None
             if time.monotonic() > self._beat + 2 * self.terms.heartbeat:
                 return None  # after a stop of the process, or of the database, jobs may be others' already
@@ -83,33 +96,66 @@ class Shift:
     # the turns
 
     def turn(self) -> None:
-        """Tell the database what is finished, and ask for more; it never raises for the database's troubles."""
-        try:
-            self._tell_failed()
-            if not self._fetch():
-                self._tell_completed()
-            if self.stopping:
-                self.give_back()
-            if self._unsure:
-                self._regain()
-            self._keep()
-            self._sweep()
-            self._rest = 0.0
-        except Exception as error:
-            if not passes(error):
-                raise
+        """Tell the database what is finished, and ask for more; it never raises for the database's troubles.
+
+        What fails keeps nothing else from being said: jobs that run stay this worker's while no others can be had.
+        """
+        steps = (
+            self._keep,
+            self._tell_failed,
+            self._fetch,
+            self._tell_the_rest,  # where nothing was fetched, be it that nothing can be
+            self._regain,
+            self._hand_back,
+            self._sweep,
+        )
+        if self._failing(steps):
             self._rest = min(LONGEST_REST, max(_FIRST_REST, 2 * self._rest))
-            say(logging.WARNING, "the database can't be had: %s", error)
+        else:
+            self._rest = 0.0
+
+    def _failing(self, steps: Sequence[Step], wrong: list[Exception] | None = None) -> list[Step]:
+        """Take the steps one after the other; those that have to be taken again.
+
+        :param wrong: where errors are put that will not pass by themselves; without it they are raised.
+        """
+        failing: list[Step] = []
+        unanswered = 0
+        for number, step in enumerate(steps):
+            try:
+                step()
+            except Exception as error:
+                if not passes(error):
+                    if wrong is None:
+                        raise
+                    wrong.append(error)
+                    continue  # the other steps are right, perhaps
+                say(logging.WARNING, "the database can't be had: %s", error)
+                failing.append(step)
+                unanswered += not answered(error)
+                if unanswered > 1:
+                    # one may have asked for too much; after two each further one would only wait as long
+                    return [*failing, *steps[number + 1 :]]
+        return failing
+
+    def _tell_the_rest(self) -> None:
+        if not self._exchanged:
+            self._tell_completed()
+
+    def _hand_back(self) -> None:
+        if self.stopping:
+            self.give_back()
 
     def pause(self) -> float:
         """How long nothing has to be done, in seconds, unless a handler finishes or jobs are put."""
-        if self._rest:
-            return self._rest
         now = time.monotonic()
+        beat = self._beat + self.terms.heartbeat - now
+        if self._rest:
+            return min(self._rest, beat) if beat > 0 else self._rest
         free = len(self.running) < self.terms.concurrency and not self.waiting and not self.stopping
         if self.failed or (self.completed and not self.waiting) or (free and self._full) or self._sweep_due():
             return 0.0
-        times = [self._beat + self.terms.heartbeat - now, self.terms.poll if free else self.terms.heartbeat]
+        times = [beat, self.terms.poll if free else self.terms.heartbeat]
         if self.completed:
             times.append(self._finished + _HELD_BACK - now)
         elif self.waiting:
@@ -123,26 +169,31 @@ class Shift:
             self._perform(self.terms.queue.release(list(self.waiting)))
             self.waiting.clear()
 
+    def _give_back_regained(self) -> None:
+        """By itself, so that what is known goes back even where it can't be found out what else there is."""
+        self._regain()
+        self.give_back()
+
     def close(self) -> None:
         """The last turn: what is finished is told; what still runs is given up, and may run again elsewhere."""
         self.stopping = True
-        tries, wrong = 5, None
-        for step in (self._tell_completed, self._tell_failed, self.give_back, self._give_up):
-            while tries:
-                try:
-                    step()
-                    break
-                except Exception as error:
-                    if not passes(error):
-                        wrong = wrong or error
-                        break  # the other steps are right, perhaps
-                    tries -= 1
-                    say(logging.WARNING, "the database can't be had: %s", error)
-                    self._sleep(_FIRST_REST)
-        if not tries:
+        wrong: list[Exception] = []
+        steps: Sequence[Step] = (
+            self._tell_completed,
+            self._tell_failed,
+            self.give_back,
+            self._give_up,
+            self._give_back_regained,
+        )
+        for _ in range(_LAST_TRIES):
+            steps = self._failing(steps, wrong)
+            if not steps:
+                break
+            self._sleep(_FIRST_REST)
+        else:
             say(logging.ERROR, "jobs could not be given back: they come back when they have stalled")
-        if wrong is not None:
-            raise wrong
+        if wrong:
+            raise wrong[0]
 
     def _give_up(self) -> None:
         with self._lock:
@@ -237,10 +288,11 @@ class Shift:
             if found < _SWEPT:
                 self._swept = time.monotonic()
 
-    def _fetch(self) -> bool:
-        """Ask for more, if a hand is free, and tell what is finished in the same breath; whether it did."""
-        if self.stopping or self.waiting or len(self.running) >= self.terms.concurrency:
-            return False
+    def _fetch(self) -> None:
+        """Ask for more, if a hand is free, and tell what is finished in the same breath."""
+        self._exchanged = False
+        if self._ends or self.waiting or len(self.running) >= self.terms.concurrency:
+            return
         terms = self.terms
         with self._lock:
             done = list(self.completed)
@@ -251,16 +303,19 @@ class Shift:
         self._unsure = unsure or self._again
         self._told(done, ended)
         position = terms.queue._jobs.position(jobs[-1]) if len(jobs) == terms.batch else None
-        self._head.looked(after, position, time.monotonic() - asked)
+        # if it was asked again, it is not the look that took the time
+        self._head.looked(after, position, 0.0 if self._again else time.monotonic() - asked)
         self._full = position is not None or after is not None
         with self._lock:
             if not self.running:
                 self._beat = asked
             self.waiting.extend(jobs)
-        return True
+        self._exchanged = True
 
     def _regain(self) -> None:
         """What a capture has taken whose answer was lost is this worker's, since nobody else has its name."""
+        if not self._unsure:
+            return
         terms = self.terms
         found = self._perform(terms.queue._running(queue=terms.name, host=self.host), rows)
         with self._lock:
@@ -286,7 +341,7 @@ class _Head:
 
     An index of PostgreSQL keeps entries of jobs that wait no more until nobody's snapshot needs them: while another
     session's is old, each look from the head goes through all that were taken since. So after one that took a while
-    the looks go on from there, for ten times that while, and a heartbeat at most. What has come before that place
+    the looks go on from there, for ten times that while, and a second at most. What has come before that place
     meanwhile (of a higher priority, or given back) waits for so long; what is passed over by others is not lost.
     """
 

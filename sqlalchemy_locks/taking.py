@@ -232,29 +232,29 @@ def ordered(taking: Taking) -> Executable:
 
 def captured_cte(taking: Taking) -> Any:
     """The rows that a statement of PostgreSQL captures, with their number in the order."""
-    chosen = choosing(taking, "functions").cte("chosen").prefix_with("MATERIALIZED")
-    numbered = select(chosen, func.row_number().over().label(NUMBER)).cte("numbered").prefix_with("MATERIALIZED")
+    chosen = choosing(taking, "functions").cte("locks_chosen").prefix_with("MATERIALIZED")
+    numbered = select(chosen, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
     return (
         update(taking.table)
         .where(*(column == key for column, key in zip(taking.table.primary_key, numbered.c, strict=False)))
         .values(taking.changed)
         .returning(*taking.table.c, numbered.c[NUMBER])
-        .cte("captured")
+        .cte("locks_captured")
     )
 
 
 def counting(taking: Taking) -> Executable:
     """As :func:`ordered`, but only how many there were."""
-    chosen = choosing(taking, "functions").cte("chosen").prefix_with("MATERIALIZED")
+    chosen = choosing(taking, "functions").cte("locks_chosen").prefix_with("MATERIALIZED")
     changing: Any = delete(taking.table) if taking.deletes else update(taking.table).values(taking.changed)
     pairs = (column == key for column, key in zip(taking.table.primary_key, chosen.c, strict=True))
-    changed = changing.where(*pairs).returning(literal_column("1").label("one")).cte("captured")
+    changed = changing.where(*pairs).returning(literal_column("1").label("one")).cte("locks_captured")
     return select(func.count()).select_from(changed)
 
 
 def updating(taking: Taking, *, returning: bool = True) -> Executable:
     """The whole as one statement of SQLite, its rows in no order."""
-    chosen = choosing(taking, "file").cte("chosen").prefix_with("MATERIALIZED")
+    chosen = choosing(taking, "file").cte("locks_chosen").prefix_with("MATERIALIZED")
     pairs = (column == key for column, key in zip(taking.table.primary_key, chosen.c, strict=True))
     changed = update(taking.table).where(*pairs).values(taking.changed)
     # not by rowcount, which Python's driver has for no statement that begins with WITH

@@ -30,6 +30,9 @@ B = TypeVar("B")
 class Terms(Generic[H, B]):
     """What both kinds of workers are told; the parameters are those of :class:`~sqlalchemy_locks.Worker`."""
 
+    #: it was told to begin nothing more
+    _stopped: bool
+
     def __init__(
         self,
         queue: Queue,

@@ -28,6 +28,7 @@ from sqlalchemy import (
     case,
     cast,
     literal,
+    null,
     or_,
     select,
     update,
@@ -36,6 +37,7 @@ from sqlalchemy import (
 from . import tasks, zones
 from .clock import Epoch
 from .conditional import Acquire, Answer, Conditional
+from .listing import Listing, told
 from .operation import Operation, Place, RowsOperation, Run, seconds, shaped, shaped_rows
 from .roles import ID, At, Rows, bound, named, nonce_of, one
 from .several import Several
@@ -164,6 +166,19 @@ class Timeout:
         """
         values = self._rows.queue(queue) | tasks.limit(limit) | self._override()
         return RowsOperation(self._bodies.capture, values)
+
+    def listed(self, limit: int = 1000) -> RowsOperation[Any]:
+        """All timeouts, for people: rows of ``queue, id, every, free_in, retries``.
+
+        :param limit: how many at most.
+
+        ``every`` is the row's own period in seconds; ``free_in`` is in how many seconds it is over, by the server's
+        clock, less than 0 when it is over already. A window (``windowed=True``) may end sooner. ``None`` stands where
+        there is no such column.
+
+        >>> session.execute(sl.Timeout().listed()).all()
+        """
+        return RowsOperation(self._bodies.listed, tasks.limit(limit))
 
     @shaped(select(literal(True)))
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
@@ -310,6 +325,20 @@ class _Bodies:
         }
         self.give_back = _GiveBack(rows)
         self.set_retries = tasks.SetRetries(rows, "timeout.set_retries")
+        self.listed = Listing(
+            rows,
+            "timeout.listed",
+            columns=_told,
+            conditions=lambda at: [],
+            order=lambda at: [at[role] for role in ("queue", "id") if role in at],
+        )
+
+
+def _told(at: At) -> list[Any]:
+    # a clock that is unsigned on MySQL, where less than 0 would be an error
+    left = _wide(at["ts"]) + at["timeout"] - cast(Epoch(), BigInteger()) if "timeout" in at else null()
+    every = at["timeout"] if "timeout" in at else null()
+    return [told(at, "queue"), told(at, "id"), every.label("every"), left.label("free_in"), told(at, "retries")]
 
 
 def _initial(at: At) -> dict[str, Any]:

@@ -159,29 +159,38 @@ class Worker(Terms[Handler, Engine]):
                     self._bell.ring()
 
     def _holding(self) -> None:
-        threads = [threading.Thread(target=self._hold, args=(bell,), daemon=True) for bell in self._hands]
-        for thread in threads:
-            thread.start()
-        shift = Shift(self, time.sleep)
-        while not self._stopped:
-            self._bell.clear()
-            shift.sweep()
-            if not self._stopped:
-                self._bell.wait((self.stalled_after or 3600) / 4)
-        deadline = time.monotonic() + self.grace
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        over = threading.Event()
+        threads = [threading.Thread(target=self._hold, args=(bell, over), daemon=True) for bell in self._hands]
+        try:
+            for thread in threads:
+                thread.start()
+            shift = Shift(self, time.sleep)
+            while not self._stopped:
+                self._bell.clear()
+                shift.sweep()
+                if not self._stopped:
+                    self._bell.wait((self.stalled_after or 3600) / 4)
+            deadline = time.monotonic() + self.grace
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            over.set()  # for those that outlive the grace: this run's end is no other run's
+            self._ring()
 
-    def _hold(self, bell: Bell) -> None:
+    def _hold(self, bell: Bell, over: threading.Event) -> None:
         """One hand: a transaction for each job."""
-        while not self._stopped:
+
+        def ends() -> bool:
+            return self._stopped or over.is_set()
+
+        while not ends():
             bell.clear()
             try:
-                found = hold_one(self)
+                found = hold_one(self, ends)
             except Exception as error:
                 say(logging.WARNING, "a held job is given back: %s", error)
                 found = False
-            if not found and not self._stopped:
+            if not found and not ends():
                 bell.wait(self.poll)
 
     @contextlib.contextmanager
@@ -242,12 +251,18 @@ def is_coroutine_function(handler: Any) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
-def hold_one(terms: Worker) -> bool:
-    """Capture one job, run its handler and end it, all in one transaction; whether there was a job."""
+def hold_one(terms: Worker, ends: Callable[[], bool]) -> bool:
+    """Capture one job, run its handler and end it, all in one transaction; whether there was a job.
+
+    :param ends: whether nothing may be begun.
+    """
     with transaction(terms.engine) as short:
         connection = short.connection
         jobs = rows(connection.execute(terms.queue.capture(1, queue=terms.name, host=terms.host)))
         if not jobs:
+            return False
+        if ends():
+            connection.execute(terms.queue.release(jobs))
             return False
         short.use()
         error: BaseException | None = None

@@ -32,10 +32,9 @@ from .base import (
     SemaphoreBody,
     drop,
     locked,
-    may_be_old,
+    make_room,
     request_shared,
     surely,
-    take_back,
     touch,
     used,
     whole,
@@ -130,9 +129,7 @@ class Acquire(SemaphoreBody):
         sums, now = used(run, made, rows)
         exhausted = []
         for (name, count), row in zip(permits.items(), rows, strict=True):
-            if sums[row.id] + count > row.capacity and may_be_old(run):
-                sums[row.id], now = surely(run, made, row)
-            if sums[row.id] + count > row.capacity and take_back(run, made, row.id):
+            if sums[row.id] + count > row.capacity and make_room(run, made, row.id, row.capacity - count):
                 sums[row.id], now = surely(run, made, row)
             if sums[row.id] + count > row.capacity:
                 exhausted.append(name)

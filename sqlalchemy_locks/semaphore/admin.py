@@ -11,7 +11,7 @@ from ..elements import LockFunction
 from ..errors import SemaphoreHeld, UnknownSemaphore
 from ..names import checked
 from ..operation import Operation, Run, shaped
-from .base import LOCK_WAIT, SemaphoreBody, locked, surely, take_back, touch, used, whole
+from .base import LOCK_WAIT, SemaphoreBody, locked, make_room, surely, touch, used, whole
 from .statements import DELETED, HELD, UNKNOWN
 
 _NAME, _BY = bindparam("name", type_=Text()), bindparam("changed_by", type_=Text())
@@ -92,8 +92,10 @@ class Delete(SemaphoreBody):
         row = locked(run, made, run.values["name"])
         if row is None:
             raise unknown(run)
-        take_back(run, made, row.id)
-        if used(run, made, [row])[0][row.id] and surely(run, made, row)[0]:
+        in_use = used(run, made, [row])[0][row.id]
+        if in_use and make_room(run, made, row.id, 0):
+            in_use = surely(run, made, row)[0]
+        if in_use:
             raise held(run)
         run.execute(made.resize, {"which": row.id, "size": None})
         touch(run, row.id)

@@ -7,16 +7,17 @@ by name. Releasing needs no semaphore, so it waits for nobody who acquires.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Text, bindparam, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
-from ..elements import LockFunction
+from ..elements import LockFunction, ReadCommitted
 from ..errors import Unsupported
 from ..names import checked
 from ..operation import Body, Operation, Place, Run, beside
@@ -26,6 +27,9 @@ from .statements import statements
 LOCK_WAIT = bindparam("lock_wait", type_=Text())
 #: the semaphores whose rows a transaction of InnoDB has changed itself: there it sees its own version of the row
 _TOUCHED: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+#: those that have released something themselves
+_RELEASING: WeakSet[Any] = WeakSet()
+_read_committed = select(ReadCommitted())
 
 
 class SemaphoreBody(Body):
@@ -123,6 +127,12 @@ def _request(run: Run, look: Any, chosen: Any, called: Any) -> Any:
     if may_be_old(run):
         # above READ COMMITTED, MariaDB locks the gap before what it finds by any key but the primary one
         seen = run.execute(look, values).scalar()
+        if seen is None and not run.execute(_read_committed, {}).scalar():
+            # where it is absent, a look with a lock would lock the gap: other ids couldn't be asked for
+            with contextlib.suppress(DBAPIError), beside(run) as connection:
+                seen = connection.execute(look, values, execution_options=run.options).scalar()
+                if seen is None:
+                    return None
         row = None if seen is None else run.execute(chosen, {"which": seen}).first()
         if row is not None:
             return row
@@ -136,23 +146,25 @@ def touch(run: Run, semaphore: int) -> None:
         _TOUCHED.setdefault(transaction, set()).add(semaphore)
 
 
-def used(run: Run, made: Any, rows: Iterable[Any]) -> tuple[dict[int, int], Any]:
+def used(run: Run, made: Any, rows: Iterable[Any]) -> tuple[dict[int, float], Any]:
     """How many permits of locked semaphores are held, at most, and the instant: read after the locks were had.
 
     A plain read of InnoDB may be as old as its transaction's snapshot. Another's grant that it doesn't show has changed
-    the fence of the locked row, though: then, and where the row shows this transaction's own change instead, the sum is
-    a locking read. What was released since the snapshot it counts as held, unless :func:`surely` asks again.
+    the fence of the locked row, though: then, and where the row shows this transaction's own change instead, it is as
+    if all of them were held. What was released since the snapshot it counts as held. :func:`make_room` and
+    :func:`surely` ask again.
     """
     rows = list(rows)
     found = {row.id: row for row in run.execute(made.used, {"ids": [row.id for row in rows]})}
     touched = _TOUCHED.get(run.connection.get_transaction(), ())
-    sums, now = {}, None
+    sums: dict[int, float] = {}
+    now = None
     for row in rows:
         seen = found.get(row.id)
         # READ UNCOMMITTED shows a release that may be rolled back; a snapshot from before a semaphore doesn't show it
         dirty = row.dirty and not run.read_committed
         if dirty or seen is None or row.fence != seen.fence or row.id in touched:
-            sums[row.id], now = _used_now(run, made, row)
+            sums[row.id] = math.inf
         else:
             sums[row.id] = int(seen.used)
             now = now or seen.now
@@ -166,44 +178,43 @@ def may_be_old(run: Run) -> bool:
 
 def surely(run: Run, made: Any, row: Any) -> tuple[int, Any]:
     """As ``used``, of one semaphore, and current in any snapshot: for who would be refused otherwise."""
-    if may_be_old(run):
-        return _used_now(run, made, row)
-    sums, now = used(run, made, [row])
-    return sums[row.id], now
-
-
-def _used_now(run: Run, made: Any, row: Any) -> tuple[int, Any]:
+    if not may_be_old(run):
+        sums, now = used(run, made, [row])
+        return int(sums[row.id]), now
     total: Any = run.execute(made.used_now, {"which": row.id}).scalar_one()
     # in a later statement, since it may have waited for who is releasing
     return int(total), run.execute(made.clock, {}).scalar_one()
 
 
+def make_room(run: Run, made: Any, semaphore: int, most: int) -> bool:
+    """Whether no more than so many permits may be held after all: what has expired is taken back.
+
+    The sum that said otherwise may be older than a release (InnoDB). To ask with a lock would keep the holders from
+    releasing, and others from acquiring, until this transaction ends: so what is committed is looked at from beside
+    it, and where there is no room, there is none. A grant is never based on that look.
+    """
+    if not may_be_old(run):
+        return take_back(run, made, semaphore) > 0
+    try:
+        with beside(run) as connection:
+            values, options = {"which": semaphore}, run.options
+            expired = connection.execute(made.expired_of, values, execution_options=options).all()
+            held = connection.execute(made.held_of, values, execution_options=options).scalar_one()
+    except DBAPIError:
+        # no connection can be had: the locks, then
+        take_back(run, made, semaphore)
+        return True
+    taken = take(run, made, [tuple(row) for row in expired])
+    # what this transaction has released itself, nobody sees from beside it
+    return bool(taken) or held <= most or run.connection.get_transaction() in _RELEASING
+
+
 def take_back(run: Run, made: Any, semaphore: int) -> int:
     """Release what has expired on a semaphore; how many requests that was."""
-    judged = [tuple(row) for row in run.execute(made.expired_of, {"which": semaphore})]
-    if may_be_old(run):
-        judged += [(request, None) for request in _expired_since(run, made, semaphore)]
-    return len(take(run, made, judged))
+    return len(take(run, made, [tuple(row) for row in run.execute(made.expired_of, {"which": semaphore})]))
 
 
-def _expired_since(run: Run, made: Any, semaphore: int) -> list[int]:
-    """The requests that have expired, of those that a snapshot from before them doesn't show (InnoDB).
-
-    What it shows alive is alive, or has been released. Of the others the living ones must not be locked, since they
-    couldn't renew then before this transaction ends: so they are looked at from beside it.
-    """
-    holders = run.execute(made.holders, {"which": semaphore}).scalars().all()
-    shown = run.execute(made.shown, {"ids": holders}).scalars().all() if holders else ()
-    hidden = list(set(holders).difference(shown))
-    if not hidden:
-        return []
-    # a server that has no connection left to ask by: nobody is known to have expired, and so there is no room
-    with contextlib.suppress(DBAPIError), beside(run) as connection:
-        return list(connection.execute(made.expired_among, {"ids": hidden}, execution_options=run.options).scalars())
-    return []
-
-
-def take(run: Run, made: Any, judged: list[tuple[int, datetime | None]]) -> list[int]:
+def take(run: Run, made: Any, judged: list[tuple[int, datetime]]) -> list[int]:
     """Release those requests that have expired or are still as they were judged, but what somebody is working on."""
     if not judged:
         return []
@@ -217,6 +228,9 @@ def take(run: Run, made: Any, judged: list[tuple[int, datetime | None]]) -> list
 
 def end(run: Run, made: Any, request: int) -> None:
     """Release a locked request: its permits first, so that where a wait for them times out, it can be done again."""
+    transaction = run.connection.get_transaction()
+    if may_be_old(run) and transaction is not None:
+        _RELEASING.add(transaction)
     # by their own ids, which locks no gap; only a snapshot from before them doesn't show them
     permits = run.execute(made.permits_of, {"which": request}).scalars().all()
     if permits:

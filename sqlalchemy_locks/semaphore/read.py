@@ -50,6 +50,7 @@ class Usage(Read):
         sem, req, per = tables.semaphore, tables.permit_request, tables.permit
         held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
         used = select(cast(func.coalesce(func.sum(per.c.count), 0), BigInteger())).where(held).scalar_subquery()
+        holders = select(func.count()).where(held).scalar_subquery()
         oldest = select(func.min(per.c.permit_request_id)).where(held).scalar_subquery()
         return (
             select(
@@ -59,6 +60,7 @@ class Usage(Read):
                 req.c.external_id.label("oldest_holder"),
                 req.c.owner.label("oldest_owner"),
                 type_coerce(req.c.created_at, _UTC()).label("oldest_since"),
+                holders.label("holders"),
             )
             .select_from(sem.outerjoin(req, req.c.id == oldest))
             .where(sem.c.capacity.is_not(None))
@@ -103,8 +105,8 @@ _USAGE, _HOLDERS, _HISTORY = Usage(), Holders(), History()
 
 
 def usage() -> RowsOperation[Any]:
-    """Every semaphore: ``name``, ``capacity``, ``used``, and of who has held it longest ``oldest_holder`` (the
-    external id), ``oldest_owner``, ``oldest_since`` (UTC, by the server's clock), or ``None``.
+    """Every semaphore: ``name``, ``capacity``, ``used``, of who has held it longest ``oldest_holder`` (the external
+    id), ``oldest_owner``, ``oldest_since`` (UTC, by the server's clock), or ``None``, and how many ``holders`` it has.
 
     What has expired is counted until it is taken back.
 

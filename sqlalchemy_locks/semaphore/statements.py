@@ -56,6 +56,7 @@ def statements(tables: Tables, *, rows: bool) -> Any:
     called, chosen = req.c.external_id == _NAME, req.c.id == _ID
     state = select(req.c.id, req.c.state)
     permits = select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ID)
+    held_of = select(total).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)
     return SimpleNamespace(
         # the gate, and what is known behind it
         ask=insert(req),
@@ -77,7 +78,8 @@ def statements(tables: Tables, *, rows: bool) -> Any:
             select(total).where(held).scalar_subquery().label("used"),
             Now().label("now"),
         ).where(sem.c.id.in_(bindparam("ids", expanding=True))),
-        used_now=select(total).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE).with_for_update(read=True),
+        held_of=held_of,
+        used_now=held_of.with_for_update(read=True),
         clock=select(Now()),
         bump=update(sem).where(sem.c.id == _ID).values(fence=sem.c.fence + 1),
         grant=insert(per),
@@ -85,11 +87,11 @@ def statements(tables: Tables, *, rows: bool) -> Any:
         # the end of a request
         permits_of=select(per.c.id).where(per.c.permit_request_id == _ID).order_by(per.c.id),
         drop_permit=delete(per).where(per.c.id == _ID),
-        end=update(req).where(req.c.id == _ID, req.c.state == HELD_STATE).values(state=RELEASED, updated_at=Now()),
+        end=update(req).where(req.c.id == _ID).values(state=RELEASED, updated_at=Now()),
         free_one=update(per).where(per.c.id == _ID).values(state=RELEASED),
         free=update(per).where(per.c.permit_request_id == _ID, per.c.state != _GONE).values(state=RELEASED),
         renew=update(req)
-        .where(req.c.id == _ID, req.c.state == HELD_STATE, or_(req.c.ttl_seconds.is_(None), until(req) > Now()))
+        .where(req.c.id == _ID, req.c.state != _GONE, or_(req.c.ttl_seconds.is_(None), until(req) > Now()))
         .values(renewed_at=Now()),
         # a semaphore's life
         create=insert(sem),
@@ -99,7 +101,7 @@ def statements(tables: Tables, *, rows: bool) -> Any:
     )
 
 
-def _shared(req: Any, which: Any, rows: bool) -> Select[Any]:
+def _shared(req: Any, which: Any, rows: bool) -> Any:
     """A request, locked; what it tells of itself is calculated when the lock was had."""
     if rows:
         return _told(req).where(which).with_for_update(read=True)
@@ -108,9 +110,11 @@ def _shared(req: Any, which: Any, rows: bool) -> Select[Any]:
     return _told(row.cte("kept").prefix_with("MATERIALIZED"))
 
 
-def _told(request: Any) -> Select[Any]:
+def _told(request: Any) -> Any:
     expired = until(request) <= Fresh()
-    return select(request.c.id, request.c.state, until(request).label("until"), expired.label("expired"))
+    told: Any = select(request.c.id, request.c.state, until(request).label("until"), expired.label("expired"))
+    shaped: Select[Any] = told
+    return shaped
 
 
 def _sweeps(tables: Tables) -> dict[str, Any]:
@@ -131,13 +135,9 @@ def _sweeps(tables: Tables) -> dict[str, Any]:
         .order_by(req.c.id)
         .limit(BATCH),
         "owned": judged.add_columns(req.c.owner).where(after, req.c.owner.is_not(None)).order_by(req.c.id).limit(BATCH),
-        "holders": select(per.c.permit_request_id)
-        .where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)
-        .with_for_update(read=True),
-        "shown": select(req.c.id).where(chosen),
-        "expired_among": select(req.c.id).where(chosen, req.c.state == HELD_STATE, until(req) <= Now()),
         "still": judged.add_columns((until(req) <= Now()).label("expired"))
-        .where(chosen, req.c.state == HELD_STATE)
+        # not "= 'ACQUIRED'", for which an index on states may be chosen, and every request that is held be locked
+        .where(chosen, req.c.state != _GONE)
         .with_for_update(skip_locked=True),
         "ago": select(Later(Now(), bindparam("seconds", type_=Float()))),
         "old": old.where(req.c.updated_at <= cutoff).order_by(req.c.updated_at).limit(BATCH),

@@ -189,6 +189,19 @@ def test_the_library_itself_loads_no_alembic(installed: Environment, project: Pa
     assert installed("-c", code, cwd=project).strip() == "False False"
 
 
+def test_the_command_line(installed: Environment, project: Path) -> None:
+    """Which says what it needs, and has it as an extra."""
+    script = installed.folder / "bin" / "sqlalchemy-locks"
+    bare = subprocess.run([script, "check"], cwd=project, capture_output=True, text=True, check=False)
+    assert bare.returncode == 2
+    assert "pip install 'sqlalchemy-locks[cli]'" in bare.stderr
+    installed.install("click>=8.1", "rich>=13.9")
+    run(script, "install", "--url", "sqlite:///x.db", cwd=project)
+    assert found(installed, project) == OURS
+    assert "All is well" in run(script, "check", "--url", "sqlite+aiosqlite:///x.db", cwd=project)
+    assert "No semaphores" in installed("-m", "sqlalchemy_locks", "status", "--url", "sqlite:///x.db", cwd=project)
+
+
 def test_wheel_and_sdist_have_every_file(built: dict[str, Path]) -> None:
     wanted = {
         path.relative_to(ROOT).as_posix()

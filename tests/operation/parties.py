@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 T = TypeVar("T")
 
 #: what ends a test that hangs, in seconds: never what a machine may be too slow for
-PATIENCE = 120
+PATIENCE = 240
 #: the six databases that the locks are installed in, with a synchronous driver of each
 EVERYWHERE = {
     "postgresql15": "psycopg",

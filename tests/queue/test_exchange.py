@@ -189,9 +189,36 @@ def test_a_dear_look_from_the_head_is_not_taken_each_time() -> None:
     assert head.after() is None
     head.looked(None, last, 0.0)
     assert head.after() is None
+    capped = _Head(True, 1)
+    capped.looked(None, last, 360)
+    assert capped._until <= time.monotonic() + 1
     cheap = _Head(False, 3600)
     cheap.looked(None, last, 360)
     assert cheap.after() is None
+
+
+def test_a_look_that_seems_dear_keeps_nobody_from_the_head_for_long(engine_to: MakeEngine) -> None:
+    """It may have waited for a row of those that it ends, or for a connection."""
+    shift = shift_of(engine_to("postgresql15"), heartbeat=3600)
+    shift._head.looked(None, (0, None, 7), 360)
+    assert shift._head._after is not None
+    assert shift._head._until <= time.monotonic() + 1
+
+
+@pytest.mark.parametrize(("name", "driver"), [("postgresql15", "psycopg"), ("postgresql15", "psycopg2")])
+def test_a_look_that_was_asked_for_again_is_not_thought_dear(
+    servers: Any, other: Engine, name: str, driver: str
+) -> None:
+    put(other, *range(6))
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        shift = shift_of(engine, batch=2)
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+        proxy.lose_answer(final(name), lambda: time.sleep(0.1))
+        asked = time.monotonic()
+        shift.turn()
+        assert (proxy.losses, time.monotonic() - asked >= 0.1) == (1, True)
+        assert shift._head.after() is None
 
 
 def test_what_comes_before_that_place_is_not_forgotten(engine_to: MakeEngine) -> None:
@@ -240,7 +267,7 @@ def test_an_old_snapshot_does_not_make_looks_dearer(engine_to: MakeEngine) -> No
 
 def searching(node: Any) -> int:
     """The pages that the search has looked at."""
-    if node.get("Subplan Name") == "CTE chosen":
+    if node.get("Subplan Name") == "CTE locks_chosen":
         return int(node["Shared Hit Blocks"] + node["Shared Read Blocks"])
     return sum(searching(below) for below in node.get("Plans", ()))
 

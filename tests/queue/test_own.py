@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,6 +16,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.clock import Instant
 from sqlalchemy_locks.mapped import JobColumns
 from sqlalchemy_locks.schema import ExternalId, Payload
+from sqlalchemy_locks.shift import Shift
 from tests.conftest import PLAIN, Servers
 
 from .conftest import ENGINES
@@ -171,3 +173,41 @@ def test_what_is_no_queue_is_refused() -> None:
         sl.Queue(Mail, nothing=Mail.claim)
     with pytest.raises(TypeError, match="mapped class"):
         sl.Queue("mail")
+
+
+@pytest.mark.parametrize("engine", ["postgresql15", "sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    "name", ["done", "told", "chosen", "numbered", "captured", "mine", "free", "beat", "jobs", "put", "there"]
+)
+def test_a_table_may_be_called_as_a_part_of_a_statement_might_be(engine: Engine, name: str) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(JobColumns, Base):
+        __tablename__ = name
+
+    own = sl.Queue(Job)
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    try:
+        with engine.begin() as connection:
+            id = connection.scalar(own.put(0))
+            assert connection.scalar(own.put(0, external_id=id)) == id
+            connection.execute(own.put(1, 2, 3))
+        shift = Shift(sl.Worker(own, print, bind=engine, batch=2), time.sleep)
+        seen = []
+        for _ in range(3):
+            shift._beat = -float("inf")
+            shift.turn()
+            shift._beat = -float("inf")
+            shift._keep()
+            while (job := shift.take()) is not None:
+                seen.append(job._mapping["payload"])
+                shift.done(job, None)
+        shift.close()
+        assert seen == [0, 1, 2, 3]
+        with engine.begin() as connection:
+            assert connection.scalar(own.requeue_stalled(0)) == 0
+            connection.execute(own.delete_finished(0))
+    finally:
+        Base.metadata.drop_all(engine)

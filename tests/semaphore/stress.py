@@ -18,9 +18,9 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -35,6 +35,7 @@ CAPACITIES = (3, 5, 8)
 KILLED = (3, 11)
 TURNS = 100
 LONGEST = 45.0
+T = TypeVar("T")
 _LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
 
@@ -129,25 +130,18 @@ def turn(engine: Engine, locks: sl.Locks, witness: Witness, number: int, names: 
             return
     witness.add(number, permits, 1)
     if random.random() < 0.3:
-        assert renewed(locks, ident)
+        assert patiently(lambda: locks.renew(ident))
     witness.add(number, permits, -1)
-    assert released(locks, ident) is sl.Released.RELEASED
+    assert patiently(lambda: locks.release(ident)) is sl.Released.RELEASED
     if random.random() < 0.3:
-        assert released(locks, ident) is sl.Released.ALREADY_RELEASED
+        assert patiently(lambda: locks.release(ident)) is sl.Released.ALREADY_RELEASED
 
 
-def released(locks: sl.Locks, ident: str) -> sl.Released:
-    """Give it back; on a machine that stands still for seconds as often as it takes, as the documentation says."""
+def patiently(call: Callable[[], T]) -> T:
+    """What it gives; on a machine that stands still for seconds as often as it takes, as the documentation says."""
     while True:
         with contextlib.suppress(sl.LockTimeout):
-            return locks.release(ident)
-
-
-def renewed(locks: sl.Locks, ident: str) -> bool:
-    """The same with its renewal."""
-    while True:
-        with contextlib.suppress(sl.LockTimeout):
-            return locks.renew(ident)
+            return call()
 
 
 def work(number: int, url: str, file: str, names: list[str]) -> None:
@@ -159,10 +153,11 @@ def work(number: int, url: str, file: str, names: list[str]) -> None:
     until = time.monotonic() + LONGEST
     while (witness.had() < TURNS and time.monotonic() < until) or number in KILLED:
         turn(engine, locks, witness, number, names)
-        if random.random() < 0.05:
-            locks.sweep()
-        if random.random() < 0.05:
-            locks.run(sl.semaphore.resize(names[2], random.randint(CAPACITIES[2] - 4, CAPACITIES[2])))
+        with contextlib.suppress(sl.LockTimeout):
+            if random.random() < 0.05:
+                locks.sweep()
+            if random.random() < 0.05:
+                locks.run(sl.semaphore.resize(names[2], random.randint(CAPACITIES[2] - 4, CAPACITIES[2])))
 
 
 def forked(number: int, *arguments: Any) -> int:
@@ -192,7 +187,7 @@ def main() -> None:
         witness.forget(number)
     engine = create_engine(url)
     dead = {f"{names[0]}-{number}" for number in KILLED}
-    swept = sl.Locks(engine).sweep(alive=lambda owners: set(owners) - dead)
+    swept = patiently(lambda: sl.Locks(engine).sweep(alive=lambda owners: set(owners) - dead))
     engine.dispose()
     ends = [os.waitpid(pid, 0)[1] for number, pid in enumerate(processes) if number not in KILLED]
     print(swept, witness.had())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
@@ -94,20 +95,90 @@ def test_a_snapshot_from_before_what_has_expired(name: str, level: str, since: s
     assert all(locks.renew(grant) for grant in living)
 
 
-@pytest.mark.parametrize("name", INNODB)
-def test_who_is_denied_keeps_no_holder_from_renewing(name: str, engine_to: MakeEngine) -> None:
-    """Though a snapshot from before the grants has to be asked around."""
-    engine = engine_to(name, isolation_level="REPEATABLE READ")
-    sem = made(engine, 2)
+@pytest.mark.parametrize("what", ["denied", "not deleted"])
+@pytest.mark.parametrize("level", LEVELS[:2])
+@pytest.mark.parametrize("name", SERVERS)
+def test_who_finds_no_room_keeps_nobody_from_anything(name: str, level: str, what: str, engine_to: MakeEngine) -> None:
+    """Not the holders from renewing and releasing, nor others from other semaphores, with ids beside its own."""
+    engine = engine_to(name, isolation_level=level)
+    sem, ident = made(engine, 2), f"{unused('job')} m"
+    others = [made(engine, 2) for _ in range(2)]
     locks = sl.Locks(engine)
     before = locks.acquire({sem: 1}, ttl=3600)
     with engine.connect() as a:
-        look(a)
+        if level == "REPEATABLE READ" and name != "postgresql15":
+            look(a)  # a snapshot from before the second grant
         since = locks.acquire({sem: 1}, ttl=3600)
-        assert a.scalar(sl.semaphore.acquire({sem: 1})).acquired is False
+        if what == "denied":
+            assert a.scalar(sl.semaphore.acquire({sem: 1}, external_id=ident)).acquired is False
+        else:
+            with pytest.raises(sl.SemaphoreHeld):
+                a.scalar(sl.semaphore.delete(sem))
+        for each, neighbour in zip(others, (f"{ident}0", f"{ident[:-1]}l"), strict=True):
+            asked = sl.semaphore.acquire({each: 1}, external_id=neighbour)
+            assert later(locks.run, asked.execution_options(locks_wait=60)).result(PATIENCE).acquired
         for grant in (before, since):
-            assert later(locks.renew, grant).result(30)
+            assert later(locks.renew, grant).result(PATIENCE)
+            released = sl.semaphore.release(grant).execution_options(locks_wait=60)
+            assert later(locks.run, released).result(PATIENCE) is sl.Released.RELEASED
         a.rollback()
+
+
+@pytest.mark.parametrize("level", LEVELS[:2])
+@pytest.mark.parametrize("name", INNODB)
+def test_an_id_that_is_unknown_keeps_nobody_from_its_neighbours(name: str, level: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name, isolation_level=level)
+    sem, ident = made(engine, 9), f"{unused('job')} m"
+    locks = sl.Locks(engine)
+    with engine.connect() as a:
+        assert a.scalar(sl.semaphore.release(ident)) is sl.Released.UNKNOWN
+        assert a.scalar(sl.semaphore.renew(ident)) is False
+        for neighbour in (f"{ident}0", f"{ident[:-1]}l"):
+            asked = sl.semaphore.acquire({sem: 1}, external_id=neighbour)
+            assert later(locks.run, asked.execution_options(locks_wait=60)).result(PATIENCE).acquired
+        a.rollback()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", PLACES)
+def test_room_that_the_transaction_has_made_itself(name: str, level: str, engine_to: MakeEngine) -> None:
+    """Which nobody sees but itself."""
+    engine = engine_to(name, isolation_level=level)
+    sem = made(engine, 2)
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1})
+    with engine.connect() as a:
+        other = a.scalar(sl.semaphore.acquire({sem: 1}))
+        a.commit()
+        assert a.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
+        assert a.scalar(sl.semaphore.acquire({sem: 1})).acquired
+        assert not a.scalar(sl.semaphore.acquire({sem: 1})).acquired
+        assert a.scalar(sl.semaphore.release(other)) is sl.Released.RELEASED
+        assert outcome(a, sl.semaphore.acquire({sem: 1})) == "granted"
+    assert held(engine, sem) == 2
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", INNODB)
+def test_a_server_without_another_connection(name: str, level: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
+    """What would be asked on it is asked with locks: it takes back what has expired, and denies what is held."""
+
+    def refused(run: Any) -> Any:
+        raise OperationalError("connect", {}, Exception("Too many connections"))
+
+    engine = engine_to(name, isolation_level=level)
+    sem, grants = made(engine, 1), []
+    locks = sl.Locks(engine)
+    grants.append(locks.acquire({sem: 1}, ttl=60))
+    monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.base"), "beside", refused)
+    with engine.connect() as a:
+        assert not a.scalar(sl.semaphore.acquire({sem: 1}))
+        assert a.scalar(sl.semaphore.release(unused("job"))) is sl.Released.UNKNOWN
+        a.rollback()
+        with engine.begin() as connection:
+            expire(connection, grants[0])
+        assert outcome(a, sl.semaphore.acquire({sem: 1})) == "granted"
+    assert held(engine, sem) == 1
 
 
 @pytest.mark.parametrize("level", LEVELS)

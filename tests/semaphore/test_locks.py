@@ -296,10 +296,10 @@ def test_whoever_changes_a_semaphore_waits_no_longer_than_told(name: str, engine
         for change in changes:
             bounded = change.execution_options(locks_wait=1)
             with pytest.raises(sl.LockTimeout):
-                later(other.scalar, bounded).result(60)
+                later(other.scalar, bounded).result(PATIENCE)
             other.rollback()
             with pytest.raises(sl.LockTimeout):
-                later(sl.Locks(engine).run, bounded).result(60)
+                later(sl.Locks(engine).run, bounded).result(PATIENCE)
         keeper.rollback()
         for change in changes:
             other.scalar(change.execution_options(locks_wait=1))

@@ -10,9 +10,8 @@ import pytest
 from sqlalchemy import Engine, event, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Now
+from sqlalchemy_locks.clock import Now, utc
 from sqlalchemy_locks.schema import tables
-from sqlalchemy_locks.semaphore.base import utc
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import PATIENCE, all_of, later, until
 
@@ -229,16 +228,21 @@ def test_a_guarded_write_that_waited_is_judged_when_the_wait_is_over(
     write = anything(engine)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
-    grant = locks.acquire({sem: 1}, ttl=3)
-    with engine.connect() as writer, engine.connect() as releasing:
-        assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
-        writing = later(writer.scalar, sl.guarded(write, grant))
-        watcher.until_waiting(writing)
-        until(lambda: now(engine) > grant.expires_at, pause=0.1)
-        releasing.rollback()
-        with pytest.raises(sl.LockLost, match="held no longer"):
-            writing.result(PATIENCE)
-        writer.rollback()
+    for ttl in (3, 12, 48):
+        grant = locks.acquire({sem: 1}, ttl=ttl)
+        with engine.connect() as writer, engine.connect() as releasing:
+            assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
+            writing = later(writer.scalar, sl.guarded(write, grant))
+            until(lambda write=writing: write.done() or watcher.waiting(), pause=0.13)
+            waited = not writing.done()
+            until(lambda grant=grant: now(engine) > grant.expires_at, pause=0.1)
+            releasing.rollback()
+            with pytest.raises(sl.LockLost, match="held no longer"):
+                writing.result(PATIENCE)
+            writer.rollback()
+        if waited:
+            return
+    raise AssertionError("it never came to wait")
 
 
 def now(engine: Engine) -> Any:

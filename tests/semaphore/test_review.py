@@ -211,9 +211,10 @@ def test_room_since_the_snapshot(name: str, engine_to: MakeEngine) -> None:
 def test_the_time_of_who_waited_for_a_release_is_whole(name: str, engine_to: MakeEngine, watch: Any) -> None:
     """Its time counts from after the wait, which is for the permits where it sums them with a lock."""
     engine, watcher = engine_to(name, isolation_level="REPEATABLE READ"), watch(name)
-    sem = made(engine, 1)
-    grant = sl.Locks(engine).acquire({sem: 1})
-    with engine.connect() as releasing, engine.connect() as caller:
+    sem = made(engine, 2)
+    with engine.connect() as caller, engine.connect() as releasing:
+        caller.execute(sl.semaphore.usage()).all()
+        grant = sl.Locks(engine).acquire({sem: 1})  # which that snapshot doesn't show
         releasing.scalar(sl.semaphore.release(grant))
         waiting = later(caller.scalar, sl.semaphore.acquire({sem: 1}, ttl=60))
         watcher.until_waiting(waiting)

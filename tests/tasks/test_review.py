@@ -36,7 +36,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_col
 
 import sqlalchemy_locks as sl
 from tests.faults.drivers import sync
-from tests.operation.parties import ENGINES, connected, installed, later, unused
+from tests.operation.parties import ENGINES, PATIENCE, connected, installed, later, unused
 
 from .models import Base, Import, Kind, imports
 from .test_fencing import metadata, page, pages
@@ -404,7 +404,7 @@ def test_nowait_on_sqlite_waits_for_nobody_who_writes(immediate: bool, tmp_path:
                 (timeout.acquire("a", nowait=True), False),
                 (mutex.acquire_token("a", nowait=True), None),
             ):
-                assert later(locks.run, operation).result(60) is expected
+                assert later(locks.run, operation).result(PATIENCE) is expected
             writer.rollback()
         assert locks.run(mutex.acquire("a", nowait=True)) is True
         with engine.connect() as connection:

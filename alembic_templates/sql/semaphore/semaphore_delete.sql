@@ -5,30 +5,34 @@ AS $body$
 -- sqlalchemy_locks 0004
 DECLARE
   sem record;
-  held boolean := false;
   was text := current_setting('lock_timeout');
 BEGIN
   name := lock.semaphore_checked(name, 'a semaphore''s name');
   IF changed_by IS NOT NULL THEN
     changed_by := lock.semaphore_checked(changed_by, 'who changes a semaphore');
   END IF;
-  IF lock_wait IS NOT NULL THEN
-    PERFORM set_config('lock_timeout', lock_wait, true);
-  END IF;
-  SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_delete.name FOR UPDATE;
-  IF sem.capacity IS NOT NULL THEN
-    PERFORM lock.semaphore_take_back(sem.id);
-    -- In a statement of its own, which sees what was released before the lock was had.
-    PERFORM 1 FROM lock.permit AS p WHERE p.semaphore_id = sem.id AND p.state = 'ACQUIRED';
-    held := FOUND;
-  END IF;
-  IF lock_wait IS NOT NULL THEN
-    PERFORM set_config('lock_timeout', was, true);
-  END IF;
+  -- A refusal rolls this block back, so that it keeps nobody waiting.
+  BEGIN
+    IF lock_wait IS NOT NULL THEN
+      PERFORM set_config('lock_timeout', lock_wait, true);
+    END IF;
+    SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_delete.name FOR UPDATE;
+    IF sem.capacity IS NOT NULL THEN
+      PERFORM lock.semaphore_take_back(sem.id);
+      -- In a statement of its own, which sees what was released before the lock was had.
+      PERFORM 1 FROM lock.permit AS p WHERE p.semaphore_id = sem.id AND p.state = 'ACQUIRED';
+      IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'SL010', MESSAGE = 'held';
+      END IF;
+    END IF;
+    IF lock_wait IS NOT NULL THEN
+      PERFORM set_config('lock_timeout', was, true);
+    END IF;
+  EXCEPTION WHEN SQLSTATE 'SL010' THEN
+    RETURN 'HELD';
+  END;
   IF sem.capacity IS NULL THEN
     RETURN 'UNKNOWN';
-  ELSIF held THEN
-    RETURN 'HELD';
   END IF;
   -- The row stays for its fence: a semaphore that is made again under this name goes on counting.
   UPDATE lock.semaphore AS s SET capacity = NULL, updated_at = clock_timestamp() WHERE s.id = sem.id;

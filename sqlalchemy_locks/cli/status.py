@@ -1,0 +1,194 @@
+"""``status`` and ``top``: everything that is held, and who waits."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from .. import lock, semaphore
+from ..errors import NotInstalled, Unsupported
+from ..locks import Locks
+from ..mutex import Mutex
+from ..timeout import Timeout
+from .command import lasting, on_database
+from .queue import queues, stated
+from .screen import Screen, duration, name, note, number, second, sentence, table, title
+from .semaphore import semaphores
+from .target import Database
+
+#: so many mutexes and timeouts are told of
+_MOST = 1000
+#: so long Ctrl-C may go unseen, in seconds
+_GLANCE = 0.1
+
+
+@click.command(short_help="Show what is held, and what waits.")
+@on_database()
+def status(screen: Screen, database: Database) -> None:
+    """Show what is held, and what waits: semaphores, queues, mutexes, timeouts, keys.
+
+    \b
+      sqlalchemy-locks status
+      sqlalchemy-locks status --json | jq '.semaphores[] | select(.used == .capacity) | .name'
+    """
+    document = overview(database)
+    screen.show(document, shown(document, screen.console))
+
+
+@click.command(short_help="Watch what is held, and what waits.")
+@lasting("--interval", default="2s", show_default=True, help="How often to look.")
+@click.option("--once", is_flag=True, help="Look once, and end: for scripts.")
+@on_database()
+def top(screen: Screen, database: Database, interval: float, once: bool) -> None:
+    """Watch what `status` shows; Ctrl-C ends it.
+
+    With --json it is one document a line. Looking costs the server a handful of short SELECTs, which lock nothing.
+    """
+    if interval < 0.1:
+        raise click.UsageError("--interval must be at least 0.1 s.")
+    if once:
+        document = overview(database)
+        screen.show(document, shown(document, screen.console))
+        return
+    with _told_to_end() as over:
+        _watch(screen, database, interval, over)
+
+
+def _watch(screen: Screen, database: Database, interval: float, over: Callable[[], bool]) -> None:
+    with _shower(screen, interval) as show:
+        while not over():
+            show(overview(database))
+            waited = 0.0
+            while waited < interval and not over():
+                database.sleep(_GLANCE)
+                waited += _GLANCE
+
+
+@contextlib.contextmanager
+def _shower(screen: Screen, interval: float) -> Iterator[Callable[[dict[str, Any]], None]]:
+    console = screen.console
+    if screen.as_json:
+        yield screen.line
+    elif not console.is_terminal:
+        yield lambda document: screen.show(document, shown(document, console))
+    else:
+        foot = note(f"\nEvery {duration(interval)}; Ctrl-C ends it")
+        with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
+            yield lambda document: live.update(Group(shown(document, console), foot), refresh=True)
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: it ends the watch between two looks, and not a statement. A second one ends all."""
+    told = False
+
+    def tell(*_: object) -> None:
+        nonlocal told
+        told = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, tell)
+    try:
+        yield lambda: told
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def overview(database: Database) -> dict[str, Any]:
+    """All of it, as one document; ``None`` for what isn't installed, and for keys that aren't told on this engine.
+
+    :raises NotInstalled: when nothing is.
+    """
+    locks = Locks(database.engine)
+    parts: dict[str, Callable[[], Any]] = {
+        "semaphores": lambda: _rows(locks.run(semaphore.usage())),
+        "queues": lambda: stated(locks),
+        "mutexes": lambda: _rows(locks.run(Mutex().held(_MOST))),
+        "timeouts": lambda: _rows(locks.run(Timeout().listed(_MOST))),
+        "keys": lambda: [asdict(holder) for holder in locks.run(lock.holders())],
+    }
+    document: dict[str, Any] = {"database": database.target.shown, "untold": None}
+    missing: list[NotInstalled] = []
+    for part, read in parts.items():
+        try:
+            document[part] = read()
+        except NotInstalled as error:
+            document[part] = None
+            missing.append(error)
+        except Unsupported as error:
+            document[part] = None
+            document["untold"] = str(error)
+    if missing and not any(document[part] is not None for part in parts if part != "keys"):
+        raise missing[0]
+    return document
+
+
+def _rows(rows: Any) -> list[dict[str, Any]]:
+    return [dict(row._mapping) for row in rows]
+
+
+def shown(document: dict[str, Any], console: Console) -> Group:
+    """The document for people; what is missing says so."""
+    makers: dict[str, Callable[[Any], Any]] = {
+        "semaphores": lambda rows: semaphores(rows, console),
+        "queues": queues,
+        "mutexes": _mutexes,
+        "timeouts": _timeouts,
+        "keys": _keys,
+    }
+    parts: list[Any] = [note(document["database"])]
+    for part, make in makers.items():
+        rows = document[part]
+        parts.append(title(part.capitalize()))
+        if rows is None:
+            why = document["untold"] if part == "keys" else None
+            parts.append(sentence(why or "not installed here: `sqlalchemy-locks check` tells what is", "yellow"))
+        else:
+            parts.append(make(rows))
+    return Group(*parts)
+
+
+def _mutexes(rows: list[dict[str, Any]]) -> Any:
+    if not rows:
+        return note("None is taken")
+    made = table("Mutex", "Queue", "Owner", "Since (UTC)", whole=("Since (UTC)",))
+    for row in rows:
+        cells = [name(row["queue"], "dim"), name(row["owner"]), second(row["acquired_at"])]
+        made.add_row(name(row["id"]), *cells)
+    return made
+
+
+def _timeouts(rows: list[dict[str, Any]]) -> Any:
+    if not rows:
+        return note("None was ever made")
+    made = table("Timeout", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left"))
+    for row in rows:
+        free = int(row["free_in"]) < 0
+        left = name("now", "green") if free else name(duration(int(row["free_in"])))
+        cells = [name(duration(row["every"])), left, number(row["retries"])]
+        made.add_row(name(row["id"]), name(row["queue"], "dim"), *cells)
+    return made
+
+
+def _keys(rows: list[dict[str, Any]]) -> Any:
+    if not rows:
+        return note("None is held")
+    made = table("Key", "Mode", "Session", "Who", "Since (UTC)", "Waiting", whole=("Key", "Mode", "Session"))
+    for row in rows:
+        waiting = [name(f"{one['session']} {one['mode']}, {_who(one)}", "yellow") for one in row["waiting"]]
+        cells = [name(row["mode"]), name(row["session"]), name(_who(row)), second(row["since"])]
+        made.add_row(name(row["key"]), *cells, Text("\n").join(waiting) if waiting else name(None, "dim"))
+    return made
+
+
+def _who(session: dict[str, Any]) -> str:
+    at = session["user"] if session["host"] is None else f"{session['user'] or ''}@{session['host']}"
+    return ", ".join(part for part in (session["owner"], at, session.get("state")) if part) or "?"

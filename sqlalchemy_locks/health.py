@@ -1,0 +1,82 @@
+"""Whether locks will hold here: the server, its settings, and what is installed, each told as a sentence.
+
+It only reads. What it finds wrong at set-up would else be found by the first lock that is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.engine import Connection
+
+from .clock import Now, utc
+from .dialects import engine_of
+from .dialects.settings import Finding, findings
+
+__all__ = ["Finding", "examine"]
+
+#: so much is an ordinary difference of two clocks, in seconds
+SKEW = 1.0
+
+
+def examine(connection: Connection, *, schema: str = "lock", prefix: str = "lock_") -> list[Finding]:
+    """Look at a database, for people and for readiness probes.
+
+    :param connection: where to look. On an async connection: ``await connection.run_sync(examine)``.
+    :param schema: where the locks were installed, on PostgreSQL and YugabyteDB.
+    :param prefix: what their tables were installed under elsewhere.
+    :return: a :class:`Finding` for each thing looked at, ``level="problem"`` where locks
+        don't work or not as promised.
+    :raises Unsupported: for an engine that this library has never been tried on.
+
+    >>> with engine.connect() as connection:
+    ...     problems = [each.says for each in examine(connection) if each.level == "problem"]
+    """
+    found = list(findings(connection, engine_of(connection.dialect)))
+    found.append(_clock(connection))
+    found += _installed(connection, schema, prefix)
+    return found
+
+
+def _clock(connection: Connection) -> Finding:
+    before = time.time()
+    server = utc(connection.scalar(select(Now())))
+    after = time.time()
+    assert server is not None
+    # between the two the server was asked: what lies outside is a difference for certain
+    skew = max(0.0, before - server.timestamp(), server.timestamp() - after)
+    if skew > SKEW:
+        says = (
+            f"this machine's clock and the server's differ by {skew:.1f} s. Locks don't mind: "
+            "they go by the server's clock alone; people who compare logs do"
+        )
+        return Finding("clock", "warning", says)
+    return Finding("clock", "ok", "this machine's clock and the server's agree (locks go by the server's alone)")
+
+
+def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Finding]:
+    # Alembic is loaded by who looks at what it has installed, never by who locks
+    from .alembic.drift import check
+    from .alembic.options import Options
+    from .alembic.steps import STEPS, recorded
+
+    steps = recorded(connection, Options(schema=schema, prefix=prefix))
+    if steps is None:
+        says = "nothing is installed here: `sqlalchemy-locks install`, or `alembic upgrade sqlalchemy_locks@head`"
+        yield Finding("installed", "problem", says)
+        return
+    doors = sorted(set(steps.values()))
+    missing = [step for step in STEPS if step not in steps]
+    if missing:
+        says = f"of the steps {', '.join(STEPS)}, {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        yield Finding("installed", "warning" if steps else "problem", f"{says}: what they bring can't be used")
+    else:
+        yield Finding("installed", "ok", f"the steps up to {STEPS[-1]}, by {' and '.join(doors)}")
+    drifts: list[Any] = check(connection, schema=schema, prefix=prefix)
+    for sentence in drifts:
+        yield Finding("index" if "has lost its index" in sentence else "drift", "problem", sentence)
+    if not drifts:
+        yield Finding("drift", "ok", "tables, indexes and functions are as they were installed")

@@ -1,0 +1,1 @@
+"""What connects this library with others, each loaded by whoever uses it."""

@@ -1,0 +1,39 @@
+"""Dead jobs given back, for when what they died of is mended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import bindparam, literal_column, null
+
+from .capturing import Capture
+from .clock import Now
+from .jobs import Jobs
+from .operation import Place
+from .taking import Taking
+
+
+class Revive(Capture):
+    """Gives dead jobs back, as if they had never been tried; how many.
+
+    :param by: one job (``external_id``), those of one queue (``queue_id``), or all of them.
+    """
+
+    counts = True
+
+    def __init__(self, jobs: Jobs, by: str | None) -> None:
+        super().__init__("Queue.revive")
+        self.jobs, self.by = jobs, by
+        self.needs_installation = jobs.target is None
+
+    def taken(self, place: Place) -> Taking:
+        at = self.jobs.at(place)
+        conditions = [at.failed_at.is_not(None)]
+        if self.by is not None:
+            column = at.roles[self.by]
+            conditions.append(column == bindparam("locks_chosen", type_=column.type))
+        changes = {at.attempts: literal_column("0"), at.run_at: Now(), at.started_at: null(), at.failed_at: null()}
+        return Taking(at.table, tuple(conditions), changes, (at.failed_at,), self.jobs.target)
+
+    def route(self) -> dict[str, Any]:
+        return self.jobs.route()

@@ -1,0 +1,77 @@
+"""The command line on databases of its own, one of each kind of server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.cli.commands import commands
+from sqlalchemy_locks.cli.target import VARIABLES
+from tests.conftest import PLAIN, Servers, install
+
+ENGINES = ["sqlite", "postgresql15", "mysql", "mariadb"]
+
+
+@dataclass(frozen=True)
+class Cli:
+    """Runs commands on a database, in this process."""
+
+    url: str
+
+    def __call__(self, *arguments: str, code: int = 0, **environment: str) -> Result:
+        done = run(*arguments, SQLALCHEMY_LOCKS_URL=self.url, **environment)
+        assert done.exit_code == code, f"{done.exit_code}: {done.output}"
+        return done
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        at = arguments.index("--") if "--" in arguments else len(arguments)
+        return json.loads(self(*arguments[:at], "--json", *arguments[at:], code=code).stdout)
+
+    @property
+    def locks(self) -> sl.Locks:
+        # without a pool nothing is left open
+        return sl.Locks(create_engine(self.url, poolclass=NullPool))
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    """Run a command, with nothing of this process's own environment that would name a database or a width."""
+    clean: dict[str, str | None] = dict.fromkeys((*VARIABLES, "COLUMNS", "NO_COLOR", "FORCE_COLOR"))
+    return CliRunner().invoke(commands, arguments, env={**clean, **environment}, prog_name="sqlalchemy-locks")
+
+
+@pytest.fixture(scope="module")
+def made(servers: Servers) -> Callable[[str], str]:
+    """The URL of a database with the locks that is this file's own: one for each engine."""
+    urls: dict[str, str] = {}
+
+    def make(engine: str) -> str:
+        if engine not in urls:
+            urls[engine] = servers.fresh(engine, PLAIN[engine])
+            install(urls[engine])
+        return urls[engine]
+
+    return make
+
+
+@pytest.fixture(params=ENGINES)
+def cli(request: pytest.FixtureRequest, made: Callable[[str], str]) -> Cli:
+    """On each kind of server."""
+    return Cli(made(request.param))
+
+
+@pytest.fixture
+def postgresql(made: Callable[[str], str]) -> Cli:
+    return Cli(made("postgresql15"))
+
+
+@pytest.fixture
+def sqlite(made: Callable[[str], str]) -> Cli:
+    return Cli(made("sqlite"))

@@ -1,0 +1,183 @@
+"""What ``check`` finds, and that it finds nothing where all is well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.pool import NullPool
+
+from sqlalchemy_locks import health
+from sqlalchemy_locks.dialects import settings
+from tests.conftest import PLAIN, Servers, install
+
+from .conftest import Cli
+from .pooler import Pooler
+
+
+def found(cli: Cli, subject: str, code: int = 0) -> list[tuple[str, str]]:
+    told = cli.json("check", code=code)["findings"]
+    return [(each["level"], each["says"]) for each in told if each["subject"] == subject]
+
+
+def executed(url: str, *commands: str) -> None:
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        for command in commands:
+            connection.exec_driver_sql(command)
+
+
+@pytest.fixture
+def through(postgresql: Cli) -> Iterator[Cli]:
+    pooler = Pooler(postgresql.url)
+    try:
+        yield Cli(pooler.url)
+    finally:
+        pooler.close()
+
+
+@pytest.mark.parametrize("engine", ["postgresql18", "yugabytedb"])
+def test_all_is_well(engine: str, servers: Servers) -> None:
+    cli = Cli(servers.installed(engine, PLAIN[engine]))
+    assert cli.json("check")["warnings"] == 0
+    done = cli("check")
+    assert done.stdout.splitlines()[-1] == "All is well"
+    assert done.stderr == ""
+    if engine == "yugabytedb":
+        assert "YugabyteDB 2025.1.0.0" in done.stdout
+        assert found(cli, "effective isolation") == [("ok", "READ COMMITTED is what it says")]
+
+
+def test_drift_and_a_lost_index(servers: Servers) -> None:
+    url = servers.fresh("postgresql15", "psycopg")
+    install(url)
+    cli = Cli(url)
+    executed(
+        url,
+        "CREATE OR REPLACE FUNCTION lock.unlock(key bigint) RETURNS void LANGUAGE plpgsql AS $$BEGIN END$$",
+        "DROP INDEX lock.permit_held",
+        "ALTER TABLE lock.task DROP COLUMN claim",
+    )
+    done = cli("check", code=1)
+    assert "locks don't work here as promised" in done.stdout
+    assert ("problem", "lock.permit has lost its index permit_held") in found(cli, "index", 1)
+    sentences = [says for _, says in found(cli, "drift", 1)]
+    assert "lock.task has lost its column claim" in sentences
+    assert "the body of lock.unlock(bigint) is not the one that was installed" in sentences
+
+
+def test_the_level_that_sessions_begin_at(postgresql: Cli) -> None:
+    assert found(postgresql, "isolation") == [("ok", "sessions begin at READ COMMITTED")]
+    stale = Cli(option(postgresql.url, r"-c default_transaction_isolation=repeatable\ read"))
+    ((level, says),) = found(stale, "isolation")
+    assert level == "warning"
+    assert "REPEATABLE READ" in says
+
+
+def test_a_cluster_that_calls_snapshot_read_committed(servers: Servers) -> None:
+    url = servers.fresh("yugabytedb", "psycopg2")
+    install(url)
+    function = "pg_catalog.yb_get_effective_transaction_isolation_level()"
+    told = "CREATE OR REPLACE FUNCTION {} RETURNS text LANGUAGE SQL STABLE AS '{}'"
+    try:
+        executed(url, told.format(function, "SELECT ''repeatable read''"))
+        ((level, says),) = found(Cli(url), "effective isolation", 1)
+    finally:
+        executed(url, told.format(function, "SELECT current_setting(''transaction_isolation'')"))
+    assert level == "problem"
+    assert "effectively REPEATABLE READ" in says
+    assert "yb_enable_read_committed_isolation" in says
+
+
+def test_read_only(postgresql: Cli) -> None:
+    ((level, says),) = found(Cli(option(postgresql.url, "-c default_transaction_read_only=on")), "writable", 1)
+    assert level == "problem"
+    assert "read-only" in says
+
+
+def test_a_standby(servers: Servers) -> None:
+    primary = servers.server("postgresql15")
+    with primary.standby() as standby:  # type: ignore[attr-defined]
+        standby.catch_up()
+        ((level, says),) = found(Cli(standby.url("psycopg")), "writable", 1)
+    assert level == "problem"
+    assert "standby" in says
+
+
+def option(url: str, options: str) -> str:
+    return make_url(url).update_query_dict({"options": options}).render_as_string(hide_password=False)
+
+
+def test_a_file_that_can_not_be_written_to(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(sqlite, "writable") == [("ok", "the file takes writes")]
+    # root may write to everything
+    monkeypatch.setattr(settings.os, "access", lambda path, mode: False)
+    ((level, says),) = found(sqlite, "writable", 1)
+    assert level == "problem"
+    assert "can't be written to" in says
+
+
+def test_mysql_defaults_are_told_of(servers: Servers) -> None:
+    for engine in ("mysql", "mariadb"):
+        cli = Cli(servers.installed(engine, PLAIN[engine]))
+        ((level, says),) = found(cli, "isolation")
+        assert (level, "REPEATABLE READ" in says) == ("warning", True)
+        assert [level for level, _ in found(cli, "settings")] == ["ok"]
+        assert "Locks work here" in cli("check").stdout
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_clocks_that_differ(hours: int, sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(sqlite, "clock")[0][0] == "ok"
+    here = time.time
+    monkeypatch.setattr(health.time, "time", lambda: here() + hours * 3600)
+    ((level, says),) = found(sqlite, "clock")
+    assert level == "warning"
+    assert "Locks don't mind" in says
+
+
+def test_a_pooler_in_between(postgresql: Cli, through: Cli) -> None:
+    assert found(postgresql, "pooler") == []
+    ((level, says),) = found(through, "pooler")
+    assert level == "warning"
+    assert "PgBouncer" in says
+
+
+def test_a_pooler_as_psycopg2_sees_it(servers: Servers) -> None:
+    pooler = Pooler(servers.installed("postgresql15", "psycopg2"))
+    try:
+        assert found(Cli(pooler.url), "pooler") != []
+    finally:
+        pooler.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "spelt", "level"),
+    [
+        ("PostgreSQL", "11.22", "problem"),
+        ("PostgreSQL", "12.1", "warning"),
+        ("PostgreSQL", "15.1", "ok"),
+        ("MySQL", "8.0.12", "problem"),
+        ("MySQL", "8.0.13", "ok"),
+        ("MySQL", "9.7.4", "ok"),
+        ("MariaDB", "10.5.20", "problem"),
+        ("MariaDB", "10.11.19", "ok"),
+        ("SQLite", "3.34.1", "problem"),
+        ("SQLite", "3.35.0", "ok"),
+        ("YugabyteDB", "2.20.1", "ok"),
+    ],
+)
+def test_versions(name: str, spelt: str, level: str) -> None:
+    finding: Any = settings._version(name, spelt)
+    assert (finding.level, spelt in finding.says) == (level, True)
+
+
+def test_from_python(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/a.db", poolclass=NullPool)
+    with engine.connect() as connection:
+        problems = [each for each in health.examine(connection) if each.level == "problem"]
+    assert [each.subject for each in problems] == ["installed"]

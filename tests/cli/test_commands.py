@@ -1,0 +1,257 @@
+"""What each command does, says, and ends with, on each kind of server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.alembic.steps import STEPS
+from tests.conftest import PLAIN, Servers
+
+from .conftest import ENGINES, Cli, run
+
+QUEUE = sl.Queue()
+
+
+def captured(cli: Cli, name: str, number: int) -> list[Any]:
+    engine = create_engine(cli.url, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(QUEUE.put(*range(number), queue=name))
+    with engine.begin() as connection:
+        return list(connection.execute(QUEUE.capture(number, queue=name, host="h")))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_install_and_check(engine: str, servers: Servers) -> None:
+    cli = Cli(servers.fresh(engine, PLAIN[engine]))
+    if engine == "sqlite":
+        assert "there is no file" in cli("check", code=2).stderr
+    else:
+        done = cli.json("check", code=1)
+        assert (done["ok"], done["problems"]) == (False, 1)
+    told = cli.json("install")
+    assert (told["installed"], told["steps"], told["newer"]) == (list(STEPS), list(STEPS), [])
+    assert cli.json("install")["installed"] == []
+    assert cli.json("install", "--again")["installed"] == list(STEPS)
+    told = cli.json("check")
+    assert (told["ok"], told["problems"]) == (True, 0)
+    assert {each["subject"] for each in told["findings"]} >= {"connection", "version", "clock", "installed", "drift"}
+    assert all(set(each) == {"subject", "level", "says"} for each in told["findings"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_elsewhere(engine: str, servers: Servers) -> None:
+    cli, place = Cli(servers.fresh(engine, PLAIN[engine])), ("--schema", "others", "--prefix", "others_")
+    cli("install", *place)
+    cli("check", code=1)
+    cli("check", *place)
+    assert "not in this database" in cli("status", code=1).stderr
+    cli("semaphore", "create", "placed", "3", *place)
+    assert [row["name"] for row in cli.json("status", *place)["semaphores"]] == ["placed"]
+    cli("vacuum", *place)
+    cli("sweep", *place)
+
+
+def test_a_semaphore_made_resized_deleted(cli: Cli) -> None:
+    assert cli.json("semaphore", "create", "slots", "3") == {"name": "slots", "capacity": 3, "created": True}
+    assert cli.json("semaphore", "create", "slots", "3")["created"] is False
+    told = cli.json("semaphore", "create", "slots", "4", code=1)
+    assert told == {"name": "slots", "capacity": 3, "created": False}
+    told = cli.json("semaphore", "resize", "slots", "7", "--by", "alice")
+    assert told == {"name": "slots", "old_capacity": 3, "new_capacity": 7, "by": "alice"}
+    changes = cli.json("semaphore", "list", "slots", "--history")["history"]
+    assert [(each["old_capacity"], each["new_capacity"]) for each in changes] == [(None, 3), (3, 7)]
+    assert changes[1]["changed_by"] == "alice"
+    assert changes[0]["changed_by"]  # whoever runs the tests
+    assert "say --yes" in cli("semaphore", "delete", "slots", code=2).stderr
+    assert cli.json("semaphore", "delete", "slots", "--yes") == {"name": "slots", "deleted": True}
+    for command in (["resize", "slots", "2"], ["delete", "slots", "--yes"]):
+        told = cli.json("semaphore", *command, code=1)
+        assert told["error"] == "UnknownSemaphore"
+        assert "there is no semaphore 'slots'" in told["message"]
+    assert "There is no semaphore 'slots'" in cli("semaphore", "list", "slots", code=1).stdout
+
+
+def test_holders(cli: Cli) -> None:
+    locks = cli.locks
+    cli("semaphore", "create", "held", "2")
+    locks.acquire({"held": 2}, external_id="job-1", owner="web-1", ttl=600)
+    (holder,) = cli.json("semaphore", "list", "held")["holders"]
+    assert (holder["external_id"], holder["owner"], holder["permits"]) == ("job-1", "web-1", 2)
+    assert holder["expired"] in (False, 0)
+    assert holder["expires_at"].endswith("+00:00")
+    shown = cli("semaphore", "list", "held").stdout
+    assert "job-1" in shown
+    assert "█" * 20 in shown
+    assert cli.json("semaphore", "delete", "held", "--yes", code=1)["error"] == "SemaphoreHeld"
+    assert cli.json("semaphore", "release", "job-1")["released"] == "RELEASED"
+    assert cli.json("semaphore", "release", "job-1")["released"] == "ALREADY_RELEASED"
+    assert cli.json("semaphore", "release", "never", code=1)["released"] == "UNKNOWN"
+    assert cli.json("semaphore", "list", "held")["holders"] == []
+
+
+def test_the_queue(cli: Cli) -> None:
+    jobs = captured(cli, "mail", 4)
+    (row,) = cli.json("queue", "stats", "mail")["queues"]
+    assert [row[state] for state in ("waiting", "scheduled", "running", "dead")] == [0, 0, 4, 0]
+    locks = cli.locks
+    assert locks.run(QUEUE.complete(jobs[:1])) == 1
+    assert locks.run(QUEUE.fail(jobs[1:3], error="x", retry=False)) == 2
+    assert cli.json("queue", "requeue", "mail")["requeued"] == 0  # its worker was heard of just now
+    assert cli.json("queue", "requeue", "mail", "--stalled-for", "0") == {"requeued": 1, "which": "stalled"}
+    one = str(UUID(str(jobs[1].external_id)))
+    assert cli.json("queue", "requeue", "--job", one) == {"requeued": 1, "which": "dead"}
+    assert cli.json("queue", "requeue", "--job", one)["requeued"] == 0
+    assert cli.json("queue", "requeue", "mail", "--dead") == {"requeued": 1, "which": "dead"}
+    (row,) = cli.json("queue", "stats", "mail")["queues"]
+    assert (row["waiting"], row["dead"]) == (3, 0)
+    assert row["oldest"].endswith("+00:00")
+    assert "mail" in cli("queue", "stats").stdout
+    assert "say --yes" in cli("queue", "purge", "--older-than", "0", code=2).stderr
+    assert cli.json("queue", "purge", "--older-than", "7d", "--yes") == {"deleted": 0, "which": "completed"}
+    assert cli.json("queue", "purge", "--older-than", "0", "--yes")["deleted"] == 1
+    cli.locks.run(QUEUE.fail(captured(cli, "mail", 1), error="x", retry=False))
+    assert cli.json("queue", "purge", "--older-than", "0", "--dead", "--yes") == {"deleted": 1, "which": "dead"}
+
+
+def test_sweep_and_vacuum(cli: Cli) -> None:
+    cli("semaphore", "create", "swept", "5")
+    locks = cli.locks
+    locks.acquire({"swept": 1}, external_id="short", ttl=0.001)
+    locks.acquire({"swept": 1}, external_id="long", ttl=600)
+    assert cli.json("sweep")["released"] == 1
+    assert cli.json("sweep", "--expired-only")["released"] == 0
+    locks.release("long")
+    done = cli.json("sweep", "--due")["done"]
+    assert set(done) == {"tasks", "orphans", "requests", "history", "keys"}
+    assert cli.json("sweep", "--due")["done"] == {}
+    assert "Nothing was due" in cli("sweep", "--due").stdout
+    with locks.exclusive("a key"):
+        pass
+    assert isinstance(cli.json("vacuum")["removed"], int)
+    assert cli.json("vacuum") == {"removed": 0}
+
+
+def test_status(cli: Cli) -> None:
+    locks = cli.locks
+    cli("semaphore", "create", "shown", "5")
+    grant = locks.acquire({"shown": 2}, owner="web-1", ttl=600)
+    locks.mutex.acquire("import", owner="web-1")
+    assert locks.once_per("report", every=3600)
+    captured(cli, "shown", 2)
+    told = cli.json("status")
+    assert set(told) == {"database", "untold", "semaphores", "queues", "mutexes", "timeouts", "keys"}
+    (semaphore,) = (row for row in told["semaphores"] if row["name"] == "shown")
+    assert (semaphore["used"], semaphore["capacity"], semaphore["holders"]) == (2, 5, 1)
+    assert semaphore["oldest_owner"] == "web-1"
+    assert {row["queue_id"]: row["running"] for row in told["queues"]}["shown"] == 2
+    assert ("import", "web-1") in [(row["id"], row["owner"]) for row in told["mutexes"]]
+    assert "report" in [row["id"] for row in told["timeouts"]]
+    assert cli.json("top", "--once").keys() == told.keys()
+    shown = cli("status").stdout
+    for part in ("Semaphores", "Queues", "Mutexes", "Timeouts", "Keys", "shown", "import", "report"):
+        assert part in shown
+    locks.release(grant)
+
+
+def test_keys_and_who_waits(postgresql: Cli) -> None:
+    key = sl.lock.key("waited for")
+    with postgresql.locks.exclusive("waited for"):
+        (row,) = (row for row in postgresql.json("status")["keys"] if row["key"] == key)
+        assert (row["mode"], row["waiting"]) == ("exclusive", [])
+        assert str(key) in postgresql("status").stdout
+    assert key not in [row["key"] for row in postgresql.json("status")["keys"]]
+
+
+def test_keys_that_are_not_told(sqlite: Cli) -> None:
+    told = sqlite.json("status")
+    assert told["keys"] is None
+    assert "SQLite" in told["untold"]
+    assert told["untold"] in sqlite("status").stdout
+
+
+def test_what_an_earlier_step_has_not(servers: Servers) -> None:
+    cli = Cli(servers.fresh("sqlite", "pysqlite"))
+    cli("install")
+    engine = create_engine(cli.url, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM lock_installed WHERE step > '0003'")
+        for table in ("semaphore", "permit", "permit_request", "semaphore_history"):
+            connection.exec_driver_sql(f"DROP TABLE lock_{table}")
+    told = cli.json("status")
+    assert told["semaphores"] is None
+    assert told["queues"] == []
+    assert "not installed here" in cli("status").stdout
+    assert "0004 is missing" in cli("check").stdout
+    assert cli.json("install")["installed"] == ["0004"]
+    assert cli.json("status")["semaphores"] == []
+
+
+def test_two_doors(servers: Servers) -> None:
+    cli = Cli(servers.fresh("sqlite", "pysqlite"))
+    cli("install")
+    engine = create_engine(cli.url, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE lock_installed SET door = 'revisions'")
+        connection.exec_driver_sql("DELETE FROM lock_installed WHERE step > '0003'")
+    done = cli("install", code=2)
+    assert "was installed here by the shipped revisions" in done.stderr
+    assert "Traceback" not in done.stderr
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO lock_installed VALUES ('0004', 'revisions'), ('9999', 'revisions')")
+    assert cli.json("install", code=1)["newer"] == ["9999"]
+
+
+def test_help_needs_no_database() -> None:
+    done = run("--help")
+    assert done.exit_code == 0
+    for command in ("install", "check", "status", "top", "semaphore", "queue", "sweep", "vacuum", "demo", "bench"):
+        assert f"\n  {command} " in done.stdout
+        told = run(command, "--help")
+        assert told.exit_code == 0
+        assert command in ("semaphore", "queue") or "Exit codes: 0 done" in told.stdout
+    assert run("--version").stdout.startswith("sqlalchemy-locks 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("semaphore", "create", "--", "x", "-1"), "-1 is not in the range"),
+        (("semaphore", "create", "", "1"), "must not be empty"),
+        (("semaphore", "create", "x" * 256, "1"), "256 characters"),
+        (("semaphore", "create", "x ", "1"), "ends with a space"),
+        (("semaphore", "create", "x", str(2**31)), "a capacity is from 0"),
+        (("semaphore", "resize", "x", "1", "--by", "b" * 300), "300 characters"),
+        (("queue", "requeue", "--stalled-for", "soon"), "'soon' is no duration"),
+        (("queue", "requeue", "--stalled-for", "-5"), "'-5' is no duration"),
+        (("queue", "requeue", "--stalled-for", "99999999d"), "a hundred years"),
+        (("queue", "requeue", "--job", "x"), "an external_id is a UUID"),
+        (("queue", "requeue", "mail", "--job", "x"), "leave QUEUE out"),
+        (("queue", "purge"), "--older-than"),
+        (("sweep", "--stale-after", "0"), "more than 0 seconds"),
+        (("top", "--interval", "0"), "at least 0.1 s"),
+        (("check", "--schema", "a;b"), "is refused"),
+        (("install", "--prefix", "a b"), "is refused"),
+        (("install", "--locking", "rows"), "is not one of"),
+        (("install", "--grant-to", "app"), "no roles"),
+        (("nonsense",), "No such command"),
+    ],
+)
+def test_what_is_refused(sqlite: Cli, arguments: tuple[str, ...], said: str) -> None:
+    done = sqlite(*arguments, code=2)
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_errors_as_json(sqlite: Cli) -> None:
+    done = sqlite("semaphore", "create", "x" * 256, "1", "--json", code=2)
+    assert json.loads(done.stdout) == {
+        "error": "ValueError",
+        "message": "a semaphore's name has 256 characters: 255 are the most that every engine can keep",
+    }

@@ -1,0 +1,45 @@
+"""The page shows what the commands say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, blocks
+
+from .conftest import run
+
+PAGE = ROOT / "docs" / "cli.md"
+
+
+def sessions() -> Iterator[tuple[str, str]]:
+    """Each command, and what is shown of its answer; ``[1]`` at its end is an exit code."""
+    for block in blocks(PAGE):
+        if block.language == "console":
+            for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
+                command, _, answer = part.partition("\n")
+                yield command, answer
+
+
+def test_what_is_shown_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment: dict[str, str] = {}
+    shown = list(sessions())
+    assert len(shown) > 10
+    for command, answer in shown:
+        words = shlex.split(command)
+        if words[0] == "export":
+            name, _, value = words[1].partition("=")
+            environment[name] = value
+            continue
+        assert words[0] == "sqlalchemy-locks"
+        done = run(*words[1:], **environment)
+        code = re.search(r"^\[(\d+)\]\n\Z", answer, re.M)
+        assert done.exit_code == (int(code[1]) if code else 0), done.output
+        expected = answer[: code.start()] if code else answer
+        pattern = "".join(".*" if part == "…" else re.escape(part) for part in re.split("(…)", expected))
+        assert re.fullmatch(pattern, done.stdout), f"{command}\n{done.stdout}"

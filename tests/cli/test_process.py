@@ -1,0 +1,115 @@
+"""The commands as processes; the demo and the bench, which have a life of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlalchemy_locks.cli import MISSING
+
+from .conftest import Cli
+
+#: Has every process of the demo, as it starts, grant whatever is asked for.
+BROKEN = """\
+import contextlib
+from sqlalchemy_locks.leases import Leases
+from sqlalchemy_locks.locks import Locks
+from sqlalchemy_locks.values import Grant
+Leases.acquire = lambda self, permits, **others: Grant("x", True, "ACQUIRED", permits)
+Locks.exclusive = lambda self, *names, **others: contextlib.nullcontext()
+"""
+#: Has Python find neither Click nor Rich.
+BARE = """\
+import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("click", "rich"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hide())
+import importlib.util as util
+found = util.find_spec
+util.find_spec = lambda name, package=None: None if name in ("click", "rich") else found(name, package)
+"""
+
+
+def process(*arguments: str, folder: Path, customize: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "sitecustomize.py").write_text(customize)
+    return subprocess.run(
+        [sys.executable, "-m", "sqlalchemy_locks", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONUTF8": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_what_it_is_made_with(tmp_path: Path) -> None:
+    done = process("check", folder=tmp_path, customize=BARE)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{MISSING}\n")
+
+
+def test_nobody_reads_on(sqlite: Cli, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m sqlalchemy_locks status --url {sqlite.url} | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stderr == ""
+
+
+def test_the_library_loads_none_of_it(tmp_path: Path) -> None:
+    code = "import sys, sqlalchemy_locks; print([name for name in ('click', 'rich', 'alembic') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def checks(done: subprocess.CompletedProcess[str]) -> list[tuple[bool, str]]:
+    assert done.stdout, done.stderr
+    return [(each["ok"], each["says"]) for each in json.loads(done.stdout)["checks"]]
+
+
+DEMO = ("demo", "--json", "--workers", "3", "--slots", "1", "--seconds", "1")
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    done = process(*DEMO, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(checks(done)) == 5
+    assert all(ok for ok, _ in checks(done))
+
+
+def test_the_demo_fails_if_nothing_is_locked(tmp_path: Path) -> None:
+    done = process(*DEMO, folder=tmp_path, customize=BROKEN)
+    assert done.returncode == 1, done.stdout + done.stderr
+    failed = [says for ok, says in checks(done) if not ok]
+    assert any("times more than 1" in says for says in failed), failed
+
+
+def test_the_demo_wants_somebody_to_compete(sqlite: Cli) -> None:
+    assert "nothing to compete for" in sqlite("demo", "--workers", "3", "--slots", "2", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("engine", "raw", "trips"),
+    [
+        ("sqlite", [True, True, False], [None, None, None]),
+        ("postgresql15", [True, True, False], [2, 3, 2]),
+        ("mysql", [True, False, False], None),
+    ],
+)
+def test_the_bench(engine: str, raw: list[bool], trips: list[Any] | None, made: Any) -> None:
+    cli = Cli(made(engine))
+    told = cli.json("bench", "--rounds", "3", "--pairs", "2")
+    assert set(told) == {"database", "rounds", "pairs", "results"}
+    for row in told["results"]:
+        assert set(row) == {"pair", "microseconds", "raw_microseconds", "ratio", "round_trips"}
+        assert row["microseconds"] > 0
+    assert [row["raw_microseconds"] is not None for row in told["results"]] == raw
+    if trips is not None:
+        assert [row["round_trips"] for row in told["results"]] == trips
+    assert [row["name"] for row in cli.json("semaphore", "list")["semaphores"]] == []
+    assert "Round trips" in cli("bench", "--rounds", "3", "--pairs", "1").stdout

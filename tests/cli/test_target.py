@@ -1,0 +1,189 @@
+"""Which database is meant; that any driver reaches it; that no password is ever told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from sqlalchemy_locks.cli import command, status
+from sqlalchemy_locks.cli.target import Target
+from tests.conftest import PLAIN, Servers, install
+
+from .conftest import Cli, run
+
+SECRET = "s3cr:t/@ w%rd"
+DRIVERS = [
+    ("postgresql15", "psycopg"),
+    ("postgresql15", "psycopg2"),
+    ("postgresql15", "asyncpg"),
+    ("mysql", "pymysql"),
+    ("mysql", "aiomysql"),
+    ("mysql", "asyncmy"),
+    ("sqlite", "aiosqlite"),
+    ("yugabytedb", "yugabytedb"),
+]
+
+
+@pytest.mark.parametrize(("engine", "driver"), DRIVERS)
+def test_any_driver(engine: str, driver: str, servers: Servers) -> None:
+    cli = Cli(servers.installed(engine, driver))
+    told = cli.json("check")
+    assert told["ok"] is True
+    assert f"by {make_url(cli.url).get_dialect().driver}" in told["findings"][0]["says"]
+    cli.json("status")
+    cli("sweep")
+    cli("vacuum")
+    assert cli.json("semaphore", "create", f"by {driver}", "2")["capacity"] == 2
+
+
+def test_an_async_driver_installs(servers: Servers) -> None:
+    cli = Cli(servers.fresh("postgresql15", "asyncpg"))
+    cli("install")
+    assert cli.json("check")["ok"] is True
+
+
+@pytest.mark.parametrize("command", ["demo", "bench"])
+def test_what_async_drivers_are_not_for(command: str, postgresql: Cli) -> None:
+    url = postgresql.url.replace("+psycopg:", "+asyncpg:")
+    done = run(command, "--url", url)
+    assert done.exit_code == 2
+    assert "postgresql+asyncpg is not" in " ".join(done.stderr.split())
+
+
+def test_where_the_url_comes_from(servers: Servers, tmp_path: Path) -> None:
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in "abcd"]
+    for url in urls:
+        install(url)
+    ini = tmp_path / "alembic.ini"
+    ini.write_text(f"[alembic]\nscript_location = x\nsqlalchemy.url = {urls[3]}\n")
+    variables = {"SQLALCHEMY_LOCKS_URL": urls[1], "DATABASE_URL": urls[2]}
+
+    def asked(*arguments: str, **environment: str) -> str:
+        done = run("status", "--json", *arguments, **environment)
+        assert done.exit_code == 0, done.output
+        return str(json.loads(done.stdout)["database"])
+
+    assert asked("--url", urls[0], **variables) == urls[0]
+    assert asked("--config", str(ini), **variables) == urls[3]
+    assert asked(**variables) == urls[1]
+    assert asked(DATABASE_URL=urls[2]) == urls[2]
+    done = run("status")
+    assert done.exit_code == 2
+    assert "Give --url" in done.stderr
+    done = run("status", "--url", urls[0], "-c", str(ini))
+    assert done.exit_code == 2
+    assert "give one of them" in done.stderr
+
+
+def test_a_configuration_tells_where_the_locks_are(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    install(url, prefix="others_")
+    ini = tmp_path / "alembic.ini"
+    ini.write_text(f"[alembic]\nscript_location = x\nsqlalchemy.url = {url}\nsqlalchemy_locks_prefix = others_\n")
+    assert run("status", "-c", str(ini)).exit_code == 0
+    assert run("status", "-c", str(ini), "--prefix", "lock_").exit_code == 1
+    ini.write_text("[alembic]\nscript_location = x\n")
+    done = run("status", "-c", str(ini))
+    assert done.exit_code == 2
+    assert "has no sqlalchemy.url" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "driver"),
+    [("postgres", "psycopg"), ("postgresql", "psycopg"), ("mysql", "pymysql"), ("mariadb", "pymysql")],
+)
+def test_a_url_without_a_driver_gets_one_that_is_there(given: str, driver: str, servers: Servers) -> None:
+    server = "mariadb" if given == "mariadb" else "mysql" if given == "mysql" else "postgresql15"
+    url = servers.installed(server, PLAIN[server])
+    told = Cli(f"{given}:{url.split(':', 1)[1]}").json("check")
+    assert told["findings"][0]["says"].count(f"by {driver},") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (f"postgresql//app:{SECRET}@host/db", "can't be read"),
+        (f"postgresql+psycopg://app:{'s3cret-word'}@host:port/db", "can't be read"),
+        ("oracle://app:s3cret-word@host/db", "does not know the engine"),
+        ("postgresql+nothing://app:s3cret-word@host/db", "knows no dialect"),
+        ("mysql+mysqldb://app:s3cret-word@host/db", "No driver is installed"),
+        ("sqlite:////nowhere/at/all.db", "there is no file"),
+        ("mysql+pymysql://app:s3cret-word@127.0.0.1:1/db?nonsense=1", "unexpected keyword argument 'nonsense'"),
+        ("sqlite://", "memory"),
+    ],
+)
+def test_urls_that_lead_nowhere(url: str, said: str) -> None:
+    done = run("check", "--url", url)
+    assert done.exit_code in (1, 2)
+    assert said in " ".join(done.output.split())
+    for secret in (SECRET, "s3cret-word"):
+        assert secret not in done.output
+    assert "Traceback" not in done.output
+
+
+UNREACHABLE = ["postgresql+psycopg", "postgresql+psycopg2", "postgresql+asyncpg", "mysql+pymysql", "mysql+aiomysql"]
+
+
+@pytest.mark.parametrize("drivername", UNREACHABLE)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_password_where_nobody_answers(drivername: str, as_json: bool) -> None:
+    url = make_url(f"{drivername}://app@127.0.0.1:1/db").set(password=SECRET)
+    written = url.render_as_string(hide_password=False)
+    done = run("status", *(["--json"] if as_json else []), SQLALCHEMY_LOCKS_URL=written)
+    assert done.exit_code == 2
+    assert "app:***@127.0.0.1:1/db" in done.output
+    assert SECRET not in done.output
+    assert written.split("app:")[1].split("@127")[0] not in done.output
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg"])
+def test_no_password_where_the_server_refuses(driver: str, servers: Servers) -> None:
+    url = make_url(servers.server("postgresql15").url(driver)).set(password=SECRET, database="nonexistent-db")
+    done = run("check", SQLALCHEMY_LOCKS_URL=url.render_as_string(hide_password=False))
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"sqlalchemy-locks: postgresql+{driver}://")
+    assert SECRET not in done.output
+
+
+def test_no_password_in_what_nobody_foresaw(postgresql: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = make_url(postgresql.url).update_query_dict({"sslpassword": "query-secret"})
+    url = url.set(password="url-secret")
+
+    def fail(database: object) -> None:
+        raise RuntimeError(f"{url.render_as_string(hide_password=False)} url-secret dbname=x password='other secret'")
+
+    monkeypatch.setattr(status, "overview", fail)
+    monkeypatch.setattr(command, "reach", lambda database: 0.0)
+    done = run("status", "--json", SQLALCHEMY_LOCKS_URL=url.render_as_string(hide_password=False))
+    assert done.exit_code == 2
+    assert "RuntimeError" in done.stderr
+    assert "please report it" in done.stderr
+    assert json.loads(done.stdout)["error"] == "Unforeseen"
+    for secret in ("url-secret", "query-secret", "other secret"):
+        assert secret not in done.output
+
+
+@pytest.mark.parametrize(
+    ("said", "scrubbed"),
+    [
+        ("postgresql://app:hunter22@host", "postgresql://app:***@host"),
+        ("dsn host=x password=hunter22 user=app", "dsn host=x password=*** user=app"),
+        ("{'password': 'hunter22', 'user': 'app'}", "{'password': ***, 'user': 'app'}"),
+        ("invalid hunter22 here", "invalid *** here"),
+        ('password authentication failed for user "app"', 'password authentication failed for user "app"'),
+    ],
+)
+def test_scrubbing(said: str, scrubbed: str) -> None:
+    target = Target(make_url("postgresql+psycopg://app:hunter22@host/db"), "lock", "lock_")
+    assert target.scrubbed(said) == scrubbed
+
+
+def test_a_password_that_is_the_users_name_keeps_sentences_whole() -> None:
+    target = Target(make_url("postgresql+psycopg://postgres:postgres@host/db"), "lock", "lock_")
+    assert target.scrubbed('no user "postgres"') == 'no user "postgres"'
+    assert target.scrubbed("postgresql://postgres:postgres@host") == "postgresql://postgres:***@host"
+    assert target.shown == "postgresql+psycopg://postgres:***@host/db"
