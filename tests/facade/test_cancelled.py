@@ -288,7 +288,7 @@ def test_an_interrupt_from_the_keyboard(
     holder = sl.Locks(engine_to(name))
     holder.run(sl.lock.create(key))
     with holder.exclusive(key):
-        before = server.waiting()
+        server.until_nobody_waits()
         child = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(INTERRUPTED), installed(servers, name, driver), key],
             stdin=subprocess.PIPE,
@@ -299,7 +299,7 @@ def test_an_interrupt_from_the_keyboard(
             assert child.stdout is not None
             assert child.stdin is not None
             assert child.stdout.readline() == "asks\n"
-            server.until_waiting(besides=before)
+            server.until_waiting()
             os.kill(child.pid, signal.SIGINT)
             assert child.stdout.readline() == "interrupted 0\n"
         except BaseException:

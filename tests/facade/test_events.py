@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 import sqlalchemy_locks as sl
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ENGINES, Watch, async_connected, installed, later, unused
+from tests.operation.parties import ENGINES, PATIENCE, Watch, async_connected, installed, later, unused
 
 ALL = ("waited", "acquired", "released", "lost", "retried", "swept")
 
@@ -50,7 +50,7 @@ def test_errors(engine_to: MakeEngine) -> None:
     told = listened(locks)
     with sl.Locks(engine).exclusive(key):
         with pytest.raises(sl.LockTimeout) as refused:
-            later(lambda: locks.exclusive(key, timeout=0).__enter__()).result(60)
+            later(lambda: locks.exclusive(key, timeout=0).__enter__()).result(PATIENCE)
         assert [(one.event, one.error) for one in told] == [("waited", refused.value)]
     told.clear()
     failure = RuntimeError("the app's")
@@ -94,7 +94,7 @@ def test_retries(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
             " WHERE datname = current_database() AND wait_event = 'advisory'"
         )
         server.until_waiting(waiting)
-    waiting.result(60)
+    waiting.result(PATIENCE)
     assert [(one.event, one.count) for one in told] == [
         ("retried", 1),
         ("waited", None),
@@ -201,7 +201,7 @@ def test_a_timeout_tells_who_has_it(engine_to: MakeEngine, name: str) -> None:
         )
         number = session.scalar()
         with pytest.raises(sl.LockTimeout) as refused:
-            later(wait).result(60)
+            later(wait).result(PATIENCE)
     (holder,) = refused.value.holders
     assert isinstance(holder, sl.KeyHolder)
     assert (holder.name, holder.session) == (key, number)
@@ -220,7 +220,7 @@ def test_a_timeout_where_nothing_is_told(engine_to: MakeEngine, name: str) -> No
             pass
 
     with locks.exclusive(key), pytest.raises(sl.LockTimeout) as refused:
-        later(wait).result(60)
+        later(wait).result(PATIENCE)
     assert refused.value.holders == ()
     assert str(refused.value) == f"{key!r} was not free within 0.1 s"
     pool: Any = engine.pool

@@ -15,7 +15,17 @@ from sqlalchemy.orm import Session
 import sqlalchemy_locks as sl
 from tests.conftest import install
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ASYNC, SERVERS, Watch, async_connected, connected, installed, later, unused
+from tests.operation.parties import (
+    ASYNC,
+    PATIENCE,
+    SERVERS,
+    Watch,
+    async_connected,
+    connected,
+    installed,
+    later,
+    unused,
+)
 
 TOLD = [*SERVERS, "postgresql18"]
 
@@ -26,11 +36,11 @@ def told(engine: Engine, *names: str | int) -> list[sl.KeyHolder]:
 
 def contended(engine: Engine, watch: Watch, holder: Connection, waiter: Connection, name: Any, shared: bool) -> Any:
     """Hold a key, and have another connection wait for it."""
+    watch.until_nobody_waits()
     sl.Locks(engine).run(sl.lock.create(name))
     holder.execute((sl.lock.shared if shared else sl.lock.exclusive)(name))
-    before = watch.waiting()
     waiting = later(waiter.execute, sl.lock.exclusive(name))
-    watch.until_waiting(waiting, besides=before)
+    watch.until_waiting(waiting)
     return waiting
 
 
@@ -45,7 +55,7 @@ def test_who_holds_and_who_waits(engine_to: MakeEngine, watch: Callable[[str], W
             (one,) = told(engine, unused("another"), key)
         finally:
             holder.rollback()
-        waiting.result(60)
+        waiting.result(PATIENCE)
         waiter.rollback()
         assert (one.name, one.key, one.mode) == (key, sl.lock.key(key), "shared" if shared else "exclusive")
         assert one.session == watch(name).backend(holder)
@@ -72,7 +82,7 @@ def test_without_names_every_key(engine_to: MakeEngine, watch: Callable[[str], W
             found = [one for one in told(engine) if one.key == key]
         finally:
             holder.rollback()
-        waiting.result(60)
+        waiting.result(PATIENCE)
         waiter.rollback()
     assert [(one.name, one.mode) for one in found] == [(key, "exclusive")]
 
@@ -121,7 +131,7 @@ def test_the_zone_of_a_session_is_no_part_of_it(
             (one,) = told(engine, key)
         finally:
             holder.rollback()
-        waiting.result(60)
+        waiting.result(PATIENCE)
         waiter.rollback()
     assert one.since is not None
     assert abs(datetime.now(timezone.utc) - one.since) < timedelta(hours=1)

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import Watch, all_of, async_connected, installed, later, until, unused
+from tests.operation.parties import PATIENCE, Watch, all_of, async_connected, installed, later, until, unused
 
 TASKS, EACH = 100, 10
 SMALL: dict[str, Any] = {"pool_size": 5, "max_overflow": 0, "pool_timeout": 120}
@@ -219,11 +219,11 @@ def test_the_time_in_line_counts(engine_to: MakeEngine, watch: Callable[[str], W
         patient = later(wait, 600)
         watch("postgresql15").until_waiting(patient)
         with pytest.raises(sl.LockTimeout, match="not free within 0.2 s: held by session") as refused:
-            later(wait, 0.2).result(60)
+            later(wait, 0.2).result(PATIENCE)
         assert len(refused.value.holders) == 1
         with pytest.raises(sl.LockTimeout, match="at the only try"):
-            later(wait, 0).result(60)
-    patient.result(60)
+            later(wait, 0).result(PATIENCE)
+    patient.result(PATIENCE)
     wait(None)
 
 

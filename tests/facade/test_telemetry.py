@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations import otel, prometheus
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import later, unused
+from tests.operation.parties import PATIENCE, later, unused
 
 
 def two_blocks_and_a_refusal(locks: sl.Locks, key: str) -> None:
@@ -24,7 +24,7 @@ def two_blocks_and_a_refusal(locks: sl.Locks, key: str) -> None:
             raise AssertionError("it was had")
 
     with locks.exclusive(key):
-        later(refused).result(60)
+        later(refused).result(PATIENCE)
     with pytest.raises(RuntimeError), locks.shared(key):
         raise RuntimeError("the app's")
     assert locks.mutex.acquire(key)

@@ -172,6 +172,10 @@ class Watch:
         # InnoDB refreshes its table of transactions only when nobody has read it for a tenth of a second
         until(lambda: self.waiting() > besides, pause=0.13 if self.innodb else 0.005, unless=future)
 
+    def until_nobody_waits(self) -> None:
+        """Return when the last test's waiters are forgotten."""
+        until(lambda: self.waiting() == 0, pause=0.13 if self.innodb else 0.005)
+
     def backend(self, connection: Any) -> int:
         """The server's number of a connection."""
         return int(connection.exec_driver_sql(backend_statement(self.name)).scalar())
