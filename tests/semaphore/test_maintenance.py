@@ -131,13 +131,15 @@ def test_in_the_background(engine: Engine, caplog: pytest.LogCaptureFixture) -> 
             raise RuntimeError("nobody knows who is alive")
         return []
 
+    def told(beginning: str) -> bool:
+        return any(record.getMessage().startswith(beginning) for record in caplog.records)
+
     with caplog.at_level(logging.INFO, "sqlalchemy_locks"), locks.maintenance(alive=alive, every=0.01):
-        until(lambda: caplog.records)  # the turn has been given back
+        until(lambda: told("a round of maintenance failed"))  # the turn has been given back
         due_again(engine)
         until(lambda: held(engine, sem) == 0)
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages[0].startswith("a round of maintenance failed")
-    assert "maintenance: orphans 1" in messages
+    # others' requests may be swept with it
+    assert told("maintenance: orphans ")
 
 
 def test_awaited(servers: Servers, engine_to: MakeEngine) -> None:
