@@ -13,9 +13,11 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.cli import target
 from sqlalchemy_locks.cli.commands import commands
 from sqlalchemy_locks.cli.target import VARIABLES
 from tests.conftest import PLAIN, Servers, install
+from tests.operation.parties import PATIENCE
 
 ENGINES = ["sqlite", "postgresql15", "mysql", "mariadb"]
 
@@ -45,6 +47,12 @@ def run(*arguments: str, **environment: str) -> Result:
     """Run a command, with nothing of this process's own environment that would name a database or a width."""
     clean: dict[str, str | None] = dict.fromkeys((*VARIABLES, "COLUMNS", "NO_COLOR", "FORCE_COLOR"))
     return CliRunner().invoke(commands, arguments, env={**clean, **environment}, prog_name="sqlalchemy-locks")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is there is reached, however busy the machine is."""
+    monkeypatch.setattr(target, "PATIENCE", PATIENCE)
 
 
 @pytest.fixture(scope="module")

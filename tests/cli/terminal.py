@@ -15,8 +15,8 @@ import termios
 import time
 from collections.abc import Iterator
 
-#: only a guard against hanging for ever
-PATIENCE = 120.0
+from tests.operation.parties import PATIENCE
+
 _MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

@@ -81,7 +81,7 @@ def test_a_semaphore_made_resized_deleted(cli: Cli) -> None:
 def test_holders(cli: Cli) -> None:
     locks = cli.locks
     cli("semaphore", "create", "held", "2")
-    locks.acquire({"held": 2}, external_id="job-1", owner="web-1", ttl=600)
+    locks.acquire({"held": 2}, external_id="job-1", owner="web-1", ttl=3600)
     (holder,) = cli.json("semaphore", "list", "held")["holders"]
     assert (holder["external_id"], holder["owner"], holder["permits"]) == ("job-1", "web-1", 2)
     assert holder["expired"] in (False, 0)
@@ -124,7 +124,7 @@ def test_sweep_and_vacuum(cli: Cli) -> None:
     cli("semaphore", "create", "swept", "5")
     locks = cli.locks
     locks.acquire({"swept": 1}, external_id="short", ttl=0.001)
-    locks.acquire({"swept": 1}, external_id="long", ttl=600)
+    locks.acquire({"swept": 1}, external_id="long", ttl=3600)
     assert cli.json("sweep")["released"] == 1
     assert cli.json("sweep", "--expired-only")["released"] == 0
     locks.release("long")
@@ -141,7 +141,7 @@ def test_sweep_and_vacuum(cli: Cli) -> None:
 def test_status(cli: Cli) -> None:
     locks = cli.locks
     cli("semaphore", "create", "shown", "5")
-    grant = locks.acquire({"shown": 2}, owner="web-1", ttl=600)
+    grant = locks.acquire({"shown": 2}, owner="web-1", ttl=3600)
     locks.mutex.acquire("import", owner="web-1")
     assert locks.once_per("report", every=3600)
     captured(cli, "shown", 2)

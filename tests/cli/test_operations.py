@@ -103,8 +103,8 @@ def test_how_many_hold_a_semaphore(cli: Cli) -> None:
     locks = cli.locks
     locks.run(sl.semaphore.create("counted", 10))
     for count in (1, 3):
-        locks.acquire({"counted": count}, ttl=600)
-    locks.release(locks.acquire({"counted": 1}, ttl=600))
+        locks.acquire({"counted": count}, ttl=3600)
+    locks.release(locks.acquire({"counted": 1}, ttl=3600))
     rows: Any = locks.run(sl.semaphore.usage())
     assert [(row.used, row.holders) for row in rows if row.name == "counted"] == [(4, 2)]
 

@@ -41,7 +41,7 @@ def test_whatever_it_is_called(made: Callable[[str], str], engine: str, name: st
     cli = Cli(made(engine))
     assert cli.json("semaphore", "create", "--", name, "2")["name"] == name
     locks = cli.locks
-    grant = locks.acquire({name: 1}, external_id=name, owner=name, ttl=600)
+    grant = locks.acquire({name: 1}, external_id=name, owner=name, ttl=3600)
     told = cli.json("semaphore", "list", "--", name)
     assert [row["name"] for row in told["semaphores"]] == [name]
     assert [row["owner"] for row in told["holders"]] == [name]

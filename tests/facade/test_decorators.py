@@ -14,7 +14,7 @@ import pytest
 
 import sqlalchemy_locks as sl
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ENGINES, all_of, async_connected, installed, unused
+from tests.operation.parties import ENGINES, PATIENCE, all_of, async_connected, installed, unused
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -23,7 +23,7 @@ def test_each_call_has_a_block_of_its_own(engine_to: MakeEngine, name: str) -> N
     locks, key = sl.Locks(engine), unused()
     inside = 0
 
-    @locks.exclusive(key, timeout=120)
+    @locks.exclusive(key, timeout=PATIENCE)
     def work(number: int, *, more: int = 0) -> int:
         """What it does."""
         nonlocal inside
@@ -73,7 +73,7 @@ def test_sharers_are_in_together(engine_to: MakeEngine) -> None:
 
     @locks.shared(unused())
     def work() -> int:
-        return together.wait(60)
+        return together.wait(PATIENCE)
 
     assert sorted(all_of(work, work, work)) == [0, 1, 2]
 
@@ -145,7 +145,7 @@ def test_awaited(servers: Any, which: str) -> None:
         async with async_connected(installed(servers, name, driver)) as engine:
             locks = sl.AsyncLocks(engine)
 
-            @locks.exclusive(key, timeout=120)
+            @locks.exclusive(key, timeout=PATIENCE)
             async def work(number: int) -> int:
                 nonlocal inside
                 inside += 1
@@ -203,6 +203,7 @@ def test_once_a_period(engine_to: MakeEngine, name: str) -> None:
 
 def test_one_that_nobody_asked_warns(engine_to: MakeEngine) -> None:
     locks = sl.Locks(engine_to("sqlite"))
+    gc.collect()  # what is others' to warn of
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         locks.once_per("a", every=60)

@@ -17,7 +17,7 @@ from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import PATIENCE, Watch, all_of, async_connected, installed, later, until, unused
 
 TASKS, EACH = 100, 10
-SMALL: dict[str, Any] = {"pool_size": 5, "max_overflow": 0, "pool_timeout": 120}
+SMALL: dict[str, Any] = {"pool_size": 5, "max_overflow": 0, "pool_timeout": PATIENCE}
 DRIVERS = {
     "postgresql15/asyncpg": ("postgresql15", "asyncpg"),
     "postgresql15/psycopg": ("postgresql15", "psycopg"),
@@ -113,7 +113,7 @@ def test_a_thousand_permits(servers: Any, which: str) -> None:
             await locks.run(sl.semaphore.create(name, capacity=TASKS))
 
             async def pair(number: int) -> None:
-                grant = await locks.acquire({name: 1}, ttl=600)
+                grant = await locks.acquire({name: 1}, ttl=3600)
                 alone.enter(name)
                 alone.leave(name)
                 assert await locks.release(grant) is sl.Released.RELEASED
@@ -186,6 +186,7 @@ def test_who_waits_for_a_key_leaves_the_pool_to_others(
     locks.run(sl.lock.create(key))
     event.listen(engine, "checkout", seen)
     with locks.exclusive(key):
+        server.until_nobody_waits()
         waiting = []
         for number in range(TASKS):
             waiting.append(later(wait, number))
@@ -197,7 +198,7 @@ def test_who_waits_for_a_key_leaves_the_pool_to_others(
         # the holder, one who waits, vacuum; later, those who leave may still have theirs when the next ones have come
         assert most <= 4
     for future in waiting:
-        future.result(120)
+        future.result(PATIENCE)
     assert had == list(range(TASKS))  # first come, first served
     assert pool.checkedout() == 0
 
@@ -209,6 +210,7 @@ def line(engine: Any) -> int:
     return sum(1 + len(turn.line or ()) for turn in list(lines_of(engine.dialect).now.values()))
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_the_time_in_line_counts(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
     engine, key = engine_to("postgresql15", **SMALL), unused()
     locks = sl.Locks(engine)
@@ -218,8 +220,10 @@ def test_the_time_in_line_counts(engine_to: MakeEngine, watch: Callable[[str], W
             pass
 
     with locks.exclusive(key):
+        server = watch("postgresql15")
+        server.until_nobody_waits()
         patient = later(wait, 600)
-        watch("postgresql15").until_waiting(patient)
+        server.until_waiting(patient)
         with pytest.raises(sl.LockTimeout, match="not free within 0.2 s: held by session") as refused:
             later(wait, 0.2).result(PATIENCE)
         assert len(refused.value.holders) == 1
@@ -231,11 +235,11 @@ def test_the_time_in_line_counts(engine_to: MakeEngine, watch: Callable[[str], W
 
 def test_sharers_have_no_line(engine_to: MakeEngine) -> None:
     """They are in together: each would wait for all before it."""
-    locks = sl.Locks(engine_to("postgresql15", pool_size=20))
+    locks = sl.Locks(engine_to("postgresql15", pool_size=20, pool_timeout=PATIENCE))
     key, together = unused(), threading.Barrier(20)
 
     def share() -> None:
         with locks.shared(key):
-            together.wait(60)
+            together.wait(PATIENCE)
 
     all_of(*(share for _ in range(20)))

@@ -27,7 +27,14 @@ def main(url: str, name: str, ttl: str, kind: str) -> None:
     block = locks.lease(name, ttl=float(ttl))
     if kind == "wait":
         say("waiting")
-    with contextlib.suppress(sl.LockLost), block as grant:
+    while True:
+        try:
+            grant = block.__enter__()
+            break
+        except sl.LockLost:  # so slow was it that its time ran out meanwhile
+            continue
+    with contextlib.suppress(sl.LockLost), contextlib.ExitStack() as leaving:
+        leaving.push(block)
         say(grant.external_id)
         for line in sys.stdin:
             word = line.strip()

@@ -134,12 +134,12 @@ def test_what_is_lost_is_told_at_the_end_and_no_write_is_made(
     lease = unused("lease")
     locks, others = sl.Locks(engine), sl.Locks(engine)
     with pytest.raises(sl.LockLost, match="are held no longer: it had been released or swept when its block ended"):
-        with locks.lease(lease) as grant:
+        with locks.lease(lease, ttl=3600) as grant:
             assert locks.run(sl.guarded(write("mine"), grant)) is True
             assert locks.run(sl.fenced(write("mine"), DOCUMENT.c.fence, grant.fence[lease])) is True
             with engine.begin() as connection:
                 expire(connection, grant)
-            next_one = others.acquire({lease: 1}, ttl=60, timeout=0)
+            next_one = others.acquire({lease: 1}, ttl=3600, timeout=0)
             assert locks.run(sl.fenced(write("the next one's"), DOCUMENT.c.fence, next_one.fence[lease])) is True
             # the first one doesn't know yet, and is refused
             with pytest.raises(sl.LockLost):
@@ -156,7 +156,7 @@ def test_check_asks(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     lease = unused("lease")
     locks = sl.Locks(engine)
-    with pytest.raises(sl.LockLost), locks.lease(lease) as grant:
+    with pytest.raises(sl.LockLost), locks.lease(lease, ttl=3600) as grant:
         grant.check()
         with engine.begin() as connection:
             expire(connection, grant)
@@ -190,7 +190,7 @@ def test_a_release_that_fails_is_logged_and_what_was_done_is_done(
     engine = engine_to("postgresql15")
     lease = unused("lease")
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks"), engine.connect() as keeper:
-        with sl.Locks(engine).lease(lease) as grant:
+        with sl.Locks(engine).lease(lease, ttl=3600) as grant:
             keeper.exec_driver_sql(
                 "SELECT FROM lock.permit_request WHERE external_id = %s FOR UPDATE", (grant.external_id,)
             )
@@ -240,7 +240,7 @@ def test_async(servers: Any, place: str) -> None:
             async with async_connected(installed(servers, name, driver)) as engine:
                 locks = sl.AsyncLocks(engine)
                 sem, lease = made(plain, 3), unused("lease")
-                async with locks.semaphore(sem, count=2, ttl=60, timeout=30) as grant:
+                async with locks.semaphore(sem, count=2, ttl=3600, timeout=PATIENCE) as grant:
                     assert grant.permits == {sem: 2}
                     await grant.check()
                     assert not grant.lost
@@ -250,7 +250,7 @@ def test_async(servers: Any, place: str) -> None:
                         await locks.semaphore(sem, count=2).__aenter__()
                 assert held(plain, sem) == 0
                 with pytest.raises(sl.LockLost):
-                    async with locks.lease(lease) as mine:
+                    async with locks.lease(lease, ttl=3600) as mine:
                         with plain.begin() as connection:
                             expire(connection, mine)
                         with pytest.raises(sl.LockLost):

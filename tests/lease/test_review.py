@@ -106,6 +106,7 @@ def test_whoever_waits_hears_of_what_was_renewed() -> None:
 
 
 def test_the_threads_that_renew_are_few() -> None:
+    until(lambda: not renewers())  # of the tests before
     renewals, go_on, guard = Renewals(), threading.Event(), threading.Lock()
     inside = most = done = 0
 
@@ -159,7 +160,9 @@ def test_so_is_a_line_of_a_key(engine_to: MakeEngine) -> None:
     turn = lines_of(engine.dialect).turn(("key", None, sl.lock.key(key)))
     assert turn.come(0)
     try:
-        with sl.Locks(engine.execution_options(schema_translate_map={"unrelated": "x"})).exclusive(key, timeout=60):
+        with sl.Locks(engine.execution_options(schema_translate_map={"unrelated": "x"})).exclusive(
+            key, timeout=PATIENCE
+        ):
             pass
     finally:
         turn.give()

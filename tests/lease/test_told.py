@@ -51,7 +51,7 @@ def test_what_is_told_of_a_loss(name: str, engine_to: MakeEngine, caplog: pytest
     locks = sl.Locks(engine)
     told = hear(locks)
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks"), pytest.raises(sl.LockLost):
-        with locks.semaphore(sem, count=2, owner="they") as grant:
+        with locks.semaphore(sem, count=2, owner="they", ttl=3600) as grant:
             with engine.begin() as connection:
                 expire(connection, grant)
             with pytest.raises(sl.LockLost):
@@ -96,6 +96,7 @@ def test_what_is_told_of_each_call(name: str, engine_to: MakeEngine) -> None:
     assert told[2].count >= 1
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_a_timeout_tells_who_holds_them(name: str, engine_to: MakeEngine) -> None:
     engine, sem = engine_to(name), made(engine_to(name), 3)
@@ -170,6 +171,7 @@ def test_a_block_decorates(engine_to: MakeEngine) -> None:
         locks.semaphore(sem, external_id="one")(together)
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("place", ["postgresql15/asyncpg", "mysql/aiomysql", "sqlite/aiosqlite"])
 def test_async(place: str, servers: Any) -> None:
     name, driver = ASYNC[place]
@@ -197,7 +199,7 @@ def test_async(place: str, servers: Any) -> None:
                 await locks.release(grant)
                 assert shown(told)[-1] == ("released", "semaphore", (sem,))
                 with pytest.raises(sl.LockLost):
-                    async with locks.lease(lease) as mine:
+                    async with locks.lease(lease, ttl=3600) as mine:
                         with plain.begin() as connection:
                             expire(connection, mine)
                         with pytest.raises(sl.LockLost):

@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import BigInteger, Engine, bindparam, text
 
-from .parties import Watch, connected, installed
+from sqlalchemy_locks.dialects import base, mariadb, mysql, postgresql
+
+from .parties import PATIENCE, Watch, connected, installed
 
 MakeEngine = Callable[..., Engine]
 
@@ -37,3 +39,22 @@ def watch(servers: Any) -> Iterator[Callable[[str], Watch]]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a timeout asks about who has it is answered, however busy the machine is: a second is its limit, else."""
+    limit = text(f"SELECT set_config('statement_timeout', '{PATIENCE}s', true)")
+    monkeypatch.setattr(postgresql, "_BRIEF", limit)
+    monkeypatch.setattr(mysql.MySQL, "limit", ("max_execution_time", PATIENCE * 1000))
+    monkeypatch.setattr(mariadb.MariaDB, "limit", ("max_statement_time", PATIENCE))
+
+
+@pytest.fixture
+def never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is in front of a server's line keeps its place, be it that its thread stands still for a while."""
+    join = postgresql._JOIN.text.replace(f"'{base.IDLE}s'", f"'{PATIENCE}s'")
+    idle = mysql._IDLE.text.replace(f"wait_timeout = {base.IDLE}", f"wait_timeout = {PATIENCE}")
+    assert (join, idle) != (postgresql._JOIN.text, mysql._IDLE.text)
+    monkeypatch.setattr(postgresql, "_JOIN", text(join).bindparams(bindparam("key", type_=BigInteger())))
+    monkeypatch.setattr(mysql, "_IDLE", text(idle))

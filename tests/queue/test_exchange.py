@@ -67,7 +67,7 @@ def test_both_or_neither(engine: Engine) -> None:
 def test_one_statement_for_each_batch(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
     put(engine, *range(30))
-    shift = Shift(sl.Worker(queue, print, bind=engine, stalled_after=None), time.sleep)
+    shift = shift_of(engine)
     shift.turn()
     statements: list[str] = []
 
@@ -92,7 +92,9 @@ def test_a_class_of_ones_own(engine_to: MakeEngine) -> None:
     Task.metadata.create_all(engine)
     with engine.begin() as connection:
         connection.execute(tasks.put(1, 2, 3, queue="q"))
-    shift = Shift(sl.Worker(tasks, print, bind=engine, name="q", batch=2, stalled_after=None), time.sleep)
+    shift = Shift(
+        sl.Worker(tasks, print, bind=engine, name="q", batch=2, heartbeat=3600, stalled_after=None), time.sleep
+    )
     shift.turn()
     assert shift._head._after is not None
     assert len(shift.waiting) == 2
@@ -111,6 +113,8 @@ def other(servers: Any, name: str) -> Iterator[Engine]:
 
 
 def shift_of(engine: Engine, **terms: Any) -> Shift:
+    # a heartbeat that is due, be it that the machine is slow, is a statement more, and keeps jobs from being begun
+    terms = {"heartbeat": 3600, **terms}
     return Shift(sl.Worker(queue, print, bind=engine, stalled_after=None, **terms), time.sleep)
 
 

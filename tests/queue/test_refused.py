@@ -214,7 +214,7 @@ def test_what_a_cancelled_worker_was_not_told_of_goes_back(servers: Any, other: 
 
 def test_nothing_is_begun_after_a_stop_whatever_a_turn_waits_for(engine: Engine) -> None:
     put(engine, *range(4))
-    worker = sl.Worker(queue, print, bind=engine, batch=2, stalled_after=None)
+    worker = sl.Worker(queue, print, bind=engine, batch=2, heartbeat=3600, stalled_after=None)
     shift = Shift(worker, time.sleep)
     shift.turn()
     first = shift.take()

@@ -76,14 +76,14 @@ def test_a_snapshot_from_before_what_has_expired(name: str, level: str, since: s
     sem, full = made(engine, 2), made(engine, 1)
     locks = sl.Locks(engine)
     living = [locks.acquire({sem: 1}, ttl=3600), locks.acquire({full: 1})]
-    dead = locks.acquire({sem: 1}, ttl=60) if since == "a renewal" else None
+    dead = locks.acquire({sem: 1}, ttl=3600) if since == "a renewal" else None
     with engine.connect() as a:
         if dead is not None:
             # in time, with the next one's end before now as well: its stamp is another one than the snapshot's
             with engine.begin() as connection:
                 expire(connection, dead)
         look(a)
-        dead = dead or locks.acquire({sem: 1}, ttl=60)
+        dead = dead or locks.acquire({sem: 1}, ttl=3600)
         with engine.begin() as connection:
             expire(connection, dead)
         got = outcome(a, sl.semaphore.acquire({sem: 1}))
@@ -116,10 +116,10 @@ def test_who_finds_no_room_keeps_nobody_from_anything(name: str, level: str, wha
                 a.scalar(sl.semaphore.delete(sem))
         for each, neighbour in zip(others, (f"{ident}0", f"{ident[:-1]}l"), strict=True):
             asked = sl.semaphore.acquire({each: 1}, external_id=neighbour)
-            assert later(locks.run, asked.execution_options(locks_wait=60)).result(PATIENCE).acquired
+            assert later(locks.run, asked.execution_options(locks_wait=PATIENCE)).result(PATIENCE).acquired
         for grant in (before, since):
             assert later(locks.renew, grant).result(PATIENCE)
-            released = sl.semaphore.release(grant).execution_options(locks_wait=60)
+            released = sl.semaphore.release(grant).execution_options(locks_wait=PATIENCE)
             assert later(locks.run, released).result(PATIENCE) is sl.Released.RELEASED
         a.rollback()
 
@@ -135,7 +135,7 @@ def test_an_id_that_is_unknown_keeps_nobody_from_its_neighbours(name: str, level
         assert a.scalar(sl.semaphore.renew(ident)) is False
         for neighbour in (f"{ident}0", f"{ident[:-1]}l"):
             asked = sl.semaphore.acquire({sem: 1}, external_id=neighbour)
-            assert later(locks.run, asked.execution_options(locks_wait=60)).result(PATIENCE).acquired
+            assert later(locks.run, asked.execution_options(locks_wait=PATIENCE)).result(PATIENCE).acquired
         a.rollback()
 
 
@@ -169,7 +169,7 @@ def test_a_server_without_another_connection(name: str, level: str, engine_to: M
     engine = engine_to(name, isolation_level=level)
     sem, grants = made(engine, 1), []
     locks = sl.Locks(engine)
-    grants.append(locks.acquire({sem: 1}, ttl=60))
+    grants.append(locks.acquire({sem: 1}, ttl=3600))
     monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.base"), "beside", refused)
     with engine.connect() as a:
         assert not a.scalar(sl.semaphore.acquire({sem: 1}))
@@ -190,6 +190,7 @@ def test_who_waited_for_the_last_permit_does_not_get_it(
     sem = made(engine, 1)
     with engine.connect() as a, engine.connect() as b:
         assert a.scalar(sl.semaphore.acquire({sem: 1}))
+        watcher.until_nobody_waits()
         waiting = later(outcome, b, sl.semaphore.acquire({sem: 1}))
         watcher.until_waiting(waiting)
         a.commit()

@@ -66,8 +66,10 @@ def test_a_wait_does_not_make_the_stamp_old(
     other = engine.execution_options(isolation_level=isolation)
     with Session(engine) as first, Session(other) as second:
         assert first.scalar(timeout.acquire(id)) is True
+        watcher = watch(name)
+        watcher.until_nobody_waits()
         waiting = later(second.scalar, timeout.acquire(id))
-        watch(name).until_waiting(waiting)
+        watcher.until_waiting(waiting)
         began = now(engine)
         until(lambda: now(engine) >= began + 2, pause=0.1)
         rolled_back = now(engine)
@@ -104,8 +106,10 @@ def test_a_mutex_is_stamped_when_it_is_had(engine: Engine, watch: Callable[[str]
     sl.Locks(engine).run(mutex.create(id))
     with Session(engine) as first, Session(engine) as second:
         assert first.scalar(mutex.acquire(id)) is True
+        watcher = watch(name)
+        watcher.until_nobody_waits()
         waiting = later(second.scalar, mutex.acquire(id))
-        watch(name).until_waiting(waiting)
+        watcher.until_waiting(waiting)
         began = now(engine)
         until(lambda: now(engine) > began, pause=0.1)
         rolled_back = now(engine)
