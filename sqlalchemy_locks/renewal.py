@@ -239,7 +239,10 @@ class Renewals:
                         with contextlib.suppress(RuntimeError):  # no more threads are to be had
                             self._start()  # the others must not wait for this one
                     return first
+                known = len(self._kept)
                 del first, free
+                if len(self._kept) < known:
+                    continue  # these were the last to know it, and nobody was there yet to be woken
                 self._idle = True
                 self._changed.wait(min(pause, threading.TIMEOUT_MAX))
                 self._idle = False
