@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import await_only
+
+from .pools import most
 
 _LINES = "_sqlalchemy_locks_lines"
 #: what "for ever" is to a lock of Python's
@@ -64,7 +65,7 @@ class Lines:
     def connected(self, pool: Any) -> Iterator[bool]:
         """Whether there is a connection to wait on: half of what a pool has is for those who don't wait."""
         with self.guard:
-            room = self._connected < _half(pool)
+            room = 2 * (self._connected + 1) <= most(pool)
             self._connected += room
         try:
             yield room
@@ -139,12 +140,6 @@ async def rung(bell: asyncio.Future[Any], patience: float | None) -> bool:
     """
     await asyncio.wait({bell}, timeout=None if patience is None else min(_YEARS, patience))
     return bell.done()
-
-
-def _half(pool: Any) -> float:
-    if not isinstance(pool, QueuePool) or pool._max_overflow < 0:
-        return float("inf")
-    return (pool.size() + pool._max_overflow) // 2
 
 
 def lines_of(dialect: Any) -> Lines:

@@ -8,6 +8,7 @@ failure has rolled everything back, and so has the death of a connection before 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -15,11 +16,11 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import QueuePool
 
 from .dialects import engine_of
 from .errors import LockLost, MustRollback, OutcomeUnknown
 from .operation import Operation, translated
+from .pools import most
 
 T = TypeVar("T")
 
@@ -188,10 +189,9 @@ _ENDED: Any = _Ended()
 
 def has_room(engine: Engine) -> bool:
     """Whether the pool would give a connection without a wait, as far as it tells."""
-    pool = engine.pool
-    if not isinstance(pool, QueuePool):
-        return True
-    return pool._max_overflow == -1 or pool.checkedout() < pool.size() + pool._max_overflow
+    pool: Any = engine.pool
+    limit = most(pool)
+    return limit == math.inf or pool.checkedout() < limit
 
 
 def retried(

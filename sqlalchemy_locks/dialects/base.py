@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 from sqlalchemy import Column
-from sqlalchemy.engine import Connection, Dialect, RootTransaction
+from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from ..elements import HeldKeys
@@ -127,11 +127,6 @@ class Engine:
     def unmarked(self, connection: Connection) -> bool:
         """Whether the transaction that was marked is over, or can only be rolled back; takes the mark away."""
         return False
-
-    def driver_errors(self, dialect: Dialect) -> type[BaseException]:
-        """The root of what the driver raises by itself."""
-        errors: type[BaseException] = dialect.loaded_dbapi.Error
-        return errors
 
     def heard(self, driver: Any) -> list[str]:
         """What a connection that listens was told since it was last asked; asked only where ``listens``.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -15,6 +14,8 @@ import sqlalchemy_locks as sl
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, all_of, async_connected, connected, installed, later, until
 from tests.semaphore.parties import ENGINES, EVERYWHERE, expire, held, in_memory, made, unused
+
+from .parties import renewers
 
 DOCUMENT = Table(
     "lease_document",
@@ -40,10 +41,6 @@ def document() -> Any:
 
 def write(body: str) -> Any:
     return update(DOCUMENT).where(DOCUMENT.c.id == 1).values(body=body)
-
-
-def renewers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "sqlalchemy_locks.renewal"]
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)

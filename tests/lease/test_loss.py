@@ -21,7 +21,8 @@ from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import PATIENCE, connected, installed, until
 from tests.semaphore.parties import expire, unused
 
-from .test_block import DOCUMENT, document, renewers, write
+from .parties import renewers
+from .test_block import DOCUMENT, document, write
 
 __all__ = ["document"]
 

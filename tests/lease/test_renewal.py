@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy_locks.renewal import Lost, Renewals, Renewed, clock
 from tests.operation.parties import PATIENCE, until
 
-from .test_block import renewers
+from .parties import renewers
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from tests.operation.parties import (
 )
 from tests.semaphore.parties import ENGINES, EVERYWHERE, expire, held, in_memory, made, unused
 
-from .test_block import renewers
+from .parties import renewers
 
 MOVED = {"sqlite": {"locks_prefix": "o_"}, "mysql": {"locks_prefix": "o_"}, "mariadb": {"locks_prefix": "o_"}}
 
