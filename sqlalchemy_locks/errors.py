@@ -23,13 +23,15 @@ class LockTimeout(LockError):
     SQLite's busy timeout). On PostgreSQL and YugabyteDB the transaction can then only be rolled back.
 
     ``holders`` are those who had it when the wait was given up, where ``Locks`` waited and the engine tells it.
+    ``kind`` is what there was no room in: ``semaphore`` or ``lease`` where ``Locks`` waited for one; else ``lock``.
     """
 
-    def __init__(self, message: str = "", holders: tuple[Holder, ...] = ()) -> None:
+    def __init__(self, message: str = "", holders: tuple[Holder, ...] = (), kind: str = "lock") -> None:
         told = "; ".join(map(str, holders[:_SO_MANY]))
         more = f"; and {len(holders) - _SO_MANY} more" if len(holders) > _SO_MANY else ""
         super().__init__(f"{message}: held by {told}{more}" if holders else message)
         self.holders = holders
+        self.kind = kind
 
 
 class LockLost(LockError):
@@ -41,6 +43,17 @@ class OutcomeUnknown(LockLost):
 
     Look before you do it again.
     """
+
+
+class RequestOver(LockLost):
+    """This ``external_id`` was granted before and is over: it is never granted again, so ask with another.
+
+    ``state`` is what became of it: ``RELEASED``, or ``EXPIRED``.
+    """
+
+    def __init__(self, message: str, state: str) -> None:
+        super().__init__(message)
+        self.state = state
 
 
 class ReentryError(LockError):

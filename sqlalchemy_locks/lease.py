@@ -24,7 +24,15 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from . import reentry, semaphore
 from .decorate import check_plain
 from .durations import seconds, span
-from .errors import IdempotencyConflict, LockLost, OutcomeUnknown, ReentryError, UnknownSemaphore, Unsupported
+from .errors import (
+    IdempotencyConflict,
+    LockLost,
+    OutcomeUnknown,
+    ReentryError,
+    RequestOver,
+    UnknownSemaphore,
+    Unsupported,
+)
 from .operation import Operation
 from .renewal import Lost, Renewals, Renewed, clock
 from .semaphore.base import whole
@@ -298,7 +306,8 @@ class Block:
         """Of a request that was granted, and stamped, by an earlier try: it keeps the time to live that it has."""
         asked_at = clock()
         if not self._leases._of_request(semaphore.renew(grant)):
-            raise LockLost(f"the request {grant.external_id!r} was granted before, and its time ran out")
+            message = f"the request {grant.external_id!r} was granted before, and its time ran out"
+            raise RequestOver(message, "EXPIRED")
         ttl = self._leases._settled(time_to_live(grant))
         if ttl is None:
             raise IdempotencyConflict(

@@ -65,7 +65,7 @@ class Leases(Observed):
         :raises LockTimeout: when there was no room in time; its ``holders`` are then those who held the permits, unless
             it was a try (``timeout=0``).
         :raises OutcomeUnknown: when the connection died, and so did those of three more tries; it tells the id.
-        :raises LockLost: when this id was acquired before, and was released or ran out: it is never granted again.
+        :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
 
         >>> grant = locks.acquire({"backup-slots": 1, "network": 2}, external_id="job-1", ttl=3600, timeout=10)
@@ -147,7 +147,8 @@ class Leases(Observed):
         except LockTimeout as error:
             # a try is to be cheap: who makes one, and wants to know, can ask
             holders = self._permit_holders(waiting.lacking) if waiting.patience else ()
-            late = LockTimeout(str(error), holders) if holders else error
+            error.kind = kind
+            late = LockTimeout(str(error), holders, kind) if holders else error
             self._tell("waited", kind, asked["permits"], waited=time.monotonic() - waiting.began, error=late, **told)
             if late is error:
                 raise

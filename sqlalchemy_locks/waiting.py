@@ -23,7 +23,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
-from .errors import LockLost, LockTimeout, ReentryError
+from .errors import LockTimeout, ReentryError, RequestOver
 from .keys import key
 from .lines import Pace, lines_of
 from .operation import Operation, fresh_nonce, place_of, translated
@@ -88,7 +88,7 @@ class Waiting:
     def granted(self) -> Grant:
         """The grant.
 
-        :raises LockTimeout: :raises LockLost: :raises ReentryError: as ``Locks.acquire`` and its blocks.
+        :raises LockTimeout: :raises RequestOver: :raises ReentryError: as ``Locks.acquire`` and its blocks.
         """
         once = self.patience == 0
         name = None if once or self._known or self._own else self._somebody()
@@ -277,12 +277,13 @@ class Waiting:
 
     def _decided(self, grant: Grant) -> Grant:
         """
-        :raises LockLost: when it was granted before, and is over.
+        :raises RequestOver: when it was granted before, and is over.
         """
         if grant.replayed and not grant.acquired:
-            raise LockLost(
+            raise RequestOver(
                 f"the request {grant.external_id!r} was granted before and is {grant.state}: it is never "
-                "granted again, so ask with another external_id"
+                "granted again, so ask with another external_id",
+                grant.state,
             )
         return grant
 

@@ -1,0 +1,115 @@
+"""What an error of this library is answered with, whatever the framework."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.errors import LockError
+from sqlalchemy_locks.integrations.problem import KEY_SPENT, LOCKED, NO_ROOM, Problem, problem, problem_of, retry_of
+from tests.operation.parties import unused
+
+ANSWERS: list[tuple[LockError, int, str, str | None]] = [
+    (sl.LockTimeout("'a' was not free"), 423, "locked", "1"),
+    (sl.LockTimeout("'a' had no room", (), "lease"), 423, "locked", "1"),
+    (sl.LockTimeout("'a' had no room", (), "semaphore"), 429, "no-room", "5"),
+    (sl.IdempotencyConflict("for other semaphores"), 409, "another-request", None),
+    (sl.RequestOver("granted before", "RELEASED"), 409, "key-spent", None),
+    (sl.SemaphoreHeld("held"), 409, "held", "5"),
+    (sl.StaleToken("too late", 7), 409, "superseded", None),
+    (sl.UnknownRow("no such row"), 404, "not-found", None),
+    (sl.LockLost("its connection died"), 503, "lost", "1"),
+    (sl.OutcomeUnknown("done, or not"), 503, "outcome-unknown", None),
+    (sl.NotWritable("a standby"), 503, "unavailable", "1"),
+    (sl.MustRollback("an old snapshot"), 503, "unavailable", "1"),
+    (sl.UnknownSemaphore("never created"), 500, "failed", None),
+    (sl.NotInstalled("no tables"), 500, "failed", None),
+    (sl.ReentryError("twice"), 500, "failed", None),
+]
+
+
+def every_error(root: type[LockError] = LockError) -> set[type[LockError]]:
+    return {root}.union(*(every_error(one) for one in root.__subclasses__()))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry"), ANSWERS, ids=lambda value: type(value).__name__ if value else ""
+)
+def test_answers(error: LockError, status: int, code: str, retry: str | None) -> None:
+    answer = problem_of(error)
+    assert (answer.status, answer.code, answer.headers.get("Retry-After")) == (status, code, retry)
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert json.loads(answer.content) == answer.body
+    assert answer.body["status"] == status
+    assert str(error) not in answer.body["detail"]
+
+
+@pytest.mark.parametrize("error", sorted(every_error(), key=lambda one: one.__name__))
+def test_every_error_has_an_answer(error: type[LockError]) -> None:
+    given: dict[Any, tuple[Any, ...]] = {sl.StaleToken: ("why", 1), sl.RequestOver: ("why", "EXPIRED")}
+    assert problem_of(error(*given.get(error, ("why",)))).status in {404, 409, 423, 429, 500, 503}
+
+
+def test_tells_nothing_of_the_server_unless_asked() -> None:
+    holder = sl.Holder("invoice:42", "web-1.internal:4711:ab", None)
+    error = sl.LockTimeout("'invoice:42' was not free within 5 s", (holder,))
+    assert b"web-1" not in problem_of(error).content
+    assert "web-1.internal" in problem_of(error, reveal=True).body["detail"]
+
+
+def test_when_to_come_again() -> None:
+    error = sl.LockTimeout("'a' was not free")
+    assert problem_of(error, retry_after=1.2).headers["Retry-After"] == "2"
+    assert problem_of(error, retry_after=timedelta(minutes=2)).headers["Retry-After"] == "120"
+    assert problem_of(error, retry_after=0).headers["Retry-After"] == "0"
+    assert "Retry-After" not in problem(KEY_SPENT, retry_after=3).headers
+    for wrong in (-1, "5m", True, float("nan")):
+        with pytest.raises((TypeError, ValueError)):
+            problem_of(error, retry_after=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "lock", "room"), [(None, 1, 5), (0, 1, 5), (2.5, 3, 5), (30, 30, 30), (900, 60, 60)]
+)
+def test_not_sooner_than_the_wait_that_was_in_vain(timeout: float | None, lock: int, room: int) -> None:
+    assert (retry_of(LOCKED, timeout), retry_of(NO_ROOM, timeout)) == (lock, room)
+    assert retry_of(KEY_SPENT, timeout) is None
+
+
+def test_instance_and_markup() -> None:
+    answer = problem(LOCKED, instance="/invoices/%3Cb%3E", detail="<b>\"'\N{SNOWMAN}</b>")
+    assert json.loads(answer.content)["detail"] == "<b>\"'\N{SNOWMAN}</b>"
+    assert json.loads(answer.content)["instance"] == "/invoices/%3Cb%3E"
+    assert isinstance(answer, Problem)
+
+
+@pytest.mark.parametrize("which", ["sqlite", "postgresql15"])
+def test_what_there_was_no_room_in_is_told(servers: Any, which: str) -> None:
+    engine = create_engine(servers.installed(which, {"sqlite": "pysqlite"}.get(which, "psycopg")))
+    try:
+        locks, room, lease = sl.Locks(engine), unused("room"), unused("lease")
+        locks.run(sl.semaphore.create(room, 1))
+        grant = locks.acquire({room: 1}, external_id=unused("id"), ttl=3600)
+        with pytest.raises(sl.LockTimeout) as told:
+            locks.acquire({room: 1}, timeout=0)
+        assert problem_of(told.value).status == 429
+        with pytest.raises(sl.LockTimeout) as told, locks.semaphore(room, timeout=0.01):
+            raise AssertionError("it was had")
+        assert problem_of(told.value).status == 429
+        locks.release(grant)
+        with pytest.raises(sl.RequestOver) as over:
+            locks.acquire({room: 1}, external_id=grant.external_id, timeout=0)
+        assert (over.value.state, problem_of(over.value).code) == ("RELEASED", "key-spent")
+        locks.run(sl.semaphore.create(lease, 1))
+        locks.acquire({lease: 1}, ttl=3600)
+        with pytest.raises(sl.LockTimeout) as told, locks.lease(lease, timeout=0):
+            raise AssertionError("it was had")
+        assert problem_of(told.value).status == 423
+    finally:
+        engine.dispose()
