@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,9 +49,20 @@ class Servers:
 
     def server(self, name: str) -> real.SQLServer:
         """The server of that name, as ``tests.servers`` calls it."""
+        return self._had(name, lambda: real.start(name))
+
+    def pair(self) -> tuple[real.PostgreSQL, real.PostgreSQL]:
+        """A PostgreSQL and its hot standby, both of nobody else: a standby begins as a copy of all that there is."""
+        primary = self._had("primary", lambda: real.start("postgresql15"))
+        assert isinstance(primary, real.PostgreSQL)
+        standby = self._had("standby", primary.standby)
+        assert isinstance(standby, real.PostgreSQL)
+        return primary, standby
+
+    def _had(self, name: str, start: Callable[[], real.Server]) -> real.SQLServer:
         if name not in self._started:
             try:
-                server = real.start(name)
+                server = start()
                 assert isinstance(server, real.SQLServer)
                 self._started[name] = server
             except real.Unavailable as why:

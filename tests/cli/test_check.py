@@ -100,10 +100,8 @@ def test_read_only(postgresql: Cli) -> None:
 
 
 def test_a_standby(servers: Servers) -> None:
-    primary = servers.server("postgresql15")
-    with primary.standby() as standby:  # type: ignore[attr-defined]
-        standby.catch_up()
-        ((level, says),) = found(Cli(standby.url("psycopg")), "writable", 1)
+    _, standby = servers.pair()
+    ((level, says),) = found(Cli(standby.url("psycopg")), "writable", 1)
     assert level == "problem"
     assert "standby" in says
 

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.conftest import install
+from tests.conftest import Servers, install
 from tests.operation.parties import async_connected, connected, unused
 from tests.servers import PostgreSQL
 
 from .test_postgresql import EVERY, PAGE
 
-DATABASES = {"native": "locks", "table": "of_tables"}
+DATABASES = {"native": "of_advisory_locks", "table": "of_tables"}
 
 
 @pytest.fixture(scope="module")
-def standby(servers: Any) -> Iterator[PostgreSQL]:
-    primary = servers.server("postgresql15")
-    primary.create_database(DATABASES["table"])
+def standby(servers: Servers) -> PostgreSQL:
+    primary, standby = servers.pair()
     for locking, database in DATABASES.items():
+        primary.create_database(database)
         url = primary.url("psycopg", database)
         install(url, locking=locking)
         with connected(url) as engine, engine.begin() as connection:
             PAGE.create(connection)
             connection.execute(PAGE.insert().values(id=1))
-    with primary.standby() as standby:
-        standby.catch_up()
-        yield standby
+    standby.catch_up()
+    return standby
 
 
 @pytest.fixture(params=DATABASES)

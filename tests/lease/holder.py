@@ -1,6 +1,8 @@
 """A process that holds a lease, and does what it is told: one word a line, one line for each answer.
 
 python -m tests.lease.holder URL NAME TTL hold|wait
+
+Who waits is cut off by the server where it is silent for 2 seconds in front of a line.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import sys
 import warnings
 from typing import Any
 
+import pytest
 from sqlalchemy import create_engine
 
 import sqlalchemy_locks as sl
+from tests.operation.fixtures import cut_after
 
 
 def say(what: object) -> None:
@@ -26,6 +30,7 @@ def main(url: str, name: str, ttl: str, kind: str) -> None:
     locks = sl.Locks(engine)
     block = locks.lease(name, ttl=float(ttl))
     if kind == "wait":
+        cut_after(2, pytest.MonkeyPatch())
         say("waiting")
     while True:
         try:

@@ -88,7 +88,7 @@ def test_a_process_that_was_stopped_past_its_time_knows_at_once(
 ) -> None:
     engine, lease = engine_to(name), unused("lease")
     document(engine)
-    with Holder(installed(servers, name), lease, 5) as holder:
+    with Holder(installed(servers, name), lease, 2) as holder:
         with holder.stopped():
             # its time runs out, by the server's clock, and somebody else has it
             next_one = sl.Locks(engine).acquire({lease: 1}, ttl=3600, timeout=PATIENCE)

@@ -214,7 +214,7 @@ def test_a_head_that_is_cut_off_lines_up_again(name: str, engine_to: MakeEngine,
 def test_a_process_that_is_stopped_in_front_holds_nobody_up(
     name: str, servers: Any, engine_to: MakeEngine, watch: Any
 ) -> None:
-    """The server cuts off whoever is silent in front of a line, so this test takes as long as that."""
+    """The server cuts off whoever is silent in front of a line, this one after 2 seconds: see ``holder.py``."""
     watcher = watch(name)
     holder, second = (sl.Locks(engine_to(name)) for _ in range(2))
     sem = made(holder._engine, 1)

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.keys import key
+from tests.conftest import Servers
 from tests.operation.parties import PATIENCE, all_of, later
 
 from .project import Fresh, Project, run
@@ -341,21 +342,21 @@ def test_a_read_only_transaction_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("locking", ["native", "table"])
-def test_a_standby_is_refused(servers: Any, locking: str, tmp_path: Path) -> None:
-    primary = servers.server("postgresql15")
-    database = servers.database("postgresql15")
+def test_a_standby_is_refused(servers: Servers, locking: str, tmp_path: Path) -> None:
+    primary, standby = servers.pair()
+    database = f"functions_{locking}"
+    primary.create_database(database)
     Project(tmp_path, sa.make_url(primary.url("psycopg", database)), "directives", locking=locking).upgrade()
-    with primary.standby() as standby:
-        standby.catch_up()
-        client = Client(sa.make_url(standby.url("psycopg", database)))
-        try:
-            for call in (*(f"{call}(1, true)" for call in LOCKING), *OTHERS):
-                with pytest.raises(sa.exc.DBAPIError, match=r"on a standby.*connect to the primary") as caught:
-                    client(f"SELECT lock.{call}")
-                assert getattr(caught.value.orig, "sqlstate", None) == "SL001"
-                client.rollback()
-        finally:
-            client.close()
+    standby.catch_up()
+    client = Client(sa.make_url(standby.url("psycopg", database)))
+    try:
+        for call in (*(f"{call}(1, true)" for call in LOCKING), *OTHERS):
+            with pytest.raises(sa.exc.DBAPIError, match=r"on a standby.*connect to the primary") as caught:
+                client(f"SELECT lock.{call}")
+            assert getattr(caught.value.orig, "sqlstate", None) == "SL001"
+            client.rollback()
+    finally:
+        client.close()
 
 
 @pytest.mark.parametrize("variant", ["yugabytedb"], indirect=True)

@@ -53,8 +53,14 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is in front of a server's line keeps its place, be it that its thread stands still for a while."""
-    join = postgresql._JOIN.text.replace(f"'{base.IDLE}s'", f"'{PATIENCE}s'")
-    idle = mysql._IDLE.text.replace(f"wait_timeout = {base.IDLE}", f"wait_timeout = {PATIENCE}")
-    assert (join, idle) != (postgresql._JOIN.text, mysql._IDLE.text)
+    cut_after(PATIENCE, monkeypatch)
+
+
+def cut_after(seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a server cut off whoever is silent in front of its line for so long."""
+    join = postgresql._JOIN.text.replace(f"'{base.IDLE}s'", f"'{seconds}s'")
+    idle = mysql._IDLE.text.replace(f"wait_timeout = {base.IDLE}", f"wait_timeout = {seconds}")
+    assert join != postgresql._JOIN.text
+    assert idle != mysql._IDLE.text
     monkeypatch.setattr(postgresql, "_JOIN", text(join).bindparams(bindparam("key", type_=BigInteger())))
     monkeypatch.setattr(mysql, "_IDLE", text(idle))

@@ -42,6 +42,9 @@ ASYNC = {
     "sqlite/aiosqlite": ("sqlite", "aiosqlite"),
 }
 
+#: the shortest wait in seconds that a server can be told of: InnoDB counts whole ones
+BRIEFLY = {name: 1 if name in INNODB else 0.1 for name in EVERYWHERE}
+
 _numbers = itertools.count(1)
 
 

@@ -10,9 +10,10 @@ from sqlalchemy.exc import DBAPIError
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
 from sqlalchemy_locks.lines import lines_of
-from tests.operation.parties import ENGINES, EVERYWHERE, INNODB, SERVERS, unused
+from tests.operation.parties import BRIEFLY, ENGINES, EVERYWHERE, INNODB, SERVERS, unused
 
 __all__ = [
+    "BRIEFLY",
     "ENGINES",
     "EVERYWHERE",
     "INNODB",

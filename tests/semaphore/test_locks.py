@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from sqlalchemy_locks.lines import Lines, lines_of
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, async_connected, installed, later, until
 
-from .parties import ENGINES, SERVERS, expire, held, made, unused
+from .parties import BRIEFLY, ENGINES, SERVERS, expire, held, made, unused
 
 DOCUMENT = Table("guarded_document", MetaData(), Column("id", Integer, primary_key=True), Column("body", Text))
 
@@ -285,7 +286,7 @@ def test_threads_of_one_process(engine_to: MakeEngine) -> None:
 @pytest.mark.parametrize("name", [*SERVERS, "yugabytedb"])
 def test_whoever_changes_a_semaphore_waits_no_longer_than_told(name: str, engine_to: MakeEngine) -> None:
     """A bounded wait, in a session and through ``Locks``, and no setting is left."""
-    engine = engine_to(name, isolation_level="READ COMMITTED")
+    engine = engine_to(name, isolation_level="READ COMMITTED", pool_size=9)
     setting = "SELECT @@innodb_lock_wait_timeout" if name in ("mysql", "mariadb") else "SHOW lock_timeout"
     sem, new = made(engine, 2), unused("semaphore")
     changes = [sl.semaphore.resize(sem, 3), sl.semaphore.delete(sem), sl.semaphore.create(new, 1)]
@@ -293,15 +294,21 @@ def test_whoever_changes_a_semaphore_waits_no_longer_than_told(name: str, engine
         assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
         assert keeper.scalar(sl.semaphore.create(new, 2))
         before = other.exec_driver_sql(setting).scalar()
-        for change in changes:
-            bounded = change.execution_options(locks_wait=1)
-            with pytest.raises(sl.LockTimeout):
-                later(other.scalar, bounded).result(PATIENCE)
-            other.rollback()
-            with pytest.raises(sl.LockTimeout):
-                later(sl.Locks(engine).run, bounded).result(PATIENCE)
+        bounded = [change.execution_options(locks_wait=BRIEFLY[name]) for change in changes]
+
+        def in_a_session(change: Any) -> None:
+            with engine.connect() as own:
+                own.scalar(change)
+
+        for way in (in_a_session, sl.Locks(engine).run):
+            for waiting in [later(way, change) for change in bounded]:
+                with pytest.raises(sl.LockTimeout):
+                    waiting.result(PATIENCE)
+        with ExitStack() as opened:
+            pooled = [opened.enter_context(engine.connect()) for _ in range(engine.pool.checkedin())]  # type: ignore[attr-defined]
+            assert {connection.exec_driver_sql(setting).scalar() for connection in pooled} == {before}
         keeper.rollback()
         for change in changes:
-            other.scalar(change.execution_options(locks_wait=1))
+            other.scalar(change.execution_options(locks_wait=PATIENCE))
             assert other.exec_driver_sql(setting).scalar() == before
         other.rollback()

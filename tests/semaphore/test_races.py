@@ -15,7 +15,7 @@ from sqlalchemy_locks.schema import tables
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import PATIENCE, all_of, later, until
 
-from .parties import ENGINES, SERVERS, expire, expire_in, held, made, unused
+from .parties import BRIEFLY, ENGINES, SERVERS, expire, expire_in, held, made, unused
 
 EVERYWHERE = [*ENGINES, "yugabytedb"]
 WITH_ROW_LOCKS = [*SERVERS, "yugabytedb"]
@@ -228,7 +228,7 @@ def test_a_guarded_write_that_waited_is_judged_when_the_wait_is_over(
     write = anything(engine)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
-    for ttl in (3, 12, 48):
+    for ttl in (1, 3, 12, 48):
         grant = locks.acquire({sem: 1}, ttl=ttl)
         with engine.connect() as writer, engine.connect() as releasing:
             assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
@@ -258,7 +258,8 @@ def test_a_guarded_write_waits_no_longer_than_told(name: str, engine_to: MakeEng
     with engine.connect() as writer, engine.connect() as releasing:
         assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
         with pytest.raises(sl.LockTimeout):
-            later(writer.scalar, sl.guarded(anything(engine), grant).execution_options(locks_wait=1)).result(PATIENCE)
+            write = sl.guarded(anything(engine), grant).execution_options(locks_wait=BRIEFLY[name])
+            later(writer.scalar, write).result(PATIENCE)
         writer.rollback()
         releasing.rollback()
 

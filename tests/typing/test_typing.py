@@ -2,57 +2,100 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+CODE = (HERE / "user_code.py").read_text()
+#: what stands in the code, and another type in its place
+WRONG = [
+    ('sl.lock.try_exclusive("a")), bool | None)', 'sl.lock.try_exclusive("a")), int | None)'),
+    ("sl.lock.row(Customer, 42)), Customer | None)", "sl.lock.row(Customer, 42)), Base | None)"),
+    ("locks.run(sl.lock.vacuum()), int | None)", "locks.run(sl.lock.vacuum()), str | None)"),
+    ("held.session, AsyncSession)", "held.session, Session)"),
+    ('mutex.acquire_token("a"), int | None)', 'mutex.acquire_token("a"), int)'),
+    ('await Mutex(client).acquire("a"), bool)', 'Mutex(client).acquire("a"), bool)'),
+    ("scalars(paid).all(), Sequence[Customer])", "scalars(paid).all(), Sequence[Base])"),
+    ("tasks.capture(3)[0].claim, int)", "tasks.capture(3)[0].claim, str)"),
+]
+#: the errors of a checker: file, line, text
+Errors = list[tuple[str, int, str]]
 
 
-def checked(checker: str, folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """What a checker says of the code, in a folder where it sees the library as a user's project does."""
-    (folder / "user_code.py").write_text(code)
-    (folder / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT}"], "typeCheckingMode": "strict"}}')
-    commands = {
-        "mypy": ["-m", "mypy", "--strict", "--cache-dir", str(folder / "cache"), "user_code.py"],
-        "pyright": ["-m", "pyright", "--pythonpath", sys.executable],
-    }
-    return subprocess.run(
-        [sys.executable, *commands[checker]],
+def code_with(*wrong: tuple[str, str]) -> str:
+    code = CODE
+    for right, other in wrong:
+        assert right in code
+        code = code.replace(right, other, 1)
+    return code
+
+
+def line_of(right: str) -> int:
+    return CODE[: CODE.index(right)].count("\n") + 1
+
+
+def said(command: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
         cwd=folder,
         capture_output=True,
         text=True,
         env={**os.environ, "MYPYPATH": str(ROOT), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
     )
+    # 1: it found errors, as it is to
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
 
 
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_every_result_has_its_exact_type(checker: str, tmp_path: Path) -> None:
-    said = checked(checker, tmp_path, (HERE / "user_code.py").read_text())
-    assert said.returncode == 0, said.stdout + said.stderr
+def mypy(folder: Path) -> Errors:
+    out = said(["mypy", "--strict", "--cache-dir", str(folder / "cache"), "right.py", "wrong.py"], folder)
+    found = re.findall(r"^(\w+\.py):(\d+): error: (.*)$", out, re.MULTILINE)
+    assert len(found) == out.count(" error: "), out
+    return [(file, int(line), text) for file, line, text in found]
 
 
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ('sl.lock.try_exclusive("a")), bool | None)', 'sl.lock.try_exclusive("a")), int | None)'),
-        ("sl.lock.row(Customer, 42)), Customer | None)", "sl.lock.row(Customer, 42)), Base | None)"),
-        ("locks.run(sl.lock.vacuum()), int | None)", "locks.run(sl.lock.vacuum()), str | None)"),
-        ("held.session, AsyncSession)", "held.session, Session)"),
-        ('mutex.acquire_token("a"), int | None)', 'mutex.acquire_token("a"), int)'),
-        ('await Mutex(client).acquire("a"), bool)', 'Mutex(client).acquire("a"), bool)'),
-        ("scalars(paid).all(), Sequence[Customer])", "scalars(paid).all(), Sequence[Base])"),
-        ("tasks.capture(3)[0].claim, int)", "tasks.capture(3)[0].claim, str)"),
-    ],
-)
-def test_another_type_would_be_told(checker: str, right: str, wrong: str, tmp_path: Path) -> None:
-    code = (HERE / "user_code.py").read_text()
-    assert right in code
-    said = checked(checker, tmp_path, code.replace(right, wrong, 1))
-    assert said.returncode == 1, said.stdout + said.stderr
-    assert "assert_type" in said.stdout or "Expression is of type" in said.stdout
+def pyright(folder: Path) -> Errors:
+    (folder / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)], "typeCheckingMode": "strict"}))
+    out = json.loads(said(["pyright", "--pythonpath", sys.executable, "--outputjson"], folder))
+    assert out["summary"]["filesAnalyzed"] == 2
+    return [
+        (Path(one["file"]).name, one["range"]["start"]["line"] + 1, one["message"])
+        for one in out["generalDiagnostics"]
+        if one["severity"] != "information"
+    ]
+
+
+@pytest.fixture(scope="session", params=[mypy, pyright], ids=["mypy", "pyright"])
+def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Errors:
+    """What a checker says of the code as it is and of one with wrong types: once, since that takes its time.
+
+    It sees the library as a user's project does.
+    """
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "right.py").write_text(CODE)
+    (folder / "wrong.py").write_text(code_with(*WRONG))
+    check: Callable[[Path], Errors] = request.param
+    return check(folder)
+
+
+def test_every_result_has_its_exact_type(errors: Errors) -> None:
+    assert [error for error in errors if error[0] == "right.py"] == []
+
+
+@pytest.mark.parametrize("right", [right for right, _ in WRONG])
+def test_another_type_would_be_told(errors: Errors, right: str) -> None:
+    told = [text for file, line, text in errors if (file, line) == ("wrong.py", line_of(right))]
+    assert any("assert_type" in text or "Expression is of type" in text for text in told), errors
+
+
+def test_nothing_else_is_told(errors: Errors) -> None:
+    """So that a case can't be red for the sake of another one."""
+    assert {line for file, line, _ in errors if file == "wrong.py"} == {line_of(right) for right, _ in WRONG}
