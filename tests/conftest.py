@@ -10,6 +10,7 @@ import gc
 import itertools
 import os
 import shutil
+import ssl
 import sys
 import tempfile
 import time
@@ -155,6 +156,17 @@ def collect_what_is_left_of(error: BaseException | None) -> None:
         found.clear()
         gc.collect()
         sys.unraisablehook = hook
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_certificates() -> Iterator[None]:
+    """PyMySQL reads all of the machine's certificates at each connection, and then verifies nothing by them.
+
+    That takes longer than most tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_default_certs", lambda self, purpose=None: None)
+        yield
 
 
 @pytest.fixture(scope="session")

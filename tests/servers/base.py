@@ -146,17 +146,11 @@ class Server:
 
     def stop(self) -> None:
         """Stop the server cleanly; by force if it has not ended in `stop_seconds`."""
-        self._request_stop()
-        self._await_stop()
-
-    def _request_stop(self) -> None:
         if self._process is not None:
             self._process.signal(signal.SIGCONT)
             self._process.signal(self.stop_signal)
-
-    def _await_stop(self) -> None:
-        if self._process is not None and self._process.wait(self.stop_seconds):
-            self._process = None
+            if self._process.wait(self.stop_seconds):
+                self._process = None
         self.kill()
 
     def kill(self) -> None:
@@ -199,11 +193,9 @@ class Server:
 
 
 def _close(servers: list[Server]) -> None:
-    """Close servers; all are asked to stop before the first is waited for."""
+    """Close servers; killed, since what they would write for their next start is removed."""
     for server in servers:
-        server._request_stop()
-    for server in servers:
-        server._await_stop()
+        server.kill()
         if server._holder is not None:
             server._discard()
             shutil.rmtree(server.directory, ignore_errors=True)

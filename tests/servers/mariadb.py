@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from .mysql import MySQLCompatible
-from .process import program, run
+from .process import own, program, run
 
 FOLDERS = "/usr/sbin:/usr/bin"
 MISSING = (
@@ -32,9 +32,14 @@ class MariaDB(MySQLCompatible):
             program(name, FOLDERS, MISSING.format(name))
             for name in ("mariadbd", "mariadb-install-db", "my_print_defaults")
         )
-        options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
-        data = f"--datadir={self.data}"
-        run(install, "--no-defaults", *options, data, directory=self.directory)
+        version = run(self._program, "--no-defaults", "--version", directory=self.directory).split()
+
+        def initialize(folder: Path) -> None:
+            own(folder)
+            options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+            run(install, "--no-defaults", *options, f"--datadir={folder}/data", directory=folder)
+
+        self._copy(f"mariadb-data-{version[2]}", initialize)
 
     def _command(self) -> list[str | Path]:
         return [self._program, "--no-defaults", *self._options()]

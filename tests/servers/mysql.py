@@ -1,6 +1,6 @@
 """MySQL, which Debian has in its unstable release only, and what MariaDB shares."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,6 +30,11 @@ class MySQLCompatible(SQLServer):
         account = self.directory / "account.sql"
         account.write_text(ACCOUNT.format(database=self.database, user=self.user, password=self.password))
         own(account)
+
+    def _copy(self, key: str, initialize: Callable[[Path], None]) -> None:
+        """Initialising takes seconds; copying what was, with the zeros left out, does not."""
+        template = cache.prepared(key, initialize)
+        run("cp", "-a", "--sparse=always", template / "data", self.data, directory=self.directory)
 
     def _options(self) -> list[str]:
         """The options that mean the same to both servers."""
@@ -102,10 +107,7 @@ class MySQL(MySQLCompatible):
             run(*self._program, "--initialize-insecure", data, directory=folder)
             (folder / "data/auto.cnf").unlink()  # The identity: one for each copy.
 
-        # Initialising takes seconds; copying, with the zeros left out, does not.
-        template = cache.prepared(f"mysql-data-{version[2]}", initialize)
-        copy = ("cp", "-a", "--sparse=always", template / "data", self.data)
-        run(*copy, directory=self.directory)
+        self._copy(f"mysql-data-{version[2]}", initialize)
 
     def _command(self) -> list[str | Path]:
         return [*self._program, *self._options()]
