@@ -60,6 +60,13 @@ class Ago(FunctionElement[datetime]):
     inherit_cache = True
 
 
+class Elapsed(FunctionElement[int]):
+    """Whole seconds from an instant to when this statement began, by the server; less than 0 when it is yet to come."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
 class Later(FunctionElement[datetime]):
     """An instant and some seconds, which may be fractions or less than none; arguments are the two."""
 

@@ -36,3 +36,14 @@ def span(value: float | timedelta, name: str, *, zero: bool = True) -> float:
     if number > LONGEST:
         raise ValueError(f"{name} must be at most a hundred years, {LONGEST:.0f} seconds, not {value!r}")
     return number
+
+
+def duration(seconds: float | None) -> str:
+    """So many seconds, as people say it."""
+    if seconds is None:
+        return "–"
+    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{sign}{seconds / size:.0f} {unit}"
+    return f"{sign}{seconds:.0f} s"

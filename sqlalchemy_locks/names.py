@@ -29,3 +29,10 @@ def checked(value: object, what: str) -> str:
     if "\0" in value:
         raise ValueError(f"{what} has a NUL in it, which not every database stores: {value!r}")
     return value
+
+
+def plain(value: str) -> str:
+    """The same with what can't be seen, or would move the cursor, spelt out."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode() for each in value
+    )

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Float, Integer, bindparam, case, cast, func, literal, literal_column, null, select, union_all
+from sqlalchemy import (
+    Float,
+    Integer,
+    and_,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal,
+    literal_column,
+    null,
+    select,
+    union_all,
+)
 from sqlalchemy.sql import Executable
 
 from .capturing import Capture
@@ -13,6 +26,9 @@ from .jobs import Jobs, OnJobs
 from .operation import Place
 from .settling import failed
 from .taking import Taking
+
+#: no limit, but one that has a part of a statement worked out by itself
+EVERY: Any = literal_column("1000000000", Integer())
 
 
 class Requeue(Capture):
@@ -76,16 +92,17 @@ class Stats(OnJobs):
         now = Ago(nothing)
 
         def part(condition: Any, *counts: Any) -> Any:
-            return select(at.queue_id.label("queue_id"), *counts).where(condition).group_by(at.queue_id)
+            # chosen first: SQLite would go through every job in the order that it groups them by
+            chosen = select(at.queue_id.label("queue_id")).where(condition).limit(EVERY).subquery()
+            return select(chosen.c.queue_id, *counts).group_by(chosen.c.queue_id)
 
         def when(condition: Any) -> Any:
             return func.sum(case((condition, 1), else_=0))
 
         count = func.count()
-        waiting, due = at.started_at.is_(None), at.run_at <= now
+        due = at.run_at <= now
         parts = union_all(
-            part(
-                waiting,
+            _waiting(place, at).add_columns(
                 when(due).label("waiting"),
                 when(at.run_at > now).label("scheduled"),
                 nothing.label("running"),
@@ -99,3 +116,14 @@ class Stats(OnJobs):
         totals = [cast(func.sum(parts.c[name]), Integer()).label(name) for name in names]
         oldest = func.min(parts.c.oldest, type_=Instant()).label("oldest")
         return select(parts.c.queue_id, *totals, oldest).group_by(parts.c.queue_id).order_by(parts.c.queue_id)
+
+
+def _waiting(place: Place, at: Any) -> Any:
+    """What waits, queue by queue, out of the index that begins with them."""
+    waiting = at.started_at.is_(None)
+    if place.engine.schemas:
+        return select(at.queue_id.label("queue_id")).where(waiting).group_by(at.queue_id)
+    # an index on these jobs alone is not to be had here: each queue is looked for, and then its part of the index
+    names = select(at.queue_id.label("queue_id")).distinct().subquery("names")
+    joined = names.join(at.table, and_(at.queue_id == names.c.queue_id, waiting))
+    return select(names.c.queue_id.label("queue_id")).select_from(joined).group_by(names.c.queue_id)

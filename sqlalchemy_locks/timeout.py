@@ -167,10 +167,11 @@ class Timeout:
         values = self._rows.queue(queue) | tasks.limit(limit) | self._override()
         return RowsOperation(self._bodies.capture, values)
 
-    def listed(self, limit: int = 1000) -> RowsOperation[Any]:
+    def listed(self, limit: int = 1000, *, queue: Any = None) -> RowsOperation[Any]:
         """All timeouts, for people: rows of ``queue, id, every, free_in, retries``.
 
         :param limit: how many at most.
+        :param queue: only those of this queue.
 
         ``every`` is the row's own period in seconds; ``free_in`` is in how many seconds it is over, by the server's
         clock, less than 0 when it is over already. A window (``windowed=True``) may end sooner. ``None`` stands where
@@ -178,7 +179,8 @@ class Timeout:
 
         >>> session.execute(sl.Timeout().listed()).all()
         """
-        return RowsOperation(self._bodies.listed, tasks.limit(limit))
+        chosen = {} if queue is None else self._rows.queue(queue)
+        return RowsOperation(self._bodies.listed[queue is not None], tasks.limit(limit) | chosen)
 
     @shaped(select(literal(True)))
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
@@ -325,13 +327,20 @@ class _Bodies:
         }
         self.give_back = _GiveBack(rows)
         self.set_retries = tasks.SetRetries(rows, "timeout.set_retries")
-        self.listed = Listing(
-            rows,
-            "timeout.listed",
-            columns=_told,
-            conditions=lambda at: [],
-            order=lambda at: [at[role] for role in ("queue", "id") if role in at],
-        )
+        self.listed = {
+            chosen: Listing(
+                rows,
+                "timeout.listed",
+                columns=_told,
+                conditions=_of_queue if chosen else lambda at: [],
+                order=lambda at: [at[role] for role in ("queue", "id") if role in at],
+            )
+            for chosen in (False, True)
+        }
+
+
+def _of_queue(at: At) -> list[Any]:
+    return [at["queue"] == bound(at["queue"], "queue")]
 
 
 def _told(at: At) -> list[Any]:

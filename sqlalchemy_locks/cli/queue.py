@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..clock import utc
+from .. import overview
 from ..locks import Locks
 from ..operation import Operation
 from ..queue import Queue
@@ -37,15 +37,8 @@ def stats(screen: Screen, database: Database, called: str | None) -> None:
 
     Queues with completed jobs only don't appear.
     """
-    rows = stated(Locks(database.engine), called)
+    rows = [row for row in overview.queues(Locks(database.engine)) if called in (None, row["queue_id"])]
     screen.show({"queues": rows}, queues(rows))
-
-
-def stated(locks: Locks, called: str | None = None) -> list[dict[str, Any]]:
-    """Every queue, as ``Queue.stats`` has it."""
-    rows: list[Any] = locks.run(Queue().stats())
-    found = [dict(row._mapping) for row in rows if called in (None, row.queue_id)]
-    return [{**row, "oldest": utc(row["oldest"])} for row in found]
 
 
 def queues(rows: list[dict[str, Any]]) -> Any:

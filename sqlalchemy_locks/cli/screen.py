@@ -19,6 +19,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
+from ..durations import duration as duration
+from ..names import plain as plain
+
 Document = Mapping[str, Any]
 #: where nobody looks at it, a line is a line
 _WIDE = 10_000
@@ -97,13 +100,6 @@ def name(value: Any, style: str = "") -> Text:
     return Text("–" if value is None else plain(str(value)), style=style)
 
 
-def plain(value: str) -> str:
-    """The same with what can't be seen, or would move the cursor, spelt out."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode() for each in value
-    )
-
-
 def number(value: Any) -> Text:
     return Text("–" if value is None else f"{value:,}")
 
@@ -118,17 +114,6 @@ def note(text: str) -> Text:
 
 def sentence(text: str, style: str = "") -> Text:
     return Text(plain(text), style=style)
-
-
-def duration(seconds: float | None) -> str:
-    """So many seconds, as people say it."""
-    if seconds is None:
-        return "–"
-    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{sign}{seconds / size:.0f} {unit}"
-    return f"{sign}{seconds:.0f} s"
 
 
 def bar(used: int, capacity: int, console: Console) -> Text:

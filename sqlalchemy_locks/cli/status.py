@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,21 +12,25 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .. import lock, semaphore
-from ..errors import NotInstalled, Unsupported
+from .. import overview as parts_of
+from ..errors import NotInstalled
 from ..locks import Locks
-from ..mutex import Mutex
-from ..timeout import Timeout
+from ..overview import look_at
 from .command import lasting, on_database
-from .queue import queues, stated
+from .queue import queues
 from .screen import Screen, duration, name, note, number, second, sentence, table, title
 from .semaphore import semaphores
 from .target import Database
 
-#: so many mutexes and timeouts are told of
-_MOST = 1000
 #: so long Ctrl-C may go unseen, in seconds
 _GLANCE = 0.1
+_PARTS = {
+    "semaphores": parts_of.semaphores,
+    "queues": parts_of.queues,
+    "mutexes": parts_of.mutexes,
+    "timeouts": parts_of.timeouts,
+    "keys": parts_of.keys,
+}
 
 
 @click.command(short_help="Show what is held, and what waits.")
@@ -108,31 +111,18 @@ def overview(database: Database) -> dict[str, Any]:
     :raises NotInstalled: when nothing is.
     """
     locks = Locks(database.engine)
-    parts: dict[str, Callable[[], Any]] = {
-        "semaphores": lambda: _rows(locks.run(semaphore.usage())),
-        "queues": lambda: stated(locks),
-        "mutexes": lambda: _rows(locks.run(Mutex().held(_MOST))),
-        "timeouts": lambda: _rows(locks.run(Timeout().listed(_MOST))),
-        "keys": lambda: [asdict(holder) for holder in locks.run(lock.holders())],
-    }
+    parts = {called: look_at(locks, read) for called, read in _PARTS.items()}
     document: dict[str, Any] = {"database": database.target.shown, "untold": None}
     missing: list[NotInstalled] = []
-    for part, read in parts.items():
-        try:
-            document[part] = read()
-        except NotInstalled as error:
-            document[part] = None
-            missing.append(error)
-        except Unsupported as error:
-            document[part] = None
-            document["untold"] = str(error)
+    for called, part in parts.items():
+        document[called] = part.rows
+        if isinstance(part.error, NotInstalled):
+            missing.append(part.error)
+        elif part.error is not None:
+            document["untold"] = str(part.error)
     if missing and not any(document[part] is not None for part in parts if part != "keys"):
         raise missing[0]
     return document
-
-
-def _rows(rows: Any) -> list[dict[str, Any]]:
-    return [dict(row._mapping) for row in rows]
 
 
 def shown(document: dict[str, Any], console: Console) -> Group:

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Epoch, Fresh, Hence, Instant, Later, Now
+from ..clock import Ago, Elapsed, Epoch, Fresh, Hence, Instant, Later, Now
 from ..elements import (
     DeleteByKey,
     Gate,
@@ -265,6 +265,13 @@ def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
 def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPADD(MICROSECOND, ROUND({seconds} * -1000000), UTC_TIMESTAMP(6))"
+
+
+@compiles(Elapsed, "mysql")
+@compiles(Elapsed, "mariadb")
+def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
+    (instant,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"TIMESTAMPDIFF(SECOND, {instant}, UTC_TIMESTAMP(6))"
 
 
 @compiles(Writable, "mysql")

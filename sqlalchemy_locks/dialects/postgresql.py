@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Epoch, Fresh, Hence, Later, Now
+from ..clock import Ago, Elapsed, Epoch, Fresh, Hence, Later, Now
 from ..elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from ..schema import Payload
@@ -264,6 +264,13 @@ def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
 def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"statement_timestamp() - make_interval(secs => {seconds})"
+
+
+@compiles(Elapsed, "postgresql")
+@compiles(Elapsed, "yugabytedb")
+def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
+    (instant,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"CAST(floor(extract(epoch FROM statement_timestamp() - {instant})) AS BIGINT)"
 
 
 @compiles(HeldKeys, "postgresql")

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Epoch, Fresh, Hence, Later, Now
+from ..clock import Ago, Elapsed, Epoch, Fresh, Hence, Later, Now
 from ..elements import InsertAbsent
 from ..errors import LockError, LockTimeout, MustRollback
 from .base import Engine, nothing
@@ -122,6 +122,12 @@ def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
 def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', ROUND(-({seconds}), 3) || ' seconds')"
+
+
+@compiles(Elapsed, "sqlite")
+def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
+    (instant,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"(CAST(strftime('%s', 'now') AS INTEGER) - CAST(strftime('%s', {instant}) AS INTEGER))"
 
 
 def in_transaction(connection: Connection) -> bool:
