@@ -116,35 +116,30 @@ def _dialect(engine: tuple[str, str]) -> str:
 
 @pytest.mark.long
 def test_steps_that_died_in_the_middle_run_again(
-    fresh: Fresh, engine: tuple[str, str], door: Door, tmp_path: Path
+    project: Project, url: URL, engine: tuple[str, str], door: Door
 ) -> None:
     """Where DDL commits as it goes: after every command, then all of it again."""
-    whole = fresh(*engine)
-    Project(tmp_path / "whole", whole, door).upgrade()
-    made = catalog(whole)
+    project.upgrade()
+    made = catalog(url)
     commands = statements(_dialect(engine), "upgrade", door=door)
     assert len(commands) >= 2 * len(STEPS)
     for done in range(1, len(commands) + 1):
-        url = fresh(*engine)
-        for command in commands[:done]:
-            execute(url, command)
-        Project(tmp_path / str(done), url, door).upgrade()
+        project.downgrade()
+        assert catalog(url) == {}
+        execute(url, "\n".join(commands[:done]))
+        project.upgrade()
         assert catalog(url) == made
         assert installed(url) == [(step, door) for step in STEPS]
 
 
 @pytest.mark.long
-def test_steps_whose_downgrade_died_in_the_middle_run_again(
-    fresh: Fresh, engine: tuple[str, str], tmp_path: Path
-) -> None:
+def test_steps_whose_downgrade_died_in_the_middle_run_again(url: URL, engine: tuple[str, str], tmp_path: Path) -> None:
     """All of them as one revision of the app; the last time, nothing but the version row was left."""
+    project = Project(tmp_path, url, "directives")
     commands = statements(_dialect(engine), "downgrade")
     for done in range(1, len(commands) + 1):
-        url = fresh(*engine)
-        project = Project(tmp_path / str(done), url, "directives")
         project.upgrade()
-        for command in commands[:done]:
-            execute(url, command)
+        execute(url, "\n".join(commands[:done]))
         project.downgrade()
         assert catalog(url) == {}
 
@@ -152,17 +147,16 @@ def test_steps_whose_downgrade_died_in_the_middle_run_again(
 @pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 def test_one_step_whose_downgrade_died_in_the_middle_runs_again(
-    fresh: Fresh, engine: tuple[str, str], step: str, door: Door, tmp_path: Path
+    url: URL, engine: tuple[str, str], step: str, door: Door, tmp_path: Path
 ) -> None:
     commands = statements(_dialect(engine), "downgrade", (step,), door)
     below = ("base", *STEPS)[STEPS.index(step)]
+    project = Project(tmp_path, url, door, stepwise=True)
     made = []
     for done in range(len(commands) + 1):
-        url = fresh(*engine)
-        project = Project(tmp_path / str(done), url, door, stepwise=True)
         project.upgrade(step)
-        for command in commands[:done]:
-            execute(url, command)
+        if done:
+            execute(url, "\n".join(commands[:done]))
         project.downgrade(below)
         made.append(catalog(url))
         assert made[-1] == made[0]

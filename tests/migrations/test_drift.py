@@ -176,6 +176,7 @@ def test_every_function_is_missed(fresh: Fresh, server: str, tmp_path: Path) -> 
 def test_every_null_that_was_allowed_or_not_is_told(altered: URL, step: str) -> None:
     wanted = []
     for name, columns in load(step).TABLES[family(altered)].items():
+        alter = []
         key = load(step).KEYS.get(name, (next(iter(columns)),))
         for column, type_ in columns.items():
             if column in key or name == "installed":
@@ -184,10 +185,11 @@ def test_every_null_that_was_allowed_or_not_is_told(altered: URL, step: str) -> 
             verb = "allows" if type_ == bare else "does not allow"
             wanted.append(f"{shown(altered, name)}.{column} {verb} NULL")
             if family(altered) == "mysql":
-                alter = f"MODIFY `{column}` {bare} {'NULL' if type_ == bare else 'NOT NULL'}"
+                alter.append(f"MODIFY `{column}` {bare} {'NULL' if type_ == bare else 'NOT NULL'}")
             else:
-                alter = f'ALTER "{column}" {"DROP" if type_ == bare else "SET"} NOT NULL'
-            run(altered, f"ALTER TABLE {table(altered, name)} {alter}")
+                alter.append(f'ALTER "{column}" {"DROP" if type_ == bare else "SET"} NOT NULL')
+        if alter:
+            run(altered, f"ALTER TABLE {table(altered, name)} {', '.join(alter)}")
     assert wanted
     assert drifts(altered) == wanted
 

@@ -50,6 +50,8 @@ class MySQLCompatible(SQLServer):
             "--innodb-flush-log-at-trx-commit=2",
             "--innodb-buffer-pool-size=128M",
             "--max-connections=300",
+            # a machine may stand still for as long as the 50 seconds of the default
+            "--innodb-lock-wait-timeout=240",
             "--skip-log-bin",
             "--skip-name-resolve",
         ]
