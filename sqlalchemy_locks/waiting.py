@@ -36,7 +36,8 @@ from .values import Grant
 PATIENCE = 5.0
 #: after so many seconds in a line one tries out of turn
 TURN = 60.0
-#: the same in the server's line, where the wait keeps signals from being heard
+#: the same in the server's line, where the wait keeps signals from being heard, or a pooler's server connection from
+#: who holds, and has to renew or to release
 DEAF = 5.0
 
 Settled = Callable[[Operation[Any]], Any]
@@ -170,7 +171,8 @@ class Waiting:
         try:
             with translated(short.facts):
                 longest = TURN
-                if threading.current_thread() is threading.main_thread() and short.facts.deaf(short.connection):
+                alert = threading.current_thread() is threading.main_thread() and short.facts.deaf(short.connection)
+                if alert or short.facts.pooled(short.connection):
                     longest = DEAF
                 turn = longest if left is None else min(longest, left)
                 joined = short.facts.join_line(short.connection, self._keys[name], turn)

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import NullPool, create_engine, make_url
 
 from sqlalchemy_locks.alembic import ops  # noqa: F401  (registers op.upgrade_locks)
 from sqlalchemy_locks.alembic.steps import STEPS
@@ -51,7 +51,7 @@ class Servers:
         """The server of that name, as ``tests.servers`` calls it."""
         if name not in self._started:
             try:
-                server = real.start(name)
+                server = self._behind(name) or real.start(name)
                 assert isinstance(server, real.SQLServer)
                 self._started[name] = server
             except real.Unavailable as why:
@@ -62,6 +62,20 @@ class Servers:
                 pytest.fail(str(server_))
             pytest.skip(str(server_))
         return server_
+
+    def _behind(self, name: str) -> real.SQLServer | None:
+        """A pooler in front of the server whose name is behind the hyphen: ``pgbouncer-postgresql15``."""
+        pooler, _, behind = name.partition("-")
+        if pooler != "pgbouncer":
+            return None
+        server = self.server(behind)
+        assert isinstance(server, real.PostgreSQL)
+        return real.PgBouncer(server).start()
+
+    def pooled(self, driver: str) -> str:
+        """The URL through PgBouncer, in transaction mode, of the database that ``installed("postgresql15")`` gives."""
+        database = make_url(self.installed("postgresql15", driver)).database
+        return self.server("pgbouncer-postgresql15").url(driver, database)
 
     def url(self, engine_name: str, driver: str, database: str) -> str:
         """A SQLAlchemy URL of a database that ``database()`` has made."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
@@ -40,6 +41,17 @@ ASYNC = {
     "mysql/asyncmy": ("mysql", "asyncmy"),
     "mariadb/aiomysql": ("mariadb", "mariadb+aiomysql"),
     "sqlite/aiosqlite": ("sqlite", "aiosqlite"),
+}
+
+#: what each driver has to be told of PgBouncer in transaction mode: a prepared statement is another session's next time
+POOLED: dict[str, dict[str, Any]] = {
+    "psycopg": {"prepare_threshold": None},
+    "psycopg2": {},
+    "asyncpg": {
+        "statement_cache_size": 0,
+        "prepared_statement_cache_size": 0,
+        "prepared_statement_name_func": lambda: f"__asyncpg_{uuid.uuid4()}__",
+    },
 }
 
 _numbers = itertools.count(1)
