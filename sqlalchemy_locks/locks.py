@@ -59,8 +59,8 @@ class Locks(Leases, Maintained, Holding):
             raise TypeError(f"Locks takes an Engine, or a sessionmaker bound to one, not {bind!r}")
         if one_for_all(engine.pool):
             raise Unsupported(
-                f"Locks can't work with a {type(engine.pool).__name__}, where who asks again has the same connection and "
-                "so the same transaction: use another pool, and on SQLite a file instead of :memory:"
+                f"Locks can't work with a {type(engine.pool).__name__}, where who asks again has the same connection "
+                "and so the same transaction: use another pool, and on SQLite a file instead of :memory:"
             )
         self._engine = engine
         self._session_maker: Callable[..., Session] = maker

@@ -44,9 +44,10 @@ class _OfConnection(Body):
             )
         if run.engine.pooled(run.connection):
             raise Unsupported(
-                f"{self.name} is about a lock of one of the server's sessions, and a pooler such as PgBouncer is in between, "
-                "which may give the next transaction another one: use lock.exclusive, which ends with the transaction; "
-                "or, if the pooler is in session mode, say so by the engine's execution option locks_session_pooling=True"
+                f"{self.name} is about a lock of one of the server's sessions, and a pooler such as PgBouncer is in "
+                "between, which may give the next transaction another one: use lock.exclusive, which ends with the "
+                "transaction; or, if the pooler is in session mode, say so by the engine's execution option "
+                "locks_session_pooling=True"
             )
 
 
@@ -124,8 +125,8 @@ def session_exclusive(name: str | int) -> Operation[Any]:
     :param name: as in :func:`sqlalchemy_locks.lock.exclusive`. On PostgreSQL and YugabyteDB it is the same lock as
         ``lock.exclusive`` of that name (unless the table bodies are installed); elsewhere it is another one.
     :return: ``None``, once it is held. Each further call needs a further unlock.
-    :raises Unsupported: on SQLite; in a session that isn't bound to a ``Connection``; through a pooler; on a YugabyteDB that was told
-        to grant advisory locks without taking them.
+    :raises Unsupported: on SQLite; in a session that isn't bound to a ``Connection``; through a pooler; on a YugabyteDB
+        that was told to grant advisory locks without taking them.
     :raises LockTimeout: the option ``locks_wait`` (whole seconds on MySQL and MariaDB) ended the wait.
     :raises NotWritable: on a standby or replica.
 

@@ -55,8 +55,8 @@ class Terms(Generic[H, B]):
         engine = self._engine_of(self._bound(queue, bind))
         if one_for_all(engine.pool):
             raise Unsupported(
-                f"a worker can't work with a {type(engine.pool).__name__}, where who asks again has the same connection: "
-                "use another pool, and on SQLite a file instead of :memory:"
+                f"a worker can't work with a {type(engine.pool).__name__}, where who asks again has the same "
+                "connection: use another pool, and on SQLite a file instead of :memory:"
             )
         self.queue, self.handler, self.engine, self.hold = queue, handler, engine, bool(hold)
         self.name = checked(name, "a queue")

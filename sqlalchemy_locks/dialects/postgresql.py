@@ -111,7 +111,7 @@ class PostgreSQL(Engine):
         return not known[_POOLED]
 
     def pooled(self, connection: Connection) -> bool:
-        # A pooler tells whoever connects of a server process of its own invention. In which mode it is, it doesn't tell.
+        # A pooler tells whoever connects of a server process of its own invention. It doesn't tell in which mode it is.
         if connection.get_execution_options().get("locks_session_pooling"):
             return False
         known = connection.info
@@ -180,8 +180,8 @@ class PostgreSQL(Engine):
         local = not self.autocommit(connection)
         if not local and self.pooled(connection):
             raise Unsupported(
-                f"a longest wait (locks_wait) on a {self.name} connection in autocommit is a setting of the session, and "
-                "the pooler in between would give it to somebody else: execute it inside a transaction, or use Locks"
+                f"a longest wait (locks_wait) on a {self.name} connection in autocommit is a setting of the session, "
+                "and the pooler in between would give it to somebody else: execute it in a transaction, or use Locks"
             )
         was = connection.execute(_WAIT, {"wait": self.wait_value(seconds), "local": local}).scalar()
         try:

@@ -14,7 +14,6 @@ SETTINGS = {
     # who waits for a server connection is told so by the tests' own patience, not by PgBouncer's
     "query_wait_timeout": "0",
     "server_idle_timeout": "0",
-    "server_lifetime": "0",
 }
 
 
