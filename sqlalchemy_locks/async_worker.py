@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from .attempts import ended, rows, say
+from .attempts import ended, hears, rows, say
 from .operation import place_of
 from .put import CHANNEL
 from .shift import LONGEST_REST, Shift
@@ -199,6 +199,8 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
     async def _listen(self) -> None:
         while True:
             try:
+                if not await greenlet_spawn(hears, self.engine):
+                    return
                 await self._listen_once()
             except Exception as error:
                 say(logging.DEBUG, "not listening, but polling: %s", error)

@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection, Result
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from .dialects import engine_of
 from .dialects.base import nothing
 from .errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable
 from .operation import Operation, place_of
@@ -49,8 +50,10 @@ def perform(
     def attempt() -> T:
         place = place_of(engine.dialect, engine.get_execution_options())
         if place.engine.one_trip and operation._body.statement(place) is not None:
-            with engine.connect() as connection, place.engine.autocommitted(connection):
-                return read(connection.execute(operation))
+            with engine.connect() as connection:
+                if place.engine.alone(connection, False):
+                    with place.engine.autocommitted(connection):
+                        return read(connection.execute(operation))
         with transaction(engine) as short:
             return read(short.connection.execute(operation))
 
@@ -59,6 +62,19 @@ def perform(
         sleep(delay)
 
     return retried(attempt, engine, pause, repeatable=True)
+
+
+def hears(engine: Engine) -> bool:
+    """Whether a connection that listens would be told that something was put, and not whoever is in its place then."""
+    with engine.connect() as connection:
+        pooled = engine_of(connection.dialect).pooled(connection)
+    if pooled:
+        say(
+            logging.INFO,
+            "not listening, but polling: a pooler such as PgBouncer is between this worker and the server (if it is in "
+            "session mode, say so by the engine's execution option locks_session_pooling=True)",
+        )
+    return not pooled
 
 
 def say(level: int, message: str, *values: Any, exc_info: BaseException | None = None) -> None:

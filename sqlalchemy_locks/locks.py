@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlalchemy import Engine
-from sqlalchemy.pool import StaticPool
 
 from .dialects import engine_of
 from .errors import LockTimeout, OutcomeUnknown, UnknownTask, Unsupported
@@ -26,6 +25,7 @@ from .mutexes import Mutexes
 from .names import checked
 from .once import OncePer
 from .operation import Operation, RowsOperation, fresh_nonce, listed, place_of, seconds
+from .pools import one_for_all
 from .timeout import Timeout
 from .transaction import ShortTransaction, Sleep, retried, run_one
 
@@ -57,10 +57,10 @@ class Locks(Leases, Maintained, Holding):
         engine = maker.kw.get("bind")
         if not isinstance(engine, Engine):
             raise TypeError(f"Locks takes an Engine, or a sessionmaker bound to one, not {bind!r}")
-        if isinstance(engine.pool, StaticPool):
+        if one_for_all(engine.pool):
             raise Unsupported(
-                "Locks can't work with a StaticPool, where everybody has the same connection and so the same "
-                "transaction: use another pool, and on SQLite a file instead of :memory:"
+                f"Locks can't work with a {type(engine.pool).__name__}, where who asks again has the same connection "
+                "and so the same transaction: use another pool, and on SQLite a file instead of :memory:"
             )
         self._engine = engine
         self._session_maker: Callable[..., Session] = maker
@@ -227,12 +227,14 @@ class Locks(Leases, Maintained, Holding):
         entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
         whole = entity or options["locks_short"]
         if not whole and operation._body.statement(place) is not None:
+            bounded = every.get("locks_wait") is not None and not operation._body.sends_wait
             with engine.connect() as connection:
                 for _ in range(0 if repeatable else _DEAD):
                     if not place.engine.hung_up(connection):
                         break
                     connection.invalidate()  # not sent yet, and so not lost
-                return run_one(connection, operation, options)
+                if place.engine.alone(connection, bounded):
+                    return run_one(connection, operation, options)
         short = ShortTransaction(self._engine)
         wait = 0 if operation._body.impatient else every.get("locks_wait")
         try:

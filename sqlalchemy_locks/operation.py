@@ -254,6 +254,8 @@ class Body:
     #: it never waits, and even where beginning a transaction would, there is an answer (SQLite): ``refused``
     impatient: bool = False
     refused: Any = None
+    #: its longest wait goes along in its one statement, and is no statement of its own
+    sends_wait: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._built: dict[Place, Executable | None] = {}
@@ -307,10 +309,12 @@ def _routed(table: Table) -> Any:
 class Operation(Generative, TypedReturnsRows[R], Generic[R]):
     """Something to be done in the database, as a value: executing it is up to your session or to ``Locks``.
 
-    It has ``execution_options()`` as every SQLAlchemy statement has; two of them are this library's own:
+    It has ``execution_options()`` as every SQLAlchemy statement has; three of them are this library's own:
 
     - ``locks_prefix``: the prefix of the tables, on engines without schemas (default ``lock_``);
     - ``locks_wait``: the longest wait for a lock, in seconds or as a ``timedelta``; ``LockTimeout`` ends it.
+    - ``locks_session_pooling``: on an engine whose connections lead through PgBouncer, or another pooler: it is in
+      session mode, where a client keeps its server connection, and so what belongs to a session works.
     """
 
     __visit_name__ = "sqlalchemy_locks_operation"

@@ -1,11 +1,11 @@
-"""How many connections a pool gives."""
+"""How many connections a pool gives, and whether two who ask get two."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
 
 def most(pool: Any) -> float:
@@ -13,3 +13,8 @@ def most(pool: Any) -> float:
     if not isinstance(pool, QueuePool) or pool._max_overflow < 0:
         return math.inf
     return pool.size() + pool._max_overflow
+
+
+def one_for_all(pool: Any) -> bool:
+    """Whether who asks again, while the first one is out, is given the same connection, and so the same transaction."""
+    return isinstance(pool, (StaticPool, SingletonThreadPool))

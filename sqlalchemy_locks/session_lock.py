@@ -42,6 +42,13 @@ class _OfConnection(Body):
                 f"{self.name} belongs to a connection, and a session gives its own back at each commit, still "
                 "locked: execute it on a Connection, or on a session bound to one"
             )
+        if run.engine.pooled(run.connection):
+            raise Unsupported(
+                f"{self.name} is about a lock of one of the server's sessions, and a pooler such as PgBouncer is in "
+                "between, which may give the next transaction another one: use lock.exclusive, which ends with the "
+                "transaction; or, if the pooler is in session mode, say so by the engine's execution option "
+                "locks_session_pooling=True"
+            )
 
 
 class _Lock(_OfConnection):
@@ -118,12 +125,13 @@ def session_exclusive(name: str | int) -> Operation[Any]:
     :param name: as in :func:`sqlalchemy_locks.lock.exclusive`. On PostgreSQL and YugabyteDB it is the same lock as
         ``lock.exclusive`` of that name (unless the table bodies are installed); elsewhere it is another one.
     :return: ``None``, once it is held. Each further call needs a further unlock.
-    :raises Unsupported: on SQLite; in a session that isn't bound to a ``Connection``; on a YugabyteDB that was told
-        to grant advisory locks without taking them.
+    :raises Unsupported: on SQLite; in a session that isn't bound to a ``Connection``; through a pooler; on a YugabyteDB
+        that was told to grant advisory locks without taking them.
     :raises LockTimeout: the option ``locks_wait`` (whole seconds on MySQL and MariaDB) ended the wait.
     :raises NotWritable: on a standby or replica.
 
-    Not for PgBouncer in transaction mode, where a connection's next transaction is another session's.
+    Through PgBouncer it is refused, since in its transaction mode a connection's next transaction is another session's;
+    with the engine's execution option ``locks_session_pooling=True`` it isn't, for a pooler in session mode.
 
     >>> with engine.connect() as connection:
     ...     connection.execute(sl.lock.session_exclusive("nightly"))
@@ -137,5 +145,6 @@ def session_unlock(name: str | int) -> Operation[Any]:
     """Give up a lock of :func:`session_exclusive`.
 
     :return: ``True`` when this connection held it, ``False`` when it didn't.
+    :raises Unsupported: as :func:`session_exclusive`.
     """
     return Operation(_UNLOCK, {"lock_key": as_key(name)})

@@ -8,13 +8,13 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Engine
-from sqlalchemy.pool import StaticPool
 
 from .counts import counted
 from .durations import seconds
 from .errors import Unsupported
 from .names import checked
 from .operation import place_of
+from .pools import one_for_all
 from .queue import DEFAULT_QUEUE, Queue
 
 #: what every way of waiting can wait, in seconds
@@ -53,8 +53,11 @@ class Terms(Generic[H, B]):
         if not isinstance(queue, Queue):
             raise TypeError(f"a worker takes a Queue, not {queue!r}")
         engine = self._engine_of(self._bound(queue, bind))
-        if isinstance(engine.pool, StaticPool):
-            raise Unsupported("a worker can't work with a StaticPool, where everybody has the same connection")
+        if one_for_all(engine.pool):
+            raise Unsupported(
+                f"a worker can't work with a {type(engine.pool).__name__}, where who asks again has the same "
+                "connection: use another pool, and on SQLite a file instead of :memory:"
+            )
         self.queue, self.handler, self.engine, self.hold = queue, handler, engine, bool(hold)
         self.name = checked(name, "a queue")
         self.concurrency, self.batch = counted(concurrency, "concurrency"), counted(batch, "batch")

@@ -36,7 +36,8 @@ from .values import Grant
 PATIENCE = 5.0
 #: after so many seconds in a line one tries out of turn
 TURN = 60.0
-#: the same in the server's line, where the wait keeps signals from being heard
+#: the same in the server's line, where the wait keeps signals from being heard, or a pooler's server connection from
+#: who holds, and has to renew or to release
 DEAF = 5.0
 
 Settled = Callable[[Operation[Any]], Any]
@@ -169,12 +170,15 @@ class Waiting:
         short.open()
         try:
             with translated(short.facts):
-                longest = TURN
-                if threading.current_thread() is threading.main_thread() and short.facts.deaf(short.connection):
+                longest, pooled = TURN, short.facts.pooled(short.connection)
+                alert = threading.current_thread() is threading.main_thread() and short.facts.deaf(short.connection)
+                if alert or pooled:
                     longest = DEAF
                 turn = longest if left is None else min(longest, left)
                 joined = short.facts.join_line(short.connection, self._keys[name], turn)
-            return self._at_the_head(short, name) if joined else None if joined is None else False
+            if not joined:
+                return None if joined is None else False
+            return self._at_the_head(short, name, DEAF if pooled else math.inf)
         finally:
             try:
                 if not short.connection.invalidated:
@@ -190,8 +194,9 @@ class Waiting:
             short.connection.invalidate()
             raise
 
-    def _at_the_head(self, short: ShortTransaction, name: str) -> Grant | str:
-        pace = Pace()
+    def _at_the_head(self, short: ShortTransaction, name: str, longest: float) -> Grant | str | Literal[False]:
+        """Look until there is room, ``longest`` seconds at most: whoever holds may need the connection to give it."""
+        pace, until = Pace(), time.monotonic() + longest
         options = {"locks_nonce": fresh_nonce(), "locks_wait": PATIENCE}
         while True:
             exhausted = self._short_of(room(self.request).value(short.connection, {}))
@@ -210,6 +215,8 @@ class Waiting:
                 return exhausted[0]
             if name in self._beyond:
                 return name
+            if time.monotonic() > until:
+                return False
             self._pause(name, pace.pause())
 
     def _looking(self, name: str, aside: bool = False) -> Grant | str:

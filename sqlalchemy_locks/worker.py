@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from .attempts import ended, rows, say, transaction
+from .attempts import ended, hears, rows, say, transaction
 from .operation import place_of
 from .put import CHANNEL
 from .shift import LONGEST_REST, Shift
@@ -216,6 +216,8 @@ class Worker(Terms[Handler, Engine]):
         facts = place_of(engine.dialect, {}).engine
         while not over.is_set():
             try:
+                if not hears(engine):
+                    return
                 connection = engine.raw_connection()
                 driver: Any = connection.driver_connection
                 connection.detach()  # the pool has it no more

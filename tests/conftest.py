@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import NullPool, create_engine, make_url
 
 from sqlalchemy_locks.alembic import ops  # noqa: F401  (registers op.upgrade_locks)
 from sqlalchemy_locks.alembic.steps import STEPS
@@ -50,7 +50,7 @@ class Servers:
 
     def server(self, name: str) -> real.SQLServer:
         """The server of that name, as ``tests.servers`` calls it."""
-        return self._had(name, lambda: real.start(name))
+        return self._had(name, lambda: self._behind(name) or real.start(name))
 
     def pair(self) -> tuple[real.PostgreSQL, real.PostgreSQL]:
         """A PostgreSQL and its hot standby, both of nobody else: a standby begins as a copy of all that there is."""
@@ -74,6 +74,20 @@ class Servers:
                 pytest.fail(str(server_))
             pytest.skip(str(server_))
         return server_
+
+    def _behind(self, name: str) -> real.SQLServer | None:
+        """A pooler in front of the server whose name is behind the hyphen: ``pgbouncer-postgresql15``."""
+        pooler, _, behind = name.partition("-")
+        if pooler != "pgbouncer":
+            return None
+        server = self.server(behind)
+        assert isinstance(server, real.PostgreSQL)
+        return real.PgBouncer(server).start()
+
+    def pooled(self, driver: str) -> str:
+        """The URL through PgBouncer, in transaction mode, of the database that ``installed("postgresql15")`` gives."""
+        database = make_url(self.installed("postgresql15", driver)).database
+        return self.server("pgbouncer-postgresql15").url(driver, database)
 
     def url(self, engine_name: str, driver: str, database: str) -> str:
         """A SQLAlchemy URL of a database that ``database()`` has made."""

@@ -117,6 +117,17 @@ class Engine:
         """
         raise NotImplementedError
 
+    def alone(self, connection: Connection, bounded: bool) -> bool:
+        """Whether a lone statement may go without a transaction on this connection.
+
+        :param bounded: a longest wait is set before it, and put back after it.
+        """
+        return True
+
+    def pooled(self, connection: Connection) -> bool:
+        """Whether each transaction may be another session of the server's: a pooler such as PgBouncer is in between."""
+        return False
+
     def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         """Statements inside go without BEGIN and COMMIT; asked only where ``one_trip``."""
         raise NotImplementedError

@@ -29,6 +29,7 @@ _JOIN = text(
 ).bindparams(bindparam("key", type_=BigInteger()))
 
 _IN_ERROR = 3  # libpq's PQTRANS_INERROR
+_POOLED = "_sqlalchemy_locks_pooled"
 
 
 class PostgreSQL(Engine):
@@ -94,6 +95,31 @@ class PostgreSQL(Engine):
 
         return connection.begin(), restore
 
+    def alone(self, connection: Connection, bounded: bool) -> bool:
+        # Without a transaction around them, two statements may come to two servers of a pooler's; so may the two
+        # halves of one of asyncpg's, which prepares and executes apart.
+        if not bounded and connection.dialect.driver != "asyncpg":
+            return True
+        known: dict[str, Any] = connection.dialect.__dict__
+        if _POOLED not in known:
+            transaction, restore = self.begin(connection)
+            try:
+                known[_POOLED] = self.pooled(connection)
+            finally:
+                transaction.rollback()
+                restore()
+        return not known[_POOLED]
+
+    def pooled(self, connection: Connection) -> bool:
+        # A pooler tells whoever connects of a server process of its own invention. It doesn't tell in which mode it is.
+        if connection.get_execution_options().get("locks_session_pooling"):
+            return False
+        known = connection.info
+        if _POOLED not in known:
+            told = process_told(connection.connection.driver_connection)
+            known[_POOLED] = told is not None and told != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+        return bool(known[_POOLED])
+
     def autocommitted(self, connection: Connection) -> _Autocommitted:
         return _Autocommitted(connection)
 
@@ -152,6 +178,11 @@ class PostgreSQL(Engine):
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
         local = not self.autocommit(connection)
+        if not local and self.pooled(connection):
+            raise Unsupported(
+                f"a longest wait (locks_wait) on a {self.name} connection in autocommit is a setting of the session, "
+                "and the pooler in between would give it to somebody else: execute it in a transaction, or use Locks"
+            )
         was = connection.execute(_WAIT, {"wait": self.wait_value(seconds), "local": local}).scalar()
         try:
             yield
@@ -185,6 +216,14 @@ class _Autocommitted:
             self._connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
         if self._raw is not None and not self._connection.invalidated:
             self._raw.autocommit = False
+
+
+def process_told(driver: Any) -> int | None:
+    """The server process that a driver's connection was told of when it connected."""
+    if hasattr(driver, "get_server_pid"):  # asyncpg
+        return int(driver.get_server_pid())
+    pid = getattr(getattr(driver, "info", None), "backend_pid", None)
+    return None if pid is None else int(pid)
 
 
 def _sqlstate(error: DBAPIError) -> str | None:

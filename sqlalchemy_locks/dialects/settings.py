@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 
 from ..errors import Unsupported
 from .base import Engine
+from .postgresql import process_told
 
 #: the oldest version that has all that is used here, and the oldest of those that this is made for
 FLOORS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -111,7 +112,7 @@ def _yugabyte(ask: Any, level: str) -> Iterator[Finding]:
 
 def _between(connection: Connection, ask: Any) -> Iterator[Finding]:
     """A pooler tells the client of a server process of its own invention."""
-    told = _process(connection.connection.driver_connection)
+    told = process_told(connection.connection.driver_connection)
     if told is None or told == ask("SELECT pg_backend_pid()"):
         return
     says = (
@@ -120,14 +121,6 @@ def _between(connection: Connection, ask: Any) -> Iterator[Finding]:
         "and statement mode is too little for any lock"
     )
     yield Finding("pooler", "warning", says)
-
-
-def _process(driver: Any) -> int | None:
-    """The server process that the driver was told of when it connected."""
-    if hasattr(driver, "get_server_pid"):
-        return int(driver.get_server_pid())
-    pid = getattr(getattr(driver, "info", None), "backend_pid", None)
-    return None if pid is None else int(pid)
 
 
 def _innodb(connection: Connection, engine: Engine) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ class SemaphoreBody(Body):
 
     #: the statements must be one transaction
     writes: ClassVar[bool] = True
+    sends_wait = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,12 +30,14 @@ class Client:
     #: whether several keys can be held in one transaction, one after another
     accumulates = True
 
-    def __init__(self, url: str, isolation: str | None = None) -> None:
+    def __init__(self, url: str, isolation: str | None = None, connect_args: dict[str, Any] | None = None) -> None:
         self._executor = ThreadPoolExecutor(1, initializer=self._mine)
         self._thread_id = 0
         self._calls: list[Future[Any]] = []
-        self.isolation = isolation
         self.url = url
+        self.options: dict[str, Any] = {"poolclass": NullPool, "connect_args": connect_args or {}}
+        if isolation:
+            self.options["isolation_level"] = isolation
         self.backend_id: Any = None
         self.setup()
 
@@ -87,13 +89,9 @@ class _Executing(Client):
         return got
 
 
-def _options(isolation: str | None) -> dict[str, Any]:
-    return {"poolclass": NullPool} | ({"isolation_level": isolation} if isolation else {})
-
-
 class ViaSession(_Executing):
     def setup(self) -> None:
-        self.engine = create_engine(self.url, **_options(self.isolation))
+        self.engine = create_engine(self.url, **self.options)
         self.session = Session(self.engine)
 
     def scalar(self, operation: Any) -> Any:
@@ -110,7 +108,7 @@ class ViaSession(_Executing):
 
 class ViaConnection(_Executing):
     def setup(self) -> None:
-        self.engine = create_engine(self.url, **_options(self.isolation))
+        self.engine = create_engine(self.url, **self.options)
         self.connection = self.engine.connect()
 
     def scalar(self, operation: Any) -> Any:
@@ -130,7 +128,7 @@ class ViaLocks(Client):
     transient = True
 
     def setup(self) -> None:
-        self.engine = create_engine(self.url, **_options(self.isolation))
+        self.engine = create_engine(self.url, **self.options)
         self.locks = sl.Locks(self.engine)
         self.block: Any = None
         self.held: Any = None
@@ -189,7 +187,7 @@ class _Asynchronous(Client):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def asetup(self) -> None:
-        self.engine = create_async_engine(self.url, **_options(self.isolation))
+        self.engine = create_async_engine(self.url, **self.options)
 
     async def aclose(self) -> None:
         await self.engine.dispose()

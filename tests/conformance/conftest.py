@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
 from tests.conftest import PLAIN, Servers
-from tests.operation.parties import PATIENCE
+from tests.operation.parties import PATIENCE, POOLED
 
 from .clients import ASYNC, SYNC, Client
 
@@ -26,6 +26,7 @@ DRIVERS: dict[str, dict[str, str]] = {
     "postgresql15": {"psycopg": "both", "psycopg2": "sync", "asyncpg": "async"},
     "postgresql18": {"psycopg": "sync", "asyncpg": "async"},
     "postgresql15-table": {"psycopg": "sync"},
+    "postgresql15-pgbouncer": {"psycopg": "both", "psycopg2": "sync", "asyncpg": "async"},
     "yugabytedb": {"psycopg2": "sync", "yugabytedb": "sync"},
     "mysql": {"pymysql": "sync", "aiomysql": "async", "asyncmy": "async"},
     "mariadb": {"pymysql": "sync", "mariadb+pymysql": "sync", "aiomysql": "async"},
@@ -43,11 +44,21 @@ class Combination:
         return f"{self.engine}/{self.driver}/{self.runner}"
 
 
+#: what PgBouncer has of its own is about connections: one runner of each kind, with each driver
+THROUGH_PGBOUNCER = {
+    ("psycopg", "Session"),
+    ("psycopg", "Locks"),
+    ("psycopg", "AsyncLocks"),
+    ("psycopg2", "Locks"),
+    ("asyncpg", "AsyncSession"),
+    ("asyncpg", "AsyncLocks"),
+}
 COMBINATIONS = [
     Combination(engine, driver, runner)
     for engine, drivers in DRIVERS.items()
     for driver, kind in drivers.items()
     for runner in [*(SYNC if kind in ("sync", "both") else ()), *(ASYNC if kind in ("async", "both") else ())]
+    if engine != "postgresql15-pgbouncer" or (driver, runner) in THROUGH_PGBOUNCER
 ]
 
 _names = itertools.count()
@@ -60,9 +71,15 @@ class World:
         self.servers = servers
         self.combination = combination
         self.engine_name, _, mode = combination.engine.partition("-")
-        self.locking = mode or "native"
+        pooled = mode == "pgbouncer"
+        self.locking = "native" if pooled else mode or "native"
+        self.connect_args = POOLED[combination.driver] if pooled else {}
         self.clients: list[Client] = []
-        self.url = servers.installed(self.engine_name, combination.driver, self.locking)
+        self.url = (
+            servers.pooled(combination.driver)
+            if pooled
+            else servers.installed(self.engine_name, combination.driver, self.locking)
+        )
         self.plain: Engine = create_engine(
             servers.installed(self.engine_name, PLAIN[self.engine_name], self.locking), poolclass=NullPool
         )
@@ -88,7 +105,7 @@ class World:
         return "lock_locked_keys" if self.is_innodb else "lock.locked_keys"
 
     def client(self, isolation: str | None = None) -> Client:
-        client = (SYNC | ASYNC)[self.combination.runner](self.url, isolation)
+        client = (SYNC | ASYNC)[self.combination.runner](self.url, isolation, self.connect_args)
         self.clients.append(client)
         return client
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
@@ -44,6 +45,16 @@ ASYNC = {
 
 #: the shortest wait in seconds that a server can be told of: InnoDB counts whole ones
 BRIEFLY = {name: 1 if name in INNODB else 0.1 for name in EVERYWHERE}
+#: what each driver has to be told of PgBouncer in transaction mode: a prepared statement is another session's next time
+POOLED: dict[str, dict[str, Any]] = {
+    "psycopg": {"prepare_threshold": None},
+    "psycopg2": {},
+    "asyncpg": {
+        "statement_cache_size": 0,
+        "prepared_statement_cache_size": 0,
+        "prepared_statement_name_func": lambda: f"__asyncpg_{uuid.uuid4()}__",
+    },
+}
 
 _numbers = itertools.count(1)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from .base import Server, StartFailed, Unavailable, stop_all
 from .mariadb import MariaDB
 from .mysql import MySQL
+from .pgbouncer import PgBouncer
 from .postgresql import PostgreSQL
 from .redis import Redis
 from .sql import SQLServer
@@ -23,6 +24,7 @@ __all__ = [
     "NAMES",
     "MariaDB",
     "MySQL",
+    "PgBouncer",
     "PostgreSQL",
     "Redis",
     "SQLServer",

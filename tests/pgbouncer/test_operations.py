@@ -1,0 +1,158 @@
+"""Through PgBouncer in transaction mode, whatever claims to work does, and leaves nothing to who comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+import sqlalchemy_locks as sl
+from tests.matrix.faces import ASYNC, OPERATIONS, SYNC, opened
+from tests.operation.parties import PATIENCE, all_of, async_connected, connected, later, until, unused
+
+CASES = [(SYNC, "psycopg"), (SYNC, "psycopg2"), (ASYNC, "psycopg"), (ASYNC, "asyncpg")]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+@pytest.fixture(scope="module", params=CASES, ids=" / ".join)
+def locks(request: pytest.FixtureRequest, through: Any) -> Iterator[Any]:
+    face, driver = request.param
+    url, connect_args = through(driver)
+    with opened(face, url, connect_args=connect_args) as (locks, _):
+        yield locks
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_does_what_it_says(locks: Any, operation: str) -> None:
+    OPERATIONS[operation](locks)
+
+
+def test_who_has_it_and_who_waits(locks: Any, through: Any) -> None:
+    key = unused()
+    url, connect_args = through("psycopg")
+    with connected(url, connect_args=connect_args) as engine:
+        other = sl.Locks(engine)
+
+        def wait() -> None:
+            with other.exclusive(key, timeout=PATIENCE):
+                pass
+
+        with locks.exclusive(key) as held:
+            session = held.session.scalar(text("SELECT pg_backend_pid()"))
+            waiting = later(wait)
+            until(lambda: [len(one.waiting) for one in locks.run(sl.lock.holders(key))] == [1], unless=waiting)
+            (holder,) = locks.run(sl.lock.holders(key))
+            assert (holder.session, holder.mode, holder.name) == (session, "exclusive", key)
+        waiting.result(PATIENCE)
+
+
+def test_a_wait_is_bounded(locks: Any, through: Any) -> None:
+    key = unused()
+    url, connect_args = through("psycopg2")
+    with connected(url, connect_args=connect_args) as engine, sl.Locks(engine).exclusive(key):
+        for timeout in (0, 0.05):
+            with pytest.raises(sl.LockTimeout), locks.exclusive(key, timeout=timeout):
+                pass
+
+
+def test_the_servers_end_of_the_connection_is_the_locks(locks: Any, through: Any) -> None:
+    url, connect_args = through("psycopg")
+    with pytest.raises(sl.LockLost), locks.exclusive(unused()) as held:
+        session = held.session.scalar(text("SELECT pg_backend_pid()"))
+        with connected(url, connect_args=connect_args) as engine, engine.connect() as connection:
+            connection.execute(text("SELECT pg_terminate_backend(:session, 60000)"), {"session": session})
+        with pytest.raises(sl.LockLost):
+            held.check()
+
+
+def test_a_longest_wait_in_autocommit_is_refused(through: Any) -> None:
+    """It would be the session's, and the session is the next one's."""
+    url, connect_args = through("psycopg")
+    operation = sl.Mutex().acquire("any")
+    with connected(url, connect_args=connect_args, isolation_level="AUTOCOMMIT") as engine:
+        with engine.connect() as connection:
+            with pytest.raises(sl.Unsupported, match="the pooler in between would give it to somebody else"):
+                connection.execute(operation.execution_options(locks_wait=5))
+        locks, name = sl.Locks(engine), unused("mutex")
+        assert locks.run(sl.Mutex().create(name).execution_options(locks_wait=5)) == 1
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_two_holders_never(driver: str, through: Any) -> None:
+    """Two processes' worth of tasks, on a third of the server connections that they would have."""
+    url, connect_args = through(driver)
+    names = [unused() for _ in range(3)]
+    inside: dict[str, int] = dict.fromkeys(names, 0)
+    turns = itertools.count()
+
+    async def main() -> None:
+        async with (
+            async_connected(url, connect_args=connect_args) as one,
+            async_connected(url, connect_args=connect_args) as other,
+        ):
+            facades = [sl.AsyncLocks(engine) for engine in (one, other)]
+
+            async def work(number: int) -> None:
+                locks, name = facades[number % 2], names[number % 3]
+                for _ in range(5):
+                    async with locks.exclusive(name) as held:
+                        inside[name] += 1
+                        assert inside[name] == 1
+                        await held.session.execute(text("SELECT 1"))
+                        inside[name] -= 1
+                    assert await locks.mutex.acquire(f"{name} {number}")
+                    assert await locks.mutex.release(f"{name} {number}")
+                    next(turns)
+
+            await asyncio.gather(*(work(number) for number in range(18)))
+
+    asyncio.run(main())
+    assert next(turns) == 90
+
+
+def test_captures_are_disjoint(through: Any) -> None:
+    url, connect_args = through("psycopg2")
+    jobs, queue, together = sl.Queue(), unused("queue"), threading.Barrier(6)
+    with connected(url, connect_args=connect_args) as engine:
+        locks = sl.Locks(engine)
+        for number in range(60):
+            locks.run(jobs.put(number, queue=queue))
+
+        def capture() -> list[int]:
+            mine: list[int] = []
+            together.wait(PATIENCE)
+            while found := locks.run(jobs.capture(3, queue=queue)):
+                mine += [job.payload for job in found]
+                assert locks.run(jobs.complete(found)) == len(found)
+            return mine
+
+        captured = all_of(*(capture for _ in range(6)))
+        assert sorted(itertools.chain(*captured)) == list(range(60))
+
+
+def test_permits_are_never_too_many(through: Any) -> None:
+    """Waiting in turn: each waiter of an engine's keeps a server connection, and the others have the last one."""
+    url, connect_args = through("psycopg")
+    room, inside = unused("room"), threading.Semaphore(2)
+    engines = [create_engine(url, connect_args=connect_args) for _ in range(2)]
+    try:
+        facades = [sl.Locks(engine) for engine in engines]
+        facades[0].run(sl.semaphore.create(room, capacity=2))
+
+        def work(number: int) -> None:
+            locks = facades[number % 2]
+            for _ in range(3):
+                with locks.semaphore(room, ttl=3600) as grant:
+                    assert inside.acquire(blocking=False)
+                    grant.check()
+                    inside.release()
+
+        all_of(*((lambda number=number: work(number)) for number in range(8)))
+    finally:
+        for engine in engines:
+            engine.dispose()

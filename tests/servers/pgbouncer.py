@@ -1,0 +1,63 @@
+"""PgBouncer as Debian packages it: in front of a PostgreSQL server of the suite, in transaction mode."""
+
+from pathlib import Path
+
+from .postgresql import PostgreSQL
+from .process import own, program
+
+SETTINGS = {
+    "pool_mode": "transaction",
+    # whoever connects is the one user that there is
+    "auth_type": "any",
+    "max_client_conn": "1000",
+    "default_pool_size": "20",
+    # who waits for a server connection is told so by the tests' own patience, not by PgBouncer's
+    "query_wait_timeout": "0",
+    "server_idle_timeout": "0",
+}
+
+
+class PgBouncer(PostgreSQL):
+    """A pooler: databases, users and drivers are those of the server behind it."""
+
+    kind = "pgbouncer"
+
+    def __init__(self, behind: PostgreSQL, **settings: str | int) -> None:
+        super().__init__(behind.version)
+        self.name = self.kind
+        self.behind = behind
+        self.settings = {**SETTINGS, **{name: str(value) for name, value in settings.items()}}
+
+    def create_database(self, name: str) -> None:
+        """Create a database on the server behind it."""
+        self.behind.create_database(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database on the server behind it."""
+        self.behind.drop_database(name)
+
+    def _prepare(self) -> None:
+        self._program = program(
+            "pgbouncer",
+            "/usr/sbin:/usr/bin:/usr/local/bin",
+            "PgBouncer is not installed: the program pgbouncer is missing; the Debian package pgbouncer brings it.",
+        )
+        settings = {**self.settings, "listen_addr": self.host, "listen_port": str(self.port), "unix_socket_dir": ""}
+        lines = [
+            "[databases]",
+            f"* = host={self.behind.host} port={self.behind.port} user={self.user}",
+            "[pgbouncer]",
+            *(f"{name} = {value}" for name, value in settings.items()),
+        ]
+        self._configuration = self.directory / "pgbouncer.ini"
+        self._configuration.write_text("\n".join(lines) + "\n")
+        own(self._configuration)
+
+    def _command(self) -> list[str | Path]:
+        return [self._program, self._configuration]
+
+    def _provision(self) -> None:
+        """The databases are the other server's."""
+
+    def _discard(self) -> None:
+        """It leaves nothing outside of its folder."""
