@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from .checks import Outcome, checks
 from .database import Invoice, engine_name, new_database, upgrade
+from .page import show
 from .screen import Screen
 from .witness import State, Witness, read_history
 from .worker import VICTIM, Signals, run
@@ -49,15 +50,22 @@ def main() -> int:
         console.print(f"\n{WORKERS} processes fight over 3 keys for {arguments.seconds:g} seconds:")
         if name == "SQLite":
             console.print("(SQLite has one write lock for all its data, so here only one of them is ever let in.)")
-        outcome = fight(console, url, Path(folder), arguments.seconds)
+        good = told(console, fight(console, url, Path(folder), arguments.seconds))
+        console.print(f"\n{NEXT}" if good else "\n[bold red]A promise was broken.", highlight=False)
+        if good:
+            show(console, url)
+    return 0 if good else 1
+
+
+def told(console: Console, outcome: Outcome) -> bool:
+    """Say what was promised, and whether it was kept; whether all of it was."""
     console.print()
     good = True
     for check in checks(outcome):
         good = good and check.true is not False
         mark, style = MARKS[check.true]
         console.print(Text(f"{mark} ", style=style) + Text(check.sentence))
-    console.print(f"\n{NEXT}" if good else "\n[bold red]A promise was broken.", highlight=False)
-    return 0 if good else 1
+    return good
 
 
 def fight(console: Console, url: URL, folder: Path, seconds: float) -> Outcome:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import getpass
 import json
 import re
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -168,6 +170,23 @@ def seconds(value: Any) -> float:
 def lasting(*names: str, **given: Any) -> Callable[[F], F]:
     """An option that is a duration."""
     return click.option(*names, type=seconds, metavar="DURATION", **given)
+
+
+@contextlib.contextmanager
+def told_to_end() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: it ends the watch between two looks, and not a statement. A second one ends all."""
+    told = False
+
+    def tell(*_: object) -> None:
+        nonlocal told
+        told = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, tell)
+    try:
+        yield lambda: told
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Group(click.Group):

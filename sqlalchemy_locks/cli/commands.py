@@ -9,6 +9,7 @@ from .check import check
 from .command import Group
 from .demo import demo
 from .install import install
+from .page import page
 from .queue import queue
 from .semaphore import semaphore
 from .status import status, top
@@ -35,5 +36,5 @@ def commands() -> None:
     """
 
 
-for command in (install, check, status, top, semaphore, queue, sweep, vacuum, demo, bench):
+for command in (install, check, status, top, page, semaphore, queue, sweep, vacuum, demo, bench):
     commands.add_command(command)

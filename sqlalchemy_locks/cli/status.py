@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from .. import overview as parts_of
 from ..errors import NotInstalled
 from ..locks import Locks
 from ..overview import look_at
-from .command import lasting, on_database
+from .command import lasting, on_database, told_to_end
 from .queue import queues
 from .screen import Screen, duration, name, note, number, second, sentence, table, title
 from .semaphore import semaphores
@@ -61,7 +60,7 @@ def top(screen: Screen, database: Database, interval: float, once: bool) -> None
         document = overview(database)
         screen.show(document, shown(document, screen.console))
         return
-    with _told_to_end() as over:
+    with told_to_end() as over:
         _watch(screen, database, interval, over)
 
 
@@ -86,23 +85,6 @@ def _shower(screen: Screen, interval: float) -> Iterator[Callable[[dict[str, Any
         foot = note(f"\nEvery {duration(interval)}; Ctrl-C ends it")
         with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
             yield lambda document: live.update(Group(shown(document, console), foot), refresh=True)
-
-
-@contextlib.contextmanager
-def _told_to_end() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed: it ends the watch between two looks, and not a statement. A second one ends all."""
-    told = False
-
-    def tell(*_: object) -> None:
-        nonlocal told
-        told = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = signal.signal(signal.SIGINT, tell)
-    try:
-        yield lambda: told
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def overview(database: Database) -> dict[str, Any]:

@@ -62,13 +62,15 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*arguments: str, columns: int = 80, **environment: str) -> Iterator[Terminal]:
-    """``sqlalchemy-locks`` in a terminal so wide."""
+def terminal(
+    *arguments: str, columns: int = 80, module: str = "sqlalchemy_locks", **environment: str
+) -> Iterator[Terminal]:
+    """``sqlalchemy-locks``, or another module, in a terminal so wide."""
     here, there = pty.openpty()
     fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "sqlalchemy_locks", *arguments],
+        [sys.executable, "-m", module, *arguments],
         stdin=there,
         stdout=there,
         stderr=there,

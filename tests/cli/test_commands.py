@@ -211,7 +211,19 @@ def test_two_doors(servers: Servers) -> None:
 def test_help_needs_no_database() -> None:
     done = run("--help")
     assert done.exit_code == 0
-    for command in ("install", "check", "status", "top", "semaphore", "queue", "sweep", "vacuum", "demo", "bench"):
+    for command in (
+        "install",
+        "check",
+        "status",
+        "top",
+        "page",
+        "semaphore",
+        "queue",
+        "sweep",
+        "vacuum",
+        "demo",
+        "bench",
+    ):
         assert f"\n  {command} " in done.stdout
         told = run(command, "--help")
         assert told.exit_code == 0

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
+from ..cli.terminal import terminal
 from ..conftest import Servers
+from ..operation.parties import PATIENCE
 from .pages import ROOT
 
 #: Has every process of the demo, as it starts, replace the locks by something that locks nothing.
@@ -36,6 +40,24 @@ def test_passes(engine: str, servers: Servers, tmp_path: Path) -> None:
     assert "✘" not in done.stdout
     assert "0 overlaps" in done.stdout
     assert "Worker 8 was killed" in done.stdout
+    # it ends by itself where nobody could end it, and says how the page is served
+    assert "sqlalchemy-locks page --url" in done.stdout
+
+
+def test_ends_with_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with terminal("--seconds", "1", module="demo", columns=200, CI="") as demo_:
+        demo_.until("Ctrl-C ends it")
+        found = re.search(r"http://127\.0\.0\.1:\d+/", demo_.text)
+        assert found is not None
+        for path in ("", "live"):
+            answer = httpx.get(f"{found[0]}{path}", timeout=PATIENCE)
+            assert answer.status_code == 200
+            assert "backup-slots" in answer.text
+        demo_.type("\x03")
+        assert demo_.ended() == 0, demo_.text
+    assert "Traceback" not in demo_.text
+    assert "✘" not in demo_.text
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql15"])

@@ -100,6 +100,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert linked.is_file(), f"{target} leads nowhere"
         anchors = {
             re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
-            for heading in re.findall(r"^#+ (.*)$", linked.read_text(), re.M)
+            for heading in re.findall(r"^#+ (.*)$", linked.read_text(errors="replace"), re.M)
         }
         assert not anchor or anchor in anchors, f"{target} has no such heading"
