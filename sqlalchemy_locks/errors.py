@@ -75,6 +75,12 @@ class RequestOver(LockLost):
     """This ``external_id`` was granted before and is over: it is never granted again, so ask with another.
 
     ``state`` is what became of it: ``RELEASED``, or ``EXPIRED``.
+
+    >>> try:
+    ...     with locks.semaphore("backup-slots", ttl=60, external_id="job-1"):
+    ...         send_report()
+    ... except sl.RequestOver as error:
+    ...     log.info("job-1 was done before: %s", error.state)
     """
 
     def __init__(self, message: str, state: str) -> None:
