@@ -63,7 +63,11 @@ class AsyncLost:
 
 
 class AsyncLease(Given):
-    """As :class:`~sqlalchemy_locks.lease.Lease`."""
+    """As :class:`~sqlalchemy_locks.lease.Lease`.
+
+    >>> async with locks.lease("nightly-import", ttl=60) as grant:
+    ...     await grant.check()
+    """
 
     def __init__(self, grant: Grant, lost: Lost, check: Callable[[], Awaitable[None]]) -> None:
         super().__init__(grant)

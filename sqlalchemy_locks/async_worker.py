@@ -36,7 +36,8 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
     ``AsyncEngine``, ``concurrency`` the number of tasks; a handler that outlives ``grace`` is cancelled before its
     job is given back.
 
-    >>> await sl.AsyncWorker(queue, handler, bind=async_engine, concurrency=4).run()
+    >>> async def handle(job): worker.stop()
+    >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, concurrency=4)
     """
 
     def _refuse(self, handler: Any) -> None:
@@ -60,7 +61,12 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
         self._hands = [asyncio.Event() for _ in range(self.concurrency)] if self.hold else []
 
     async def run(self) -> None:
-        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop can have them)."""
+        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop can have them).
+
+        >>> async def handle(job): worker.stop()
+        >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, name="mail")
+        >>> await worker.run()
+        """
         shift = Shift(self, _sleep)
         self._cancelling, self._runner = False, asyncio.current_task()
         async with self._signals(), self._listening():
@@ -70,7 +76,12 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
                 self._stopped = False
 
     def stop(self) -> None:
-        """Begin nothing more; :meth:`run` returns when what runs has finished, or ``grace`` is over. From its loop."""
+        """Begin nothing more; :meth:`run` returns when what runs has finished, or ``grace`` is over. From its loop.
+
+        >>> async def handle(job): worker.stop()
+        >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, name="mail")
+        >>> await worker.run()  # returns when its first job is done
+        """
         self._stopped = True
         self._ring()
 

@@ -13,7 +13,14 @@ _SO_MANY = 3
 
 
 class LockError(Exception):
-    """The root of every error that this library raises on purpose."""
+    """The root of every error that this library raises on purpose.
+
+    >>> try:
+    ...     with locks.exclusive("report", timeout=0):
+    ...         send_report()
+    ... except sl.LockError as error:
+    ...     log.warning("no report: %s", error)
+    """
 
 
 class LockTimeout(LockError):
@@ -24,6 +31,12 @@ class LockTimeout(LockError):
 
     ``holders`` are those who had it when the wait was given up, where ``Locks`` waited and the engine tells it.
     ``kind`` is what there was no room in: ``semaphore`` or ``lease`` where ``Locks`` waited for one; else ``lock``.
+
+    >>> try:
+    ...     with locks.exclusive("report", timeout=5):
+    ...         send_report()
+    ... except sl.LockTimeout as error:
+    ...     log.info("somebody else makes it: %s", error.holders)
     """
 
     def __init__(self, message: str = "", holders: tuple[Holder, ...] = (), kind: str = "lock") -> None:
@@ -35,13 +48,26 @@ class LockTimeout(LockError):
 
 
 class LockLost(LockError):
-    """The lock was held and is so no longer: its connection died, or its transaction was ended early."""
+    """The lock was held and is so no longer: its connection died, or its transaction was ended early.
+
+    >>> try:
+    ...     with locks.lease("report", ttl=60) as grant:
+    ...         grant.check()
+    ... except sl.LockLost:
+    ...     log.warning("somebody else may have made it meanwhile")
+    """
 
 
 class OutcomeUnknown(LockLost):
     """The connection died after the work was sent and before its answer came: it may have been done, or not.
 
     Look before you do it again.
+
+    >>> try:
+    ...     locks.mutex.acquire("task_a")
+    ... except sl.OutcomeUnknown:
+    ...     locks.mutex.release("task_a")  # of that very call's, if it was done, and else of nobody's
+    True
     """
 
 
@@ -49,6 +75,14 @@ class RequestOver(LockLost):
     """This ``external_id`` was granted before and is over: it is never granted again, so ask with another.
 
     ``state`` is what became of it: ``RELEASED``, or ``EXPIRED``.
+
+    >>> grant = locks.acquire({"network": 1}, external_id="job-1")
+    >>> released = locks.release("job-1")
+    >>> try:
+    ...     locks.acquire({"network": 1}, external_id="job-1")
+    ... except sl.RequestOver as over:
+    ...     print(over.state)
+    RELEASED
     """
 
     def __init__(self, message: str, state: str) -> None:
@@ -57,40 +91,93 @@ class RequestOver(LockLost):
 
 
 class ReentryError(LockError):
-    """The same thread or task asked ``Locks`` for a key that it holds already: it would wait for itself."""
+    """The same thread or task asked ``Locks`` for a key that it holds already: it would wait for itself.
+
+    >>> with locks.exclusive("report"):
+    ...     try:
+    ...         with locks.exclusive("report", timeout=5):
+    ...             send_report()
+    ...     except sl.ReentryError:
+    ...         send_report()  # it is held already
+    """
 
 
 class MustRollback(LockError):
     """SQLite: this transaction has read an old snapshot and can't become a writer. Roll back and begin again.
 
     ``sqlalchemy_locks.sqlite.begin_immediate(engine)`` makes every transaction a writer from its start.
+
+    >>> try:
+    ...     session.execute(sl.lock.exclusive("report"))
+    ... except sl.MustRollback:
+    ...     session.rollback()
     """
 
 
 class UnknownRow(LockError):
-    """``lock.row`` was asked for a row that isn't there: nothing was locked."""
+    """``lock.row`` was asked for a row that isn't there: nothing was locked.
+
+    >>> try:
+    ...     session.scalar(sl.lock.row(Customer, 404))
+    ... except sl.UnknownRow:
+    ...     log.warning("no such customer")
+    """
 
 
 class UnknownSemaphore(LockError):
-    """No such semaphore: it was never created, or is deleted."""
+    """No such semaphore: it was never created, or is deleted.
+
+    >>> try:
+    ...     locks.acquire({"never made": 1})
+    ... except sl.UnknownSemaphore:
+    ...     grant = None
+    """
 
 
 class SemaphoreHeld(LockError):
-    """The semaphore can't be deleted: some of its permits are held."""
+    """The semaphore can't be deleted: some of its permits are held.
+
+    >>> grant = locks.acquire({"network": 1})
+    >>> try:
+    ...     locks.run(sl.semaphore.delete("network"))
+    ... except sl.SemaphoreHeld:
+    ...     log.info("later")
+    """
 
 
 class IdempotencyConflict(LockError):
-    """This id was used before, for other semaphores or other counts: one id stands for one request."""
+    """This id was used before, for other semaphores or other counts: one id stands for one request.
+
+    >>> grant = locks.acquire({"network": 1}, external_id="job-1")
+    >>> try:
+    ...     locks.acquire({"network": 2}, external_id="job-1")
+    ... except sl.IdempotencyConflict:
+    ...     log.error("job-1 is another request's id")
+    """
 
 
 class UnknownTask(LockError):
-    """No such task, mutex or timeout: it was never created, or in another queue."""
+    """No such task, mutex or timeout: it was never created, or in another queue.
+
+    >>> try:
+    ...     session.scalar(sl.Mutex().acquire("task_z"))
+    ... except sl.UnknownTask:
+    ...     session.scalar(sl.Mutex().create("task_z"))
+    """
 
 
 class StaleToken(LockError):
     """A newer holder has written already: this write came too late, and changed nothing.
 
     ``token`` is the fencing token that the row carries.
+
+    >>> write = update(Document).where(Document.id == 1).values(body=text)
+    >>> session.scalar(sl.fenced(write, Document.fence, 8))
+    True
+    >>> try:
+    ...     session.scalar(sl.fenced(write, Document.fence, 7))
+    ... except sl.StaleToken:
+    ...     log.warning("a newer holder has written already")
     """
 
     def __init__(self, message: str, token: int) -> None:
@@ -99,16 +186,45 @@ class StaleToken(LockError):
 
 
 class Unsupported(LockError):
-    """This engine, or this way of running the operation, can't give what was asked; the message says what can."""
+    """This engine, or this way of running the operation, can't give what was asked; the message says what can.
+
+    >>> try:
+    ...     locks.run(sl.lock.exclusive("report"))
+    ... except sl.Unsupported as refusal:
+    ...     print(refusal)
+    lock.exclusive ends with its transaction, so run() would give the lock back at once: use ...
+    """
 
 
 class NotWritable(Unsupported):
-    """A standby, a replica, or a read-only transaction: its locks would bind nobody else."""
+    """A standby, a replica, or a read-only transaction: its locks would bind nobody else.
+
+    >>> try:
+    ...     locks.mutex.acquire("task_a")
+    ... except sl.NotWritable:
+    ...     log.error("the URL leads to a standby")
+    True
+    """
 
 
 class StaleSnapshot(Unsupported):
-    """The transaction's snapshot is older than the lock, so what the holder then reads may be stale."""
+    """The transaction's snapshot is older than the lock, so what the holder then reads may be stale.
+
+    >>> with engine.connect() as connection:
+    ...     try:
+    ...         connection.execute(sl.lock.exclusive("report"))
+    ...     except sl.StaleSnapshot:
+    ...         connection.execute(sl.lock.exclusive("report", allow_stale=True))  # nothing is read that it guards
+    <...>
+    """
 
 
 class NotInstalled(LockError):
-    """The tables or functions of this library are not in the database (or its schema has another name)."""
+    """The tables or functions of this library are not in the database (or its schema has another name).
+
+    >>> try:
+    ...     locks.mutex.acquire("task_a")
+    ... except sl.NotInstalled as error:
+    ...     raise SystemExit(f"run the migrations first: {error}")
+    True
+    """

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What :func:`explain` has found; ``str()`` of it is for people."""
+    """What :func:`explain` has found; ``str()`` of it is for people.
+
+    >>> with engine.connect() as connection:
+    ...     explanation = sl.explain(sl.Queue().capture(10, queue="mail"), connection)
+    >>> log.info("%s", explanation)
+    """
 
     #: the statement that chooses the rows, its values in it
     statement: str
@@ -47,7 +52,8 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
     :param connection: where to ask; the plan is that of its database as it is now, of its rows and statistics.
     :raises TypeError: for an operation that captures nothing.
 
-    >>> print(sl.explain(queue.capture(10, queue="mail"), connection))
+    >>> with engine.connect() as connection:
+    ...     print(sl.explain(queue.capture(10, queue="mail"), connection))
     """
     body = operation._body
     if not isinstance(body, Capture):

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 def Fence() -> MappedColumn[int]:
     """A mapped column for the fencing token of the last write; 0 before the first.
 
-    >>> class Document(Base):
+    >>> class Report(Base):
+    ...     __tablename__ = "report"
+    ...     id: Mapped[int] = mapped_column(primary_key=True)
     ...     fence: Mapped[int] = sl.Fence()
     """
     from sqlalchemy.orm import mapped_column

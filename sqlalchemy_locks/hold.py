@@ -50,7 +50,11 @@ class Holding(Observed):
 
 
 class Held:
-    """What a block holds while it runs."""
+    """What a block holds while it runs.
+
+    >>> with locks.exclusive("invoice:42") as held:
+    ...     held.session.add(Payment(invoice=42))
+    """
 
     def __init__(
         self,
@@ -110,6 +114,10 @@ class Held:
         """Ask the server.
 
         :raises LockLost: when the transaction that holds the lock is over, or its connection is dead.
+
+        >>> with locks.exclusive("invoice:42") as held:
+        ...     held.check()
+        ...     send_report()
         """
         if self.lost:
             raise LockLost("the transaction that held the lock is over, or its connection died")

@@ -19,7 +19,7 @@ def key(*parts: str | int) -> int:
 
     The SQL function ``lock.key(text, ...)`` gives the same on PostgreSQL and YugabyteDB.
 
-    >>> key("invoice", 42)
+    >>> sl.lock.key("invoice", 42)
     5708009868116847961
     """
     if not parts:

@@ -79,7 +79,11 @@ class Given(Grant):
 
 
 class Lease(Given):
-    """What a block holds: a :class:`~sqlalchemy_locks.Grant`, and whether it still does."""
+    """What a block holds: a :class:`~sqlalchemy_locks.Grant`, and whether it still does.
+
+    >>> with locks.lease("nightly-import", ttl=60) as grant:
+    ...     token = grant.fence["nightly-import"]
+    """
 
     def __init__(self, grant: Grant, lost: Lost, check: Callable[[], None]) -> None:
         super().__init__(grant)
@@ -91,6 +95,9 @@ class Lease(Given):
         """Ask the database.
 
         :raises LockLost: when the permits are no longer held.
+
+        >>> with locks.lease("nightly-import", ttl=60) as grant:
+        ...     grant.check()
         """
         self._check()
 

@@ -113,9 +113,11 @@ class Leases(Observed):
 
         The pattern: "Distributed Counting Semaphore with MySQL": heartbeats, and what is checked before each write.
 
+        >>> write = update(Document).where(Document.id == 1).values(body=text)
         >>> with locks.semaphore("backup-slots", ttl=60, timeout=30) as grant:
-        ...     while not grant.lost and more_to_do():
-        ...         session.scalar(sl.guarded(update(Document).values(body=text), grant))
+        ...     if not grant.lost:
+        ...         locks.run(sl.guarded(write, grant))
+        True
         """
         return Leasing(self, permits, count, ttl, timeout, external_id, owner)
 
@@ -196,6 +198,10 @@ class Leases(Observed):
         :raises LockTimeout: when a ``guarded`` write of this request is not committed for so long: for 5 seconds on
             PostgreSQL and YugabyteDB, for ``innodb_lock_wait_timeout`` or SQLite's timeout elsewhere. It is held still:
             release it again, and never inside the block that writes.
+
+        >>> grant = locks.acquire({"network": 1})
+        >>> locks.release(grant) is sl.Released.RELEASED
+        True
         """
         released: Released = self._of_request(semaphore.release(external_id))
         if released is Released.RELEASED:
@@ -207,6 +213,10 @@ class Leases(Observed):
 
         :return: ``False`` once its time ran out, or it was released: it is somebody else's then.
         :raises LockTimeout: as :meth:`release`.
+
+        >>> grant = locks.acquire({"network": 1}, ttl=60)
+        >>> locks.renew(grant)
+        True
         """
         renewed = bool(self._of_request(semaphore.renew(external_id)))
         if not renewed:

@@ -274,6 +274,8 @@ def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     Parameters and errors as :func:`exclusive`. On MySQL, MariaDB and where PostgreSQL has the table bodies, the
     transaction that shares a brand-new key holds it alone until it commits: :func:`create` makes keys ahead. On
     SQLite sharers exclude one another, as everything there does.
+
+    >>> session.execute(sl.lock.shared("prices"))
     """
     return _acquire(name, True, False, allow_stale)
 
@@ -288,13 +290,20 @@ def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[An
 
     On MySQL outside READ COMMITTED a key that is not in the table yet is put there through a connection of its
     own, opened and closed for it: looking for an absent row would lock its neighbourhood there.
+
+    >>> session.scalar(sl.lock.try_exclusive("invoice:42"))
+    True
     """
     return _acquire(name, False, True, allow_stale)
 
 
 @shaped(select(literal(True)))
 def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
-    """As :func:`try_exclusive`, held together with other sharers (see :func:`shared` for brand-new keys)."""
+    """As :func:`try_exclusive`, held together with other sharers (see :func:`shared` for brand-new keys).
+
+    >>> session.scalar(sl.lock.try_shared("prices"))
+    True
+    """
     return _acquire(name, True, True, allow_stale)
 
 
@@ -305,6 +314,10 @@ def unlock(name: str | int) -> Operation[Any]:
     Waits for nobody: a key that others share as well stays. PostgreSQL and SQLite keep nothing that would have
     to be removed. There is no unlocking before the end of the transaction: what was done under the lock is not
     visible to others before that.
+
+    >>> session.execute(sl.lock.exclusive("invoice:42"))
+    >>> session.execute(sl.lock.unlock("invoice:42"))
+    >>> session.commit()
     """
     return Operation(_UNLOCK, {"lock_key": as_key(name)})
 
@@ -316,6 +329,9 @@ def vacuum() -> Operation[Any]:
     :return: how many were removed. Always 0 on PostgreSQL (without the table bodies) and SQLite, which keep none.
 
     Best through ``locks.run(sl.lock.vacuum())``: the removed keys stay locked until the transaction ends.
+
+    >>> locks.run(sl.lock.vacuum())
+    0
     """
     return Operation(_VACUUM, {})
 
@@ -328,6 +344,9 @@ def create(*names: str | int) -> Operation[Any]:
     :return: how many were new. Always 0 on PostgreSQL (without the table bodies) and SQLite, which need none.
 
     Commit before others use them: until then this transaction holds the new ones.
+
+    >>> locks.run(sl.lock.create("prices", "invoice:42"))
+    0
     """
     if not names:
         raise ValueError("lock.create needs at least one name")

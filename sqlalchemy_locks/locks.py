@@ -185,6 +185,9 @@ class Locks(Leases, Maintained, Holding):
         :return: what ``session.scalar`` would return for it. For one that gives rows, a list: of values or entities
             (detached), as ``session.scalars`` gives them, or of rows where a row is more than that.
         :raises Unsupported: for a lock, which would be gone when this returns: use :meth:`exclusive` or a session.
+
+        >>> locks.run(sl.lock.vacuum())
+        0
         """
         body = operation._body
         if body.held_by is not None:

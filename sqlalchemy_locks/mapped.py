@@ -18,6 +18,10 @@ class JobColumns:
 
     Give the class its indexes, too: ``sl.Queue(Mail).indexes("postgresql")``. On MySQL and MariaDB the table must be
     InnoDB's. A job of such a class may also be put by ``session.add()``, with whatever other columns it has.
+
+    >>> class Mail(sl.JobColumns, Base):
+    ...     __tablename__ = "mail"
+    >>> mails = sl.Queue(Mail)
     """
 
     internal_id: Mapped[int] = mapped_column(

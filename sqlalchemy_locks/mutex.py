@@ -91,6 +91,9 @@ class Mutex:
         :param retries: how many acquisitions they allow; ``None`` leaves that to the column's default (the shipped
             table: as many as you like).
         :return: how many were absent.
+
+        >>> session.scalar(sl.Mutex().create("task_a", retries=3))
+        1
         """
         values = tasks.ids(self._rows, "mutex.create", ids, queue) | tasks.retries(self._rows, retries)
         return Operation(self._bodies.create[retries is not None], values)
@@ -104,6 +107,9 @@ class Mutex:
             session, one waits for that transaction's end (the option ``locks_wait`` bounds that, in seconds).
         :return: ``True`` when it is yours, ``False`` when somebody has it, or no retry is left.
         :raises UnknownTask: when it was never created.
+
+        >>> session.scalar(sl.Mutex().acquire("task_b")), session.scalar(sl.Mutex().acquire("task_b"))
+        (True, False)
         """
         return Operation(self._bodies.acquire["whether", bool(nowait)], self._values(id, queue, owner))
 
@@ -111,7 +117,11 @@ class Mutex:
     def acquire_token(
         self, id: Any, *, queue: Any = None, owner: str | None = None, nowait: bool = False
     ) -> Operation[Any]:
-        """As :meth:`acquire`, for a fencing token: greater than any that this mutex gave before, or ``None``."""
+        """As :meth:`acquire`, for a fencing token: greater than any that this mutex gave before, or ``None``.
+
+        >>> session.scalar(sl.Mutex().acquire_token("task_b"))
+        1
+        """
         self._rows.require("fence", "a fencing token")
         return Operation(self._bodies.acquire["token", bool(nowait)], self._values(id, queue, owner))
 
@@ -122,6 +132,9 @@ class Mutex:
         :param owner: give it back only if it was acquired by this owner.
         :return: ``True`` when it was taken (by that owner) and is free now.
         :raises UnknownTask: when it was never created.
+
+        >>> session.scalar(sl.Mutex().acquire("task_b")), session.scalar(sl.Mutex().release("task_b"))
+        (True, True)
         """
         if owner is None:
             return Operation(self._bodies.release[None], self._rows.identity(id, queue))
@@ -141,6 +154,9 @@ class Mutex:
 
         MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED, and refuse in autocommit.
         ``Locks`` sees to both: ``locks.run(...)`` gives the list of ids.
+
+        >>> [row.id for row in session.execute(sl.Mutex().capture(2)).all()]
+        ['task_b', 'task_c']
         """
         values = self._rows.queue(queue) | tasks.limit(limit) | self._owner(owner)
         return RowsOperation(self._bodies.capture, values)
@@ -161,6 +177,9 @@ class Mutex:
         """Say how many acquisitions are left; ``None``: as many as you like.
 
         :return: ``True``. :raises UnknownTask: when it was never created.
+
+        >>> session.scalar(sl.Mutex().set_retries("task_b", 3))
+        True
         """
         left = tasks.retries(self._rows, retries, required=True)
         return Operation(self._bodies.set_retries, self._rows.identity(id, queue) | left)

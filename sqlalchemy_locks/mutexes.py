@@ -51,11 +51,18 @@ class Mutexes:
         :param owner: stored in the row; ``Locks(owner=...)`` when not given.
         :return: ``True`` when it is yours, until it is released, by whatever process.
         :raises OutcomeUnknown: when the connection died, and so did those of three more tries.
+
+        >>> locks.mutex.acquire("task_a"), locks.mutex.acquire("task_a")
+        (True, False)
         """
         return bool(self._acquire(self._mutex.acquire, id, queue, owner))
 
     def acquire_token(self, id: Any, *, queue: Any = None, owner: str | None = None) -> int | None:
-        """As :meth:`acquire`, for a fencing token, or ``None``."""
+        """As :meth:`acquire`, for a fencing token, or ``None``.
+
+        >>> locks.mutex.acquire_token("document:1")
+        1
+        """
         token: int | None = self._acquire(self._mutex.acquire_token, id, queue, owner)
         return token
 
@@ -68,6 +75,9 @@ class Mutexes:
 
         :param owner: give it back only if it was acquired by this owner.
         :return: ``True`` when it is free now because of this.
+
+        >>> locks.mutex.acquire("task_a"), locks.mutex.release("task_a"), locks.mutex.release("task_a")
+        (True, True, False)
         """
         key = queue or DEFAULT_QUEUE, id
         mine = self._nonces.get(key) or self._released.get(key)

@@ -315,6 +315,13 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
     - ``locks_wait``: the longest wait for a lock, in seconds or as a ``timedelta``; ``LockTimeout`` ends it.
     - ``locks_session_pooling``: on an engine whose connections lead through PgBouncer, or another pooler: it is in
       session mode, where a client keeps its server connection, and so what belongs to a session works.
+
+    >>> operation = sl.Mutex().acquire("task_b").execution_options(locks_wait=5)
+    >>> session.scalar(operation)  # in your transaction
+    True
+    >>> session.rollback()
+    >>> locks.run(operation)  # in one of its own
+    True
     """
 
     __visit_name__ = "sqlalchemy_locks_operation"

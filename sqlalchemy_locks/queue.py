@@ -133,6 +133,9 @@ class Queue(Given[E]):
 
         One statement for the whole batch, in the order of the ids where they are given, so that two who put the same
         ones can't deadlock; on MySQL and MariaDB a look for known ids before it, where any are given.
+
+        >>> queue = sl.Queue()
+        >>> job_id = session.scalar(queue.put({"to": "a@example.org"}, queue="mail", max_attempts=5))
         """
         if not payloads:
             raise ValueError("Queue.put needs at least one payload")
@@ -161,6 +164,11 @@ class Queue(Given[E]):
 
         Commit before you work on them: until then other sessions pass them over, and a crash gives them back, but
         nobody can see that they are being worked on.
+
+        >>> queue = sl.Queue()
+        >>> [job] = session.execute(queue.capture(1, queue="mail", host="web-1")).all()
+        >>> job.payload
+        {'to': 'b@example.org'}
         """
         values = {
             LIMIT: counted(limit, "limit"),
@@ -194,6 +202,11 @@ class Queue(Given[E]):
             entity remembers its claim: after a commit its attribute is read anew, and may be somebody else's.
         :return: how many were still yours. The others were given to somebody else meanwhile, and are unchanged.
         :raises ValueError: for an entity that was not captured, but loaded.
+
+        >>> queue = sl.Queue()
+        >>> [job] = session.execute(queue.capture(1, queue="mail", host="web-1")).all()
+        >>> session.scalar(queue.complete(job))
+        1
         """
         return Operation(self._complete, self._jobs.owned(jobs))
 
@@ -209,6 +222,11 @@ class Queue(Given[E]):
             hour at most.
         :param retry: ``False`` makes them dead at once.
         :return: how many were still yours.
+
+        >>> queue = sl.Queue()
+        >>> [job] = session.execute(queue.capture(1, queue="mail", host="web-1")).all()
+        >>> session.scalar(queue.fail(job, error="no route to host", retry_in=30))
+        1
         """
         if not isinstance(error, str):
             raise TypeError(f"error is a str, not {error!r}")
@@ -221,7 +239,13 @@ class Queue(Given[E]):
 
     @shaped(select(literal(1)))
     def release(self, jobs: Any) -> Operation[Any]:
-        """Give jobs back untried: the attempt doesn't count. How many were still yours."""
+        """Give jobs back untried: the attempt doesn't count. How many were still yours.
+
+        >>> queue = sl.Queue()
+        >>> [job] = session.execute(queue.capture(1, queue="mail", host="web-1")).all()
+        >>> session.scalar(queue.release(job))
+        1
+        """
         return Operation(self._release, self._jobs.owned(jobs))
 
     @shaped(select(literal(1)))
@@ -230,6 +254,11 @@ class Queue(Given[E]):
 
         :return: how many are still yours. It waits for nobody: a job that somebody holds at this moment, say because
             its handler completes it in a transaction of its own, is passed over, and still yours until that commits.
+
+        >>> queue = sl.Queue()
+        >>> [job] = session.execute(queue.capture(1, queue="mail", host="web-1")).all()
+        >>> session.scalar(queue.heartbeat(job))
+        1
         """
         return Operation(self._heartbeat, self._jobs.owned(jobs))
 
@@ -243,6 +272,10 @@ class Queue(Given[E]):
         :param queue: only those of this queue; ``None``: of all, whose workers must then all be heard of sooner.
         :param limit: how many at most, so that no transaction is long; call it again when as many were found.
         :return: how many.
+
+        >>> queue = sl.Queue()
+        >>> session.scalar(queue.requeue_stalled(300))
+        0
         """
         values: dict[str, Any] = {"locks_older": span(older_than, "older_than"), LIMIT: counted(limit, "limit")}
         if queue is not None:
@@ -280,6 +313,10 @@ class Queue(Given[E]):
         :param dead: delete those that have died instead.
         :param limit: how many at most; call it again when as many were found.
         :return: how many.
+
+        >>> queue = sl.Queue()
+        >>> session.scalar(queue.delete_finished(7 * 86400))
+        0
         """
         values = {"locks_older": span(older_than, "older_than"), LIMIT: counted(limit, "limit")}
         return Operation(self._delete[bool(dead)], values)
@@ -289,6 +326,9 @@ class Queue(Given[E]):
 
         ``scheduled`` is what waits for its ``run_at``, ``oldest`` the ``run_at`` of what is overdue longest. Queues
         with completed jobs only don't appear.
+
+        >>> queue = sl.Queue()
+        >>> stats = session.execute(queue.stats()).all()
         """
         return RowsOperation(self._stats, {})
 
@@ -304,7 +344,11 @@ class Queue(Given[E]):
         return RowsOperation(self._held, {"locks_queue": queue, "locks_host": host})
 
     def topic(self, queue: str) -> str:
-        """What those who listen are told when jobs are put into a queue (PostgreSQL)."""
+        """What those who listen are told when jobs are put into a queue (PostgreSQL).
+
+        >>> sl.Queue().topic("mail")
+        '...mail'
+        """
         return self._jobs.topic(queue)
 
     def indexes(self, dialect: str | None = None) -> list[Index]:
@@ -313,6 +357,11 @@ class Queue(Given[E]):
         :param dialect: the dialect's name, e.g. ``"postgresql"``. Without it both forms of the one that differs are
             made, each for its engines: ``create_all`` knows which, Alembic's autogenerate doesn't.
         :raises ValueError: for the shipped table, which has its indexes.
+
+        >>> class Mail(sl.JobColumns, Base):
+        ...     __tablename__ = "mail"
+        >>> [index.name for index in sl.Queue(Mail).indexes("postgresql")]
+        [...]
         """
         at = self._jobs.own
         if at is None:

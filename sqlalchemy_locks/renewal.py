@@ -39,7 +39,12 @@ def clock() -> float:
 
 
 class Lost:
-    """Whether a lease is lost: true in a condition, and something to wait for. Once true, it stays so."""
+    """Whether a lease is lost: true in a condition, and something to wait for. Once true, it stays so.
+
+    >>> with locks.lease("nightly-import", ttl=60) as grant:
+    ...     if not grant.lost:
+    ...         run_the_import()
+    """
 
     def __init__(self, ttl: float, asked_at: float) -> None:
         self.ttl = ttl
@@ -82,7 +87,12 @@ class Lost:
         return True
 
     def is_set(self) -> bool:
-        """Whether it is lost, as far as that is known here: nothing is asked."""
+        """Whether it is lost, as far as that is known here: nothing is asked.
+
+        >>> with locks.lease("nightly-import", ttl=60) as grant:
+        ...     grant.lost.is_set()
+        False
+        """
         if not self._gone.is_set():
             if os.getpid() != self.process:
                 self.set("it is the process's that forked this one")
@@ -93,7 +103,12 @@ class Lost:
     __bool__ = is_set
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is lost, or for so many seconds; whether it is."""
+        """Wait until it is lost, or for so many seconds; whether it is.
+
+        >>> with locks.lease("nightly-import", ttl=60) as grant:
+        ...     grant.lost.wait(0.01)
+        False
+        """
         until = None if timeout is None else time.monotonic() + timeout
         while not self.is_set():
             left = max(0.0, self.deadline - clock())

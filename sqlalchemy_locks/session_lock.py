@@ -146,5 +146,11 @@ def session_unlock(name: str | int) -> Operation[Any]:
 
     :return: ``True`` when this connection held it, ``False`` when it didn't.
     :raises Unsupported: as :func:`session_exclusive`.
+
+    >>> with engine.connect() as connection:
+    ...     connection.execute(sl.lock.session_exclusive("nightly"))
+    ...     print(connection.scalar(sl.lock.session_unlock("nightly")))
+    <...>
+    True
     """
     return Operation(_UNLOCK, {"lock_key": as_key(name)})

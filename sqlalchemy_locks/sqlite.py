@@ -20,6 +20,8 @@ def begin_immediate(engine: Engine | Any) -> None:
 
     :param engine: an ``Engine`` or ``AsyncEngine`` on SQLite (``sqlite3`` or ``aiosqlite``), before its first use.
     :raises Unsupported: for any other engine.
+
+    >>> sl.sqlite.begin_immediate(engine)
     """
     sync: Engine = getattr(engine, "sync_engine", engine)
     facts = engine_of(sync.dialect)

@@ -124,6 +124,10 @@ class Timeout:
             table: as many as you like).
         :param every: the period to store in the row, in whole seconds; that of this ``Timeout`` when not given.
         :return: how many were absent.
+
+        >>> daily = sl.Timeout(every=86400)
+        >>> session.scalar(daily.create("report"))
+        1
         """
         period = self._every if every is None else _period(every)
         if period is None and self._rows.has("timeout"):
@@ -141,12 +145,25 @@ class Timeout:
             session, one waits for that transaction's end (the option ``locks_wait`` bounds that, in seconds).
         :return: ``True`` when it is yours, ``False`` when its period isn't over, or no retry is left.
         :raises UnknownTask: when it was never created.
+
+        >>> daily = sl.Timeout(every=86400)
+        >>> session.scalar(daily.create("report"))
+        1
+        >>> session.scalar(daily.acquire("report")), session.scalar(daily.acquire("report"))
+        (True, False)
         """
         return Operation(self._bodies.acquire["whether", bool(nowait)], self._values(id, queue))
 
     @shaped(select(literal(1)))
     def acquire_token(self, id: Any, *, queue: Any = None, nowait: bool = False) -> Operation[Any]:
-        """As :meth:`acquire`, for a fencing token: greater than any that this timeout gave before, or ``None``."""
+        """As :meth:`acquire`, for a fencing token: greater than any that this timeout gave before, or ``None``.
+
+        >>> daily = sl.Timeout(every=86400)
+        >>> session.scalar(daily.create("report"))
+        1
+        >>> session.scalar(daily.acquire_token("report"))
+        1
+        """
         self._rows.require("fence", "a fencing token")
         return Operation(self._bodies.acquire["token", bool(nowait)], self._values(id, queue))
 
@@ -163,6 +180,12 @@ class Timeout:
 
         MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED, and refuse in autocommit.
         ``Locks`` sees to both: ``locks.run(...)`` gives the list of ids.
+
+        >>> daily = sl.Timeout(every=86400)
+        >>> session.scalar(daily.create("report"))
+        1
+        >>> [row.id for row in session.execute(daily.capture(5)).all()]
+        ['report']
         """
         values = self._rows.queue(queue) | tasks.limit(limit) | self._override()
         return RowsOperation(self._bodies.capture, values)
@@ -187,6 +210,12 @@ class Timeout:
         """Say how many acquisitions are left; ``None``: as many as you like.
 
         :return: ``True``. :raises UnknownTask: when it was never created.
+
+        >>> daily = sl.Timeout(every=86400)
+        >>> session.scalar(daily.create("report"))
+        1
+        >>> session.scalar(daily.set_retries("report", 3))
+        True
         """
         left = tasks.retries(self._rows, retries, required=True)
         return Operation(self._bodies.set_retries, self._rows.identity(id, queue) | left)

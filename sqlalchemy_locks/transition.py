@@ -133,6 +133,10 @@ class StateTransition(Given[E]):
             as many as you like).
         :param timeout: how long they may stay captured, in whole seconds.
         :return: how many were absent.
+
+        >>> tasks = sl.StateTransition()
+        >>> session.scalar(tasks.create("task_a", "task_b"))
+        2
         """
         values = tasks.ids(self._rows, "StateTransition.create", ids, queue) | tasks.retries(self._rows, retries)
         if self._rows.has("timeout"):
@@ -146,6 +150,10 @@ class StateTransition(Given[E]):
 
         :param limit: how many at most.
         :return: them, in order: entities in a session where there is a mapped class, otherwise rows.
+
+        >>> tasks = sl.StateTransition()
+        >>> [task.id for task in session.execute(tasks.capture(3)).all()]
+        ['task_c']
         """
         operation: RowsOperation[Any] = RowsOperation(
             self._capture, {**self._rows.queue(queue), LIMIT: counted(limit, "limit")}
@@ -182,6 +190,11 @@ class StateTransition(Given[E]):
         :return: whether it was set: ``False`` for a task that isn't captured, or isn't yours.
         :raises UnknownTask: for a task that isn't there.
         :raises ValueError: for an entity that was not captured, but loaded.
+
+        >>> tasks = sl.StateTransition()
+        >>> [task] = session.execute(tasks.capture(1)).all()
+        >>> session.scalar(tasks.set_status("task_c", "done", claim=task.claim))
+        True
         """
         if status is None:
             raise TypeError("StateTransition: a status can't be None")
@@ -204,6 +217,10 @@ class StateTransition(Given[E]):
 
         :param limit: how many at most, so that no transaction is long; call it again when as many were found.
         :return: how many.
+
+        >>> tasks = sl.StateTransition()
+        >>> session.scalar(tasks.expire())
+        0
         """
         self._rows.require("timeout", "expire()")
         self._rows.require("updated_at", "expire()")
@@ -214,6 +231,10 @@ class StateTransition(Given[E]):
         """Say how many captures are left; ``None``: as many as you like.
 
         :return: ``True``. :raises UnknownTask: for a task that isn't there.
+
+        >>> tasks = sl.StateTransition()
+        >>> session.scalar(tasks.set_retries("task_c", 3))
+        True
         """
         left = tasks.retries(self._rows, retries, required=True)
         return Operation(self._set_retries, self._rows.identity(id, queue) | left)

@@ -10,7 +10,12 @@ from typing import Literal
 
 
 class Released(str, Enum):
-    """What became of a release."""
+    """What became of a release.
+
+    >>> grant = locks.acquire({"network": 1})
+    >>> locks.release(grant) is sl.Released.RELEASED, locks.release(grant) is sl.Released.ALREADY_RELEASED
+    (True, True)
+    """
 
     #: it held until now
     RELEASED = "RELEASED"
@@ -24,7 +29,12 @@ class Released(str, Enum):
 
 @dataclass(frozen=True)
 class Grant:
-    """What came of asking for permits; true in a condition when they are held."""
+    """What came of asking for permits; true in a condition when they are held.
+
+    >>> grant = session.scalar(sl.semaphore.acquire({"network": 2}, external_id="job-1", ttl=3600))
+    >>> grant.acquired, grant.state, grant.permits, grant.fence
+    (True, 'ACQUIRED', {'network': 2}, {'network': 1})
+    """
 
     external_id: str
     #: whether they are held: all of them, or none
@@ -50,7 +60,12 @@ class Grant:
 
 @dataclass(frozen=True)
 class Report:
-    """What one round of maintenance did: for each task that was due, how many rows it was about."""
+    """What one round of maintenance did: for each task that was due, how many rows it was about.
+
+    >>> report = locks.maintain()
+    >>> bool(report), sum(report.done.values())
+    (False, 0)
+    """
 
     done: Mapping[str, int]
 
@@ -60,7 +75,15 @@ class Report:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds something, as far as the engine tells it; what it doesn't tell is ``None``."""
+    """Who holds something, as far as the engine tells it; what it doesn't tell is ``None``.
+
+    >>> try:
+    ...     with locks.exclusive("report", timeout=5):
+    ...         send_report()
+    ... except sl.LockTimeout as error:
+    ...     for holder in error.holders:
+    ...         print(holder.name, holder.owner, holder.since)
+    """
 
     #: what is held: the name or key that was asked for, and the key where nobody named one (names aren't stored)
     name: str | int
@@ -77,7 +100,11 @@ class Holder:
 
 @dataclass(frozen=True)
 class KeyWaiter:
-    """Who waits for a key."""
+    """Who waits for a key.
+
+    >>> for holder in locks.run(sl.lock.holders("invoice:42")):
+    ...     print([waiter.session for waiter in holder.waiting])
+    """
 
     mode: Literal["exclusive", "shared"]
     #: the server's number of the session
@@ -92,7 +119,13 @@ class KeyWaiter:
 
 @dataclass(frozen=True)
 class KeyHolder(Holder):
-    """Who holds a key of :func:`sqlalchemy_locks.lock.exclusive` or ``shared``."""
+    """Who holds a key of :func:`sqlalchemy_locks.lock.exclusive` or ``shared``.
+
+    >>> with locks.exclusive("invoice:42"):
+    ...     [holder] = locks.run(sl.lock.holders("invoice:42"))
+    >>> holder.name, holder.mode, holder.waiting
+    ('invoice:42', 'exclusive', ())
+    """
 
     key: int
     mode: Literal["exclusive", "shared"]
@@ -115,7 +148,14 @@ class KeyHolder(Holder):
 
 @dataclass(frozen=True)
 class PermitHolder(Holder):
-    """Who holds permits of a semaphore."""
+    """Who holds permits of a semaphore.
+
+    >>> try:
+    ...     locks.acquire({"network": 1}, timeout=5)
+    ... except sl.LockTimeout as error:
+    ...     print([(holder.owner, holder.permits) for holder in error.holders])
+    Grant(...)
+    """
 
     external_id: str
     permits: int
@@ -129,7 +169,13 @@ class PermitHolder(Holder):
 
 @dataclass(frozen=True)
 class LockEvent:
-    """What happened to a lock, as listeners are told it; what has no meaning for it is ``None``."""
+    """What happened to a lock, as listeners are told it; what has no meaning for it is ``None``.
+
+    >>> from sqlalchemy import event
+    >>> @event.listens_for(locks, "acquired")
+    ... def told(event: sl.LockEvent) -> None:
+    ...     log.info("%s after %s s", event.names, event.waited)
+    """
 
     #: ``waited``, ``acquired``, ``released``, ``lost``, ``retried`` or ``swept``
     event: str

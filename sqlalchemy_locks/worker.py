@@ -75,7 +75,7 @@ class Worker(Terms[Handler, Engine]):
     :raises TypeError: for a coroutine function, which :class:`AsyncWorker` awaits, and without any engine.
 
     >>> queue = sl.Queue(bind=engine)
-    >>> sl.Worker(queue, handler, concurrency=4, batch=10, heartbeat=15).run()
+    >>> worker = sl.Worker(queue, handler, concurrency=4, batch=10, heartbeat=15)
     """
 
     def _refuse(self, handler: Any) -> None:
@@ -95,7 +95,12 @@ class Worker(Terms[Handler, Engine]):
         self._hands = [Bell() for _ in range(self.concurrency)] if self.hold else []
 
     def run(self) -> None:
-        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread)."""
+        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread).
+
+        >>> def handle(job): worker.stop()
+        >>> worker = sl.Worker(sl.Queue(), handle, bind=engine, name="mail")
+        >>> worker.run()
+        """
         try:
             with _signals(self.stop), self._listening():
                 if self.hold:
@@ -106,7 +111,12 @@ class Worker(Terms[Handler, Engine]):
             self._stopped = False
 
     def stop(self, *_: Any) -> None:
-        """Begin nothing more, from any thread; :meth:`run` returns when what runs has ended, or ``grace`` is over."""
+        """Begin nothing more, from any thread; :meth:`run` returns when what runs has ended, or ``grace`` is over.
+
+        >>> def handle(job): worker.stop()
+        >>> worker = sl.Worker(sl.Queue(), handle, bind=engine, name="mail")
+        >>> worker.run()  # returns when its first job is done
+        """
         self._stopped = True
         self._ring()
 

@@ -77,6 +77,9 @@ class Mutex(Pattern[Client]):
 
         :param retries: how many acquisitions they allow; ``None``: as many as you like.
         :return: how many were absent.
+
+        >>> Mutex(redis.Redis()).create("task_a", "task_b", retries=3)
+        2
         """
         return created(ids, queue, retries)
 
@@ -86,6 +89,12 @@ class Mutex(Pattern[Client]):
 
         :param owner: who takes it, stored for :meth:`release` and for people.
         :return: ``True`` when it is yours, ``False`` when somebody has it, or no retry is left.
+
+        >>> mutex = Mutex(redis.Redis())
+        >>> mutex.create("task_a")
+        1
+        >>> mutex.acquire("task_a", owner="web-1")
+        True
         """
         return _ACQUIRE, queue, (as_id(id), as_owner(owner)), bool
 
@@ -94,6 +103,11 @@ class Mutex(Pattern[Client]):
         """As :meth:`acquire`, for a fencing token: greater than any that this mutex gave before, or ``None``.
 
         It is at least the server's time in microseconds, so that it goes on rising when the server has lost its data.
+
+        >>> mutex = Mutex(redis.Redis())
+        >>> mutex.create("task_a")
+        1
+        >>> token = mutex.acquire_token("task_a")
         """
         return _ACQUIRE, queue, (as_id(id), as_owner(owner)), token
 
@@ -103,6 +117,12 @@ class Mutex(Pattern[Client]):
 
         :param owner: give it back only if it was acquired by this owner.
         :return: ``True`` when it was taken (by that owner) and is free now.
+
+        >>> mutex = Mutex(redis.Redis())
+        >>> mutex.create("task_a")
+        1
+        >>> mutex.acquire("task_a"), mutex.release("task_a")
+        (True, True)
         """
         return _RELEASE, queue, (as_id(id), as_owner(owner)), bool
 
@@ -111,5 +131,11 @@ class Mutex(Pattern[Client]):
         """Take several mutexes at once, whichever are free.
 
         :return: their ids, in order, at most ``limit``.
+
+        >>> mutex = Mutex(redis.Redis())
+        >>> mutex.create("task_a")
+        1
+        >>> mutex.capture(3)
+        ['task_a']
         """
         return _CAPTURE, queue, (as_limit(limit), as_owner(owner)), names

@@ -146,6 +146,12 @@ class Pattern(Generic[Client]):
         """Say how many acquisitions are left; ``None``: as many as you like.
 
         :return: ``True``. :raises UnknownTask: when it was never created.
+
+        >>> mutex = Mutex(redis.Redis())
+        >>> mutex.create("task_a")
+        1
+        >>> mutex.set_retries("task_a", 3)
+        True
         """
         return _SET_RETRIES, queue, (as_id(id), as_retries(retries)), bool
 

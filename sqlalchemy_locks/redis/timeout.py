@@ -123,6 +123,9 @@ class Timeout(Pattern[Client]):
         :param retries: how many acquisitions they allow; ``None``: as many as you like.
         :param every: their own period, in whole seconds or as a ``timedelta``; that of this ``Timeout`` when not given.
         :return: how many were absent.
+
+        >>> Timeout(redis.Redis(), every=86400).create("report")
+        1
         """
         period = self._every if every is None else as_period(every, "every")
         if period == b"":
@@ -134,12 +137,24 @@ class Timeout(Pattern[Client]):
         """Take a timeout, if its period has passed (or its window is new) and it has a retry left.
 
         :return: ``True`` when it is yours for this period, else ``False``.
+
+        >>> daily = Timeout(redis.Redis(), every=86400)
+        >>> daily.create("report")
+        1
+        >>> daily.acquire("report"), daily.acquire("report")
+        (True, False)
         """
         return _ACQUIRE, queue, (as_id(id), *self._when()), bool
 
     @operation
     def acquire_token(self, id: str, *, queue: str | None = None) -> Call[int | None]:
-        """As :meth:`acquire`, for a fencing token as :meth:`Mutex.acquire_token` gives it, or ``None``."""
+        """As :meth:`acquire`, for a fencing token as :meth:`Mutex.acquire_token` gives it, or ``None``.
+
+        >>> daily = Timeout(redis.Redis(), every=86400)
+        >>> daily.create("report")
+        1
+        >>> token = daily.acquire_token("report")
+        """
         return _ACQUIRE, queue, (as_id(id), *self._when()), token
 
     @operation
@@ -149,6 +164,12 @@ class Timeout(Pattern[Client]):
         :return: their ids, at most ``limit``.
 
         Where each has a period of its own, the ids that aren't due are looked at one by one, while the server waits.
+
+        >>> daily = Timeout(redis.Redis(), every=86400)
+        >>> daily.create("report")
+        1
+        >>> daily.capture(3)
+        ['report']
         """
         return _CAPTURE, queue, (as_limit(limit), *self._when()), names
 

@@ -183,6 +183,9 @@ class StateTransition(Pattern[Client]):
             or as a ``timedelta``; ``None``: for ever.
         :param retries: how many captures they allow; ``None``: as many as you like.
         :return: how many were absent.
+
+        >>> StateTransition(redis.Redis()).create("task_a", timeout=60)
+        1
         """
         limits = as_retries(retries), b"" if timeout is None else as_period(timeout, "timeout")
         return _CREATE, queue, (*limits, len(self._statuses), *self._statuses, *as_ids(ids)), int
@@ -192,6 +195,12 @@ class StateTransition(Pattern[Client]):
         """Take tasks that are ready and have a retry left.
 
         :return: at most ``limit`` of them, in the order of their ids, which nobody else is given.
+
+        >>> tasks = StateTransition(redis.Redis())
+        >>> tasks.create("task_a")
+        1
+        >>> [task.id for task in tasks.capture(3)]
+        ['task_a']
         """
         where, status = as_queue(queue), self._captured.decode()
 
@@ -215,6 +224,13 @@ class StateTransition(Pattern[Client]):
         :param force: whatever status it has.
         :return: ``False`` when it was not captured, or not with this claim.
         :raises UnknownTask: when it was never created.
+
+        >>> tasks = StateTransition(redis.Redis())
+        >>> tasks.create("task_a")
+        1
+        >>> [task] = tasks.capture(1)
+        >>> tasks.set_status("task_a", "done", claim=task.claim)
+        True
         """
         if claim is not None and (isinstance(claim, bool) or not isinstance(claim, int)):
             raise TypeError(f"claim is the number that a captured task has, not {claim!r}")
@@ -231,6 +247,12 @@ class StateTransition(Pattern[Client]):
         They can be captured again if that is in ``ready``; whoever has them still should have given their claim.
 
         :return: how many there were.
+
+        >>> tasks = StateTransition(redis.Redis())
+        >>> tasks.create("task_a")
+        1
+        >>> tasks.expire()
+        0
         """
         return _EXPIRE, queue, (as_instant(self._clock),), int
 

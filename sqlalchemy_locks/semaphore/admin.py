@@ -166,5 +166,7 @@ def delete(name: str, *, by: str | None = None) -> Operation[Any]:
     :raises UnknownSemaphore: when there is none of that name.
 
     Its last fencing token is kept: a semaphore that is made again under this name goes on counting.
+
+    >>> session.execute(sl.semaphore.delete("network"))
     """
     return Operation(_DELETE, _values(name, by))

@@ -71,6 +71,7 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
     Unlike a fencing token it serves any capacity, and needs no column. Until its transaction ends, ``renew`` and
     ``release`` of this request wait: commit soon.
 
+    >>> grant = session.scalar(sl.semaphore.acquire({"network": 1}, ttl=60))
     >>> session.scalar(sl.guarded(update(Document).where(Document.id == 1).values(body=text), grant))
     """
     if not isinstance(statement, Update):

@@ -118,6 +118,9 @@ def usage() -> RowsOperation[Any]:
 def holders(name: str) -> RowsOperation[Any]:
     """Who holds permits of a semaphore: ``external_id``, ``owner``, ``permits``, ``fence``, ``since``, ``expires_at``,
     ``expired`` (its time ran out, and nobody has taken it back yet), in the order of their grants.
+
+    >>> session.execute(sl.semaphore.holders("network")).all()
+    []
     """
     return RowsOperation(_HOLDERS, {"name": checked(name, "a semaphore's name")})
 
@@ -128,5 +131,7 @@ def history(name: str | None = None) -> RowsOperation[Any]:
     ``old_capacity`` is ``None`` where the semaphore was made, ``new_capacity`` where it was deleted.
 
     :param name: of one semaphore; without it, of all.
+
+    >>> changes = session.execute(sl.semaphore.history("network")).all()
     """
     return RowsOperation(_HISTORY, {"name": None if name is None else checked(name, "a semaphore's name")})

@@ -91,6 +91,7 @@ def release(external_id: str | Grant) -> Operation[Any]:
     it waits until that has committed. A second release changes nothing, however late it comes. In REPEATABLE READ on
     PostgreSQL, a request that was made after the transaction's snapshot is unknown to it.
 
+    >>> grant = session.scalar(sl.semaphore.acquire({"network": 1}, external_id="job-1"))
     >>> session.scalar(sl.semaphore.release("job-1"))
     <Released.RELEASED: 'RELEASED'>
     """
@@ -111,5 +112,9 @@ def renew(external_id: str | Grant) -> Operation[Any]:
     :raises LockTimeout: as :func:`release`.
 
     Waits while a ``guarded`` write of this request is not committed; when its time runs out meanwhile it is ``False``.
+
+    >>> grant = session.scalar(sl.semaphore.acquire({"network": 1}, ttl=60))
+    >>> session.scalar(sl.semaphore.renew(grant))
+    True
     """
     return Operation(_RENEW, _of(external_id))

@@ -116,6 +116,9 @@ def sweep(*, stale_after: float | timedelta | None = None) -> Operation[Any]:
     :return: how many requests were released.
 
     ``locks.sweep()`` does it in transactions of its own, batch by batch, and can ask whether owners are alive.
+
+    >>> session.scalar(sl.semaphore.sweep())
+    0
     """
     return Operation(_SWEEP, {"stale_after": stale(stale_after)})
 
@@ -132,6 +135,9 @@ def clean(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     :return: how many were deleted. Run it again, each time in a transaction of its own, until that is 0.
 
     An id whose request is deleted is forgotten: asked for again, it is granted anew.
+
+    >>> session.scalar(sl.semaphore.clean())
+    0
     """
     return Operation(_CLEAN, {"older_than": span(older_than, "older_than")})
 
@@ -142,6 +148,9 @@ def clean_history(*, older_than: float | timedelta = 30 * _DAY) -> Operation[Any
 
     :param older_than: how long ago they were made, in seconds or as a ``timedelta``.
     :return: how many were deleted.
+
+    >>> session.scalar(sl.semaphore.clean_history())
+    0
     """
     return Operation(_CLEAN_HISTORY, {"older_than": span(older_than, "older_than")})
 

@@ -107,6 +107,7 @@ def test_different_functions_never_share_a_key(engine_to: MakeEngine) -> None:
         for operation in operations():
             connection.execute(operation)
         connection.rollback()
+    statements.remove("SELECT pg_backend_pid()")  # asked once for a connection: whether a pooler is in between
     cached = [str(entry) for entry in cache_of(engine)]
     assert sorted(cached) == sorted(set(statements))
     assert len(cached) == len(operations())

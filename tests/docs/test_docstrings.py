@@ -1,0 +1,131 @@
+"""Every public name has a docstring with an example, and every example runs."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import make_url
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.aio import AsyncOncePer
+from sqlalchemy_locks.async_lease import AsyncLost
+from sqlalchemy_locks.events import LockEvents
+from sqlalchemy_locks.hold import Held
+from sqlalchemy_locks.integrations import otel, prometheus
+from sqlalchemy_locks.lease import Lost
+from sqlalchemy_locks.mutexes import Mutexes
+from sqlalchemy_locks.once import OncePer
+from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
+from tests import servers as real
+from tests.conftest import Servers, install
+from tests.redis.conftest import started_or_skipped
+
+from . import docstrings
+
+#: what is done with what it gives is no method of somebody's class
+OTHERS = [Held, Lost, AsyncLost, LockEvents, Mutexes, OncePer, AsyncOncePer]
+#: sessions tell who holds what, and have locks of their own, on a server only
+ON_A_SERVER = {"lock.holders", "lock.session_exclusive", "lock.session_unlock", "KeyHolder", "KeyWaiter", "explain"}
+ON_A_SERVER |= {"Explanation"}
+#: what the two floors of the façades tell each other, and what a listener's class shows all at once
+INTERNAL = {"Held.adopt", "Held.lose", "Lost.over", "Lost.proven", "Lost.set", "OncePer.ask", "OncePer.used"}
+REDIS = {"redis.Mutex": Mutex, "redis.Timeout": Timeout, "redis.StateTransition": StateTransition}
+
+
+def methods(name: str, cls: type[Any]) -> Iterator[tuple[str, Any]]:
+    """The methods that are this library's own."""
+    for attribute in dir(cls):
+        made = inspect.getattr_static(cls, attribute)
+        function = getattr(made, "__func__", made)
+        module = getattr(function, "__module__", None) or ""
+        own = str(module).startswith("sqlalchemy_locks") and "operation" not in module
+        if not attribute.startswith("_") and callable(function) and own:
+            yield f"{name}.{attribute}", made
+
+
+def public() -> dict[str, Any]:
+    """Every public name, as it is written after ``sl.``; an exception's methods are Python's."""
+    found: dict[str, Any] = {}
+    for name in sl.__all__:
+        made = getattr(sl, name)
+        if inspect.ismodule(made):
+            found |= {
+                f"{name}.{each}": member
+                for each, member in vars(made).items()
+                if inspect.isfunction(member) and not each.startswith("_") and each in exported(made)
+            }
+        else:
+            found[name] = made
+    found |= {cls.__name__: cls for cls in OTHERS} | REDIS
+    found |= {f"{module.__name__.rpartition('.')[2]}.instrument": module.instrument for module in (otel, prometheus)}
+    for name, made in list(found.items()):
+        if inspect.isclass(made) and not issubclass(made, Exception):
+            found |= dict(methods(name, made) if made is not LockEvents else ())
+    return {name: made for name, made in found.items() if name not in INTERNAL}
+
+
+def exported(module: Any) -> list[str]:
+    return getattr(module, "__all__", None) or [
+        name for name, member in vars(module).items() if getattr(member, "__module__", None) == module.__name__
+    ]
+
+
+PUBLIC = public()
+DOCS = {name: inspect.getdoc(made) or "" for name, made in PUBLIC.items()}
+SHOWN = [name for name, told in DOCS.items() if ">>>" in told]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_has_an_example(name: str) -> None:
+    told = DOCS[name]
+    assert told
+    # a method of the asynchronous side refers to its twin, which has one
+    assert ">>>" in told or (name.startswith("Async") and told.startswith("As ")), name
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with the locks and what the examples take for granted."""
+    file = tmp_path_factory.mktemp("docstrings") / "app.db"
+    install(f"sqlite:///{file}")
+    docstrings.fill(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture(scope="module")
+def filled(servers: Servers) -> str:
+    url = servers.fresh("postgresql15", "psycopg")
+    install(url)
+    docstrings.fill(url)
+    return url
+
+
+@pytest.mark.parametrize("name", [name for name in SHOWN if not name.startswith("redis.")])
+def test_the_example_runs(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if name in ON_A_SERVER:
+        url = request.getfixturevalue("filled")
+        docstrings.executed(DOCS[name], url, make_url(url).set(drivername="postgresql+asyncpg").render_as_string(False))
+        return
+    shutil.copy(request.getfixturevalue("template"), tmp_path / "app.db")
+    file = tmp_path / "app.db"
+    docstrings.executed(DOCS[name], f"sqlite:///{file}?timeout=120", f"sqlite+aiosqlite:///{file}?timeout=120")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[redis.Redis]:
+    with started_or_skipped(real.Redis()) as server:
+        client = redis.Redis(host=server.host, port=server.port)
+        yield client
+        client.close()
+
+
+@pytest.mark.parametrize("name", [name for name in SHOWN if name.startswith("redis.")])
+def test_the_example_of_redis_runs(name: str, client: redis.Redis) -> None:
+    client.flushall()
+    docstrings.executed_with_redis(DOCS[name], client)
