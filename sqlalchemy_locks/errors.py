@@ -76,11 +76,13 @@ class RequestOver(LockLost):
 
     ``state`` is what became of it: ``RELEASED``, or ``EXPIRED``.
 
+    >>> grant = locks.acquire({"network": 1}, external_id="job-1")
+    >>> released = locks.release("job-1")
     >>> try:
-    ...     with locks.semaphore("backup-slots", ttl=60, external_id="job-1"):
-    ...         send_report()
-    ... except sl.RequestOver as error:
-    ...     log.info("job-1 was done before: %s", error.state)
+    ...     locks.acquire({"network": 1}, external_id="job-1")
+    ... except sl.RequestOver as over:
+    ...     print(over.state)
+    RELEASED
     """
 
     def __init__(self, message: str, state: str) -> None:
