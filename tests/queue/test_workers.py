@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from pathlib import Path
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -30,12 +28,14 @@ from tests.operation.parties import PATIENCE, async_connected, connected, later,
 
 from .conftest import KINDS, MakeEngine
 from .workers import engine_to as patient_engine
-from .workers import seen
+from .workers import seen, work
 
 #: 20,000 by hand; what CI has time for on all engines together
 JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "2000"))
 LONGEST = 300 if JOBS <= 5000 else 1000
-ROOT = Path(__file__).parents[2]
+#: importing the library in each process would take longer than what it does
+FORKS = get_context("forkserver")
+FORKS.set_forkserver_preload([work.__module__])
 queue = sl.Queue()
 
 
@@ -59,22 +59,43 @@ def put(engine: Engine, *payloads: Any, **options: Any) -> None:
         connection.execute(queue.put(*payloads, **options))
 
 
+class Process:
+    """A worker in a process of its own."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._ear, mouth = FORKS.Pipe(duplex=False)
+        self._process = FORKS.Process(target=work, args=(url, mouth), kwargs=options, daemon=True)
+        self._process.start()
+        mouth.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def hear(self) -> Any:
+        return self._ear.recv()
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def ended(self) -> int | None:
+        self._process.join(PATIENCE)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        if self._process.is_alive():
+            self._process.kill()
+        assert self.ended() is not None
+
+
 @pytest.fixture
-def processes() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    started: list[subprocess.Popen[str]] = []
+def processes() -> Iterator[Callable[..., Process]]:
+    with ExitStack() as started:
 
-    def start(url: str, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.queue.workers", url, *options]
-        started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
-        return started[-1]
+        def start(url: str, **options: Any) -> Process:
+            process = Process(url, **options)
+            started.callback(process.kill)
+            return process
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        assert process.stdout is not None
-        process.stdout.close()
-        process.wait()
+        yield start
 
 
 @contextmanager
@@ -90,7 +111,7 @@ def crowd(servers: Servers, name: str) -> Iterator[tuple[Engine, str]]:
         engine.dispose()
 
 
-def unheard_of(engine: Engine, *workers: subprocess.Popen[str]) -> None:
+def unheard_of(engine: Engine, *workers: Process) -> None:
     """As if nothing had been heard of these workers for a day.
 
     Until they are thought dead they would have to be silent for longer than a busy machine keeps one that lives.
@@ -109,35 +130,40 @@ def unheard_of(engine: Engine, *workers: subprocess.Popen[str]) -> None:
                 raise
 
 
+def until_there_is_no_more(engine: Engine) -> None:
+    """Until every job is completed, or none was for so long that those of the dead would have been taken by now."""
+    completed, since = -1, time.monotonic()
+    while completed < JOBS and time.monotonic() < since + 3:
+        if (now := counts(engine)["completed"]) != completed:
+            completed, since = now, time.monotonic()
+        time.sleep(0.05)
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_and_stopped_workers_lose_nothing(
-    servers: Servers, name: str, processes: Callable[..., subprocess.Popen[str]]
+    servers: Servers, name: str, processes: Callable[..., Process]
 ) -> None:
     with crowd(servers, name) as (engine, url):
         workers = [processes(url) for _ in range(8)]
-        for worker in workers:
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == "ready\n"
+        assert [worker.hear() for worker in workers] == ["ready"] * 8
         for first in range(0, JOBS, 1000):
             put(engine, *range(first, min(first + 1000, JOBS)))
         until(lambda: counts(engine)["completed"] > JOBS / 4, patience=LONGEST)
         for worker in workers[:2]:
             worker.kill()
-            worker.wait()
         stopped = workers[2]
-        stopped.send_signal(signal.SIGSTOP)
+        stopped.send(signal.SIGSTOP)
         # Its jobs are thought stalled, and are others' when it goes on. Where it was stopped inside a transaction, they
         # have to wait for that: on SQLite everybody has.
-        since = time.monotonic()
         silent = later(unheard_of, engine, *workers[:3])
-        until(lambda: counts(engine)["completed"] == JOBS or time.monotonic() > since + 10, patience=LONGEST)
-        stopped.send_signal(signal.SIGCONT)
+        until_there_is_no_more(engine)
+        stopped.send(signal.SIGCONT)
         silent.result(PATIENCE)
         until(lambda: counts(engine)["completed"] == JOBS, patience=LONGEST)
         for worker in workers[2:]:
-            worker.send_signal(signal.SIGTERM)
-        assert [worker.wait(PATIENCE) for worker in workers[2:]] == [0] * 6
+            worker.send(signal.SIGTERM)
+        assert [worker.ended() for worker in workers[2:]] == [0] * 6
         assert counts(engine) == {"all": JOBS, "completed": JOBS, "dead": 0, "running": 0, "waiting": 0}
         with engine.connect() as connection:
             job = place_of(connection.dialect, {}).tables.job
@@ -151,9 +177,7 @@ def test_killed_and_stopped_workers_lose_nothing(
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_a_held_job_is_back_at_once(
-    servers: Servers, name: str, processes: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_held_job_is_back_at_once(servers: Servers, name: str, processes: Callable[..., Process]) -> None:
     url = servers.fresh(name, PLAIN[name])
     install(url)
     engine = create_engine(url, poolclass=NullPool)
@@ -163,13 +187,11 @@ def test_a_held_job_is_back_at_once(
         blocker.execute(
             text("LOCK TABLE seen IN EXCLUSIVE MODE" if name == "postgresql15" else "LOCK TABLES seen READ")
         )
-        worker = processes(url, "--hold", "--stalled-after", "3600")
-        assert worker.stdout is not None
-        assert [worker.stdout.readline() for _ in range(2)] == ["ready\n", "working\n"]
+        worker = processes(url, hold=True, stalled_after=3600)
+        assert [worker.hear() for _ in range(2)] == ["ready", "working"]
         with engine.begin() as connection:
             assert connection.execute(queue.capture(5)).all() == []
         worker.kill()
-        worker.wait()
         blocker.execute(text("SELECT 1" if name == "postgresql15" else "UNLOCK TABLES"))
 
     def again() -> Any:

@@ -1,13 +1,13 @@
-"""Worker processes of the tests: ``python -m tests.queue.workers URL [options]`` works until it is told to stop.
+"""Worker processes of the tests, which work until they are told to stop.
 
 What a handler does is written into the table ``seen`` of the same database, in a transaction of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import threading
+from multiprocessing.connection import Connection
 
 from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, event
 
@@ -36,22 +36,17 @@ def engine_to(url: str) -> Engine:
     return engine
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("url")
-    parser.add_argument("--hold", action="store_true")
-    parser.add_argument("--stalled-after", type=float, default=30)
-    given = parser.parse_args()
-    engine = engine_to(given.url)
+def work(url: str, told: Connection, hold: bool = False, stalled_after: float = 30) -> None:
+    engine = engine_to(url)
     name = str(os.getpid())
     once = threading.Event()
     with engine.connect():
-        print("ready", flush=True)
+        told.send("ready")
 
     def handler(job: object) -> None:
         if not once.is_set():
             once.set()
-            print("working", flush=True)
+            told.send("working")
         with engine.begin() as connection:
             connection.execute(seen.insert(), {"job": job.payload, "worker": name})  # type: ignore[attr-defined]
 
@@ -62,12 +57,8 @@ def main() -> None:
         concurrency=2,
         batch=10,
         heartbeat=1,
-        stalled_after=given.stalled_after,
+        stalled_after=stalled_after,
         poll=0.1,
-        hold=given.hold,
+        hold=hold,
         host=name,
     ).run()
-
-
-if __name__ == "__main__":
-    main()
