@@ -25,6 +25,7 @@ from ..errors import (
     MustRollback,
     NotWritable,
     OutcomeUnknown,
+    RequestHeld,
     RequestOver,
     SemaphoreHeld,
     StaleToken,
@@ -67,7 +68,7 @@ ANOTHER_REQUEST = Kind(
     "another-request", 409, "Another request's key", "This idempotency key was used before, for something else."
 )
 KEY_SPENT = Kind(
-    "key-spent", 409, "Done before", "The request with this idempotency key is over; use another key for another one."
+    "key-spent", 409, "Key used up", "The request with this idempotency key is over; use another key for another one."
 )
 HELD = Kind("held", 409, "In use", "Some of this is still in use.", SEMAPHORE_RETRY)
 SUPERSEDED = Kind("superseded", 409, "Superseded", "A newer request has written already; this one changed nothing.")
@@ -87,6 +88,7 @@ FAILED = Kind("failed", 500, "Internal Server Error", "The lock could not be ask
 _KINDS: tuple[tuple[type[LockError], Kind], ...] = (
     (LockTimeout, LOCKED),
     (IdempotencyConflict, ANOTHER_REQUEST),
+    (RequestHeld, IN_PROGRESS),
     (RequestOver, KEY_SPENT),
     (OutcomeUnknown, UNKNOWN_OUTCOME),
     (LockLost, LOST),

@@ -19,6 +19,7 @@ ANSWERS: list[tuple[LockError, int, str, str | None]] = [
     (sl.LockTimeout("'a' had no room", (), "lease"), 423, "locked", "1"),
     (sl.LockTimeout("'a' had no room", (), "semaphore"), 429, "no-room", "5"),
     (sl.IdempotencyConflict("for other semaphores"), 409, "another-request", None),
+    (sl.RequestHeld("held"), 409, "in-progress", "5"),
     (sl.RequestOver("granted before", "RELEASED"), 409, "key-spent", None),
     (sl.SemaphoreHeld("held"), 409, "held", "5"),
     (sl.StaleToken("too late", 7), 409, "superseded", None),
