@@ -46,6 +46,9 @@ __all__ = [
     "shared",
 ]
 
+#: ``retry_after`` is about these
+_TO_WAIT_FOR = (LOCKED, NO_ROOM, IN_PROGRESS)
+
 
 def _key() -> Any:
     about = "The same for each try of one request: it is done once."
@@ -234,7 +237,7 @@ def _keys(
 
 def _retry(retry_after: float | timedelta | None, patience: float | None) -> Callable[[Kind], float | None]:
     told = None if retry_after is None else whole_seconds(retry_after)
-    return lambda kind: retry_of(kind, patience) if told is None else told
+    return lambda kind: told if told is not None and kind in _TO_WAIT_FOR else retry_of(kind, patience)
 
 
 def _guards(route: Any) -> list[Guard]:

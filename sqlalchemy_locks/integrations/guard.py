@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from ..aio import AsyncLocks
 from ..errors import LockError, UnknownSemaphore
 from ..names import checked
-from .problem import BAD_NAME, FAILED, LOST, NOT_FOUND, Kind, kind_of, problem
+from .problem import BAD_NAME, FAILED, LOST, NOT_FOUND, UNKNOWN_OUTCOME, Kind, kind_of, problem
 from .starlette import LockProblem, answer
 from .templates import Parameters, Template
 
@@ -69,7 +69,7 @@ class Guard:
         #: named after what a client gives
         self._free = bool(self.fields) or None in self._names
         bad = (BAD_NAME,) if self._free or key is not None else ()
-        self.kinds = [kind for kind in (*kinds, *bad, LOST) if self._free or kind is not NOT_FOUND]
+        self.kinds = [kind for kind in (*kinds, *bad, LOST, UNKNOWN_OUTCOME) if self._free or kind is not NOT_FOUND]
         self.__signature__ = inspect.Signature(
             [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=of) for name, of in asked.items()]
         )
@@ -79,7 +79,8 @@ class Guard:
         if given.get("unless"):
             yield None
             return
-        parameters = self._parameters(connection.scope["route"]) if self.fields else None
+        route = connection.scope["route"]
+        parameters = self._parameters(route, route.path_format) if self.fields else None
         try:
             names = self._named(parameters, connection, given)
             key = None if given.get("key") is None else checked(given["key"], "an idempotency key")
@@ -115,19 +116,19 @@ class Guard:
         :raises ValueError: with what to do instead.
         """
         if self.fields:
-            self._parameters(getattr(route, "original_route", route))
+            self._parameters(getattr(route, "original_route", route), route.path_format)
         if self._scope == "function" and _streams(route):
             raise ValueError(
                 f"the route {route.path_format} streams its response, and its lock would end before that: give "
                 'the lock scope="request", or use a lease'
             )
 
-    def _parameters(self, route: Any) -> Parameters:
+    def _parameters(self, route: Any, path: str) -> Parameters:
         known = self._routes.get(id(route))
         if known is None:
             parameters = Parameters(route.dependant)
             for template in self._templates:
-                parameters.check(template, f"the route {route.path_format}")
+                parameters.check(template, f"the route {path}")
             # kept with the route, so that no other one ever has its number
             known = self._routes[id(route)] = route, parameters
         return known[1]

@@ -182,7 +182,7 @@ def whole(retry_after: float | timedelta) -> int:
 
 
 def retry_of(kind: Kind, timeout: float | None) -> int | None:
-    """When to come again after a wait of so many seconds (``None``: as long as it took): not sooner than that again."""
-    if kind.retry is None or timeout is None:
+    """When to come again, after a wait of so many seconds (``None``: as long as it took): not sooner than it took."""
+    if kind not in (LOCKED, NO_ROOM) or kind.retry is None or timeout is None:
         return kind.retry
     return max(kind.retry, min(math.ceil(timeout), LONGEST_RETRY))

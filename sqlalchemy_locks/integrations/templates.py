@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any
+from typing import Any, get_origin
 from uuid import UUID
 
 from fastapi.dependencies.models import Dependant
@@ -99,7 +99,8 @@ class Parameters:
                     f"{where} declares {name!r} more than once, as different types, so that the lock "
                     f"{template.text!r} could have two names for one thing"
                 )
-            (type_,) = types
+            (annotation,) = types
+            type_ = get_origin(annotation) or annotation
             if isinstance(type_, type) and issubclass(type_, _NOT_PLAIN) and not issubclass(type_, Enum):
                 raise ValueError(
                     f"{where} has {name!r} as {type_.__name__}, which can be written in several ways, so that the lock "
