@@ -148,10 +148,19 @@ class AsyncLocks:
         timeout: float | timedelta | None = None,
         external_id: str | None = None,
         owner: str | None = None,
+        resume: bool = True,
     ) -> AsyncLeasing:
         """As :meth:`sqlalchemy_locks.Locks.semaphore`, for ``async with``; ``check`` and ``lost.wait`` are awaited."""
         return AsyncLeasing(
-            self._sync.semaphore(permits, count=count, ttl=ttl, timeout=timeout, external_id=external_id, owner=owner)
+            self._sync.semaphore(
+                permits,
+                count=count,
+                ttl=ttl,
+                timeout=timeout,
+                external_id=external_id,
+                owner=owner,
+                resume=resume,
+            )
         )
 
     def lease(

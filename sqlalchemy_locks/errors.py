@@ -90,6 +90,10 @@ class RequestOver(LockLost):
         self.state = state
 
 
+class RequestHeld(LockError):
+    """This ``external_id`` is held by who asked with it first, and was not to be held by two."""
+
+
 class ReentryError(LockError):
     """The same thread or task asked ``Locks`` for a key that it holds already: it would wait for itself.
 

@@ -29,6 +29,7 @@ from .errors import (
     LockLost,
     OutcomeUnknown,
     ReentryError,
+    RequestHeld,
     RequestOver,
     UnknownSemaphore,
     Unsupported,
@@ -109,6 +110,7 @@ class Block:
     """Both worlds' block: all of it but the renewing.
 
     :param alone: the semaphore is one of one permit, made when it isn't there.
+    :param resume: hold what is held already under this external id, too.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Block:
         external_id: str | None,
         owner: str | None,
         alone: bool = False,
+        resume: bool = True,
     ) -> None:
         if isinstance(permits, str):
             permits = {permits: 1 if count is None else whole(count, "a count of permits", 1)}
@@ -137,7 +140,7 @@ class Block:
             raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
         self._patience = None if timeout is None else seconds(timeout, "timeout")
         self._given = {"external_id": external_id, "owner": owner}
-        self._alone = alone
+        self._alone, self._resume = alone, resume
         self._permits: dict[str, int] = self._request(permits)._values["permits"]
         self._entered: tuple[Grant, Renewed, reentry.Inside, float] | None = None
         #: whoever is inside, or about to be
@@ -261,6 +264,8 @@ class Block:
             return
         with _guard:
             claimed = self._claimed().setdefault(self._place(ident), self)
+        if claimed is not self and not self._resume:
+            raise RequestHeld(f"the request {ident!r} is held by another block of this process")
         if claimed is not self:
             raise ReentryError(
                 f"the request {ident!r} is held by another block of this process, and ends for both when one ends: "
@@ -313,6 +318,9 @@ class Block:
             grant = self._leases._granted(waiting, known, self._kind)
         if not grant.replayed:
             return grant, waiting.asked_at, self._ttl
+        if not self._resume:
+            # not released: it is held by who asked first, as far as anybody can tell
+            raise RequestHeld(f"the request {grant.external_id!r} was granted before, and is held")
         try:
             return (grant, *self._resumed(grant))
         except BaseException:

@@ -25,6 +25,7 @@ from ..errors import (
     MustRollback,
     NotWritable,
     OutcomeUnknown,
+    RequestHeld,
     RequestOver,
     SemaphoreHeld,
     StaleToken,
@@ -67,7 +68,7 @@ ANOTHER_REQUEST = Kind(
     "another-request", 409, "Another request's key", "This idempotency key was used before, for something else."
 )
 KEY_SPENT = Kind(
-    "key-spent", 409, "Done before", "The request with this idempotency key is over; use another key for another one."
+    "key-spent", 409, "Key used up", "The request with this idempotency key is over; use another key for another one."
 )
 HELD = Kind("held", 409, "In use", "Some of this is still in use.", SEMAPHORE_RETRY)
 SUPERSEDED = Kind("superseded", 409, "Superseded", "A newer request has written already; this one changed nothing.")
@@ -87,6 +88,7 @@ FAILED = Kind("failed", 500, "Internal Server Error", "The lock could not be ask
 _KINDS: tuple[tuple[type[LockError], Kind], ...] = (
     (LockTimeout, LOCKED),
     (IdempotencyConflict, ANOTHER_REQUEST),
+    (RequestHeld, IN_PROGRESS),
     (RequestOver, KEY_SPENT),
     (OutcomeUnknown, UNKNOWN_OUTCOME),
     (LockLost, LOST),
@@ -180,7 +182,7 @@ def whole(retry_after: float | timedelta) -> int:
 
 
 def retry_of(kind: Kind, timeout: float | None) -> int | None:
-    """When to come again after a wait of so many seconds (``None``: as long as it took): not sooner than that again."""
-    if kind.retry is None or timeout is None:
+    """When to come again, after a wait of so many seconds (``None``: as long as it took): not sooner than it took."""
+    if kind not in (LOCKED, NO_ROOM) or kind.retry is None or timeout is None:
         return kind.retry
     return max(kind.retry, min(math.ceil(timeout), LONGEST_RETRY))

@@ -11,7 +11,16 @@ from sqlalchemy import create_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.errors import LockError
-from sqlalchemy_locks.integrations.problem import KEY_SPENT, LOCKED, NO_ROOM, Problem, problem, problem_of, retry_of
+from sqlalchemy_locks.integrations.problem import (
+    KEY_SPENT,
+    LOCKED,
+    LOST,
+    NO_ROOM,
+    Problem,
+    problem,
+    problem_of,
+    retry_of,
+)
 from tests.operation.parties import unused
 
 ANSWERS: list[tuple[LockError, int, str, str | None]] = [
@@ -19,6 +28,7 @@ ANSWERS: list[tuple[LockError, int, str, str | None]] = [
     (sl.LockTimeout("'a' had no room", (), "lease"), 423, "locked", "1"),
     (sl.LockTimeout("'a' had no room", (), "semaphore"), 429, "no-room", "5"),
     (sl.IdempotencyConflict("for other semaphores"), 409, "another-request", None),
+    (sl.RequestHeld("held"), 409, "in-progress", "5"),
     (sl.RequestOver("granted before", "RELEASED"), 409, "key-spent", None),
     (sl.SemaphoreHeld("held"), 409, "held", "5"),
     (sl.StaleToken("too late", 7), 409, "superseded", None),
@@ -79,7 +89,7 @@ def test_when_to_come_again() -> None:
 )
 def test_not_sooner_than_the_wait_that_was_in_vain(timeout: float | None, lock: int, room: int) -> None:
     assert (retry_of(LOCKED, timeout), retry_of(NO_ROOM, timeout)) == (lock, room)
-    assert retry_of(KEY_SPENT, timeout) is None
+    assert (retry_of(KEY_SPENT, timeout), retry_of(LOST, timeout)) == (None, 1)
 
 
 def test_instance_and_markup() -> None:

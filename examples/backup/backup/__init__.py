@@ -1,0 +1,1 @@
+"""A small backup service, which shows sqlalchemy-locks in FastAPI."""

@@ -1,0 +1,125 @@
+"""Locks in a Starlette app: a lifespan that keeps their maintenance going, and the answer to a lock that was not had.
+
+What is promised: the lifespan ends what it began, and nothing else: the engine is the app's, which makes and disposes
+of it. An answer is a ``problem`` (``problem.py``), and tells nothing of the server; what only the server can mend goes
+on as the error that it is, to whatever logs errors.
+
+For FastAPI there is more in ``fastapi.py``, which relies on this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+
+from ..aio import AsyncAlive, AsyncLocks
+from ..durations import span
+from ..errors import LockError
+from ..leases import Alive
+from .problem import Problem, problem_of
+
+#: where an app keeps its locks, in ``app.state``
+STATE = "sqlalchemy_locks"
+_log = logging.getLogger("sqlalchemy_locks")
+
+
+class StarletteLocks(AsyncLocks):
+    """The ``AsyncLocks`` of an app, with a lifespan.
+
+    :param bind: :param owner: as for :class:`~sqlalchemy_locks.AsyncLocks`. The engine is not disposed of.
+    :param alive: tells the sweep which owners are alive; as for ``AsyncLocks.maintenance``.
+    :param maintain_every: how often to look whether maintenance is due, in seconds or as a ``timedelta``; ``None``:
+        never, where something else does it.
+
+    >>> locks = StarletteLocks(engine)
+    >>> app = Starlette(routes=routes, lifespan=locks.lifespan, exception_handlers={sl.LockError: answer})
+    """
+
+    def __init__(
+        self,
+        bind: AsyncEngine | async_sessionmaker[Any],
+        *,
+        owner: str | None = None,
+        alive: Alive | AsyncAlive | None = None,
+        maintain_every: float | timedelta | None = 60,
+    ) -> None:
+        super().__init__(bind, owner=owner)
+        if maintain_every is not None:
+            span(maintain_every, "maintain_every", zero=False)
+        self._alive, self._maintain_every = alive, maintain_every
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """What an app takes as its ``lifespan``; inside a lifespan of its own it is entered with ``async with``.
+
+        While it runs, ``app.state`` has these locks, and their maintenance is done in the background.
+
+        >>> @asynccontextmanager
+        ... async def lifespan(app):
+        ...     async with locks.lifespan(app):
+        ...         yield
+        ...     await engine.dispose()
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            setattr(app.state, STATE, self)
+            stack.callback(delattr, app.state, STATE)
+            if self._maintain_every is not None:
+                await stack.enter_async_context(self.maintenance(alive=self._alive, every=self._maintain_every))
+            yield
+
+
+def locks_of(connection: HTTPConnection) -> AsyncLocks:
+    """The locks of the app that a request is for.
+
+    :raises RuntimeError: when its lifespan is not running.
+    """
+    locks = getattr(connection.app.state, STATE, None)
+    if not isinstance(locks, AsyncLocks):
+        raise RuntimeError(
+            "this app has no locks: give it lifespan=locks.lifespan (a mounted app has none of its own, and a test "
+            "client may not run it), or override locks_of"
+        )
+    return locks
+
+
+class LockProblem(HTTPException):
+    """A request that can't be served because of a lock; ``problem`` is the answer, and its cause the error."""
+
+    def __init__(self, problem: Problem) -> None:
+        headers = {name: value for name, value in problem.headers.items() if name != "Content-Type"}
+        super().__init__(problem.status, str(problem.body["detail"]), headers)
+        self.problem = problem
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """An exception handler for :class:`~sqlalchemy_locks.errors.LockError`, and for :class:`LockProblem`.
+
+    What was contention is answered 423, 429 or 409, what was lost 503; anything else is raised on, for a 500.
+
+    >>> app = FastAPI(lifespan=locks.lifespan, exception_handlers={sl.LockError: answer})
+    """
+    if isinstance(error, LockProblem):
+        problem = error.problem
+    elif isinstance(error, LockError):
+        problem = problem_of(error)
+        if problem.status == 500:
+            raise error
+    else:
+        raise error
+    if problem.status == 503:
+        _log.warning("%s %s was answered 503: %s", request.scope.get("method", ""), request.url.path, _why(error))
+    return Response(problem.content, problem.status, problem.headers)
+
+
+def _why(error: Exception) -> BaseException:
+    return error.__cause__ or error

@@ -1,0 +1,123 @@
+"""The backup service: its README's commands, its own tests, and a worker that is killed in the middle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, text, update
+
+import sqlalchemy_locks as sl
+from tests.conftest import PLAIN, Servers
+from tests.operation.parties import PATIENCE, connected, later, until
+
+from .served import commands, copied, done, running
+
+WHERE = {"sqlite": "aiosqlite", "postgresql15": "asyncpg"}
+_tables = MetaData()
+target = Table(
+    "target",
+    _tables,
+    Column("id", BigInteger, primary_key=True),
+    Column("latest_id", BigInteger),
+    Column("fence", BigInteger),
+)
+backup = Table("backup", _tables, Column("id", BigInteger, primary_key=True), Column("state", String(10)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return copied("backup", tmp_path)
+
+
+def urls(servers: Servers, engine: str) -> tuple[str, str]:
+    """A new database: as the service takes it, and for a synchronous driver."""
+    name = servers.database(engine)
+    return servers.url(engine, WHERE[engine], name), servers.url(engine, PLAIN[engine], name)
+
+
+def test_the_two_commands_as_they_are(folder: Path) -> None:
+    install, serve = commands(folder)
+    done(install, folder)
+    with running(serve.replace("--port 8000", "--port 0"), folder, WAIT_SECONDS=str(PATIENCE)) as server:
+        with httpx.Client(base_url=server.address(), timeout=PATIENCE) as client:
+            assert client.post("/targets", json={"name": "mail"}).status_code == 201
+            assert client.put("/targets/1/documents/inbox", json={"body": "hello"}).status_code == 204
+            made = client.post("/targets/1/backups", headers={"Idempotency-Key": "monday"})
+            assert made.status_code == 201, made.text
+            assert made.json()["documents"] == {"inbox": "hello"}
+            assert client.get("/docs").status_code == 200
+        server.end()
+        assert "Application shutdown complete" in server.said
+        assert "Traceback" not in server.said
+    assert (folder / "backup.db").is_file()
+
+
+@pytest.mark.parametrize("engine", WHERE)
+def test_its_own_tests(folder: Path, servers: Servers, engine: str) -> None:
+    url, _ = urls(servers, engine)
+    said = done("python -m pytest tests -q -p no:cacheprovider", folder, DATABASE_URL=url)
+    assert " passed" in said
+    assert "skipped" not in said
+
+
+@pytest.mark.parametrize("engine", WHERE)
+def test_its_history_goes_there_and_back(folder: Path, servers: Servers, engine: str) -> None:
+    url, plain = urls(servers, engine)
+    done("alembic upgrade heads && alembic check", folder, DATABASE_URL=url)
+    done("alembic downgrade backup@base && alembic downgrade sqlalchemy_locks@base", folder, DATABASE_URL=url)
+    with connected(plain) as database, database.connect() as connection:
+        assert connection.dialect.get_table_names(connection) == ["alembic_version"]
+
+
+@pytest.mark.parametrize("engine", WHERE)
+def test_a_worker_is_killed_that_has_a_slot(folder: Path, servers: Servers, engine: str) -> None:
+    """The slot comes back by its time to live, the next order gets it, and what the dead one sends is refused."""
+    url, plain = urls(servers, engine)
+    install, serve = commands(folder)
+    serve = serve.replace("--port 8000", "--port 0")
+    done(install, folder, DATABASE_URL=url)
+    both = {"DATABASE_URL": url, "SLOTS": "1", "WAIT_SECONDS": str(PATIENCE)}
+    slow, quick = {**both, "SLOT_TTL": "3", "COPY_SECONDS": "3600"}, {**both, "SLOT_TTL": "3600"}
+    with connected(plain) as database, running(serve, folder, **slow) as first:
+        ask(first.address(), "POST", "/targets", json={"name": "mail"})
+        ask(first.address(), "PUT", "/targets/1/documents/inbox", json={"body": "hello"})
+        order = later(ask, first.address(), "POST", "/targets/1/backups", headers={"Idempotency-Key": "first"})
+        until(lambda: state(database, "first") == "running", unless=order)
+        first.end(kill=True)
+        with pytest.raises(httpx.TransportError):
+            order.result(PATIENCE)
+        with running(serve, folder, **quick) as second:
+            made = ask(second.address(), "POST", "/targets/1/backups", headers={"Idempotency-Key": "second"})
+            assert (made.status_code, made.json()["state"]) == (201, "done")
+            assert state(database, "first") == "failed"
+            # its client comes again, with its key: it is told that this order will never be
+            again = ask(second.address(), "POST", "/targets/1/backups", headers={"Idempotency-Key": "first"})
+            assert (again.status_code, again.json()["type"].rpartition(":")[2]) == (409, "key-spent")
+            assert ask(second.address(), "GET", "/slots").json() == {"capacity": 1, "used": 0}
+            second.end()
+        dead_writes(database)
+        assert state(database, "first") == "failed"
+
+
+def dead_writes(database: Engine) -> None:
+    """What the dead one had still to send: its own statements, with its own token, from elsewhere."""
+    with database.connect() as connection:
+        its, token = connection.execute(text("SELECT id, token FROM backup WHERE \"key\" = 'first'")).one()
+    latest = update(target).where(target.c.id == 1).values(latest_id=its)
+    with database.connect() as connection, pytest.raises(sl.StaleToken):
+        connection.execute(sl.fenced(latest, target.c.fence, token))
+    finish = update(backup).where(backup.c.id == its).values(state="done")
+    with database.connect() as connection, pytest.raises(sl.LockLost):
+        connection.execute(sl.guarded(finish, "first"))
+
+
+def state(database: Engine, key: str) -> str | None:
+    with database.connect() as connection:
+        return connection.scalar(text('SELECT state FROM backup WHERE "key" = :key'), {"key": key})
+
+
+def ask(address: str, method: str, path: str, **named: Any) -> httpx.Response:
+    return httpx.request(method, f"{address}{path}", timeout=PATIENCE, **named)

@@ -1,0 +1,561 @@
+"""FastAPI's dependencies: an endpoint has its lock while it works, and who waits in vain is told."""
+
+# no annotations from the future: FastAPI looks for what they name among a module's names, and not a test's
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from fastapi import BackgroundTasks, Depends, Header, HTTPException
+from fastapi.responses import StreamingResponse
+from sqlalchemy import text
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.integrations.fastapi import (
+    AsyncHeld,
+    AsyncLease,
+    answer,
+    exclusive,
+    lease,
+    required_key,
+    semaphore,
+    shared,
+)
+from tests.operation.parties import PATIENCE, unused
+
+from .web import ENGINES, Door, checked_out, client_of, code, meanwhile, other, run, served, used
+
+SERVERS = [which for which in ENGINES if not which.startswith("sqlite")]
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_one_at_a_time(servers: Any, which: str) -> None:
+    """However the number is spelt; another one's lock is another, where the engine has more than one."""
+
+    async def main() -> None:
+        async with served(servers, which) as (app, _):
+            door, what = Door(), unused("invoice")
+
+            @app.post("/charge/{invoice_id}")
+            async def charge(
+                invoice_id: int, held: Annotated[AsyncHeld, exclusive(f"{what}:{{invoice_id}}", timeout=0)]
+            ) -> Any:
+                await door.pass_()
+                return (await held.session.execute(text("SELECT 42"))).scalar()
+
+            async with client_of(app) as client:
+                async with meanwhile(client.post("/charge/42"), door) as first:
+                    for spelt in ("42", "042", "+42", "%2042"):
+                        refused = await client.post(f"/charge/{spelt}")
+                        assert code(refused) == (423, "locked")
+                        assert refused.headers["Retry-After"] == "1"
+                        assert refused.headers["Cache-Control"] == "no-store"
+                        assert what not in refused.text
+                    # what FastAPI refuses anyhow needs no lock, and is told as FastAPI tells it
+                    wrong = await client.post("/charge/x")
+                    assert wrong.json()["detail"][0]["loc"] == ["path", "invoice_id"]
+                    if which in SERVERS:
+                        door.opened.set()
+                        assert (await client.post("/charge/43")).json() == 42
+                assert (await first).json() == 42
+                assert (await client.post("/charge/42")).json() == 42
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_who_may_wait_has_it_in_turn(servers: Any, which: str) -> None:
+    async def main() -> None:
+        async with served(servers, which) as (app, locks):
+            door, what, inside = Door(), unused(), []
+
+            @app.post("/work", dependencies=[exclusive(what, timeout=PATIENCE)])
+            async def work() -> int:
+                inside.append(1)
+                assert len(inside) == 1
+                await door.pass_()
+                inside.pop()
+                return 1
+
+            async with client_of(app) as client:
+                async with meanwhile(client.post("/work"), door):
+                    others = [asyncio.create_task(client.post("/work")) for _ in range(4)]
+                assert [(await other).json() for other in others] == [1] * 4
+            assert checked_out(locks._engine) == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", SERVERS)
+def test_sharers(servers: Any, which: str) -> None:
+    async def main() -> None:
+        async with served(servers, which) as (app, locks):
+            door, what = Door(), unused()
+            await locks.run(sl.lock.create(what))  # a key's first row is exclusive, on MySQL
+
+            @app.get("/prices", dependencies=[shared(what, timeout=PATIENCE)])
+            async def prices() -> int:
+                await door.pass_()
+                return 1
+
+            @app.put("/prices", dependencies=[exclusive(what, timeout=0)])
+            async def change() -> int:
+                return 1
+
+            async with client_of(app) as client:
+                async with meanwhile(client.get("/prices"), door):
+                    second = asyncio.create_task(client.get("/prices"))
+                    assert code(await client.put("/prices")) == (423, "locked")
+                assert (await second).status_code == 200
+                assert (await client.put("/prices")).status_code == 200
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_the_session_is_the_locks_transaction(servers: Any, which: str) -> None:
+    """Committed when the client is answered; rolled back when the endpoint raises."""
+
+    async def main() -> None:
+        async with served(servers, which) as (app, locks):
+            what = unused("task")
+
+            @app.post("/tasks/{task}")
+            async def make(task: str, held: Annotated[AsyncHeld, exclusive(what)], fail: bool = False) -> None:
+                assert await held.session.scalar(sl.Mutex().create(task)) == 1
+                if fail:
+                    raise HTTPException(400, "no")
+
+            kept, dropped = unused("task"), unused("task")
+            async with client_of(app) as client:
+                assert (await client.post(f"/tasks/{dropped}", params={"fail": True})).status_code == 400
+                assert (await client.post(f"/tasks/{kept}")).status_code == 200
+            async with other(servers, which) as observer:
+                assert await observer.run(sl.Mutex().create(kept)) == 0
+                assert await observer.run(sl.Mutex().create(dropped)) == 1
+            assert checked_out(locks._engine) == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "postgresql15/psycopg"])
+def test_nobody_is_told_of_what_was_not_committed(servers: Any, which: str) -> None:
+    """The connection is cut in the middle: 503, and not the endpoint's 200."""
+
+    async def main() -> None:
+        async with served(servers, which) as (app, _), other(servers, which) as observer:
+
+            @app.post("/work")
+            async def work(held: Annotated[AsyncHeld, exclusive(unused())]) -> str:
+                mine = (await held.session.execute(text("SELECT pg_backend_pid()"))).scalar()
+                async with observer._engine.connect() as connection:
+                    await connection.execute(text("SELECT pg_terminate_backend(:mine)"), {"mine": mine})
+                    gone = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :mine")
+                    while (await connection.execute(gone, {"mine": mine})).scalar():
+                        await connection.rollback()
+                        await asyncio.sleep(0.01)
+                return "done"
+
+            async with client_of(app) as client:
+                lost = await client.post("/work")
+                # a driver may have to send COMMIT to find out, and not know then what became of it
+                assert code(lost) in {(503, "lost"), (503, "outcome-unknown")}
+                assert lost.headers.get("Retry-After") == ("1" if code(lost)[1] == "lost" else None)
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_so_many_at_once(servers: Any, which: str) -> None:
+    async def main() -> None:
+        async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
+            room, line, door = unused("exports"), unused("network"), Door()
+            await locks.run(sl.semaphore.create(room, 1))
+            await locks.run(sl.semaphore.create(line, 2))
+
+            @app.post("/exports")
+            async def export(
+                grant: Annotated[AsyncLease, semaphore({room: 1, line: 2}, ttl=3600, timeout=PATIENCE)],
+            ) -> dict[str, int]:
+                await door.pass_()
+                await grant.check()
+                return dict(grant.fence)
+
+            @app.post("/tried", dependencies=[semaphore(room, ttl=3600, timeout=0, retry_after=17)])
+            async def tried() -> int:
+                return 1
+
+            async with client_of(app) as client:
+                async with meanwhile(client.post("/exports"), door) as first:
+                    refused = await client.post("/tried")
+                    assert code(refused) == (429, "no-room")
+                    assert refused.headers["Retry-After"] == "17"
+                    assert room not in refused.text
+                    assert await used(elsewhere, line) == 2
+                assert (await first).json() == {room: 1, line: 1}
+                assert await used(elsewhere, line) == 0
+                assert (await client.post("/tried")).json() == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_a_key_is_one_request(servers: Any, which: str) -> None:
+    async def main() -> None:
+        async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
+            room, door, key, ran = unused("exports"), Door(), unused("key"), []
+            await locks.run(sl.semaphore.create(room, 2))
+
+            @app.post("/exports", dependencies=[semaphore(room, ttl=3600, timeout=PATIENCE, key=required_key)])
+            async def export() -> int:
+                ran.append(1)
+                await door.pass_()
+                return 1
+
+            @app.post("/two", dependencies=[semaphore(room, count=2, ttl=3600, timeout=0)])
+            async def two() -> int:
+                return 2
+
+            def asked(path: str = "/exports", key: str = key) -> Any:
+                return client.post(path, headers={"Idempotency-Key": key})
+
+            async with client_of(app) as client:
+                assert (await client.post("/exports")).json()["detail"][0]["loc"] == ["header", "Idempotency-Key"]
+                assert (await asked(key="k" * 256)).status_code == 422
+                async with meanwhile(asked(), door):
+                    again = await asked()
+                    assert code(again) == (409, "in-progress")
+                    assert int(again.headers["Retry-After"]) > 0
+                    assert await used(elsewhere, room) == 1
+                    denied = unused("key")
+                    assert code(await asked("/two", denied)) == (429, "no-room")
+                spent = await asked()
+                assert code(spent) == (409, "key-spent")
+                assert "Retry-After" not in spent.headers
+                assert code(await asked("/two")) == (409, "another-request")
+                # who was denied may come again with its key
+                assert (await asked("/two", denied)).json() == 2
+                # without one, where none is demanded, each is a request of its own
+                assert [(await client.post("/two")).json() for _ in range(2)] == [2, 2]
+            assert ran == [1]
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_a_key_that_another_process_is_at(servers: Any, which: str) -> None:
+    """Neither is it worked on twice, nor is the other's permit given back."""
+
+    async def main() -> None:
+        async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
+            room, key = unused("exports"), unused("key")
+            await locks.run(sl.semaphore.create(room, 2))
+
+            @app.post("/exports", dependencies=[semaphore(room, ttl=3600, timeout=PATIENCE)])
+            async def export() -> None:
+                raise AssertionError("it is worked on elsewhere")
+
+            async with client_of(app) as client:
+                async with elsewhere.semaphore(room, ttl=3600, external_id=key) as grant:
+                    for _ in range(2):
+                        again = await client.post("/exports", headers={"Idempotency-Key": key})
+                        assert code(again) == (409, "in-progress")
+                    await grant.check()
+                    assert await used(elsewhere, room) == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_a_block_that_is_not_to_resume(servers: Any, which: str) -> None:
+    async def main() -> None:
+        async with served(servers, which) as (_, locks), other(servers, which) as elsewhere:
+            room, key = unused("exports"), unused("key")
+            await locks.run(sl.semaphore.create(room, 2))
+            async with elsewhere.semaphore(room, ttl=3600, external_id=key) as grant:
+                for one in (locks, elsewhere):  # another process, and another block of the same
+                    with pytest.raises(sl.RequestHeld):
+                        async with one.semaphore(room, external_id=key, resume=False):
+                            raise AssertionError("it was had")
+                await grant.check()
+            with pytest.raises(sl.RequestOver) as over:
+                async with locks.semaphore(room, external_id=key, resume=False):
+                    raise AssertionError("it was had")
+            assert over.value.state == "RELEASED"
+            async with locks.semaphore(room, external_id=unused("key"), resume=False):
+                assert await used(elsewhere, room) == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
+def test_whose_key_it_is_can_be_told_apart(servers: Any, which: str) -> None:
+    async def main() -> None:
+        async with served(servers, which) as (app, locks):
+            room, key = unused("exports"), unused("key")
+            await locks.run(sl.semaphore.create(room, 1))
+
+            def of_the_user(user: Annotated[str, Header()], key: Annotated[str, Depends(required_key)]) -> str:
+                return f"{user}:{key}"
+
+            @app.post("/exports")
+            async def export(grant: Annotated[AsyncLease, semaphore(room, key=of_the_user, timeout=PATIENCE)]) -> str:
+                return grant.external_id
+
+            async with client_of(app) as client:
+                for user in ("ann", "bob"):
+                    headers = {"Idempotency-Key": key, "User": user}
+                    assert (await client.post("/exports", headers=headers)).json() == f"{user}:{key}"
+                long = {"Idempotency-Key": "k" * 255, "User": "ann"}
+                assert code(await client.post("/exports", headers=long)) == (422, "bad-name")
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
+def test_what_is_known_takes_no_permit(servers: Any, which: str) -> None:
+    async def main() -> None:
+        async with served(servers, which) as (app, locks):
+            room, known = unused("exports"), {}
+            await locks.run(sl.semaphore.create(room, 1))
+
+            def before(key: Annotated[str, Depends(required_key)]) -> str | None:
+                return known.get(key)
+
+            @app.post("/exports")
+            async def export(
+                key: Annotated[str, Depends(required_key)],
+                grant: Annotated[AsyncLease | None, semaphore(room, unless=before, timeout=PATIENCE)],
+            ) -> str:
+                return known.setdefault(key, "new") if grant is not None else f"known: {known[key]}"
+
+            async with client_of(app) as client:
+                answers = [await client.post("/exports", headers={"Idempotency-Key": unused("key")})]
+                key = answers[0].request.headers["Idempotency-Key"]
+                answers += [await client.post("/exports", headers={"Idempotency-Key": key}) for _ in range(2)]
+            assert [one.json() for one in answers] == ["new", "known: new", "known: new"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_a_lease_is_locked(servers: Any, which: str) -> None:
+    async def main() -> None:
+        async with served(servers, which) as (app, _):
+            door, what = Door(), unused("report")
+
+            @app.post("/reports/{day}")
+            async def report(
+                day: str, grant: Annotated[AsyncLease, lease(f"{what}:{{day}}", ttl=3600, timeout=0)]
+            ) -> int:
+                await door.pass_()
+                return grant.fence[f"{what}:{day}"]
+
+            async with client_of(app) as client:
+                async with meanwhile(client.post("/reports/monday"), door) as first:
+                    assert code(await client.post("/reports/monday")) == (423, "locked")
+                    door.opened.set()
+                    assert (await client.post("/reports/tuesday")).json() == 1
+                assert (await first).json() == 1
+                assert (await client.post("/reports/monday")).json() == 2
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
+def test_a_semaphore_that_is_not_there(servers: Any, which: str) -> None:
+    """Named by the client, it is not found; named by the service, the service is wrong, and says so in its log."""
+
+    async def main() -> None:
+        async with served(servers, which) as (app, _):
+
+            @app.post("/exports/{tenant}", dependencies=[semaphore("exports:{tenant}", timeout=0)])
+            async def export(tenant: str) -> None: ...
+
+            @app.post("/fixed", dependencies=[semaphore(unused("nowhere"), timeout=0)])
+            async def fixed() -> None: ...
+
+            async with client_of(app) as client:
+                assert code(await client.post(f"/exports/{unused('tenant')}")) == (404, "not-found")
+                with pytest.raises(sl.UnknownSemaphore):
+                    await client.post("/fixed")
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_held_until_the_response_is_sent(servers: Any, which: str) -> None:
+    """A stream and a background task are work; a transaction is over before its answer is sent."""
+
+    async def main() -> None:
+        async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
+            room, short, what, seen = unused("exports"), unused("short"), unused(), list[Any]()
+            await locks.run(sl.semaphore.create(room, 1))
+            await locks.run(sl.semaphore.create(short, 1))
+
+            async def look(*names: str) -> None:
+                seen.extend([await used(elsewhere, name) for name in names])
+
+            @app.get("/stream", dependencies=[semaphore(room, ttl=3600, timeout=PATIENCE)])
+            async def stream() -> StreamingResponse:
+                async def parts() -> AsyncIterator[str]:
+                    await look(room)
+                    yield "part"
+                    await look(room)
+
+                return StreamingResponse(parts())
+
+            @app.get(
+                "/background",
+                dependencies=[
+                    semaphore(room, ttl=3600, timeout=PATIENCE),
+                    semaphore(short, ttl=3600, timeout=PATIENCE, scope="function"),
+                ],
+            )
+            async def background(tasks: BackgroundTasks) -> None:
+                tasks.add_task(look, room, short)
+
+            async def take() -> None:
+                async with elsewhere.exclusive(what, timeout=PATIENCE):
+                    seen.append("had")
+
+            @app.get("/commits", dependencies=[exclusive(what, timeout=PATIENCE)])
+            async def commits(tasks: BackgroundTasks) -> None:
+                tasks.add_task(take)
+
+            async with client_of(app) as client:
+                assert (await client.get("/stream")).text == "part"
+                assert seen == [1, 1]
+                await client.get("/background")
+                assert seen[2:] == [1, 0]
+                await client.get("/commits")
+                assert seen[4:] == ["had"]
+                assert await used(elsewhere, room) == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_an_endpoint_that_is_no_coroutine(servers: Any, which: str) -> None:
+    async def main() -> None:
+        async with served(servers, which) as (app, _), other(servers, which) as elsewhere:
+            what, reached, opened = unused(), threading.Event(), threading.Event()
+
+            @app.post("/work", dependencies=[exclusive(what, timeout=PATIENCE)])
+            def work() -> int:
+                reached.set()
+                assert opened.wait(PATIENCE)
+                return 1
+
+            async with client_of(app) as client:
+                task = asyncio.create_task(client.post("/work"))
+                try:
+                    assert await asyncio.to_thread(reached.wait, PATIENCE)
+                    with pytest.raises(sl.LockTimeout):
+                        async with elsewhere.exclusive(what, timeout=0):
+                            raise AssertionError("it was had")
+                finally:
+                    opened.set()
+                    await task
+                assert task.result().json() == 1
+
+    run(main)
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel it until it is."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_who_is_cancelled_leaves_nothing(servers: Any, which: str) -> None:
+    """In the endpoint, and while it waits."""
+
+    async def main() -> None:
+        async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
+            what, room, door = unused(), unused("room"), Door()
+            await locks.run(sl.semaphore.create(room, 1))
+
+            @app.post(
+                "/work", dependencies=[exclusive(what, timeout=PATIENCE), semaphore(room, ttl=3600, timeout=None)]
+            )
+            async def work() -> None:
+                await door.pass_()
+
+            @app.post("/room", dependencies=[semaphore(room, ttl=3600, timeout=PATIENCE)])
+            async def in_room() -> None:
+                await door.pass_()
+
+            path = "/room" if which.startswith("sqlite") else "/work"  # where the lock has the whole file to itself
+            async with client_of(app) as client:
+                async with meanwhile(client.post(path), door) as first:
+                    waiting = [asyncio.create_task(client.post(path)) for _ in range(3)]
+                    for task in waiting:
+                        for _ in range(20):
+                            await asyncio.sleep(0)
+                        await cancelled(task)
+                    await cancelled(first)
+                assert checked_out(locks._engine) == 0
+                async with elsewhere.exclusive(what, timeout=PATIENCE):
+                    pass
+                assert await used(elsewhere, room) == 0
+
+    run(main)
+
+
+def test_what_the_endpoint_raises_is_its_own(servers: Any) -> None:
+    """An app's handlers see the errors that its endpoints raise; ``answer`` is one that they may have."""
+
+    async def main() -> None:
+        async with served(servers, "sqlite/aiosqlite") as (app, _):
+            handled: list[Exception] = []
+
+            async def mine(request: Any, error: Exception) -> httpx.Response:
+                handled.append(error)
+                return await answer(request, error)  # type: ignore[return-value]
+
+            app.add_exception_handler(sl.StaleToken, mine)
+            app.add_exception_handler(sl.LockError, answer)
+
+            @app.post("/{what}", dependencies=[exclusive("endpoint")])
+            async def raises(what: str) -> None:
+                raise {"stale": sl.StaleToken("too late", 7), "lost": sl.LockLost("gone")}.get(
+                    what
+                ) or sl.NotInstalled()
+
+            async with client_of(app) as client:
+                assert code(await client.post("/stale")) == (409, "superseded")
+                assert [type(error) for error in handled] == [sl.StaleToken]
+                assert code(await client.post("/lost")) == (503, "lost")
+                with pytest.raises(sl.NotInstalled):
+                    await client.post("/tables")
+
+    run(main)
+
+
+def test_an_app_may_answer_in_its_own_way(servers: Any) -> None:
+    async def main() -> None:
+        from fastapi.responses import JSONResponse
+
+        from sqlalchemy_locks.integrations.fastapi import LockProblem
+
+        async with served(servers, "sqlite/aiosqlite") as (app, locks):
+
+            @app.exception_handler(LockProblem)
+            async def mine(request: Any, error: LockProblem) -> JSONResponse:
+                assert isinstance(error.__cause__, sl.LockTimeout)
+                return JSONResponse({"error": error.problem.code}, error.problem.status, error.problem.headers)
+
+            @app.post("/work", dependencies=[exclusive("mine", timeout=0)])
+            async def work() -> None: ...
+
+            async with client_of(app) as client, locks.exclusive("mine"):
+                refused = await asyncio.create_task(client.post("/work"))
+                assert (refused.status_code, refused.json()) == (423, {"error": "locked"})
+
+    run(main)
