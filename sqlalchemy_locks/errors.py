@@ -75,6 +75,15 @@ class RequestOver(LockLost):
     """This ``external_id`` was granted before and is over: it is never granted again, so ask with another.
 
     ``state`` is what became of it: ``RELEASED``, or ``EXPIRED``.
+
+    >>> grant = locks.acquire({"backup-slots": 1}, external_id="job-1", ttl=60)
+    >>> locks.release(grant)
+    <Released.RELEASED: 'RELEASED'>
+    >>> try:
+    ...     locks.acquire({"backup-slots": 1}, external_id="job-1", ttl=60)
+    ... except sl.RequestOver as error:
+    ...     error.state
+    'RELEASED'
     """
 
     def __init__(self, message: str, state: str) -> None:
@@ -83,7 +92,15 @@ class RequestOver(LockLost):
 
 
 class RequestHeld(LockError):
-    """This ``external_id`` is held by who asked with it first, and was not to be held by two."""
+    """This ``external_id`` is held by who asked with it first, and was not to be held by two.
+
+    >>> with locks.semaphore("backup-slots", external_id="job-1", resume=False):
+    ...     try:
+    ...         with locks.semaphore("backup-slots", external_id="job-1", resume=False):
+    ...             send_report()
+    ...     except sl.RequestHeld:
+    ...         log.info("it is being worked on")
+    """
 
 
 class ReentryError(LockError):
