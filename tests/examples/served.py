@@ -36,7 +36,7 @@ def environment(**changes: str) -> dict[str, str]:
     """Where the commands are found that this run has."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
-    return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **changes}
+    return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", **changes}
 
 
 def done(command: str, folder: Path, **changes: str) -> str:
