@@ -117,8 +117,9 @@ def _between(connection: Connection, ask: Any) -> Iterator[Finding]:
         return
     says = (
         "a pooler such as PgBouncer is between here and the server. Locks that end with their transaction are right "
-        "in transaction mode, too; session locks (session_exclusive) and workers that listen need session mode, "
-        "and statement mode is too little for any lock"
+        "in transaction mode, too; session locks (session_exclusive) are refused, and workers poll, unless the "
+        "engine's execution option locks_session_pooling=True says that it is in session mode; drivers that prepare "
+        "statements (psycopg, asyncpg) are to be told not to; and statement mode is too little for any lock"
     )
     yield Finding("pooler", "warning", says)
 

@@ -12,8 +12,8 @@ from typing import Any
 from ..errors import Unsupported
 
 try:
-    from .mutex import Mutex
-    from .timeout import Timeout
+    from .mutex import Held, Mutex
+    from .timeout import Listed, Timeout
     from .transition import StateTransition, Task
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] != "redis":
@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
         "sqlalchemy_locks.redis needs redis-py: pip install 'sqlalchemy-locks[redis]'", name="redis"
     ) from error
 
-__all__ = ["Mutex", "StateTransition", "Task", "Timeout"]
+__all__ = ["Held", "Listed", "Mutex", "StateTransition", "Task", "Timeout"]
 
 _TRANSACTION = "Redis takes no part in a transaction of your database, so nothing can be held until that ends"
 _FENCE = "Redis can't see what is written to your database, so it can't keep a late holder from writing"

@@ -112,6 +112,15 @@ class Script:
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
 
+class Look(Script):
+    """A script that only reads, and leaves nothing: asked again, it may have another answer, and that is right."""
+
+    def __init__(self, name: str, body: str) -> None:
+        super().__init__(name, body, listed=True)
+        self.source = f"local scores, facts = KEYS[2], KEYS[3]\n{body}".encode()
+        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+
+
 class Calls:
     """The calls of one pattern: they share what is known of the server's clock."""
 

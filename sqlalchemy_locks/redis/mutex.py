@@ -9,8 +9,11 @@ acknowledged (``docs/redis.md`` says when it doesn't).
 
 from __future__ import annotations
 
-from .call import FIRST, Script
-from .pattern import Call, Client, Pattern, as_id, as_limit, as_owner, created, names, operation, token
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+from .call import FIRST, Look, Script
+from .pattern import Call, Client, Pattern, as_id, as_limit, as_owner, as_queue, created, names, operation, token
 
 _ACQUIRE = Script(
     "mutex.acquire",
@@ -48,6 +51,32 @@ _CAPTURE = Script(
 """,
     listed=True,
 )
+
+# a token is made of the server's clock, which is all that is known of when
+_HELD = Look(
+    "mutex.held",
+    """
+  local rows = {}
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', scores, 1, 1)) do
+    local known = redis.call('HMGET', facts, 'owner:' .. id, 'fence:' .. id)
+    rows[#rows + 1] = {id, known[1] or '', known[2] or '0'}
+  end
+  table.sort(rows, function(one, other) return tonumber(one[3]) < tonumber(other[3]) end)
+  local first = {}
+  for i = 1, math.min(#rows, tonumber(ARGV[3])) do first[i] = rows[i] end
+  return first
+""",
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class Held(NamedTuple):
+    """A mutex that is taken, as :meth:`Mutex.held` tells of it."""
+
+    queue: str
+    id: str
+    owner: str | None
+    acquired_at: datetime
 
 
 class Mutex(Pattern[Client]):
@@ -139,3 +168,32 @@ class Mutex(Pattern[Client]):
         ['task_a']
         """
         return _CAPTURE, queue, (as_limit(limit), as_owner(owner)), names
+
+    @operation
+    def held(self, limit: int = 1000, *, queue: str | None = None) -> Call[list[Held]]:
+        """What is taken in a queue, for people.
+
+        :param limit: how many at most, those first that were taken first.
+        :return: tuples of ``queue, id, owner, acquired_at`` (UTC, by the server's clock).
+
+        Of one queue, since each is in a place of its own. ``acquired_at`` is what the token is made of, which tells the
+        time unless the server's clock has gone back since.
+
+        >>> mutex = Mutex(redis.Redis())
+        >>> mutex.create("task_a")
+        1
+        >>> mutex.acquire("task_a", owner="web-1")
+        True
+        >>> mutex.held()
+        [Held(queue='default', id='task_a', owner='web-1', acquired_at=datetime.datetime(...))]
+        """
+        name = as_queue(queue)
+
+        def held(id: bytes, owner: bytes, fence: bytes) -> Held:
+            since = _EPOCH + timedelta(microseconds=int(fence))
+            return Held(name, id.decode(), owner.decode() or None, since)
+
+        def read(rows: list[list[Any]]) -> list[Held]:
+            return [held(*row) for row in rows]
+
+        return _HELD, queue, (as_limit(limit),), read

@@ -14,12 +14,12 @@ import math
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ..durations import seconds
 from ..zones import around, zone
-from .call import FIRST, Script
-from .pattern import Call, Client, Pattern, as_id, as_limit, created, names, operation, token
+from .call import FIRST, Look, Script
+from .pattern import Call, Client, Pattern, as_id, as_limit, as_queue, created, names, operation, token
 
 # A window's score is the second it began at, not its number: a period that is changed later then compares, too.
 # In a zone these are seconds of the civil clock, of which no day has two midnights.
@@ -67,6 +67,29 @@ _CAPTURE = Script(
 """,
     listed=True,
 )
+
+_LISTED = Look(
+    "timeout.listed",
+    """
+  local rows = {redis.call('TIME')[1]}
+  local found = redis.call('ZRANGE', scores, 0, ARGV[3] - 1, 'WITHSCORES')
+  for i = 1, #found, 2 do
+    local known = redis.call('HMGET', facts, 'timeout:' .. found[i], 'retries:' .. found[i])
+    rows[#rows + 1] = {found[i], found[i + 1], known[1] or '', known[2] or ''}
+  end
+  return rows
+""",
+)
+
+
+class Listed(NamedTuple):
+    """A timeout, as :meth:`Timeout.listed` tells of it."""
+
+    queue: str
+    id: str
+    every: int | None
+    free_in: int | None
+    retries: int | None
 
 
 class Timeout(Pattern[Client]):
@@ -172,6 +195,35 @@ class Timeout(Pattern[Client]):
         ['report']
         """
         return _CAPTURE, queue, (as_limit(limit), *self._when()), names
+
+    @operation
+    def listed(self, limit: int = 1000, *, queue: str | None = None) -> Call[list[Listed]]:
+        """The timeouts of a queue, for people, those first that were acquired longest ago.
+
+        :param limit: how many at most.
+        :return: tuples of ``queue, id, every, free_in, retries``: the id's own period in seconds; in how many seconds
+            it is over by the server's clock, less than 0 when it is over already, and ``None`` in windows of civil
+            time; how many acquisitions are left, ``None`` for as many as you like.
+
+        >>> daily = Timeout(redis.Redis(), every=86400)
+        >>> daily.create("report", retries=3)
+        1
+        >>> daily.acquire("report"), daily.listed()
+        (True, [Listed(queue='default', id='report', every=86400, free_in=86..., retries=2)])
+        """
+        name, period, civil, at = as_queue(queue), self._every, self._zone is not None, as_instant(self._clock)
+
+        def listed(now: int, id: bytes, ts: bytes, own: bytes, left: bytes) -> Listed:
+            every = int(own) if own else None
+            over = period or every
+            free_in = None if civil or not over else int(float(ts)) + int(over) - now
+            return Listed(name, id.decode(), every, free_in, int(left) if left else None)
+
+        def read(rows: list[Any]) -> list[Listed]:
+            now = int(rows[0]) if at == b"" else int(at)
+            return [listed(now, *row) for row in rows[1:]]
+
+        return _LISTED, queue, (as_limit(limit),), read
 
     def _when(self) -> tuple[Any, ...]:
         at = as_instant(self._clock)

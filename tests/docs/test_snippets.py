@@ -28,7 +28,10 @@ def test_snippets_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     urls = {}
-    if engine != "sqlite":
+    if engine == "pgbouncer":
+        drivers = ("psycopg", "psycopg2", "asyncpg")
+        urls = {f"postgresql+{driver}://app@pgbouncer:6432/app": servers.pooled(driver) for driver in drivers}
+    elif engine != "sqlite":
         url = servers.fresh(engine, PLAIN[engine])
         install(url)
         urls = {"sqlite:///app.db": url, "sqlite+aiosqlite:///app.db": url}

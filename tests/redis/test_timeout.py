@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 import redis
@@ -149,3 +150,34 @@ def test_a_period_that_is_changed_delays_by_one_period_at_most(party: Party, que
     elapsed = Timeout(party.client, every=86400, clock=clock)
     clock.now += 86401
     assert party(elapsed.acquire("a", queue=queue)) is True
+
+
+def test_what_is_listed(party: Party, queue: str) -> None:
+    def at(now: int, **options: Any) -> Timeout[Any]:
+        return Timeout(party.client, clock=lambda: now, **options)
+
+    own = at(1_000_000)
+    party(own.create("feed", every=60, retries=3, queue=queue))
+    party(own.create("news", every=3600, queue=queue))
+    assert party(own.acquire("feed", queue=queue)) is True
+    assert party(at(1_000_010).listed(queue=queue)) == [
+        (queue, "news", 3600, 3600 - 1_000_010, None),  # never acquired: since 1970
+        (queue, "feed", 60, 50, 2),
+    ]
+    assert party(at(1_000_010, every=100).listed(queue=queue))[1].free_in == 90
+    assert [each.id for each in party(own.listed(1, queue=queue))] == ["news"]
+    assert party(own.listed(queue=f"{queue} too")) == []
+
+    windows = at(3_600_100, every=3600, windowed=True)
+    assert party(windows.acquire("news", queue=queue)) is True
+    assert [each.free_in for each in party(windows.listed(queue=queue)) if each.id == "news"] == [3500]
+    days = at(3_600_100, every=86400, windowed=True, tz="Europe/Paris")
+    assert {each.free_in for each in party(days.listed(queue=queue))} == {None}
+
+
+def test_what_is_listed_goes_by_the_servers_clock(party: Party, queue: str) -> None:
+    daily = Timeout(party.client, every=86400)
+    party(daily.create("report", queue=queue))
+    assert party(daily.acquire("report", queue=queue)) is True
+    (listed,) = party(daily.listed(queue=queue))
+    assert 0 < listed.free_in <= 86400

@@ -192,6 +192,78 @@ async def with_async_locks(locks: sl.AsyncLocks) -> None:
         assert_type(await held.check(), None)
 
 
+def leased(locks: sl.Locks) -> None:
+    with locks.lease("a", ttl=60, timeout=0) as grant:
+        assert_type(grant, sl.Lease)
+        assert_type(grant.fence["a"], int)
+        assert_type(grant.expires_at, datetime | None)
+        assert_type(grant.check(), None)
+        assert_type(bool(grant.lost), bool)
+        assert_type(grant.lost.wait(1), bool)
+    with locks.semaphore({"a": 1, "b": 2}, ttl=60) as permits:
+        assert_type(permits, sl.Lease)
+        assert_type(locks.run(sl.guarded(update(Customer).values(locked=True), permits)), bool | None)
+
+    @locks.lease("a")
+    def one(a: int, *, b: str = "") -> float:
+        return 1.0
+
+    @locks.semaphore("a", count=2)
+    def two(a: int) -> list[str]:
+        return []
+
+    @locks.shared("a")
+    def three() -> Customer | None:
+        return None
+
+    assert_type(one(1, b="c"), float)
+    assert_type(two(1), list[str])
+    assert_type(three(), Customer | None)
+    with locks.maintenance(every=60):
+        pass
+    own = locks.mutexes(sl.Mutex())
+    assert_type(own.acquire("a"), bool)
+    assert_type(own.release("a"), bool)
+    assert_type(locks.engine_name, str)
+
+
+async def async_leased(locks: sl.AsyncLocks) -> None:
+    async with locks.lease("a", ttl=60, timeout=0) as grant:
+        assert_type(grant, sl.AsyncLease)
+        assert_type(grant.fence["a"], int)
+        assert_type(await grant.check(), None)
+        assert_type(bool(grant.lost), bool)
+        assert_type(await grant.lost.wait(1), bool)
+    async with locks.semaphore("a", count=2) as permits:
+        assert_type(permits, sl.AsyncLease)
+        assert_type(await locks.run(sl.guarded(update(Customer).values(locked=True), permits)), bool | None)
+
+    @locks.lease("a")
+    async def one(a: int, *, b: str = "") -> float:
+        return 1.0
+
+    @locks.semaphore("a", count=2)
+    async def two(a: int) -> list[str]:
+        return []
+
+    @locks.shared("a")
+    async def three() -> Customer | None:
+        return None
+
+    assert_type(await one(1, b="c"), float)
+    assert_type(await two(1), list[str])
+    assert_type(await three(), Customer | None)
+    async with locks.maintenance(every=60):
+        pass
+    assert_type(await locks.renew("a"), bool)
+    assert_type(await locks.sweep(), int)
+    assert_type(await locks.maintain(), sl.Report)
+    assert_type(await locks.run(sl.lock.holders()), list[sl.KeyHolder])
+    assert_type(await locks.mutexes(sl.Mutex()).release("a"), bool)
+    assert_type(locks.owner, str)
+    assert_type(locks.engine_name, str)
+
+
 def on_redis(client: redis.Redis) -> None:
     mutex = Mutex(client)
     assert_type(mutex.create("a", "b", retries=3), int)
@@ -200,11 +272,13 @@ def on_redis(client: redis.Redis) -> None:
     assert_type(mutex.release("a"), bool)
     assert_type(mutex.capture(3, queue="mail"), list[str])
     assert_type(mutex.set_retries("a", None), bool)
+    assert_type(mutex.held()[0].acquired_at, datetime)
     timeout = Timeout(client, every=3600, windowed=True, tz="Europe/Paris")
     assert_type(timeout.create("a"), int)
     assert_type(timeout.acquire("a"), bool)
     assert_type(timeout.acquire_token("a"), int | None)
     assert_type(timeout.capture(3), list[str])
+    assert_type(timeout.listed()[0].free_in, int | None)
     tasks = StateTransition(client, ready=("new", "failed"), captured="busy")
     assert_type(tasks.capture(3), list[Task])
     assert_type(tasks.capture(3)[0].claim, int)
