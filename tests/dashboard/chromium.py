@@ -44,6 +44,12 @@ class Chromium:
 
     def ask(self, method: str, session: str | None = None, **parameters: Any) -> Any:
         """Send one command and wait for its answer."""
+        answer = self.try_(method, session, **parameters)
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        return answer["result"]
+
+    def try_(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        """The same, be the answer an error."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if session is not None:
@@ -54,8 +60,7 @@ class Chromium:
         while True:
             answer = self._next()
             if answer.get("id") == self._number:
-                assert "error" not in answer, f"{method}: {answer['error']}"
-                return answer["result"]
+                return answer
             self.events.append(answer)
 
     def _next(self) -> dict[str, Any]:
@@ -125,8 +130,10 @@ class Tab:
         end = time.monotonic() + PATIENCE
         while True:
             # a page that is just being left knows nothing
-            answer = self.ask("Runtime.evaluate", expression=f"Boolean({expression})", returnByValue=True)
-            if answer["result"].get("value") is True:
+            answer = self._browser.try_(
+                "Runtime.evaluate", self._session, expression=f"Boolean({expression})", returnByValue=True
+            )
+            if answer.get("result", {}).get("result", {}).get("value") is True:
                 return
             assert time.monotonic() < end, f"{expression} did not come true:\n{self.text()}"
             time.sleep(0.02)
@@ -136,16 +143,25 @@ class Tab:
         return str(self.tell("document.body.innerText"))
 
     def click(self, selector: str) -> None:
-        """Press the mouse in the middle of it."""
+        """Press the mouse in the middle of it, and let go."""
+        at = self.at(selector)
+        for what in ("mousePressed", "mouseReleased"):
+            self.mouse(what, at)
+
+    def mouse(self, what: str, at: list[float]) -> None:
+        """One movement of a finger."""
+        self.ask("Input.dispatchMouseEvent", type=what, x=at[0], y=at[1], button="left", clickCount=1)
+
+    def at(self, selector: str) -> list[float]:
+        """The middle of it, which is in sight then."""
         found = json.dumps(selector)
         self.until(f"document.querySelector({found})?.getClientRects().length")
-        at = self.tell(
+        at: list[float] = self.tell(
             f"(() => {{ const one = document.querySelector({found}); one.scrollIntoView({{block: 'center'}});"
             "const box = one.getBoundingClientRect();"
             "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
-        for what in ("mousePressed", "mouseReleased"):
-            self.ask("Input.dispatchMouseEvent", type=what, x=at[0], y=at[1], button="left", clickCount=1)
+        return at
 
     def complaints(self) -> list[str]:
         """What the console says is wrong, the page's own policy first of all."""

@@ -99,6 +99,24 @@ def test_it_rests(browser: Chromium, locks: sl.Locks) -> None:
         tab.until(f"fetched > {seen}")
 
 
+def test_a_press_is_a_click(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+    """Though the page wants to look again before the button is let go of."""
+    name = semaphore()
+    with served(locks, refresh=0.2) as address, browser.tab() as tab:
+        tab.ask("Page.addScriptToEvaluateOnNewDocument", source=WATCHED)
+        tab.open(f"{address}?of={name.replace(' ', '%20')}")
+        tab.until("fetched > 0 && waiting.size === 1")
+        at = tab.at("details.people summary")
+        tab.mouse("mousePressed", at)
+        tab.tell("window.summary = document.querySelector('details.people summary')")
+        # it comes to its next look, and waits again without having looked
+        tab.tell("window.timer = [...waiting][0]")
+        tab.until("waiting.size === 1 && !waiting.has(timer)")
+        assert tab.tell("document.querySelector('details.people summary') === summary") is True
+        tab.mouse("mouseReleased", at)
+        tab.until("!document.querySelector('details.people').open")
+
+
 def test_no_answer(browser: Chromium, locks: sl.Locks) -> None:
     answers = threading.Event()
     answers.set()

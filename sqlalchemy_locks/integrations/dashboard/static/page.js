@@ -26,8 +26,14 @@
     state.textContent = paused ? "Paused" : late ? "No answer; trying again" : `Live, every ${Math.round(pause * 10) / 10} s`;
   };
 
+  // a press on what is replaced before it is let go of would be no click
+  let pressed = false;
+  addEventListener("pointerdown", () => { pressed = true; });
+  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => { pressed = false; });
+  addEventListener("pointermove", (event) => { pressed = event.buttons !== 0; });
+
   // what somebody is about to do, or to select, is not taken away from under their hands
-  const busy = () => live.querySelector("details.act[open]") !== null || live.contains(document.activeElement?.form ?? null)
+  const busy = () => pressed || live.querySelector("details.act[open]") !== null || live.contains(document.activeElement?.form ?? null)
     || (!getSelection().isCollapsed && live.contains(getSelection().anchorNode));
 
   const next = () => {
@@ -57,7 +63,7 @@
 
   async function look() {
     if (looking) return;
-    if (busy()) return next();
+    if (busy()) { next(); return; }
     looking = true;
     const began = performance.now();
     try {
