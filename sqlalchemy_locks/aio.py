@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from .async_lease import AsyncLeasing
-from .decorate import check_coroutine
+from .decorate import check_coroutine, in_async_block
 from .durations import span
 from .hold import IN_BLOCK, Held, Hold, Name
 from .leases import DAY, Alive
@@ -294,14 +294,7 @@ class AsyncHold:
         self._hold = hold
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        check_coroutine(function, self._hold.shown)
-
-        @functools.wraps(function)
-        async def within(*args: P.args, **kwargs: P.kwargs) -> T:
-            async with AsyncHold(self._locks, self._hold.again()):
-                return await function(*args, **kwargs)
-
-        return within
+        return in_async_block(function, self._hold.shown, lambda: AsyncHold(self._locks, self._hold.again()))
 
     async def __aenter__(self) -> AsyncHeld:
         return AsyncHeld(await greenlet_spawn(self._hold.__enter__), self._locks)

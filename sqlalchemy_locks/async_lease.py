@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
@@ -12,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
 
-from .decorate import check_coroutine
+from .decorate import in_async_block
 from .lease import Block, Given
 from .lines import rung
 from .renewal import Lost, Renewed, clock
@@ -92,15 +91,9 @@ class AsyncLeasing:
         self._task: asyncio.Task[None] | None = None
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        check_coroutine(function, self._block.shown)
-        self._block.again()
-
-        @functools.wraps(function)
-        async def within(*args: P.args, **kwargs: P.kwargs) -> T:
-            async with AsyncLeasing(self._block.again()):
-                return await function(*args, **kwargs)
-
-        return within
+        decorated = in_async_block(function, self._block.shown, lambda: AsyncLeasing(self._block.again()))
+        self._block.again()  # which refuses what can't be used again
+        return decorated
 
     async def __aenter__(self) -> AsyncLease:
         grant, renewed = await greenlet_spawn(self._block.enter)

@@ -6,11 +6,13 @@ A lock around a function that only makes a coroutine or a generator would be ove
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @contextlib.contextmanager
@@ -39,6 +41,34 @@ def check_coroutine(function: Any, what: str) -> None:
     _check(function, what)
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"{what} of AsyncLocks decorates async functions, and {_named(function)} is none: use Locks")
+
+
+def in_block(
+    function: Callable[P, T], what: str, block: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> Callable[P, T]:
+    """The function, each call of which has a block of its own around it."""
+    check_plain(function, what)
+
+    @functools.wraps(function)
+    def within(*args: P.args, **kwargs: P.kwargs) -> T:
+        with block():
+            return check_done(function(*args, **kwargs), what)
+
+    return within
+
+
+def in_async_block(
+    function: Callable[P, Awaitable[T]], what: str, block: Callable[[], contextlib.AbstractAsyncContextManager[Any]]
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The same of a coroutine function."""
+    check_coroutine(function, what)
+
+    @functools.wraps(function)
+    async def within(*args: P.args, **kwargs: P.kwargs) -> T:
+        async with block():
+            return await function(*args, **kwargs)
+
+    return within
 
 
 def check_done(result: T, what: str) -> T:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
 
 from . import lock, reentry
-from .decorate import check_done, check_plain
+from .decorate import in_block
 from .dialects import engine_of
 from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
 from .events import Observed
@@ -160,14 +159,7 @@ class Hold:
         self._use = threading.Lock()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        check_plain(function, self.shown)
-
-        @functools.wraps(function)
-        def within(*args: P.args, **kwargs: P.kwargs) -> T:
-            with self.again():
-                return check_done(function(*args, **kwargs), self.shown)
-
-        return within
+        return in_block(function, self.shown, self.again)
 
     @property
     def shown(self) -> str:

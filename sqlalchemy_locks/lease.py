@@ -9,7 +9,6 @@ holder that came too late is written under ``guarded`` or ``fenced``, and the da
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import os
 import threading
@@ -22,7 +21,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from . import reentry, semaphore
-from .decorate import check_done, check_plain
+from .decorate import in_block
 from .durations import seconds, span
 from .errors import (
     IdempotencyConflict,
@@ -394,15 +393,9 @@ class Leasing(Block):
     """
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        check_plain(function, self.shown)
-        self.again()
-
-        @functools.wraps(function)
-        def within(*args: P.args, **kwargs: P.kwargs) -> T:
-            with self.again():
-                return check_done(function(*args, **kwargs), self.shown)
-
-        return within
+        decorated = in_block(function, self.shown, self.again)
+        self.again()  # which refuses what can't be used again
+        return decorated
 
     def __enter__(self) -> Lease:
         grant, renewed = self.enter()

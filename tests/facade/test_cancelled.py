@@ -56,11 +56,16 @@ BLOCKS: dict[str, Wait] = {
 }
 
 
-async def by_cancel(task: asyncio.Task[Any]) -> None:
-    # again, since asyncmy connects within asyncio.wait_for, which before Python 3.12 may lose a cancellation
+async def by_cancel(task: asyncio.Task[Any], rounds: Callable[[], int] = lambda: 0) -> None:
+    # again, since asyncmy connects within asyncio.wait_for, which before Python 3.12 may lose a cancellation: where
+    # the task goes on with its rounds, or after a while
     while not task.done():
         task.cancel()
-        await asyncio.wait([task], timeout=5)
+        told = rounds()
+        for _ in range(100):
+            if task.done() or rounds() > told + 1:
+                break
+            await asyncio.wait([task], timeout=0.05)
     assert task.cancelled()
 
 
@@ -183,14 +188,16 @@ def test_cancelled_at_any_moment(servers: Any, which: str) -> None:
     name, driver = ASYNC[which]
 
     async def main() -> None:
-        key = unused()
+        key, rounds = unused(), 0
 
         async def work() -> None:
+            nonlocal rounds
             while True:
                 async with locks.exclusive(key, timeout=PATIENCE):
                     pass
                 await locks.mutex.acquire(key)
                 await locks.mutex.release(key)
+                rounds += 1
 
         async with async_connected(installed(servers, name, driver), pool_size=2, max_overflow=0) as engine:
             locks = sl.AsyncLocks(engine)
@@ -199,7 +206,7 @@ def test_cancelled_at_any_moment(servers: Any, which: str) -> None:
                 for _ in range(steps):
                     await asyncio.sleep(0)
                 async with _limit():
-                    await by_cancel(task)
+                    await by_cancel(task, lambda: rounds)
                 assert held_by_whom(engine) == 0
             async with locks.exclusive(key, timeout=PATIENCE):
                 pass
