@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import logging
 import signal
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -27,6 +28,11 @@ from .transaction import ShortTransaction
 from .worker import is_coroutine_function
 
 AsyncHandler = Callable[[Any], Awaitable[object]]
+#: of each loop, what is to be stopped by its signals: it has one handler of each, and perhaps several workers
+_stopped: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Callable[[], None]]] = weakref.WeakKeyDictionary()
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
@@ -261,16 +267,25 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
     @contextlib.asynccontextmanager
     async def _signals(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        mine = []
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, self.stop)
-                mine.append(number)
+        stops = _stopped.setdefault(loop, [])
+        if not stops:
+            for number in _SIGNALS:
+                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                    loop.add_signal_handler(number, _stop_all, stops)
+        stops.append(self.stop)
         try:
             yield
         finally:
-            for number in mine:
-                loop.remove_signal_handler(number)
+            stops.remove(self.stop)
+            if not stops:
+                for number in _SIGNALS:
+                    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                        loop.remove_signal_handler(number)
+
+
+def _stop_all(stops: list[Callable[[], None]]) -> None:
+    for stop in list(stops):
+        stop()
 
 
 async def _rung(event: asyncio.Event, longest: float) -> None:

@@ -183,6 +183,8 @@ class Shift:
             self._tell_failed,
             self.give_back,
             self._give_up,
+            self._tell_completed,  # whose handler returned after the first step, and before what ran was given up
+            self._tell_failed,
             self._give_back_regained,
         )
         for _ in range(_LAST_TRIES):
