@@ -55,14 +55,15 @@ def on_database(*, make: bool = False) -> Callable[[Work], Callable[..., None]]:
             url: str | None, config: str | None, schema: str | None, prefix: str | None, as_json: bool, **options: Any
         ) -> None:
             screen = Screen(as_json)
-            found = target(url, config, schema, prefix)
-            if not make and not found.exists():
-                _end(screen, FAILED, "Unreachable", f"there is no file {found.url.database}")
+            with _documented(screen):
+                found = target(url, config, schema, prefix)
+                if not make and not found.exists():
+                    _end(screen, FAILED, "Unreachable", f"there is no file {found.url.database}")
 
-            def reached(database: Database) -> int | None:
-                return work(screen, replace(database, connected_in=reach(database)), **options)
+                def reached(database: Database) -> int | None:
+                    return work(screen, replace(database, connected_in=reach(database)), **options)
 
-            sys.exit(_ended(screen, found, reached))
+                sys.exit(_ended(screen, found, reached))
 
         decorated: Any = run
         for option in reversed(_OPTIONS):
@@ -70,6 +71,17 @@ def on_database(*, make: bool = False) -> Callable[[Work], Callable[..., None]]:
         return decorated  # type: ignore[no-any-return]
 
     return declare
+
+
+@contextlib.contextmanager
+def _documented(screen: Screen) -> Iterator[None]:
+    """What Click will say of a wrong use, it says to people: a program is told before."""
+    try:
+        yield
+    except click.UsageError as error:
+        if screen.as_json:
+            print(json.dumps({"error": "UsageError", "message": error.format_message()}, indent=2))
+        raise
 
 
 class Unreachable(Exception):
@@ -105,8 +117,11 @@ def _ended(screen: Screen, found: Target, work: Callable[[Database], int | None]
         if not _refused(error):
             _unforeseen(screen, found)
         _end(screen, FAILED, type(error).__name__, found.scrubbed(str(error)))
-    except (DBAPIError, Unreachable) as error:
-        cause = error.orig if isinstance(error, DBAPIError) else error.args[0]
+    except (DBAPIError, Unreachable, OSError) as error:
+        # a disk that is full, or a server that has gone, as asyncpg tells of it
+        cause: Any = error
+        if not isinstance(error, OSError):
+            cause = error.orig if isinstance(error, DBAPIError) else error.args[0]
         said = " ".join(str(cause).split()) or "no answer"
         _end(screen, FAILED, type(cause).__name__, f"{found.shown}: {found.scrubbed(said)}")
     except Exception:
@@ -130,7 +145,8 @@ def _unforeseen(screen: Screen, found: Target) -> None:
 
 def _end(screen: Screen, code: int, kind: str, said: str) -> None:
     if screen.as_json:
-        print(json.dumps({"error": kind, "message": said}, indent=2))
+        with contextlib.suppress(OSError):  # perhaps that is what it has to say
+            print(json.dumps({"error": kind, "message": said}, indent=2), flush=True)
     click.echo(f"sqlalchemy-locks: {plain(said)}", err=True)
     sys.exit(code)
 

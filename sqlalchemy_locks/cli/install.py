@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+import sqlalchemy as sa
 
 from .command import BAD, on_database
 from .screen import Screen, note, sentence
@@ -41,6 +42,11 @@ def install(screen: Screen, database: Database, grant_to: tuple[str, ...], locki
     options = {"schema": place.schema, "prefix": place.prefix, "grant_to": grant_to, "locking": locking}
     with database.engine.connect() as connection:
         there = recorded(connection, Options(schema=place.schema, prefix=place.prefix)) or {}
+        if there and locking == "table" and "locked_keys" in sa.inspect(connection).get_view_names(place.schema):
+            raise click.UsageError(
+                "What is installed locks advisory keys, and whoever uses it would not see locks of rows: uninstall it "
+                "first, by Alembic's downgrade."
+            )
     wanted = [step for step in STEPS if again or grant_to or step not in there]
     with screen.progress("Installing", len(wanted)) as advance:
         for step in wanted:

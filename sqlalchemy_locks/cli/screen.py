@@ -6,6 +6,7 @@ Nothing that comes out of a database is taken for markup, and what would move a 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -68,6 +69,10 @@ class Screen:
 
 
 def _console(file: Any) -> Console:
+    if file is None:  # a process may be started with a stream closed
+        return Console(file=io.StringIO())
+    if isinstance(file, io.TextIOWrapper):
+        file.reconfigure(errors="backslashreplace")  # what it has no letter for is spelt out
     terminal = file.isatty()
     width = None if terminal or os.environ.get("COLUMNS") else _WIDE
     return Console(

@@ -7,6 +7,7 @@ an error, never has a password in it.
 from __future__ import annotations
 
 import asyncio
+import configparser
 import os
 import re
 import time
@@ -149,11 +150,19 @@ def target(url: str | None, config: str | None, schema: str | None, prefix: str 
 
 def _configured(path: str) -> tuple[str, dict[str, str]]:
     from alembic.config import Config
+    from alembic.util import CommandError
 
     from ..alembic.options import Options
 
     config = Config(path)
-    url = config.get_main_option("sqlalchemy.url")
+    try:
+        url = config.get_main_option("sqlalchemy.url")
+    except (configparser.Error, CommandError, ValueError, OSError) as error:
+        # not told what it says: there is a password in it
+        why = "it is no configuration with a section [alembic]"
+        if isinstance(error, configparser.InterpolationError):
+            why = "in its sqlalchemy.url a percent sign is written %%, and %(name)s stands for another option of it"
+        raise click.UsageError(f"{path} can't be read: {why}.") from None
     if not url:
         raise click.UsageError(f"{path} has no sqlalchemy.url: give --url, or set {VARIABLES[0]}.")
     options = Options.configured(config)
@@ -168,6 +177,9 @@ def _usable(given: str) -> URL:
         raise click.UsageError(
             "The URL can't be read: it looks like postgresql+psycopg://user:password@host/database or sqlite:///app.db."
         ) from None
+    if url.host and "@" in url.host:
+        # what is taken for the host begins in the midst of a password
+        raise click.UsageError("The URL can't be read: in a user's name or a password, an @ is written %40.")
     name = "postgresql" if url.drivername == "postgres" else url.drivername
     if name in _DRIVERS:
         there = [driver for driver in _DRIVERS[name] if find_spec(_MODULES.get(driver) or driver)]
@@ -176,7 +188,7 @@ def _usable(given: str) -> URL:
         name = f"{name}+{there[0]}"
     url = url.set(drivername=name)
     try:
-        engine_of(url.get_dialect()())
+        facts = engine_of(url.get_dialect()())
         url.get_dialect().import_dbapi()
     except Unsupported as error:
         raise click.UsageError(str(error)) from None
@@ -184,6 +196,8 @@ def _usable(given: str) -> URL:
         raise click.UsageError(f"SQLAlchemy knows no dialect {url.drivername!r}.") from None
     except ImportError:
         raise click.UsageError(_no_driver(url.drivername)) from None
+    if facts.locking == "rows" and not url.database:
+        raise click.UsageError(f"The URL names no database of {facts.name}: put it behind the host, as in host/app.")
     return url
 
 

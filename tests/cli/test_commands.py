@@ -267,3 +267,24 @@ def test_errors_as_json(sqlite: Cli) -> None:
         "error": "ValueError",
         "message": "a semaphore's name has 256 characters: 255 are the most that every engine can keep",
     }
+
+
+def test_a_wrong_use_as_json(sqlite: Cli) -> None:
+    for arguments in (("queue", "purge", "--older-than", "1d"), ("semaphore", "delete", "x")):
+        done = sqlite(*arguments, "--json", code=2)
+        assert json.loads(done.stdout)["error"] == "UsageError"
+        assert "say --yes" in done.stderr
+    done = run("check", "--json")
+    assert done.exit_code == 2
+    assert "Which database" in json.loads(done.stdout)["message"]
+
+
+def test_locks_of_another_kind_are_not_installed_over_others(servers: Servers) -> None:
+    cli = Cli(servers.fresh("postgresql15", "psycopg"))
+    cli("install")
+    done = cli("install", "--locking", "table", code=2)
+    assert "locks advisory keys" in done.stderr
+    other = Cli(servers.fresh("postgresql15", "psycopg"))
+    other("install", "--locking", "table")
+    other("install", "--locking", "table")
+    other("install")

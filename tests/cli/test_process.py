@@ -61,6 +61,39 @@ def test_nobody_reads_on(sqlite: Cli, tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_letters_that_a_terminal_has_not(sqlite: Cli, tmp_path: Path, encoding: str) -> None:
+    sqlite("semaphore", "create", "vœu \u202e", "1")
+    done = process("semaphore", "list", "--url", sqlite.url, folder=tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+    assert done.returncode == 0, done.stderr
+    assert "v\\u0153u \\u202e" in done.stdout
+
+
+@pytest.mark.parametrize("shut", [">&-", "2>&-", ">&- 2>&-"])
+def test_streams_that_are_closed(sqlite: Cli, tmp_path: Path, shut: str) -> None:
+    for command in ("check", "check --json", "sweep"):
+        line = f"{sys.executable} -m sqlalchemy_locks {command} --url {sqlite.url} {shut}"
+        done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("option", ["--json", "--prefix=lock_"])
+def test_a_disk_that_is_full(sqlite: Cli, tmp_path: Path, option: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sqlalchemy_locks", "check", "--url", sqlite.url, option],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_library_loads_none_of_it(tmp_path: Path) -> None:
     code = "import sys, sqlalchemy_locks; print([name for name in ('click', 'rich', 'alembic') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -167,6 +167,44 @@ def test_no_password_in_what_nobody_foresaw(postgresql: Cli, monkeypatch: pytest
         assert secret not in done.output
 
 
+CONFIGURATIONS = [
+    (
+        f"[alembic]\nsqlalchemy.url = postgresql+psycopg://me:%40{SECRET[-3:]}@host/app\n",
+        "a percent sign is written %%",
+    ),
+    ("[alembic]\nsqlalchemy.url = %(DB_URL)s\n", "stands for another option"),
+    ("[other]\n", "no configuration with a section [alembic]"),
+    (f"{SECRET}\n", "no configuration with a section [alembic]"),
+    ("\udcff\n", "no configuration with a section [alembic]"),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), CONFIGURATIONS)
+def test_a_configuration_that_cannot_be_read_is_not_told(content: str, said: str, tmp_path: Path) -> None:
+    ini = tmp_path / "alembic.ini"
+    ini.write_bytes(content.encode("utf-8", "surrogateescape"))
+    done = run("check", "--config", str(ini), "--json")
+    assert done.exit_code == 2, done.output
+    assert said in json.loads(done.stdout)["message"]
+    assert SECRET not in done.output
+    assert SECRET[-3:] not in done.output
+
+
+@pytest.mark.parametrize("drivername", ["postgresql+psycopg", "mysql+pymysql"])
+def test_the_end_of_a_password_is_no_host(drivername: str) -> None:
+    done = run("check", "--url", f"{drivername}://me:one@two@127.0.0.1/app")
+    assert done.exit_code == 2
+    assert "%40" in done.stderr
+    assert "two" not in done.output
+
+
+def test_a_database_has_to_be_named() -> None:
+    for url in ("mysql+pymysql://me@host", "mariadb+pymysql://me@host/"):
+        done = run("check", "--url", url)
+        assert done.exit_code == 2
+        assert "names no database" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("said", "scrubbed"),
     [
