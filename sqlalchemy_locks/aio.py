@@ -19,7 +19,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from .async_lease import AsyncLeasing
 from .decorate import check_coroutine
 from .durations import span
-from .hold import Held, Hold, Name
+from .hold import IN_BLOCK, Held, Hold, Name
 from .leases import DAY, Alive
 from .locks import Locks
 from .maintenance import AsyncMaintenance
@@ -258,9 +258,7 @@ class AsyncHeld:
         """An ``AsyncSession`` in the very transaction that holds the lock; see ``Held.session``."""
         if self._session is None:
             connection = AsyncConnection(self._locks._engine, self._held._short.connection)
-            session: AsyncSession = self._locks._session_maker(
-                bind=connection, binds=None, join_transaction_mode="rollback_only"
-            )
+            session: AsyncSession = self._locks._session_maker(bind=connection, **IN_BLOCK)
             self._held.adopt(session.sync_session)
             self._session = session
         return self._session

@@ -5,8 +5,26 @@ A lock around a function that only makes a coroutine or a generator would be ove
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def _manager() -> Iterator[None]:
+    yield
+
+
+@contextlib.asynccontextmanager
+async def _async_manager() -> AsyncIterator[None]:
+    yield
+
+
+#: a context manager whose code is a generator's has no public name of its own
+_MANAGERS = type(_manager()), type(_async_manager())
 
 
 def check_plain(function: Any, what: str) -> None:
@@ -21,6 +39,22 @@ def check_coroutine(function: Any, what: str) -> None:
     _check(function, what)
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"{what} of AsyncLocks decorates async functions, and {_named(function)} is none: use Locks")
+
+
+def check_done(result: T, what: str) -> T:
+    """Refuse a result whose code has still to run: a wrapper gave it, which looks like a plain function.
+
+    :raises TypeError: for what has to be awaited, a generator, and what ``contextlib.contextmanager`` makes.
+    """
+    if isinstance(result, _MANAGERS) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        kind = "runs when the lock is over already: use a with block inside it"
+    elif inspect.isawaitable(result):
+        kind = "has to be awaited, when the lock is over already: use AsyncLocks, on the async function itself"
+        if inspect.iscoroutine(result):
+            result.close()
+    else:
+        return result
+    raise TypeError(f"{what} decorates a function that returned {result!r}, which {kind}")
 
 
 def _check(function: Any, what: str) -> None:

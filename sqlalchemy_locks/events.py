@@ -6,6 +6,7 @@ lock. Each emission is one line where it happens, and nothing is put together fo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -79,7 +80,8 @@ class Observed(EventTarget):
             error=error,
         )
         if logged:
-            log.log(level, "%s", told)
+            with contextlib.suppress(Exception):  # a handler of logs that raises is not the lock's trouble, either
+                log.log(level, "%s", told)
         for listener in listeners:
             _hear(listener, told)
 
@@ -88,7 +90,8 @@ def _hear(listener: Callable[[LockEvent], object], told: LockEvent) -> None:
     try:
         listener(told)
     except Exception:
-        log.exception("a listener failed that was told: %s", told)
+        with contextlib.suppress(Exception):
+            log.exception("a listener failed that was told: %s", told)
 
 
 class LockEvents(event.Events[Observed]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,7 +21,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
 
 from . import lock, reentry
-from .decorate import check_plain
+from .decorate import check_done, check_plain
 from .dialects import engine_of
 from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
 from .events import Observed
@@ -38,6 +39,13 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Name = str | int
+#: how a session is made that is to work in a block's transaction, whatever its maker was told
+IN_BLOCK: dict[str, Any] = {
+    "binds": None,
+    "join_transaction_mode": "rollback_only",
+    "autobegin": True,
+    "twophase": False,
+}
 
 
 class Holding(Observed):
@@ -77,9 +85,7 @@ class Held:
         it the lock.
         """
         if self._session is None:
-            self.adopt(
-                self._session_maker(bind=self._short.connection, binds=None, join_transaction_mode="rollback_only")
-            )
+            self.adopt(self._session_maker(bind=self._short.connection, **IN_BLOCK))
             assert self._session is not None
         return self._session
 
@@ -114,6 +120,7 @@ class Held:
         """Ask the server.
 
         :raises LockLost: when the transaction that holds the lock is over, or its connection is dead.
+        :raises Unsupported: on MySQL and MariaDB inside ``begin_nested()``, whose savepoint would not outlive it.
 
         >>> with locks.exclusive("invoice:42") as held:
         ...     held.check()
@@ -149,6 +156,8 @@ class Hold:
         self._names = dict(sorted(((as_key(name), name) for name in names), key=itemgetter(0)))
         self._timeout = None if timeout is None else seconds(timeout, "timeout")
         self._entered: tuple[Held, reentry.Inside, float] | None = None
+        #: whoever is inside, or about to be
+        self._use = threading.Lock()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         check_plain(function, self.shown)
@@ -156,7 +165,7 @@ class Hold:
         @functools.wraps(function)
         def within(*args: P.args, **kwargs: P.kwargs) -> T:
             with self.again():
-                return function(*args, **kwargs)
+                return check_done(function(*args, **kwargs), self.shown)
 
         return within
 
@@ -168,13 +177,30 @@ class Hold:
     def again(self) -> Hold:
         """The same, for one more use at the same time."""
         twin = copy.copy(self)
-        twin._entered = None
+        twin._entered, twin._use = None, threading.Lock()
         return twin
 
     def __enter__(self) -> Held:
-        if self._entered is not None:
+        # while it is waited for, too: of two who are let in, the first to leave would end what the other has
+        if not self._use.acquire(blocking=False):
             raise ReentryError("this block is entered already: make one for each use")
         asked = time.monotonic()
+        try:
+            held = self._enter(asked)
+        except BaseException:
+            self._use.release()
+            raise
+        if self._locks._heard:
+            try:
+                waited = time.monotonic() - asked
+                self._tell("waited", waited=waited)
+                self._tell("acquired", waited=waited)
+            except BaseException as error:
+                self.__exit__(type(error), error, None)  # which nobody else would do
+                raise
+        return held
+
+    def _enter(self, asked: float) -> Held:
         mine = self._enter_thread()
         try:
             held = self._open(asked)
@@ -183,11 +209,7 @@ class Hold:
             if isinstance(error, LockTimeout):
                 self._tell("waited", waited=time.monotonic() - asked, error=error)
             raise
-        began = time.monotonic()
-        self._entered = held, mine, began
-        if self._locks._heard:
-            self._tell("waited", waited=began - asked)
-            self._tell("acquired", waited=began - asked)
+        self._entered = held, mine, time.monotonic()
         return held
 
     def __exit__(
@@ -195,6 +217,7 @@ class Hold:
     ) -> None:
         assert self._entered is not None
         (held, mine, began), self._entered = self._entered, None
+        self._use.release()
         reentry.leave(mine)
         try:
             self._close(held, error)

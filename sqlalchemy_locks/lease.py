@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from . import reentry, semaphore
-from .decorate import check_plain
+from .decorate import check_done, check_plain
 from .durations import seconds, span
 from .errors import (
     IdempotencyConflict,
@@ -140,6 +140,8 @@ class Block:
         self._alone = alone
         self._permits: dict[str, int] = self._request(permits)._values["permits"]
         self._entered: tuple[Grant, Renewed, reentry.Inside, float] | None = None
+        #: whoever is inside, or about to be
+        self._use = threading.Lock()
 
     @property
     def shown(self) -> str:
@@ -157,13 +159,21 @@ class Block:
                 f"{self.shown} with an external_id can't decorate: that stands for one request, and each call is one"
             )
         twin = copy.copy(self)
-        twin._entered = None
+        twin._entered, twin._use = None, threading.Lock()
         return twin
 
     def enter(self) -> tuple[Grant, Renewed]:
         """Acquire."""
-        if self._entered is not None:
+        # while it is waited for, too: of two who are let in, the first to leave would end what the other has
+        if not self._use.acquire(blocking=False):
             raise ReentryError("this block is entered already: make one for each use")
+        try:
+            return self._enter()
+        except BaseException:
+            self._use.release()
+            raise
+
+    def _enter(self) -> tuple[Grant, Renewed]:
         me, dialect = reentry.me(), self._leases._engine.dialect
         own: dict[str, int] = {}
         for inside in reentry.own("permits", me):
@@ -219,6 +229,7 @@ class Block:
         """Give it back, and tell whether it was held to the end."""
         assert self._entered is not None
         (grant, renewed, mine, began), self._entered = self._entered, None
+        self._use.release()
         reentry.leave(mine)
         renewed.over = True
         lost = renewed.lost
@@ -381,7 +392,7 @@ class Leasing(Block):
         @functools.wraps(function)
         def within(*args: P.args, **kwargs: P.kwargs) -> T:
             with self.again():
-                return function(*args, **kwargs)
+                return check_done(function(*args, **kwargs), self.shown)
 
         return within
 

@@ -163,8 +163,14 @@ class Leases(Observed):
             raise
         if self._heard:
             waited = time.monotonic() - waiting.began
-            self._tell("waited", kind, grant.permits, waited=waited, **told)
-            self._tell("acquired", kind, grant.permits, waited=waited, fence=grant.fence, **told)
+            try:
+                self._tell("waited", kind, grant.permits, waited=waited, **told)
+                self._tell("acquired", kind, grant.permits, waited=waited, fence=grant.fence, **told)
+            except BaseException:
+                if not known:
+                    with contextlib.suppress(Exception):  # as above: nobody else knows its id
+                        self._settled(semaphore.release(ident))
+                raise
         return grant
 
     def _permit_holders(self, names: Iterable[str]) -> tuple[PermitHolder, ...]:

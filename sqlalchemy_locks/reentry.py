@@ -2,13 +2,14 @@
 
 It is in the context, and so in those of the tasks that begin inside a block: there it is another's, and is over when
 the block is, whatever becomes of the copies. A block that nobody can leave any more (an exception that came from
-outside just before its first line) is over, too.
+outside just before its first line) is over, too. A fork has none of its parent's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ class Inside:
 
     __slots__ = ("__weakref__", "held", "kind", "me", "over")
 
-    def __init__(self, kind: str, me: tuple[Any, Any], held: Mapping[Any, int]) -> None:
+    def __init__(self, kind: str, me: tuple[Any, ...], held: Mapping[Any, int]) -> None:
         self.kind, self.me, self.held = kind, me, held
         self.over = False
 
@@ -42,22 +43,22 @@ _inside: contextvars.ContextVar[tuple[weakref.ref[Inside], ...]] = contextvars.C
 )
 
 
-def me() -> tuple[Any, Any]:
-    """This thread, and the task that it runs."""
+def me() -> tuple[Any, ...]:
+    """This process, this thread, and the task that it runs."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
         task = None
     # no id(), which is another's when this one is gone; and no task is kept by what it has held
-    return _mine.me, None if task is None else weakref.ref(task)
+    return os.getpid(), _mine.me, None if task is None else weakref.ref(task)
 
 
-def own(kind: str, mine: tuple[Any, Any]) -> list[Inside]:
+def own(kind: str, mine: tuple[Any, ...]) -> list[Inside]:
     """What this thread or task holds in blocks of a kind."""
     return [one for one in _going_on() if one.kind == kind and one.me == mine] if _inside.get() else []
 
 
-def enter(kind: str, mine: tuple[Any, Any], held: Mapping[Any, int]) -> Inside:
+def enter(kind: str, mine: tuple[Any, ...], held: Mapping[Any, int]) -> Inside:
     """It holds this from now on: how often, by key."""
     entered = Inside(kind, mine, held)
     _inside.set(tuple(weakref.ref(one) for one in (*_going_on(), entered)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
-from .errors import LockLost, MustRollback, OutcomeUnknown
+from .errors import LockLost, MustRollback, OutcomeUnknown, Unsupported
 from .operation import Operation, translated
 from .pools import most
 
@@ -27,6 +28,9 @@ T = TypeVar("T")
 Sleep = Callable[[float], None]
 RETRIES = 3
 _OVER = "the transaction that held the lock has failed or is over, or its connection died"
+_ANOTHERS = "the lock is held by the process that forked this one"
+#: what a fork has of its parent's transactions: whatever becomes of it here, they go on there
+_inherited: list[Any] = []
 
 
 class ShortTransaction:
@@ -41,6 +45,7 @@ class ShortTransaction:
         #: somebody works in it, besides the lock
         self.used = False
         self._committed = False
+        self._process = os.getpid()
 
     def open(self, *, as_it_is: bool = False, wait: float | None = None) -> None:
         """Check a connection out and begin.
@@ -66,7 +71,15 @@ class ShortTransaction:
     def active(self) -> bool:
         """Whether the transaction is still the one that was begun."""
         connection = self.connection
-        return not connection.closed and not connection.invalidated and self.transaction.is_active
+        return not self._forked and not connection.closed and not connection.invalidated and self.transaction.is_active
+
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
+
+    @property
+    def _why(self) -> str:
+        return _ANOTHERS if self._forked else _OVER
 
     def use(self) -> None:
         """Somebody is about to work in the transaction: its end, from here on, must not pass unnoticed."""
@@ -78,17 +91,23 @@ class ShortTransaction:
         """Ask the server whether the transaction is still the one that was begun.
 
         :raises LockLost: when it is not, can only be rolled back, or its connection is dead.
+        :raises Unsupported: where asking would take the caller's savepoint away.
         """
+        if self.facts.marks_by_savepoint and self.active and self.connection.in_nested_transaction():
+            raise Unsupported(
+                f"check() inside begin_nested() can't be answered on {self.facts.name}, where asking ends the "
+                "savepoint: ask before it, or after it"
+            )
         try:
-            if self.active:
+            # the mark first: asking anything may begin another transaction where this one was ended
+            if self.active and not (self.used and self.facts.unmarked(self.connection)):
                 self.connection.exec_driver_sql("SELECT 1")
-                if not (self.used and self.facts.unmarked(self.connection)):
-                    if self.used:
-                        self.facts.mark(self.connection)
-                    return
+                if self.used:
+                    self.facts.mark(self.connection)
+                return
         except DBAPIError as error:
             raise LockLost(_OVER) from error
-        raise LockLost(_OVER)
+        raise LockLost(self._why)
 
     def commit(self) -> None:
         """Commit, and give the connection back.
@@ -99,14 +118,14 @@ class ShortTransaction:
         try:
             try:
                 if not self.active or (self.used and self.facts.unmarked(self.connection)):
-                    raise LockLost(f"{_OVER}: nothing that was done in it is committed")
+                    raise LockLost(f"{self._why}: nothing that was done in it is committed")
             except DBAPIError as error:
                 raise LockLost(f"{_OVER}: nothing that was done in it is committed") from error
             try:
                 self.transaction.commit()
                 self._committed = True
-            except DBAPIError as error:
-                if not error.connection_invalidated:
+            except BaseException as error:
+                if not isinstance(error, DBAPIError) or not error.connection_invalidated:
                     roll_back(self.connection)
                     raise
                 if not self.used:
@@ -120,6 +139,9 @@ class ShortTransaction:
     def abandon(self) -> None:
         """Roll back what isn't committed, and give the connection back; never raises over a dead connection."""
         connection = self.connection
+        if self._forked:
+            _inherited.append(self)  # the socket is the parent's, too
+            return
         try:
             if connection.in_transaction() or connection.invalidated:
                 connection.rollback()
@@ -127,8 +149,12 @@ class ShortTransaction:
                 self._restore()
             if self._committed:
                 nothing_open(connection)
-        except DBAPIError as error:
-            connection.invalidate(error)
+        except BaseException as error:
+            # in what state it is nobody knows
+            if not connection.closed:
+                connection.invalidate(error)
+            if not isinstance(error, DBAPIError):
+                raise
         finally:
             connection.close()
 

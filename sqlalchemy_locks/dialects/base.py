@@ -66,6 +66,9 @@ class Engine:
     #: sessions can be told at once that something was put
     listens: ClassVar[bool] = False
 
+    #: what ``mark`` leaves is a savepoint, and ``unmarked`` takes away those that were made after it
+    marks_by_savepoint: ClassVar[bool] = False
+
     #: the question who holds a key and who waits for one, where the server's tables tell it
     held_keys: ClassVar[type[HeldKeys] | None] = None
     #: otherwise why not, as the end of a sentence

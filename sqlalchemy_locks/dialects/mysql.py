@@ -48,6 +48,7 @@ class MySQL(Engine):
     name = "MySQL"
     locking = "rows"
     locks_on_replicas = True
+    marks_by_savepoint = True
     held_keys = HeldKeys
     #: the setting that ends a SELECT which takes too long, and what is a second there
     limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
@@ -87,7 +88,12 @@ class MySQL(Engine):
         autocommit = self.autocommit(connection)
         if autocommit:
             raw.autocommit(False)
-        transaction = connection.begin()
+        try:
+            transaction = connection.begin()
+        except BaseException:
+            if autocommit:
+                raw.autocommit(True)
+            raise
         # for the next transaction only: nothing is left on the connection, whatever the app gave it
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # the server's variable goes on telling the session's level, so the connection has to remember this one

@@ -28,7 +28,7 @@ _JOIN = text(
     "CAST(pg_advisory_xact_lock(:key) AS TEXT)) END"
 ).bindparams(bindparam("key", type_=BigInteger()))
 
-_IN_ERROR = 3  # libpq's PQTRANS_INERROR
+_IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
 _POOLED = "_sqlalchemy_locks_pooled"
 
 
@@ -93,7 +93,11 @@ class PostgreSQL(Engine):
             raw.set_isolation_level(level)
             raw.autocommit = autocommit
 
-        return connection.begin(), restore
+        try:
+            return connection.begin(), restore
+        except BaseException:
+            restore()
+            raise
 
     def alone(self, connection: Connection, bounded: bool) -> bool:
         # Without a transaction around them, two statements may come to two servers of a pooler's; so may the two
@@ -124,10 +128,14 @@ class PostgreSQL(Engine):
         return _Autocommitted(connection)
 
     def unmarked(self, connection: Connection) -> bool:
-        # COMMIT of a failed transaction is a ROLLBACK, and no error: who passed over the first would never know
-        info: Any = getattr(connection.connection.driver_connection, "info", None)
+        # COMMIT of a failed transaction is a ROLLBACK, and no error: who passed over the first would never know.
+        # Nor would who has sent a COMMIT of his own
+        driver: Any = connection.connection.driver_connection
+        info: Any = getattr(driver, "info", None)
         if info is not None:
-            return bool(info.transaction_status == _IN_ERROR)
+            return bool(info.transaction_status != _IN_TRANSACTION)
+        if not driver.is_in_transaction():
+            return True
         try:
             connection.exec_driver_sql("SELECT 1")
         except DBAPIError as error:

@@ -1,0 +1,419 @@
+"""Blocks that are used as nobody should: who is inside holds its keys, or is told that it doesn't, all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.transaction import ShortTransaction
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import ENGINES, INNODB, PATIENCE, SERVERS, Watch, async_connected, installed, later, unused
+
+
+class Base(DeclarativeBase): ...
+
+
+class Note(Base):
+    __tablename__ = "misuse"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    read: Mapped[int] = mapped_column(default=0)
+
+
+@pytest.fixture
+def noting(engine_to: MakeEngine) -> Iterator[Callable[..., Engine]]:
+    """Engines with an empty table of notes."""
+    made: list[Engine] = []
+
+    def make(name: str, driver: str | None = None) -> Engine:
+        made.append(engine_to(name, driver))
+        Base.metadata.drop_all(made[-1])
+        Base.metadata.create_all(made[-1])
+        return made[-1]
+
+    yield make
+    for engine in made:
+        Base.metadata.drop_all(engine)
+
+
+def notes(engine: Engine) -> list[int]:
+    with Session(engine) as session:
+        return sorted(session.query(Note.id).all())
+
+
+def free(engine: Engine, key: str) -> bool:
+    with engine.connect() as connection, connection.begin():
+        return bool(connection.scalar(sl.lock.try_exclusive(key)))
+
+
+# one block, several users
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_block_that_is_waited_for_is_entered(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
+    engine, key, server = engine_to(name), unused(), watch(name)
+    locks = sl.Locks(engine)
+    locks.run(sl.lock.create(key))
+    shared = locks.shared(key)
+    with locks.exclusive(key):
+        server.until_nobody_waits()
+        first = later(shared.__enter__)
+        server.until_waiting()
+        with pytest.raises(sl.ReentryError, match="entered already"):
+            later(shared.__enter__).result(PATIENCE)
+    held = first.result(PATIENCE)
+    assert not held.lost
+    shared.__exit__(None, None, None)
+    with shared:
+        pass
+
+
+def test_a_block_that_could_not_be_entered_can_be_entered(engine_to: MakeEngine) -> None:
+    engine, key = engine_to("postgresql15"), unused()
+    block = sl.Locks(engine).exclusive(key, timeout=0)
+    with sl.Locks(engine_to("postgresql15")).exclusive(key), pytest.raises(sl.LockTimeout):
+        later(block.__enter__).result(PATIENCE)
+    with block:
+        pass
+
+
+@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "mysql/aiomysql"])
+def test_two_tasks_at_once(servers: Any, which: str) -> None:
+    name, driver = which.split("/")
+
+    async def main() -> None:
+        async with async_connected(installed(servers, name, driver)) as engine:
+            block, refused = sl.AsyncLocks(engine).shared(unused()), 0
+
+            async def use() -> bool:
+                try:
+                    async with block as held:
+                        await held.check()
+                        return True
+                except sl.ReentryError:
+                    return False
+
+            assert sorted(await asyncio.gather(use(), use())) == [False, True]
+            assert refused == engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+
+
+def test_two_tasks_with_one_lease(servers: Any) -> None:
+    async def main() -> None:
+        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as engine:
+            locks, name = sl.AsyncLocks(engine), unused("semaphore")
+            await locks.run(sl.semaphore.create(name, 2))
+            block = locks.semaphore(name, ttl=3600)
+
+            async def use() -> bool:
+                try:
+                    async with block as grant:
+                        await grant.check()
+                        return True
+                except sl.ReentryError:
+                    return False
+
+            assert sorted(await asyncio.gather(use(), use())) == [False, True]
+            assert [row.used for row in await locks.run(sl.semaphore.usage()) if row.name == name] == [0]
+
+    asyncio.run(main())
+
+
+# what a decorated function gives
+
+
+class Generator:
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+
+async def coroutine() -> int:
+    return 1
+
+
+@contextlib.contextmanager
+def manager() -> Iterator[None]:
+    yield
+
+
+@contextlib.asynccontextmanager
+async def async_manager() -> Any:
+    yield
+
+
+@pytest.mark.parametrize("make", ["exclusive", "shared", "lease"])
+@pytest.mark.parametrize("function", [manager, async_manager, Generator(), lambda: Generator()(), lambda: coroutine()])
+def test_what_runs_after_the_lock_is_refused(engine_to: MakeEngine, make: str, function: Callable[[], Any]) -> None:
+    decorated = getattr(sl.Locks(engine_to("sqlite")), make)(unused())(function)
+    with pytest.raises(TypeError, match="when the lock is over already"):
+        decorated()
+
+
+# who hears of it
+
+
+class Stop(BaseException): ...
+
+
+@pytest.mark.parametrize("what", ["waited", "acquired"])
+def test_a_listener_that_ends_everything_leaves_no_lock(engine_to: MakeEngine, what: str) -> None:
+    engine, name = engine_to("postgresql15", pool_size=1, max_overflow=0), unused()
+    locks = sl.Locks(engine)
+    locks.run(sl.semaphore.create(name, 1))
+
+    def stop(told: sl.LockEvent) -> None:
+        raise Stop
+
+    event.listen(locks, what, stop)
+    for block in (locks.exclusive(name), locks.semaphore(name, ttl=3600), locks.lease(name, ttl=3600)):
+        with pytest.raises(Stop):
+            block.__enter__()
+        assert free(engine, name)
+        assert [row.used for row in locks.run(sl.semaphore.usage()) if row.name == name] == [0]
+    with pytest.raises(Stop):
+        locks.acquire({name: 1})
+    assert [row.used for row in locks.run(sl.semaphore.usage()) if row.name == name] == [0]
+
+
+class Full(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError("no space is left for logs")
+
+
+@pytest.fixture
+def full() -> Iterator[None]:
+    logger, handler = logging.getLogger("sqlalchemy_locks"), Full()
+    was = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield
+    logger.removeHandler(handler)
+    logger.setLevel(was)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_log_that_fails_loses_no_lock(engine_to: MakeEngine) -> None:
+    engine, key = engine_to("postgresql15"), unused()
+    locks = sl.Locks(engine)
+
+    def breaks(told: sl.LockEvent) -> None:
+        raise RuntimeError("the listener's")
+
+    event.listen(locks, "acquired", breaks)
+    with locks.exclusive(key):
+        assert not free(engine, key)
+    assert free(engine, key)
+    assert locks.mutex.acquire(key)
+    assert locks.mutex.release(key)
+    assert bool(locks.once_per(key, every=3600))
+    with locks.lease(key, ttl=3600) as grant:
+        grant.check()
+
+
+# forks
+
+FORKED = """
+    import os, sys
+    from sqlalchemy import create_engine, text
+    import sqlalchemy_locks as sl
+
+    def free():
+        engine = create_engine(sys.argv[1])
+        try:
+            with engine.connect() as connection, connection.begin():
+                return connection.scalar(sl.lock.try_exclusive(sys.argv[2]))
+        finally:
+            engine.dispose()
+
+    engine = create_engine(sys.argv[1])
+    locks = sl.Locks(engine)
+    child = None
+    try:
+        with locks.exclusive(sys.argv[2]) as held:
+            held.session.execute(text("SELECT 1"))
+            child = os.fork()
+            if not child:
+                told = [held.lost]
+                try:
+                    held.check()
+                except sl.LockLost:
+                    told.append("check")
+                engine.dispose(close=False)
+                try:
+                    with locks.exclusive(sys.argv[2], timeout=0):
+                        told.append("two holders")
+                except sl.LockTimeout:
+                    told.append("waits as others do")
+                print(*told, flush=True)
+                if sys.argv[3] == "raises":
+                    raise KeyError("the child's")
+            else:
+                os.waitpid(child, 0)
+                held.check()
+                print(held.lost, free(), flush=True)
+    except (sl.LockLost, KeyError) as error:
+        print(type(error).__name__, flush=True)
+    if child:
+        print(free(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("name", "how"), [*((name, "ends") for name in ENGINES), ("postgresql15", "raises")])
+def test_a_fork_that_leaves_its_parents_block(servers: Any, name: str, how: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED), installed(servers, name), unused("fork"), how],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ran.stdout.splitlines() == [
+        "True check waits as others do",
+        "LockLost" if how == "ends" else "KeyError",
+        "False False",
+        "True",
+    ], ran.stderr
+
+
+# sessions
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("option", [{"autobegin": False}, {"twophase": True}], ids=str)
+def test_a_session_that_the_app_begins_itself(
+    noting: Callable[..., Engine], name: str, option: dict[str, bool]
+) -> None:
+    engine = noting(name)
+    locks = sl.Locks(sessionmaker(engine, **option))  # type: ignore[call-overload]
+    with locks.exclusive(unused()) as held:
+        with held.session.begin():
+            held.session.add(Note(id=1))
+        with held.session.begin():
+            held.session.add(Note(id=2))
+    assert notes(engine) == [(1,), (2,)]
+    (note,) = locks.run(sl.capture(Note, where=Note.id == 1, values={"read": 1}, order_by=Note.id, limit=1))
+    assert note.read == 1
+
+
+def test_the_same_awaited(noting: Callable[..., Engine], servers: Any) -> None:
+    engine = noting("postgresql15")
+
+    async def main() -> None:
+        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as asynchronous:
+            locks = sl.AsyncLocks(async_sessionmaker(asynchronous, autobegin=False))
+            async with locks.exclusive(unused()) as held, held.session.begin():
+                held.session.add(Note(id=1))
+
+    asyncio.run(main())
+    assert notes(engine) == [(1,)]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_check_takes_no_savepoint_away(noting: Callable[..., Engine], name: str) -> None:
+    engine = noting(name)
+    with sl.Locks(engine).exclusive(unused()) as held:
+        session = held.session
+        for kept in (True, False):
+            with contextlib.suppress(KeyError), session.begin_nested():
+                session.add(Note(id=int(kept)))
+                session.flush()
+                if name in INNODB:
+                    with pytest.raises(sl.Unsupported, match="begin_nested"):
+                        held.check()
+                else:
+                    held.check()
+                if not kept:
+                    raise KeyError
+            held.check()
+    assert notes(engine) == [(1,)]
+
+
+@pytest.mark.parametrize(
+    "which", ["postgresql15/psycopg", "postgresql15/psycopg2", "mysql/pymysql", "mariadb/pymysql", "sqlite/pysqlite"]
+)
+@pytest.mark.parametrize("word", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_transaction_that_is_ended_in_sql_is_a_lost_lock(
+    engine_to: MakeEngine, which: str, word: str, asked: bool
+) -> None:
+    name, driver = which.split("/")
+    engine, key = engine_to(name, driver), unused()
+    with pytest.raises(sl.LockLost), sl.Locks(engine).exclusive(key) as held:
+        held.session.execute(text(word))
+        assert free(engine, key)
+        if asked:
+            held.check()
+
+
+def test_the_same_with_asyncpg(servers: Any) -> None:
+    async def main() -> None:
+        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as engine:
+            with pytest.raises(sl.LockLost):
+                async with sl.AsyncLocks(engine).exclusive(unused()) as held:
+                    await held.session.execute(text("COMMIT"))
+
+    asyncio.run(main())
+
+
+# listeners of SQLAlchemy's
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
+@pytest.mark.parametrize("what", ["begin", "commit", "rollback"])
+def test_an_engines_listener_that_raises_leaves_no_setting(engine_to: MakeEngine, name: str, what: str) -> None:
+    engine, key = engine_to(name, isolation_level="SERIALIZABLE", pool_size=1, max_overflow=0), unused()
+
+    def settings() -> Any:
+        with engine.connect() as connection:
+            raw: Any = connection.connection.dbapi_connection
+            own = raw.get_autocommit() if name == "mysql" else (raw.autocommit, raw.isolation_level)
+            return connection.get_isolation_level(), own
+
+    def breaks(*_: Any) -> None:
+        raise RuntimeError("the listener's")
+
+    was, locks = settings(), sl.Locks(engine)
+    locks._sets_isolation = True
+    for end in (None, KeyError()):
+        event.listen(engine, what, breaks)
+        with contextlib.suppress(KeyError), contextlib.suppress(RuntimeError):
+            with locks.exclusive(key) as held:
+                held.session.execute(text("SELECT 1"))
+                if end is not None:
+                    raise end
+        event.remove(engine, what, breaks)
+        assert settings() == was
+        assert free_at_all(locks, key)
+
+
+def free_at_all(locks: sl.Locks, key: str) -> bool:
+    with locks.exclusive(key, timeout=0):
+        return True
+
+
+def test_autocommit_is_as_it_was_when_no_transaction_began(engine_to: MakeEngine) -> None:
+    for name in ("postgresql15", "mysql"):
+        engine = engine_to(name, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
+
+        def breaks(*_: Any) -> None:
+            raise RuntimeError("the listener's")
+
+        event.listen(engine, "begin", breaks)
+        with pytest.raises(RuntimeError, match="the listener's"):
+            ShortTransaction(engine).open()
+        event.remove(engine, "begin", breaks)
+        with engine.connect() as connection:
+            raw: Any = connection.connection.dbapi_connection
+            assert raw.autocommit if name == "postgresql15" else raw.get_autocommit()
