@@ -14,8 +14,9 @@ import sqlalchemy as sa
 from alembic.operations import Operations
 from sqlalchemy.engine import Connection
 
+from ..keys import key
 from .options import Options, Refused
-from .script import Family, Place, Script
+from .script import Family, Place, Script, family
 
 STEPS = ("0001", "0002", "0003", "0004")
 
@@ -25,6 +26,11 @@ _DOORS: dict[str, str] = {
     "revisions": "the shipped revisions (`alembic upgrade sqlalchemy_locks@head`)",
     "directives": "directives (`op.upgrade_locks` in revisions of your own)",
 }
+
+# to the end of the transaction; a postgresql:// URL may lead to YugabyteDB, whose older releases have no such locks
+_ALONE = sa.text(
+    "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN CAST(pg_advisory_xact_lock(:key) AS TEXT) END"
+).bindparams(sa.bindparam("key", type_=sa.BigInteger()))
 
 
 class Step(Protocol):
@@ -75,6 +81,7 @@ def between(lower: str, upper: str) -> tuple[str, ...]:
 
 def upgrade(op: Operations, steps: tuple[str, ...], options: Options, door: Door) -> None:
     """Run steps upwards, each recorded when it is done."""
+    _one_at_a_time(op, options)
     _refuse_mixing(op, options, door)
     script = Script(op, options)
     installed = script.table("installed")
@@ -90,6 +97,7 @@ def upgrade(op: Operations, steps: tuple[str, ...], options: Options, door: Door
 
 def downgrade(op: Operations, steps: tuple[str, ...], options: Options, door: Door) -> None:
     """Undo steps downwards; the first one takes ``installed`` with it."""
+    _one_at_a_time(op, options)
     _refuse_mixing(op, options, door)
     script = Script(op, options)
     for step in reversed(steps):
@@ -107,6 +115,16 @@ def recorded(connection: Connection, options: Options) -> dict[str, str] | None:
     table = sa.table(name, sa.column("step", sa.String), sa.column("door", sa.String), schema=schema)
     rows = connection.execute(sa.select(table.c.step, table.c.door).order_by(table.c.step))
     return {row.step: row.door for row in rows}
+
+
+def _one_at_a_time(op: Operations, options: Options) -> None:
+    """Of those who install at the same time one waits for the other; elsewhere the engine sees to it.
+
+    PostgreSQL's ``IF NOT EXISTS`` and ``OR REPLACE`` fail where two look at the same time, and neither finds it.
+    """
+    context = op.get_context()
+    if not context.as_sql and family(context.dialect) == "postgresql":
+        op.get_bind().execute(_ALONE, {"key": key("sqlalchemy_locks", "installs", options.schema)})
 
 
 def _refuse_mixing(op: Operations, options: Options, door: Door) -> None:
