@@ -59,7 +59,7 @@ class Holder(Protocol):
     def _waiting(
         self, request: Operation[Any], patience: float | None, known: bool, own: Mapping[str, int]
     ) -> Waiting: ...
-    def _granted(self, waiting: Waiting, known: bool, kind: str) -> Grant: ...
+    def _granted(self, waiting: Waiting, known: bool, block: str) -> Grant: ...
     def _of_request(self, operation: Operation[Any]) -> Any: ...
     def _settled(self, operation: Operation[Any]) -> Any: ...
     def _renewals(self) -> Renewals: ...
@@ -322,9 +322,10 @@ class Block:
             raise RequestHeld(f"the request {grant.external_id!r} was granted before, and is held")
         try:
             return (grant, *self._resumed(grant))
-        except BaseException:
+        except BaseException as error:
             if not known:
                 self._release(grant)
+            self._tell("released", grant, held=0.0, error=error)
             raise
 
     def _resumed(self, grant: Grant) -> tuple[float, float]:

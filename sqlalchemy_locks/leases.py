@@ -75,7 +75,7 @@ class Leases(Observed):
             permits, external_id=external_id, owner=self.owner if owner is None else owner, ttl=ttl
         )
         patience, known = None if timeout is None else seconds(timeout, "timeout"), external_id is not None
-        return self._granted(self._waiting(operation, patience, known, {}), known, "semaphore")
+        return self._granted(self._waiting(operation, patience, known, {}), known)
 
     def semaphore(
         self,
@@ -142,8 +142,13 @@ class Leases(Observed):
     def _waiting(self, request: Operation[Any], patience: float | None, known: bool, own: Mapping[str, int]) -> Waiting:
         return Waiting(self._engine, self._settled, self._sleep, request, patience, own, known)
 
-    def _granted(self, waiting: Waiting, known: bool, kind: str) -> Grant:
-        """Wait for room; ``known``: whoever asks gave the id, and may have asked before."""
+    def _granted(self, waiting: Waiting, known: bool, block: str | None = None) -> Grant:
+        """Wait for room.
+
+        :param known: whoever asks gave the id, and may have asked before.
+        :param block: what the block is called that is about to be entered.
+        """
+        kind = block or "semaphore"
         asked = waiting.request._values
         ident, told = asked["external_id"], {"owner": asked["owner"], "external_id": asked["external_id"]}
         try:
@@ -169,7 +174,9 @@ class Leases(Observed):
             waited = time.monotonic() - waiting.began
             try:
                 self._tell("waited", kind, grant.permits, waited=waited, **told)
-                self._tell("acquired", kind, grant.permits, waited=waited, fence=grant.fence, **told)
+                # only of blocks it is timed: what has none may be given back by another process
+                timed = waited if block else None
+                self._tell("acquired", kind, grant.permits, waited=timed, fence=grant.fence, **told)
             except BaseException:
                 if not known:
                     with contextlib.suppress(Exception):  # as above: nobody else knows its id

@@ -53,6 +53,52 @@ def test_prometheus(engine_to: MakeEngine) -> None:
         assert value("held") == 1
 
 
+@pytest.fixture(params=["prometheus", "opentelemetry"])
+def held(request: pytest.FixtureRequest) -> Any:
+    """What tells the number of permits' blocks that are held now, by ``Locks`` that it is given first."""
+    if request.param == "prometheus":
+        registry = CollectorRegistry()
+
+        def told(locks: sl.Locks, first: bool = False) -> Any:
+            if first:
+                prometheus.instrument(locks, registry)
+            labels = {"kind": "semaphore", "engine": "PostgreSQL"}
+            return registry.get_sample_value("sqlalchemy_locks_held", labels) or 0
+
+        yield told
+        return
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+
+    def summed(locks: sl.Locks, first: bool = False) -> Any:
+        if first:
+            otel.instrument(locks, meter_provider=provider)
+        data = reader.get_metrics_data()
+        every = [] if data is None else [one for each in data.resource_metrics for one in each.scope_metrics]
+        found = [one for each in every for one in each.metrics if one.name == "sqlalchemy_locks.held"]
+        return sum(point.value for one in found for point in one.data.data_points)  # type: ignore[union-attr,misc]
+
+    yield summed
+    provider.shutdown()
+
+
+def test_only_blocks_are_held(engine_to: MakeEngine, held: Any) -> None:
+    locks, name = sl.Locks(engine_to("postgresql15")), unused("semaphore")
+    held(locks, first=True)
+    locks.run(sl.semaphore.create(name, 2))
+    grant = locks.acquire({name: 1}, ttl=3600)
+    assert held(locks) == 0
+    with locks.semaphore(name, ttl=3600):
+        assert held(locks) == 1
+    assert held(locks) == 0
+    locks.release(grant)
+    # one that is refused when it was had already
+    for_ever = locks.acquire({name: 1}, external_id=unused("id"))
+    with pytest.raises(sl.IdempotencyConflict):
+        locks.semaphore(name, ttl=3600, external_id=for_ever.external_id).__enter__()
+    assert held(locks) == 0
+
+
 def test_opentelemetry(engine_to: MakeEngine) -> None:
     spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
     tracing, metering = TracerProvider(), MeterProvider([reader])
