@@ -28,7 +28,7 @@ def check(session: nox.Session) -> None:
     """Style, types and layers."""
     session.install(
         "-e",
-        ".[redis,cli,otel,prometheus,fastapi]",
+        ".[redis,cli,otel,prometheus,fastapi,flask]",
         *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "check"),
     )
     session.run("ruff", "check", ".")

@@ -138,9 +138,16 @@ class Maintenance:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self, patience: float | None = None) -> None:
+        """Have the round that is under way be the last.
+
+        :param patience: how long to wait for it, in seconds; ``None``: until it is over.
+        """
         self._over.set()
-        assert self._thread is not None
-        self._thread.join()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(patience)
 
     def _work(self) -> None:
         while True:

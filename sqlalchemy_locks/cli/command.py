@@ -20,14 +20,17 @@ from sqlalchemy.exc import DBAPIError
 
 from ..errors import LockError
 from .screen import Screen, plain
-from .target import Database, Target, target
+from .target import App, AppTarget, Database, Target, target
 
 #: what a command ends with
 FINE, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
+PROGRAM = "sqlalchemy-locks"
 
 _URL_HELP = (
     "The database, e.g. postgresql+psycopg://user:password@host/database. Others see it in the list of processes."
 )
+#: the options that name a database
+NAMING = ("url", "config", "schema", "prefix")
 _OPTIONS = (
     click.option("--url", metavar="URL", help=f"{_URL_HELP} [env: SQLALCHEMY_LOCKS_URL, DATABASE_URL]"),
     click.option(
@@ -52,11 +55,17 @@ def on_database(*, make: bool = False) -> Callable[[Work], Callable[..., None]]:
     def declare(work: Work) -> Callable[..., None]:
         @functools.wraps(work)
         def run(
-            url: str | None, config: str | None, schema: str | None, prefix: str | None, as_json: bool, **options: Any
+            as_json: bool,
+            url: str | None = None,
+            config: str | None = None,
+            schema: str | None = None,
+            prefix: str | None = None,
+            **options: Any,
         ) -> None:
             screen = Screen(as_json)
             with _documented(screen):
-                found = target(url, config, schema, prefix)
+                app = _app()
+                found = target(url, config, schema, prefix) if app is None else AppTarget.of(app.engine())
                 if not make and not found.exists():
                     _end(screen, FAILED, "Unreachable", f"there is no file {found.url.database}")
 
@@ -82,6 +91,16 @@ def _documented(screen: Screen) -> Iterator[None]:
         if screen.as_json:
             print(json.dumps({"error": "UsageError", "message": error.format_message()}, indent=2))
         raise
+
+
+def _app() -> App | None:
+    return click.get_current_context().find_object(App)
+
+
+def program() -> str:
+    """What is typed before a command's name."""
+    app = _app()
+    return PROGRAM if app is None else app.program
 
 
 class Unreachable(Exception):
@@ -147,7 +166,7 @@ def _end(screen: Screen, code: int, kind: str, said: str) -> None:
     if screen.as_json:
         with contextlib.suppress(OSError):  # perhaps that is what it has to say
             print(json.dumps({"error": kind, "message": said}, indent=2), flush=True)
-    click.echo(f"sqlalchemy-locks: {plain(said)}", err=True)
+    click.echo(f"{program()}: {plain(said)}", err=True)
     sys.exit(code)
 
 

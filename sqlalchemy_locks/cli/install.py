@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import sqlalchemy as sa
 
-from .command import BAD, on_database
+from .command import BAD, on_database, program
 from .screen import Screen, note, sentence
 from .target import Database
 
@@ -63,5 +63,5 @@ def install(screen: Screen, database: Database, grant_to: tuple[str, ...], locki
     else:
         said = sentence(f"Nothing to do in {place.shown}: every step is there, up to {STEPS[-1]}", "green")
     newer_said = [sentence(f"Step {step} is of a newer release, which is not this one", "yellow") for step in newer]
-    screen.show(document, said, *newer_said, note("sqlalchemy-locks check tells whether all is well."))
+    screen.show(document, said, *newer_said, note(f"{program()} check tells whether all is well."))
     return BAD if newer else None

@@ -15,7 +15,7 @@ from .. import overview as parts_of
 from ..errors import NotInstalled
 from ..locks import Locks
 from ..overview import look_at
-from .command import lasting, on_database, told_to_end
+from .command import lasting, on_database, program, told_to_end
 from .queue import queues
 from .screen import Screen, duration, name, note, number, second, sentence, table, title
 from .semaphore import semaphores
@@ -122,7 +122,7 @@ def shown(document: dict[str, Any], console: Console) -> Group:
         parts.append(title(part.capitalize()))
         if rows is None:
             why = document["untold"] if part == "keys" else None
-            parts.append(sentence(why or "not installed here: `sqlalchemy-locks check` tells what is", "yellow"))
+            parts.append(sentence(why or f"not installed here: `{program()} check` tells what is", "yellow"))
         else:
             parts.append(make(rows))
     return Group(*parts)

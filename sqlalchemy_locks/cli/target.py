@@ -1,7 +1,7 @@
 """Which database is meant, and how it is reached: any driver that SQLAlchemy has, sync or async.
 
 An async driver is awaited in SQLAlchemy's greenlet, in which every command runs as it is. What is said of a URL, or of
-an error, never has a password in it.
+an error, never has a password in it. An app that has the same commands gives them the engine that it has already.
 """
 
 from __future__ import annotations
@@ -123,6 +123,33 @@ class Target:
         for secret in sorted((each for each in given if len(each) > 3 and each not in known), key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
+
+
+@dataclass(frozen=True)
+class AppTarget(Target):
+    """The database of an app, by the engine that the app has; its pool is left as it is."""
+
+    engine: Engine
+
+    @classmethod
+    def of(cls, engine: Engine) -> AppTarget:
+        """With the locks where the engine's own options say that they are."""
+        options = engine.get_execution_options()
+        schema = options.get("schema_translate_map", {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
+        return cls(engine.url, schema, options.get("locks_prefix", DEFAULT_PREFIX), engine)
+
+    def run(self, work: Callable[[Database], T]) -> T:
+        """Do something there."""
+        return work(Database(self.engine, self, time.sleep))
+
+
+@dataclass(frozen=True)
+class App:
+    """Whose commands they are, where they are an app's: the object of Click's context."""
+
+    #: what is typed before a command's name
+    program: str
+    engine: Callable[[], Engine]
 
 
 def target(url: str | None, config: str | None, schema: str | None, prefix: str | None) -> Target:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from flask import Flask
 from sqlalchemy import Engine, text
 
 from ..conftest import PLAIN, Servers, install
@@ -45,6 +46,10 @@ def test_snippets_run(
         for value in vars(module).values():
             if isinstance(value, Engine):
                 value.dispose()
+            elif isinstance(value, Flask):
+                with value.app_context():
+                    for engine in value.extensions["sqlalchemy"].engines.values():
+                        engine.dispose()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

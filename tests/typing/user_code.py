@@ -16,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from typing_extensions import assert_type
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.integrations.flask import FlaskLocks, current_locks
 from sqlalchemy_locks.redis import Mutex, StateTransition, Task, Timeout
 
 
@@ -296,3 +297,18 @@ async def on_redis_awaited(client: redis.asyncio.Redis) -> None:
 
 def on_a_redis_cluster(client: redis.RedisCluster) -> None:
     assert_type(Mutex(client).acquire("a"), bool)
+
+
+def in_a_flask_app(locks: FlaskLocks) -> None:
+    assert_type(locks.run(sl.lock.vacuum()), int | None)
+    assert_type(current_locks.mutex.acquire("a"), bool)
+    with locks.exclusive("a", timeout=5) as held:
+        assert_type(held.session, Session)
+    with current_locks.lease("a", ttl=60) as lease:
+        assert_type(lease, sl.Lease)
+
+    @locks.exclusive("a")
+    def view(number: int) -> str:
+        return str(number)
+
+    assert_type(view(1), str)

@@ -1,0 +1,29 @@
+"""What comes from browsers, looked at before anything is done with it."""
+
+from decimal import Decimal, InvalidOperation
+
+from flask import abort, request
+
+#: as wide as the columns
+LONGEST = 255
+
+
+def text(name: str) -> str:
+    """A field of text: any character but those that are none."""
+    value = request.form.get(name, "").strip()
+    if not value or len(value) > LONGEST:
+        abort(400, f"{name}: 1 to {LONGEST} characters, please.")
+    if not value.isprintable():
+        abort(400, f"{name}: in one line, please.")
+    return value
+
+
+def money(name: str) -> Decimal:
+    """A field with an amount."""
+    try:
+        value = Decimal(request.form.get(name, ""))
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite() or not 0 < value < 10**6 or value != round(value, 2):
+        abort(400, f"{name}: an amount such as 19.90, please.")
+    return value

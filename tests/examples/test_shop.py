@@ -1,0 +1,274 @@
+"""The example is what it says: its README's commands run it, its own tests pass, and a worker that dies loses nothing.
+
+It is copied first, as a user would, and it runs in processes of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import BigInteger, String, Text, create_engine, select, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from tests.conftest import PLAIN, Servers
+from tests.docs.pages import ROOT, blocks
+from tests.operation.parties import PATIENCE, later, until
+from tests.semaphore.parties import expire_in
+
+EXAMPLE = ROOT / "examples" / "shop"
+ENGINES = ["sqlite", "postgresql15"]
+NAMES = ["O'Hara", '"; DROP TABLE customers; --', "<img src=x onerror=alert(1)>", "Zoë 🎉", "y" * 255]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Export(Base):
+    """As the shop has it."""
+
+    __tablename__ = "exports"
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+    body: Mapped[str] = mapped_column(Text)
+    by: Mapped[str] = mapped_column(String(255))
+    fence: Mapped[int] = mapped_column(BigInteger)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The example in a folder of its own, with a database of its own."""
+
+    folder: Path
+    url: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(("FLASK_", "SHOP_", "PYTEST_"))
+        }
+        path = f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}"
+        return {**clean, "PATH": path, "DATABASE_URL": self.url, "PYTHONUNBUFFERED": "1"}
+
+    def __call__(self, command: str) -> str:
+        done = subprocess.run(
+            ["sh", "-ec", command],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    @contextlib.contextmanager
+    def serving(self, command: str, **environment: str) -> Iterator[httpx.Client]:
+        """While it runs, a client of the server that the command starts; it says itself where it listens."""
+        log = self.folder / "server.log"
+        with log.open("w") as written:
+            process = subprocess.Popen(
+                ["sh", "-ec", f"exec {command}"],
+                cwd=self.folder,
+                env={**self.environment, **environment},
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            said = re.compile(r"(?:Running on|Listening at:) (http://127\.0\.0\.1:\d+)")
+            until(lambda: said.search(log.read_text()) or process.poll() is not None, pause=0.05)
+            found = said.search(log.read_text())
+            assert found is not None, log.read_text()
+            with httpx.Client(base_url=found[1], timeout=PATIENCE) as client:
+                yield client
+            process.terminate()
+            process.wait(PATIENCE)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(PATIENCE)
+
+
+@pytest.fixture(params=ENGINES)
+def shop(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Copy:
+    ignored = shutil.ignore_patterns("__pycache__", "instance", ".pytest_cache")
+    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "shop", ignore=ignored))
+    if request.param == "sqlite":
+        return Copy(folder, f"sqlite:///{tmp_path}/shop.db?timeout=120")
+    return Copy(folder, servers.fresh(request.param, PLAIN[request.param]))
+
+
+def commands() -> tuple[str, str]:
+    """The README's two: what makes the database, but for what comes out of the network, and what serves."""
+    first, second = next(block for block in blocks(EXAMPLE / "README.md") if block.language == "sh").text.splitlines()
+    return first.removeprefix("pip install -r requirements.txt && "), second
+
+
+def test_what_it_is_made_of_is_what_it_says_that_it_needs() -> None:
+    wanted = (EXAMPLE / "requirements.txt").read_text()
+    for module in ("flask_migrate", "flask_sqlalchemy", "gunicorn", "psycopg", "sqlalchemy_locks"):
+        assert module.replace("_", "-") in wanted
+
+
+def test_its_own_tests_pass(shop: Copy) -> None:
+    if shop.url.startswith("sqlite"):
+        # as they are
+        assert " passed" in shop("unset DATABASE_URL; python -m pytest -q -W error")
+    else:
+        assert " passed" in shop("python -m pytest -q -W error")
+
+
+def test_without_a_url_it_is_a_file_beside_it(tmp_path: Path) -> None:
+    copied = Copy(Path(shutil.copytree(EXAMPLE, tmp_path / "shop")), "")
+    copied(f"unset DATABASE_URL; {commands()[0]}")
+    assert (copied.folder / "instance" / "shop.db").is_file()
+
+
+def test_the_two_commands(shop: Copy) -> None:
+    make, serve = commands()
+    shop(make)
+    with shop.serving(f"{serve} --port 0") as client:
+        customers(client)
+        for name in NAMES:
+            ordered = client.post("/orders", data={"customer": "1", "item": name, "price": "19.90"})
+            assert ordered.status_code == 303, ordered.text
+        paid_at_once(client)
+        assert "order 1: SHOP-00000001" in shop("flask ship")
+        assert "SHOP-00000001" in client.get("/").text
+        assert shop("flask report").startswith("1 orders, 19.9")
+        assert client.get("/reports").text.count("19.9") == 1
+        assert client.post("/exports/").status_code == 303
+        exported = client.get("/exports/orders.csv").text
+        assert exported.count("shipped") == 1
+        for name in NAMES:
+            assert name.replace('"', '""') in exported
+        shown = client.get("/").text + client.get("/customers").text
+        assert "<img" not in shown
+        assert "&lt;img src=x onerror=alert(1)&gt;" in shown
+        assert "Zoë 🎉" in shown
+        assert client.get("/invoices/77").status_code == 404
+
+
+def customers(client: httpx.Client) -> None:
+    for number, name in enumerate(NAMES):
+        answer = client.post("/customers", data={"name": name, "email": f"{number}{name[:200]}@example.org"})
+        assert answer.status_code == 303, answer.text
+    for name in ("", "z" * 256, "a\0b"):
+        assert client.post("/customers", data={"name": name, "email": "z@example.org"}).status_code == 400
+        assert client.post("/customers", data={"name": "z", "email": name}).status_code == 400
+
+
+def paid_at_once(client: httpx.Client) -> None:
+    """However busy the machine, all have an answer in the end: who was told to come again comes again."""
+    together = threading.Barrier(4)
+
+    def pay() -> int:
+        together.wait(PATIENCE)
+        while (answer := client.post("/invoices/1/pay")).status_code == 423:
+            assert int(answer.headers["Retry-After"]) >= 1
+        return answer.status_code
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [each.result(PATIENCE) for each in [pool.submit(pay) for _ in range(4)]] == [303] * 4
+    # its head, and the one payment
+    assert client.get("/invoices/1").text.count("<tr>") == 2
+
+
+class Storage(http.server.ThreadingHTTPServer):
+    """Where exports are sent: it lets the first one wait, and takes what comes after."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Takes)
+        self.asked, self.over = threading.Event(), threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/orders.csv"
+
+    def __enter__(self) -> Storage:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.over.set()
+        self.shutdown()
+        self.server_close()
+
+
+class _Takes(http.server.BaseHTTPRequestHandler):
+    server: Storage
+
+    def do_PUT(self) -> None:
+        first = not self.server.asked.is_set()
+        self.server.asked.set()
+        if first:
+            self.server.over.wait(PATIENCE)
+            return
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_worker_that_is_killed_gives_its_permit_back(shop: Copy) -> None:
+    shop(commands()[0])
+    engine = create_engine(shop.url, poolclass=NullPool)
+    locks = sl.Locks(engine)
+    server = "gunicorn --preload --workers 2 --threads 2 --timeout 3600 --bind 127.0.0.1:0 --no-control-socket wsgi:app"
+    with Storage() as storage, shop.serving(server, SHOP_EXPORT_URL=storage.url, SHOP_EXPORT_TTL="3600") as client:
+        with httpx.Client(base_url=client.base_url, timeout=PATIENCE) as doomed:
+            asked = later(doomed.post, "/exports/", headers={"Idempotency-Key": "the dead one's"})
+            until(storage.asked.is_set, unless=asked)  # it holds the permit, and is in the middle
+            (dead,) = locks.run(sl.semaphore.holders("exports"))
+            os.kill(int(dead.owner.split(":")[1]), signal.SIGKILL)
+            with pytest.raises(httpx.TransportError):
+                asked.result(PATIENCE)
+        refused = client.post("/exports/")
+        assert (refused.status_code, refused.headers["Content-Type"]) == (429, "application/problem+json")
+        assert int(refused.headers["Retry-After"]) >= 1
+        expire_in(engine, dead)  # its hour is over
+        assert client.post("/exports/").status_code == 303
+        assert late_writes(engine, dead) == ["StaleToken", "LockLost"]
+        with Session(engine) as session:
+            (export,) = session.scalars(select(Export))
+            assert export.body.startswith("order,customer")
+            assert export.fence > dead.fence
+            assert export.by != dead.owner
+
+
+def late_writes(engine: Any, dead: Any) -> list[str]:
+    """What becomes of the writes that the dead one would make, were it alive."""
+    write = update(Export).values(body="too late")
+    refused = []
+    for late in (
+        sl.fenced(write, Export.fence, dead.fence),
+        sl.guarded(write, dead.external_id),
+    ):
+        with Session(engine) as session:
+            try:
+                session.scalar(late)
+            except sl.LockError as error:
+                refused.append(type(error).__name__)
+            session.rollback()
+    return refused
