@@ -91,7 +91,15 @@ class RequestOver(LockLost):
 
 
 class RequestHeld(LockError):
-    """This ``external_id`` is held by who asked with it first, and was not to be held by two."""
+    """This ``external_id`` is held by who asked with it first, and was not to be held by two.
+
+    >>> with locks.semaphore("network", external_id="job-1", resume=False):
+    ...     try:
+    ...         with locks.semaphore("network", external_id="job-1", resume=False):
+    ...             send_report()
+    ...     except sl.RequestHeld:
+    ...         log.info("job-1 is being done")
+    """
 
 
 class ReentryError(LockError):
