@@ -116,10 +116,7 @@ async def answer(request: Request, error: Exception) -> Response:
             raise error
     else:
         raise error
-    if problem.status == 503:
-        _log.warning("%s %s was answered 503: %s", request.scope.get("method", ""), request.url.path, _why(error))
+    if problem.status in (404, 503):  # what may be the service's own fault
+        method, path = request.scope.get("method", ""), request.url.path
+        _log.warning("%s %s was answered %s: %s", method, path, problem.status, error.__cause__ or error)
     return Response(problem.content, problem.status, problem.headers)
-
-
-def _why(error: Exception) -> BaseException:
-    return error.__cause__ or error
