@@ -76,7 +76,12 @@ def _queues(engine: Engine) -> None:
                 jobs = list(connection.execute(queue.capture(number, queue=name, host="worker-1")))
                 if number == dead:
                     connection.execute(queue.fail(jobs, error="550 no such user", retry=False))
-                elif stalled:
+                    continue
+                # nobody works on them: they would stall, all of them, while a slow machine looks
+                ids = [each.internal_id for each in jobs]
+                lively = update(job).where(job.c.internal_id.in_(ids)).values(heartbeat_at=Later(Now(), 3600.0))
+                connection.execute(lively)
+                if stalled:
                     old = job.c.internal_id.in_([each.internal_id for each in jobs[:stalled]])
                     connection.execute(update(job).where(old).values(heartbeat_at=Ago(900)))
             if waiting:

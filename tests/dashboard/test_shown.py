@@ -235,6 +235,16 @@ def test_elsewhere(servers: Servers) -> None:
             page.close()
 
 
+@pytest.mark.parametrize("name", ["none", "x" * 300, "a\0b", "a ", "\u202e", "<b>"])
+def test_a_semaphore_that_is_not_there(name: str, door: str, door_to: MakeDoor) -> None:
+    """Whatever an address asks for, be it no name at all."""
+    for path in ("/", "/live"):
+        answer = door_to(door=door).ask("GET", path, params={"of": name})
+        assert answer.status_code == 200
+        assert "There is no such semaphore" in answer.text
+        assert "<b>" not in answer.text
+
+
 def test_numbers_and_names() -> None:
     assert shown.short("a" * 48) == "a" * 48
     assert shown.short("a" * 49) == "a" * 47 + "…"

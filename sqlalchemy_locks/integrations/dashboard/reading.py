@@ -141,6 +141,9 @@ def _semaphores(locks: Locks, of: str | None) -> Section:
     # where there are too many, those that are fullest, but in an order that stays
     fullest = sorted(rows, key=lambda row: -row["share"])[:SEMAPHORES]
     shown = sorted(fullest, key=lambda row: str(row["name"]))
+    if not shown:
+        # nobody is asked for holders by what may be no name at all
+        return Section(rows=[])
     each = HOLDERS if of is None else HOLDERS_OF_ONE
     held = _section(locks, overview.holders(each, of))
     by_name: dict[str, list[Any]] = {}
