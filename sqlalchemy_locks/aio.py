@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from .async_lease import AsyncLeasing
+from .async_lease import AsyncLeasing, undisturbed
 from .decorate import check_coroutine
 from .durations import span
 from .hold import IN_BLOCK, Held, Hold, Name
@@ -68,6 +68,7 @@ class AsyncLocks:
         self._session_maker = maker
         self._sync = Locks(engine.sync_engine, owner=owner)
         self._sync._sleep = lambda delay: await_only(asyncio.sleep(delay))
+        self._sync._undisturbed = lambda work: await_only(undisturbed(greenlet_spawn(work)))
 
     @property
     def owner(self) -> str:
