@@ -68,6 +68,7 @@ class AsyncLocks:
         self._session_maker = maker
         self._sync = Locks(engine.sync_engine, owner=owner)
         self._sync._sleep = lambda delay: await_only(asyncio.sleep(delay))
+        self._sync._undisturbed = lambda work: await_only(undisturbed(greenlet_spawn(work)))
 
     @property
     def owner(self) -> str:

@@ -16,6 +16,7 @@ from .lease import Block, Given
 from .lines import rung
 from .renewal import Lost, Renewed, clock
 from .values import Grant
+from .waiting import PATIENCE
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -110,6 +111,30 @@ class AsyncLeasing:
             await asyncio.wait({task})
         finally:
             await greenlet_spawn(self._block.leave, error)
+
+
+async def undisturbed(work: Coroutine[Any, Any, T], *, forgetful: bool = True) -> T:
+    """Await what has to be done though its caller was cancelled, and may be so at every ``await`` from then on.
+
+    That is how the scopes of anyio cancel, and with them Starlette and FastAPI. The work itself is cancelled when it
+    takes ``PATIENCE`` seconds more.
+
+    :param forgetful: the caller raises what it was cancelled by, when this is over; otherwise it is raised here.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    patience: asyncio.TimerHandle | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            patience = patience or asyncio.get_running_loop().call_later(PATIENCE, task.cancel)
+    if patience is not None:
+        patience.cancel()
+    if cancelled is not None and not forgetful:
+        raise cancelled
+    return task.result()
 
 
 async def _renewing(lease: Renewed) -> None:

@@ -11,7 +11,7 @@ import inspect
 import logging
 import signal
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from .async_lease import undisturbed
 from .attempts import ended, hears, rows, say
 from .operation import place_of
 from .put import CHANNEL
@@ -116,8 +117,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
             shift.stopping = self._cancelling = True
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await greenlet_spawn(shift.close)
+            await undisturbed(_closed(shift, tasks), forgetful=False)
 
     async def _turn(self, shift: Shift, tasks: set[asyncio.Task[None]], pause: Callable[[], float]) -> None:
         self._wake.clear()
@@ -159,7 +159,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
             self._cancelling = True
             for hand in hands:
                 hand.cancel()
-            await asyncio.gather(*hands, return_exceptions=True)
+            await undisturbed(_all(hands), forgetful=False)
 
     async def _hold(self, wake: asyncio.Event) -> None:
         while not self._stopped:
@@ -211,7 +211,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
             yield
         finally:
             listener.cancel()
-            await asyncio.gather(listener, return_exceptions=True)
+            await undisturbed(_all([listener]), forgetful=False)
 
     async def _listen(self) -> None:
         while True:
@@ -281,6 +281,15 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
                 for number in _SIGNALS:
                     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                         loop.remove_signal_handler(number)
+
+
+async def _all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _closed(shift: Shift, tasks: Iterable[asyncio.Task[None]]) -> None:
+    await _all(tasks)
+    await greenlet_spawn(shift.close)
 
 
 def _stop_all(stops: list[Callable[[], None]]) -> None:

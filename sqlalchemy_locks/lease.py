@@ -64,6 +64,8 @@ class Holder(Protocol):
     def _settled(self, operation: Operation[Any]) -> Any: ...
     def _renewals(self) -> Renewals: ...
     @property
+    def _undisturbed(self) -> Callable[[Callable[[], Any]], Any]: ...
+    @property
     def _tell(self) -> Callable[..., None]: ...
 
 
@@ -369,7 +371,7 @@ class Block:
         except BaseException:
             # cancelled or interrupted: nobody else will do it
             try:
-                self._leases._of_request(semaphore.release(grant))
+                self._leases._undisturbed(lambda: self._leases._of_request(semaphore.release(grant)))
             except BaseException as error:
                 self._unreleased(grant, error)
             raise

@@ -39,6 +39,8 @@ class Leases(Observed):
 
     _engine: Engine
     _sleep: Sleep
+    #: runs what has to be done because its caller was cancelled, and may be again
+    _undisturbed: Callable[[Callable[[], Any]], Any]
     _sets_isolation: bool
     _run: Callable[..., Any]
 
@@ -168,7 +170,7 @@ class Leases(Observed):
             if not known and not isinstance(error, Exception):
                 # cancelled or interrupted, perhaps after it was granted: nobody else knows its id
                 with contextlib.suppress(Exception):
-                    self._settled(semaphore.release(ident))
+                    self._undisturbed(lambda: self._settled(semaphore.release(ident)))
             raise
         if self._heard:
             waited = time.monotonic() - waiting.began
@@ -180,7 +182,7 @@ class Leases(Observed):
             except BaseException:
                 if not known:
                     with contextlib.suppress(Exception):  # as above: nobody else knows its id
-                        self._settled(semaphore.release(ident))
+                        self._undisturbed(lambda: self._settled(semaphore.release(ident)))
                 raise
         return grant
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -124,6 +125,13 @@ def later(call: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
 def all_of(*calls: Callable[[], T]) -> list[T]:
     """Make calls at the same time and wait for all of them; the first error is raised."""
     return [future.result(PATIENCE) for future in [later(call) for call in calls]]
+
+
+async def cancelled_at_every_await(task: asyncio.Task[Any]) -> None:
+    """Cancel a task as the scopes of anyio do, and so Starlette and FastAPI: again and again, until it has ended."""
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
 
 
 def in_one_day(test: Callable[[], None], *zones: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -12,12 +13,41 @@ import pytest
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.shift import Shift
 from tests.conftest import Servers
-from tests.operation.parties import PATIENCE
+from tests.operation.parties import PATIENCE, async_connected, cancelled_at_every_await
 
 from .conftest import MakeEngine
 from .test_workers import counts, put
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "postgresql15/psycopg", "mysql/aiomysql"])
+def test_a_worker_that_is_cancelled_at_every_await(
+    engine_to: MakeEngine, servers: Servers, which: str, hold: bool
+) -> None:
+    name, driver = which.split("/")
+    engine = engine_to(name)
+    put(engine, *range(5))
+
+    async def main() -> None:
+        began = asyncio.Event()
+
+        async def handler(_: object) -> None:
+            began.set()
+            await asyncio.sleep(3600)
+
+        async with async_connected(servers.installed(name, driver)) as bind:
+            worker = sl.AsyncWorker(
+                sl.Queue(), handler, bind=bind, concurrency=2, heartbeat=3600, stalled_after=None, hold=hold
+            )
+            task = asyncio.create_task(worker.run())
+            await began.wait()
+            await cancelled_at_every_await(task)
+            assert task.cancelled()
+
+    asyncio.run(main())
+    assert counts(engine) == {"all": 5, "completed": 0, "dead": 0, "running": 0, "waiting": 5}
 
 
 @pytest.mark.parametrize("error", [None, KeyError("the handler's")])
