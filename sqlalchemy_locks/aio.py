@@ -48,6 +48,10 @@ def awaited(alive: Alive | AsyncAlive | None) -> Alive | None:
     return ask
 
 
+def _undisturbed(work: Callable[[], Any]) -> Any:
+    return await_only(undisturbed(greenlet_spawn(work)))
+
+
 class AsyncLocks:
     """As :class:`~sqlalchemy_locks.Locks`, with the same names, awaited.
 
@@ -68,7 +72,7 @@ class AsyncLocks:
         self._session_maker = maker
         self._sync = Locks(engine.sync_engine, owner=owner)
         self._sync._sleep = lambda delay: await_only(asyncio.sleep(delay))
-        self._sync._undisturbed = lambda work: await_only(undisturbed(greenlet_spawn(work)))
+        self._sync._undisturbed = _undisturbed  # type: ignore[method-assign]
 
     @property
     def owner(self) -> str:

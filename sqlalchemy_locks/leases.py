@@ -39,8 +39,6 @@ class Leases(Observed):
 
     _engine: Engine
     _sleep: Sleep
-    #: runs what has to be done because its caller was cancelled, and may be again
-    _undisturbed: Callable[[Callable[[], Any]], Any]
     _sets_isolation: bool
     _run: Callable[..., Any]
 
@@ -140,6 +138,10 @@ class Leases(Observed):
         ...     run_the_import(token=grant.fence["nightly-import"])
         """
         return Leasing(self, checked(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
+
+    def _undisturbed(self, work: Callable[[], Any]) -> Any:
+        """Do what has to be done because its caller was cancelled, and perhaps is so again."""
+        return work()
 
     def _waiting(self, request: Operation[Any], patience: float | None, known: bool, own: Mapping[str, int]) -> Waiting:
         return Waiting(self._engine, self._settled, self._sleep, request, patience, own, known)

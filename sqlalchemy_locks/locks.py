@@ -65,7 +65,6 @@ class Locks(Leases, Maintained, Holding):
         self._engine = engine
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = time.sleep
-        self._undisturbed: Callable[[Callable[[], Any]], Any] = lambda work: work()
         self._sets_isolation = False
         self._owner = None if owner is None else checked(owner, "an owner")
         self._nonce = secrets.token_hex(4)
