@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from .async_lease import AsyncLeasing
+from .async_lease import AsyncLeasing, undisturbed
 from .decorate import check_coroutine, in_async_block
 from .durations import span
 from .hold import IN_BLOCK, Held, Hold, Name

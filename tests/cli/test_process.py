@@ -66,6 +66,7 @@ def test_letters_that_a_terminal_has_not(sqlite: Cli, tmp_path: Path, encoding: 
     sqlite("semaphore", "create", "vœu \u202e", "1")
     done = process("semaphore", "list", "--url", sqlite.url, folder=tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
     assert done.returncode == 0, done.stderr
+    sqlite("semaphore", "delete", "vœu \u202e", "--yes")
     assert "v\\u0153u \\u202e" in done.stdout
 
 
