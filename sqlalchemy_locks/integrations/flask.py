@@ -26,12 +26,14 @@ from sqlalchemy.pool import QueuePool
 from ..cli.adopt import Adopted
 from ..cli.target import App
 from ..errors import LockError
-from ..hold import Held, Hold, Name
-from ..lease import Lease, Leasing
+from ..hold import Hold, Name
+from ..lease import Leasing
 from ..locks import Locks
 from ..maintenance import Maintenance
+from ..names import checked
 from ..once import OncePer
 from ..timeout import Timeout
+from .later import LaterHold, LaterLeasing
 from .problem import problem_of
 
 if TYPE_CHECKING:
@@ -75,6 +77,9 @@ class AppLocks(_Forwarding):
             )
         return state.locks
 
+    def _now(self) -> Locks:
+        return self.current
+
     def __getattr__(self, name: str) -> Any:
         if name == "dispatch":
             raise RuntimeError("events are the app's: listen to locks.current in its context, or to the class sl.Locks")
@@ -84,11 +89,11 @@ class AppLocks(_Forwarding):
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
         """See :meth:`Locks.exclusive`; of the app that is current when the block is entered."""
-        return _AppHold(self, names, False, timeout)
+        return LaterHold(self._now, names, False, timeout)
 
     def shared(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
         """See :meth:`Locks.shared`; of the app that is current when the block is entered."""
-        return _AppHold(self, names, True, timeout)
+        return LaterHold(self._now, names, True, timeout)
 
     def semaphore(
         self,
@@ -102,11 +107,11 @@ class AppLocks(_Forwarding):
         resume: bool = True,
     ) -> Leasing:
         """See :meth:`Locks.semaphore`; of the app that is current when the block is entered."""
-        return _AppLeasing(self, permits, count, ttl, timeout, external_id, owner, resume=resume)
+        return LaterLeasing(self._now, permits, count, ttl, timeout, external_id, owner, resume=resume)
 
     def lease(self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None) -> Leasing:
         """See :meth:`Locks.lease`; of the app that is current when the block is entered."""
-        return _AppLeasing(self, name, None, ttl, timeout, None, None, alone=True)
+        return LaterLeasing(self._now, checked(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
 
     def once_per(
         self,
@@ -118,8 +123,9 @@ class AppLocks(_Forwarding):
         queue: str | None = None,
     ) -> OncePer:
         """See :meth:`Locks.once_per`; of the app that is current when it is asked."""
-        # what is wrong with them is said here
-        Timeout(every=every, windowed=windowed, tz=tz).acquire(name, queue=queue)
+        Timeout(every=every, windowed=windowed, tz=tz).acquire(
+            name, queue=queue
+        )  # what is wrong with them is said here
 
         def ask() -> bool:
             return self.current.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue).ask()
@@ -128,37 +134,6 @@ class AppLocks(_Forwarding):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of the current app>"
-
-
-class _AppHold(Hold):
-    def __init__(self, of: AppLocks, names: tuple[Name, ...], shared: bool, timeout: float | timedelta | None) -> None:
-        super().__init__(_NOBODY, names, shared, timeout)
-        self._of = of
-
-    def __enter__(self) -> Held:
-        if self._entered is None:
-            self._locks = self._of.current
-        return super().__enter__()
-
-
-class _AppLeasing(Leasing):
-    def __init__(self, of: AppLocks, *given: Any, **named: Any) -> None:
-        super().__init__(_NOBODY, *given, **named)
-        self._of = of
-
-    def __enter__(self) -> Lease:
-        if self._entered is None:
-            self._leases = self._of.current
-        return super().__enter__()
-
-
-class _Nobody:
-    """What a block is made with before its app is known."""
-
-    owner = "nobody"
-
-
-_NOBODY: Any = _Nobody()
 
 
 class FlaskLocks(AppLocks):

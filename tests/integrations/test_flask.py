@@ -205,6 +205,27 @@ def test_a_decorator_is_of_the_app_of_the_call(make: Maker) -> None:
             assert report() is None
 
 
+def test_one_block_of_two_apps_is_entered_once_and_ends_where_it_began(make: Maker) -> None:
+    locks, name = FlaskLocks(), unused()
+    one, _, _ = make(make.url("sqlite", fresh=True), locks)
+    two, _, _ = make(make.url("sqlite", fresh=True), locks)
+    for block in (locks.exclusive(name), locks.lease(name)):
+        with pytest.raises(sl.ReentryError, match="not entered"):
+            block.__exit__(None, None, None)
+        with one.app_context(), two.app_context():
+            with one.app_context():
+                block.__enter__()
+            with pytest.raises(sl.ReentryError, match="entered already"):
+                block.__enter__()
+            block.__exit__(None, None, None)  # in the other's context: what it held was the one's
+            with block:
+                pass
+    assert free(one, locks, name)
+    assert free(two, locks, name)
+    with one.app_context():
+        assert locks.run(sl.semaphore.holders(name)) == []
+
+
 def test_a_bind(make: Maker) -> None:
     main, other = make.url("sqlite", fresh=True), make.url("postgresql15")
     app, db, locks = make(main, SQLALCHEMY_BINDS={"locks": other}, SQLALCHEMY_LOCKS_BIND="locks")
