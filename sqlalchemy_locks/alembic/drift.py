@@ -117,7 +117,7 @@ def _tables(connection: Connection, place: Place, steps: list[str], *, view: boo
             yield from _key(inspector, place, table, keys.get(table, (next(iter(columns)),)))
             yield from _indexes(inspector, place, table, indexes.get(table, ()))
             if place.family == "mysql":
-                yield from _storage(connection, inspector.get_table_options(name), shown)
+                yield from _storage(inspector.get_table_options(name), shown)
 
 
 def _view(inspector: sa.Inspector, name: str, schema: str | None, shown: str) -> Iterator[str]:
@@ -169,10 +169,11 @@ def _columns(connection: Connection, actual: Any, expected: Any, shown: str) -> 
             yield f"{shown} has a column {name} that no step made"
 
 
-def _storage(connection: Connection, options: Any, shown: str) -> Iterator[str]:
-    dialect = connection.dialect.name
+def _storage(options: Any, shown: str) -> Iterator[str]:
+    # each behind the name of the dialect
+    given = {name.partition("_")[2]: value for name, value in options.items()}
     for option, wanted in (("engine", "InnoDB"), ("collate", "utf8mb4_bin")):
-        found = options.get(f"{dialect}_{option}")
+        found = given.get(option)
         if found != wanted:
             yield f"the {option} of {shown} is {found}, not {wanted}"
 
