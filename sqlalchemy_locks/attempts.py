@@ -26,6 +26,7 @@ T = TypeVar("T")
 DriverTimeout = asyncio.TimeoutError
 log = logging.getLogger("sqlalchemy_locks.worker")
 
+_ALONE = {"locks_alone": True}
 #: what is stored for an error that the database can't store
 UNSTORABLE = "the error could not be stored: the worker's log has it"
 
@@ -35,27 +36,22 @@ def rows(result: Result[Any]) -> list[Any]:
     return list(result)
 
 
-def perform(
-    engine: Engine,
-    operation: Operation[Any],
-    read: Callable[[Result[Any]], T],
-    sleep: Sleep,
-    again: Callable[[], None] = nothing,
-) -> T:
+def perform(engine: Engine, operation: Operation[Any], sleep: Sleep, again: Callable[[], None] = nothing) -> Any:
     """Run an operation that can be repeated: what it may have done twice, a claim or a stall takes care of.
 
     :param again: called when it is run again, after an error that may have come when all was done.
+    :return: its one value, or the list of its rows.
     """
 
-    def attempt() -> T:
+    def attempt() -> Any:
         place = place_of(engine.dialect, engine.get_execution_options())
         if place.engine.one_trip and operation._body.statement(place) is not None:
             with engine.connect() as connection:
                 if place.engine.alone(connection, False):
                     with place.engine.autocommitted(connection):
-                        return read(connection.execute(operation))
+                        return operation.value(connection, _ALONE)
         with transaction(engine) as short:
-            return read(short.connection.execute(operation))
+            return operation.value(short.connection, {})
 
     def pause(delay: float) -> None:
         again()

@@ -52,6 +52,8 @@ class Capture(Body):
 
     #: how many there were is all that is asked
     counts: ClassVar[bool] = False
+    #: fewer than there are will do, where others are after the same rows
+    fewer: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -182,12 +184,12 @@ class Capture(Body):
             found = [tuple(row)[: len(taking.keys)] for row in run.execute(looking, {**run.values, LIMIT: asked})]
             # by what they are, not by their number: what comes before them may have changed since the last look
             new = [key for key in found if key not in tried]
-            while new and len(keys) < limit:
+            while new and len(keys) < limit and not (keys and self.fewer and asked > 2 * limit):
                 these, new = new[: limit - len(keys)], new[limit - len(keys) :]
                 tried.update(these)
                 mine = {tuple(row) for row in run.execute(still_there(taking, these, options))}
                 keys += [key for key in these if key in mine]
-            if len(keys) >= limit or len(found) < asked:
+            if len(keys) >= limit or len(found) < asked or (keys and self.fewer):
                 place = {key: number for number, key in enumerate(found)}
                 return sorted(keys, key=lambda key: place.get(key, -1))
             asked *= 4

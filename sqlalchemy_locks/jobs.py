@@ -7,7 +7,7 @@ each capture and never falls, and every statement that ends a job asks for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -87,12 +87,7 @@ class Jobs:
 
     def owned(self, jobs: Any) -> dict[str, Any]:
         """Who is meant, and by which claim: of rows, entities, mappings, or ``(internal_id, claim)`` pairs."""
-        pairs = sorted({self._pair(job) for job in self._each(jobs)})
-        return {
-            "locks_pairs": pairs,
-            "locks_ids": [internal_id for internal_id, _ in pairs],
-            "locks_claims": [claim for _, claim in pairs],
-        }
+        return _values(sorted({self._pair(job) for job in self._each(jobs)}))
 
     def _each(self, jobs: Any) -> Iterable[Any]:
         if isinstance(jobs, list) and not _is_pair(jobs):
@@ -134,7 +129,19 @@ class Jobs:
 
     def position(self, job: Row[Any]) -> tuple[Any, ...]:
         """Where a captured row was in the order of the queue."""
-        return tuple(self._value(job, role) for role in ORDER)
+        return tuple(job[place] for place in self._places[2:])
+
+    def finished(self, jobs: Sequence[Any]) -> dict[str, Any]:
+        """As :meth:`owned`, of what an exchange gave or takes: whole rows, or pairs."""
+        by_id, by_claim = self._places[:2]
+        return _values(sorted([(job[by_id], job[by_claim]) if len(job) > 2 else tuple(job) for job in jobs]))
+
+    @cached_property
+    def _places(self) -> list[int]:
+        """Where a whole row has its id, its claim, and what it is ordered by."""
+        at = self.own or _shipped(tables(DEFAULT_SCHEMA, "").job)
+        columns = list(at.table.c)
+        return [columns.index(at.roles[role]) for role in ("internal_id", "claim", *ORDER)]
 
     def _value(self, job: Any, role: str) -> Any:
         if isinstance(job, Row):
@@ -158,6 +165,14 @@ class Jobs:
             for role, column in own.items():
                 names[role].append(str(target.key_of(column)))
         return names
+
+
+def _values(pairs: list[tuple[Any, ...]]) -> dict[str, Any]:
+    return {
+        "locks_pairs": pairs,
+        "locks_ids": [internal_id for internal_id, _ in pairs],
+        "locks_claims": [claim for _, claim in pairs],
+    }
 
 
 @cache

@@ -27,7 +27,7 @@ from .operation import Operation, RowsOperation, shaped
 from .put import Put
 from .reviving import Revive
 from .schema import job_indexes
-from .settling import Complete, Fail, Heartbeat, Release
+from .settling import Complete, Fail, Heartbeat, Ours, Release
 from .shapes import MYPY, E, Given
 from .sweeping import Delete, Requeue, Stats
 from .taking import LIMIT
@@ -93,14 +93,19 @@ class Queue(Given[E]):
         }
         self._take = Take(jobs)
         self._complete = Complete(jobs, "Queue.complete")
-        self._exchanges = {on: Exchange(jobs, self._complete, goes_on=on) for on in (False, True)}
+        self._exchanges = {on: Exchange(jobs, self._complete.passing, goes_on=on) for on in (False, True)}
         self._held = Held(jobs, "Queue.capture")
+        self._ours = Ours(jobs, "Queue.heartbeat")
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
         self._release = Release(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
         self._requeue = {one: Requeue(jobs, one=one) for one in (False, True)}
         self._revive = {by: Revive(jobs, by) for by in (None, "queue_id", "external_id")}
-        self._delete = {dead: Delete(jobs, "failed_at" if dead else "completed_at") for dead in (False, True)}
+        self._delete = {
+            (dead, one): Delete(jobs, "failed_at" if dead else "completed_at", one=one)
+            for dead in (False, True)
+            for one in (False, True)
+        }
         self._stats = Stats(jobs, "Queue.stats")
 
     @shaped(select(literal(_SOME_ID)))
@@ -305,12 +310,13 @@ class Queue(Given[E]):
 
     @shaped(select(literal(1)))
     def delete_finished(
-        self, older_than: float | timedelta, *, dead: bool = False, limit: int = 1000
+        self, older_than: float | timedelta, *, dead: bool = False, queue: str | None = None, limit: int = 1000
     ) -> Operation[Any]:
-        """Delete jobs, of all queues, that were completed long ago; their ``external_id`` is forgotten with them.
+        """Delete jobs that were completed long ago; their ``external_id`` is forgotten with them.
 
         :param older_than: how long ago, in seconds.
         :param dead: delete those that have died instead.
+        :param queue: only those of this queue, past those of others that ended before them; ``None``: of all.
         :param limit: how many at most; call it again when as many were found.
         :return: how many.
 
@@ -318,8 +324,10 @@ class Queue(Given[E]):
         >>> session.scalar(queue.delete_finished(7 * 86400))
         0
         """
-        values = {"locks_older": span(older_than, "older_than"), LIMIT: counted(limit, "limit")}
-        return Operation(self._delete[bool(dead)], values)
+        values: dict[str, Any] = {"locks_older": span(older_than, "older_than"), LIMIT: counted(limit, "limit")}
+        if queue is not None:
+            values["locks_queue"] = checked(queue, "a queue")
+        return Operation(self._delete[bool(dead), queue is not None], values)
 
     def stats(self) -> RowsOperation[Any]:
         """What each queue has: rows of ``queue_id, waiting, scheduled, running, dead, oldest``.
@@ -336,12 +344,16 @@ class Queue(Given[E]):
         self, done: Sequence[Any], limit: int, *, queue: str, host: str, after: tuple[Any, ...] | None
     ) -> Operation[Any]:
         """Complete jobs and capture others, as one act; what workers do. Gives an ``Exchanged``."""
-        values = {**self._jobs.owned(done), LIMIT: limit, "locks_queue": queue, "locks_host": host}
+        values = {**self._jobs.finished(done), LIMIT: limit, "locks_queue": queue, "locks_host": host}
         return Operation(self._exchanges[after is not None], values | ({} if after is None else position(after)))
 
     def _running(self, *, queue: str, host: str) -> Operation[Any]:
         """The running jobs that one worker has captured."""
         return RowsOperation(self._held, {"locks_queue": queue, "locks_host": host})
+
+    def _still_ours(self, owned: dict[str, Any]) -> Operation[Any]:
+        """Those that are still their worker's, as pairs ``(internal_id, claim)``."""
+        return RowsOperation(self._ours, owned)
 
     def topic(self, queue: str) -> str:
         """What those who listen are told when jobs are put into a queue (PostgreSQL).

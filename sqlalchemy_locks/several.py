@@ -32,7 +32,7 @@ class Several(Body):
         if not place.engine.update_returning:
             return None
         at = self.rows.at(place)
-        free = self._free(at).cte("free").prefix_with("MATERIALIZED")
+        free = self._free(at).cte("locks_free").prefix_with("MATERIALIZED")
         pairs = [column == free.c[column.key] for column in at.table.primary_key]
         return self._taking(at).where(*pairs).returning(at["id"])
 

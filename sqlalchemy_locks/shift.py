@@ -12,10 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy.engine import Result
-
-from .attempts import UNSTORABLE, answered, database_away, described, passes, perform, rows, say
+from .attempts import UNSTORABLE, answered, database_away, described, passes, perform, say
 from .operation import Operation, fresh_nonce, place_of
+from .settling import passing
 from .terms import Terms
 from .transaction import Sleep
 
@@ -23,6 +22,9 @@ from .transaction import Sleep
 _FIRST_REST, LONGEST_REST = 0.1, 5.0
 #: how long a finished job may wait for others to be told of with it, in seconds
 _HELD_BACK = 1.0
+#: how often it tries to tell of finished jobs whose rows somebody holds, in seconds: if they were held for so long that
+#: they seem to have stalled, whoever comes first has them
+_PUT_OFF = 0.25
 #: how many stalled jobs are given back at once
 _SWEPT = 1000
 #: for how many times as long as a look from the head has taken the looks after it go on from where it ended
@@ -44,6 +46,8 @@ class Shift:
         self.running: dict[int, Any] = {}
         self.completed: deque[Any] = deque()
         self.failed: deque[tuple[Any, str]] = deque()
+        #: finished, with their errors if they have failed, while somebody else holds their rows
+        self.later: list[tuple[Any, str | None]] = []
         self.stopping = False
         self._lock = threading.Lock()
         self._beat = self._swept = -float("inf")
@@ -55,9 +59,12 @@ class Shift:
         self.host = f"{terms.host}:{fresh_nonce()[:8]}"
         #: a capture's answer was lost: there may be jobs that are this worker's, and that it does not know
         self._unsure = False
+        #: when it is asked for once more, since what was lost may have been captured after all
+        self._look_again = self._later_at = float("inf")
         #: the last fetch has told what is finished, too
         self._exchanged = False
-        self._head = _Head(place_of(terms.engine.dialect, {}).engine.keeps_passed, min(terms.heartbeat, _PASSED))
+        facts = place_of(terms.engine.dialect, {}).engine
+        self._head, self._frees_passed = _Head(facts.keeps_passed, min(terms.heartbeat, _PASSED)), facts.frees_passed
 
     @property
     def _ends(self) -> bool:
@@ -105,6 +112,7 @@ class Shift:
             self._tell_failed,
             self._fetch,
             self._tell_the_rest,  # where nothing was fetched, be it that nothing can be
+            self._tell_later,
             self._regain,
             self._hand_back,
             self._sweep,
@@ -155,7 +163,7 @@ class Shift:
         free = len(self.running) < self.terms.concurrency and not self.waiting and not self.stopping
         if self.failed or (self.completed and not self.waiting) or (free and self._full) or self._sweep_due():
             return 0.0
-        times = [beat, self.terms.poll if free else self.terms.heartbeat]
+        times = [beat, self.terms.poll if free else self.terms.heartbeat, self._later_at - now]
         if self.completed:
             times.append(self._finished + _HELD_BACK - now)
         elif self.waiting:
@@ -186,6 +194,7 @@ class Shift:
             self._tell_completed,  # whose handler returned after the first step, and before what ran was given up
             self._tell_failed,
             self._give_back_regained,
+            self._wait_for_others,
         )
         for _ in range(_LAST_TRIES):
             steps = self._failing(steps, wrong)
@@ -210,43 +219,83 @@ class Shift:
         # those that are about to finish are told with them, but nothing waits for them long
         due = not self.waiting or self.stopping or len(done) >= self.terms.batch
         if done and (due or time.monotonic() >= self._finished + _HELD_BACK):
-            self._told(done, self._perform(self.terms.queue.complete(done)))
+            self._told(done, self._perform(passing(self.terms.queue.complete(done))))
 
-    def _told(self, done: list[Any], ours: int) -> None:
-        self._expect(len(done), ours)
+    def _told(self, done: list[Any], ended: int) -> None:
+        held = self._held(done, ended)
         with self._lock:
             for _ in done:
                 self.completed.popleft()
             self._finished = time.monotonic()
+        self._put_off([(job, None) for job in held])
 
     def _tell_failed(self) -> None:
         while self.failed:
             job, error = self.failed[0]
-            self._expect(1, self._fail(job, error))
+            held = self._held([job], self._fail(job, error))
             self.failed.popleft()
+            self._put_off([(job, error) for job in held])
 
     def _fail(self, job: Any, error: str) -> Any:
         try:
-            return self._perform(self.terms.queue.fail(job, error=error))
+            return self._perform(passing(self.terms.queue.fail(job, error=error)))
         except Exception as unstorable:
             if database_away(unstorable):
                 raise
             say(logging.WARNING, "an error could not be stored: %s", unstorable)
-            return self._perform(self.terms.queue.fail(job, error=UNSTORABLE))
+            return self._perform(passing(self.terms.queue.fail(job, error=UNSTORABLE)))
 
-    def _expect(self, expected: int, ours: int) -> None:
-        if ours != expected:
+    def _held(self, jobs: list[Any], ended: int) -> list[Any]:
+        """Of those that were told of, and of which only so many were ended: those that somebody holds for now."""
+        if ended == len(jobs):
+            return []
+        ours = self._still_ours(jobs)
+        held = [job for job in jobs if id(job) in ours]
+        if ended + len(held) < len(jobs):
             say(
                 logging.WARNING,
                 "%d jobs were ended already when this worker finished them, or had been taken from it",
-                expected - ours,
+                len(jobs) - ended - len(held),
             )
+        return held
+
+    def _still_ours(self, jobs: list[Any]) -> set[int]:
+        finished = self.terms.queue._jobs.finished
+        pairs = {tuple(pair) for pair in self._perform(self.terms.queue._still_ours(finished(jobs)))}
+        return {id(job) for job in jobs if finished([job])["locks_pairs"][0] in pairs}
+
+    def _put_off(self, held: list[tuple[Any, str | None]]) -> None:
+        if held:
+            say(logging.WARNING, "%d finished jobs are told of later: somebody holds their rows", len(held))
+            self.later += held
+            self._later_at = min(self._later_at, time.monotonic() + _PUT_OFF)
+
+    def _tell_later(self) -> None:
+        if time.monotonic() < self._later_at:
+            return
+        self._later_at = time.monotonic() + _PUT_OFF
+        if done := [job for job, error in self.later if error is None]:
+            held = self._held(done, self._perform(passing(self.terms.queue.complete(done))))
+            kept = {id(job) for job in held}
+            self.later = [(job, error) for job, error in self.later if error is not None or id(job) in kept]
+        for job, error in list(self.later):
+            if error is not None and not self._held([job], self._fail(job, error)):
+                self.later.remove((job, error))
+        if not self.later:
+            self._later_at = float("inf")
+
+    def _wait_for_others(self) -> None:
+        """The last thing: what is finished is told of, however long somebody holds it."""
+        while self.later:
+            job, error = self.later[0]
+            queue = self.terms.queue
+            self._perform(queue.complete(job) if error is None else queue.fail(job, error=error))
+            self.later.pop(0)
 
     def _keep(self) -> None:
         """Say that this worker lives; what was taken from it in spite of that is not begun any more."""
         with self._lock:
-            failed = [job for job, _ in self.failed]
-            mine = [*self.waiting, *self.running.values(), *self.completed, *failed]
+            mine = self._all()
         if not mine:
             self._beat = time.monotonic()
         elif time.monotonic() >= self._beat + self.terms.heartbeat:
@@ -256,14 +305,19 @@ class Shift:
                 self._drop_lost()
             self._beat = beat
 
+    def _all(self) -> list[Any]:
+        """Every job that is this worker's."""
+        ended = [job for job, _ in (*self.failed, *self.later)]
+        return [*self.waiting, *self.running.values(), *self.completed, *ended]
+
     def _drop_lost(self) -> None:
         with self._lock:
             asked = list(self.waiting)
-        lost = {id(job) for job in asked if not self._perform(self.terms.queue.heartbeat(job))}
+        ours = self._still_ours(asked) if asked else set()
         with self._lock:
-            self.waiting = deque(job for job in self.waiting if id(job) not in lost)
-        if lost:
-            say(logging.WARNING, "%d jobs are not begun: they had been taken from this worker", len(lost))
+            self.waiting = deque(job for job in self.waiting if id(job) in ours)
+        if lost := len(asked) - len(ours):
+            say(logging.WARNING, "%d jobs are not begun: they had been taken from this worker", lost)
 
     def sweep(self) -> None:
         """Only the sweep, for a worker whose jobs are held; it never raises for the database's troubles."""
@@ -303,39 +357,49 @@ class Shift:
         self._unsure, unsure = True, self._unsure
         jobs, ended = self._perform(operation)
         self._unsure = unsure or self._again
-        self._told(done, ended)
-        position = terms.queue._jobs.position(jobs[-1]) if len(jobs) == terms.batch else None
-        # if it was asked again, it is not the look that took the time
-        self._head.looked(after, position, 0.0 if self._again else time.monotonic() - asked)
-        self._full = position is not None or after is not None
         with self._lock:
             if not self.running:
                 self._beat = asked
             self.waiting.extend(jobs)
+        position = terms.queue._jobs.position(jobs[-1]) if len(jobs) == terms.batch else None
+        # if it was asked again, it is not the look that took the time
+        self._head.looked(after, position, 0.0 if self._again else time.monotonic() - asked)
+        # where a look gives up the sooner the more others look, there may be more as long as there were any
+        there_may_be = bool(jobs) and not self._frees_passed
+        self._full = position is not None or after is not None or there_may_be
         self._exchanged = True
+        self._told(done, ended)
 
     def _regain(self) -> None:
-        """What a capture has taken whose answer was lost is this worker's, since nobody else has its name."""
-        if not self._unsure:
+        """What a capture has taken whose answer was lost is this worker's, since nobody else has its name.
+
+        It is asked for at once, and once more: the server may go on with a statement that nobody waits for any more.
+        """
+        if not self._unsure and time.monotonic() < self._look_again and not (self.stopping and self._looks_again):
             return
         terms = self.terms
-        found = self._perform(terms.queue._running(queue=terms.name, host=self.host), rows)
+        found = self._perform(terms.queue._running(queue=terms.name, host=self.host))
+        finished = terms.queue._jobs.finished
         with self._lock:
-            mine = [*self.waiting, *self.running.values(), *self.completed, *(job for job, _ in self.failed)]
-            known = set(terms.queue._jobs.owned(mine)["locks_pairs"])
-            regained = [job for job in found if not known.issuperset(terms.queue._jobs.owned(job)["locks_pairs"])]
+            known = set(finished(self._all())["locks_pairs"])
+            regained = [job for job in found if known.isdisjoint(finished([job])["locks_pairs"])]
             self.waiting.extend(regained)
         if regained:
             self._beat = -float("inf")  # they are not begun until the database was told that this worker lives
+        self._look_again = time.monotonic() + terms.heartbeat if self._unsure else float("inf")
         self._unsure = False
 
-    def _perform(self, operation: Operation[Any], read: Callable[[Result[Any]], Any] = Result.scalar) -> Any:
+    @property
+    def _looks_again(self) -> bool:
+        return self._look_again < float("inf")
+
+    def _perform(self, operation: Operation[Any]) -> Any:
         self._again = False
 
         def again() -> None:
             self._again = True
 
-        return perform(self.terms.engine, operation, read, self._sleep, again)
+        return perform(self.terms.engine, operation, self._sleep, again)
 
 
 class _Head:

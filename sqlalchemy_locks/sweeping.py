@@ -24,6 +24,7 @@ from .capturing import Capture
 from .clock import Ago, Instant
 from .jobs import Jobs, OnJobs
 from .operation import Place
+from .roles import At
 from .settling import failed
 from .taking import Taking
 
@@ -49,10 +50,9 @@ class Requeue(Capture):
         dead = at.attempts >= at.max_attempts
         error = func.coalesce(at.error, literal("stalled: its worker gave no sign of life"))
         silent: Any = at.heartbeat_at < Ago(bindparam("locks_older", type_=Float()))
-        named = (at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),) if self.one else ()
         return Taking(
             at.table,
-            (silent, *named),
+            (silent, *_named(at, self.one)),
             {**failed(at, dead), at.error: case((dead, error), else_=at.error)},
             (at.heartbeat_at,),
             self.jobs.target,
@@ -63,23 +63,30 @@ class Requeue(Capture):
 
 
 class Delete(Capture):
-    """Deletes jobs that ended long ago, so many at once; how many."""
+    """Deletes jobs that ended long ago, so many at once; how many.
+
+    :param one: those of one queue, which is bound; otherwise of all.
+    """
 
     counts = True
 
-    def __init__(self, jobs: Jobs, role: str) -> None:
+    def __init__(self, jobs: Jobs, role: str, *, one: bool) -> None:
         super().__init__("Queue.delete_finished")
-        self.jobs, self.role = jobs, role
+        self.jobs, self.role, self.one = jobs, role, one
         self.needs_installation = jobs.target is None
 
     def taken(self, place: Place) -> Taking:
         at = self.jobs.at(place)
         ended = at.roles[self.role]
         older = ended < Ago(bindparam("locks_older", type_=Float()))
-        return Taking(at.table, (older,), {}, (ended,), self.jobs.target)
+        return Taking(at.table, (older, *_named(at, self.one)), {}, (ended,), self.jobs.target)
 
     def route(self) -> dict[str, Any]:
         return self.jobs.route()
+
+
+def _named(at: At, one: bool) -> tuple[Any, ...]:
+    return (at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),) if one else ()
 
 
 class Stats(OnJobs):

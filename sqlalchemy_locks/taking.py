@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
+    ARRAY,
     Column,
     Index,
     Integer,
     Table,
     UniqueConstraint,
     and_,
+    any_,
     bindparam,
     delete,
     func,
@@ -53,6 +55,10 @@ class Taking:
     one_of: tuple[Column[Any], tuple[Any, ...]] | None = None
     #: the columns that prove who has captured a row: a captured entity keeps what they were
     proof: tuple[Column[Any], ...] = ()
+    #: the primary key is one column, and what is ordered by are columns that keep their values
+    steady: bool = False
+    #: how many at most, for a statement that is for this number alone; otherwise it is bound
+    limit: int | None = None
 
     @property
     def mapper(self) -> Mapper[Any] | None:
@@ -128,8 +134,10 @@ def keys_of(table: Table, keys: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     return {KEYS: [key[0] for key in keys] if len(table.primary_key) == 1 else list(keys)}
 
 
-def _limit() -> Any:
+def _limit(taking: Taking) -> Any:
     # as a literal: the plan depends on it
+    if taking.limit is not None:
+        return literal_column(str(taking.limit))
     return bindparam(LIMIT, type_=Integer(), literal_execute=True)
 
 
@@ -137,7 +145,9 @@ def choosing(taking: Taking, locking: Locking, options: Iterable[Any] = (), *, l
     """The SELECT that locks, and skips what others hold."""
 
     def chosen(*conditions: Any) -> Any:
-        statement = select(*taking.keys).where(*taking.where, *conditions).order_by(*taking.order_by).limit(_limit())
+        statement = (
+            select(*taking.keys).where(*taking.where, *conditions).order_by(*taking.order_by).limit(_limit(taking))
+        )
         statement = statement.options(*options)
         if locking == "file" or not locks:
             return statement
@@ -169,7 +179,7 @@ def _merged(taking: Taking, each: Sequence[Any]) -> Any:
         for modifier in reversed(modifiers):
             element = UnaryExpression(element, modifier=modifier)
         by.append(element)
-    return select(merged).order_by(*by).limit(_limit())
+    return select(merged).order_by(*by).limit(_limit(taking))
 
 
 def still_there(taking: Taking, keys: Sequence[tuple[Any, ...]], options: Iterable[Any]) -> Any:
@@ -226,21 +236,40 @@ def give(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:
 
 def ordered(taking: Taking) -> Executable:
     """The whole as one statement of PostgreSQL, its rows in order."""
-    changed = captured_cte(taking)
-    return select(*(changed.c[column.key] for column in taking.table.c)).order_by(changed.c[NUMBER])
+    changed, order = captured_cte(taking)
+    return select(*(changed.c[column.key] for column in taking.table.c)).order_by(*order)
 
 
-def captured_cte(taking: Taking) -> Any:
-    """The rows that a statement of PostgreSQL captures, with their number in the order."""
+def captured_cte(taking: Taking) -> tuple[Any, list[Any]]:
+    """The rows that a statement of PostgreSQL captures, and what puts them in order."""
     chosen = choosing(taking, "functions").cte("locks_chosen").prefix_with("MATERIALIZED")
+    changing = update(taking.table).values(taking.changed)
+    if taking.steady:
+        (key,) = taking.table.primary_key
+        captured = changing.where(one_of(key, chosen)).returning(*taking.table.c).cte("locks_captured")
+        return captured, [captured.c[column.key] for column in taking.order_by]
     numbered = select(chosen, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
-    return (
-        update(taking.table)
-        .where(*(column == key for column, key in zip(taking.table.primary_key, numbered.c, strict=False)))
-        .values(taking.changed)
+    pairs = (column == key for column, key in zip(taking.table.primary_key, numbered.c, strict=False))
+    captured = (
+        changing.where(*pairs, few(numbered.c[NUMBER]))
         .returning(*taking.table.c, numbered.c[NUMBER])
         .cte("locks_captured")
     )
+    return captured, [captured.c[NUMBER]]
+
+
+def one_of(key: Any, chosen: Any) -> Any:
+    """The rows with one of these keys: as an array, of which PostgreSQL expects ten, whatever its statistics say."""
+    return key == any_(func.array(select(chosen.c[0]).scalar_subquery(), type_=ARRAY(key.type)))
+
+
+def few(number: Any) -> Any:
+    """A condition that each row meets, and of which PostgreSQL thinks that hardly any does.
+
+    Without it statistics of another moment let it go through a whole table for what it has the keys of; and where a
+    plan for these values seems to be much better than one for any, it makes a new one each time.
+    """
+    return number.between(literal_column("1"), literal_column("2147483647"))
 
 
 def counting(taking: Taking) -> Executable:

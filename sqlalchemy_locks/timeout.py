@@ -283,12 +283,13 @@ class _Acquire(Acquire):
         # The row is locked first and the clock read after that, in one statement: an UPDATE that waits for the row
         # stamps it with the instant at which it began to wait.
         due = select(*at.table.primary_key).where(and_(*one(self.rows, at), *self.condition(at)))
-        due_cte = due.with_for_update(skip_locked=self.patient is not None, key_share=True).cte("due")
+        due_cte = due.with_for_update(skip_locked=self.patient is not None, key_share=True).cte("locks_due")
         due_cte = due_cte.prefix_with("MATERIALIZED")
-        clock = select(due_cte, self.now.label("now")).cte("clock").prefix_with("MATERIALIZED")
+        clock = select(due_cte, self.now.label("locks_now")).cte("locks_clock").prefix_with("MATERIALIZED")
         same = [column == clock.c[column.key] for column in at.table.primary_key]
-        conditions = [*same, *self._free(at, clock.c.now), *self.allowed(at)]
-        return update(at.table).where(and_(*conditions)).values(self._changes(at, clock.c.now) | self.rows.bumped())
+        now = clock.c.locks_now
+        conditions = [*same, *self._free(at, now), *self.allowed(at)]
+        return update(at.table).where(and_(*conditions)).values(self._changes(at, now) | self.rows.bumped())
 
     def changes(self, at: At) -> dict[Any, Any]:
         return self._changes(at, self.now)

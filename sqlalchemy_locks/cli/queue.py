@@ -91,17 +91,19 @@ def requeue(
 @queue.command()
 @lasting("--older-than", required=True, help="Only what ended so long ago, e.g. 7d; 0 is all of it.")
 @click.option("--dead", is_flag=True, help="Jobs that have died, instead of completed ones.")
+@click.option("--queue", "called", metavar="QUEUE", help="Those of this queue alone.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @on_database()
-def purge(screen: Screen, database: Database, older_than: float, dead: bool, yes: bool) -> None:
-    """Delete jobs that have ended, of all queues: completed ones, or dead ones.
+def purge(screen: Screen, database: Database, older_than: float, dead: bool, called: str | None, yes: bool) -> None:
+    """Delete jobs that have ended, of all queues or of one: completed ones, or dead ones.
 
     What waits or runs stays. With a job its external id is forgotten: put again, it is another job.
     """
     what = "dead" if dead else "completed"
-    operation = Queue().delete_finished(older_than, dead=dead, limit=_BATCH)
+    operation = Queue().delete_finished(older_than, dead=dead, queue=called, limit=_BATCH)
     since = f" that ended more than {duration(older_than)} ago" if older_than else ""
-    confirmed(f"Delete the {what} jobs of all queues{since}, in {database.target.shown}?", yes, screen)
+    where = "all queues" if called is None else f"the queue {called!r}"
+    confirmed(f"Delete the {what} jobs of {where}{since}, in {database.target.shown}?", yes, screen)
     deleted = _in_batches(screen, database, operation, "Deleting")
     screen.show({"deleted": deleted, "which": what}, sentence(f"Deleted: {_jobs(deleted, what)}", "green"))
 

@@ -115,7 +115,9 @@ def test_the_queue(cli: Cli) -> None:
     assert "mail" in cli("queue", "stats").stdout
     assert "say --yes" in cli("queue", "purge", "--older-than", "0", code=2).stderr
     assert cli.json("queue", "purge", "--older-than", "7d", "--yes") == {"deleted": 0, "which": "completed"}
-    assert cli.json("queue", "purge", "--older-than", "0", "--yes")["deleted"] == 1
+    assert cli.json("queue", "purge", "--older-than", "0", "--queue", "letters", "--yes")["deleted"] == 0
+    assert "the queue 'mail'" in cli("queue", "purge", "--older-than", "0", "--queue", "mail", code=2).stderr
+    assert cli.json("queue", "purge", "--older-than", "0", "--queue", "mail", "--yes")["deleted"] == 1
     cli.locks.run(QUEUE.fail(captured(cli, "mail", 1), error="x", retry=False))
     assert cli.json("queue", "purge", "--older-than", "0", "--dead", "--yes") == {"deleted": 1, "which": "dead"}
 

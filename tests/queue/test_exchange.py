@@ -41,6 +41,7 @@ def test_the_same_answer_everywhere(engine: Engine) -> None:
     second = exchanged(engine, first.jobs, 10)
     assert ([job.payload for job in second.jobs], second.ended) == ([2, 3, 4], 2)
     with engine.begin() as connection:
+        time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
         connection.execute(queue.requeue_stalled(0, limit=1))
         connection.execute(queue.release(second.jobs[2]))
     # two are somebody else's now, or nobody's
@@ -99,6 +100,69 @@ def test_a_class_of_ones_own(engine_to: MakeEngine) -> None:
     assert shift._head._after is not None
     assert len(shift.waiting) == 2
     Task.metadata.drop_all(engine)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_what_the_driver_gives_is_what_sqlalchemy_gives(engine_to: MakeEngine, driver: str) -> None:
+    """Workers read jobs by the driver's own cursor, unless somebody listens to what it executes."""
+    engine, watched = engine_to("postgresql15", driver), engine_to("postgresql15", driver)
+    payloads = [
+        None,
+        0,
+        1.5,
+        "",
+        'a "quoted" {text}, \\ and a comma',
+        [],
+        {},
+        {"a": [{"b": None}], "c": "\u20ac"},
+        [[1], 2],
+    ]
+    put(engine, *payloads, run_in=0.0)
+    event.listen(watched, "before_cursor_execute", lambda *_: None)
+    given = []
+    for each in (engine, watched):
+        with transaction(each) as short:
+            jobs = short.connection.scalar(queue._exchange([], 20, queue="default", host="h", after=None)).jobs
+            connection = short.connection
+            connection.execute(queue.release(jobs))
+            given.append(jobs)
+    mine, theirs = given
+    assert [job.payload for job in mine] == payloads
+    fixed = [name for name in mine[0]._fields if name not in ("claim", "started_at", "heartbeat_at")]
+    for job, other in zip(mine, theirs, strict=True):
+        assert job._fields == other._fields
+        assert [type(value) for value in job] == [type(value) for value in other]
+        assert [getattr(job, name) for name in fixed] == [getattr(other, name) for name in fixed]
+
+
+def test_payloads_are_read_as_the_engine_was_told_to(engine_to: MakeEngine) -> None:
+    def loads(text: str) -> Any:
+        return json.loads(text, parse_float=str)
+
+    engine = engine_to("postgresql15", json_deserializer=loads)
+    put(engine, {"price": 1.10}, [2.50])
+    assert [job.payload for job in exchanged(engine, [], 2).jobs] == [{"price": "1.1"}, ["2.5"]]
+
+
+@pytest.mark.parametrize("batch", [1, 10, 100])
+def test_one_plan_serves_all_batches_and_looks_up_what_it_has_the_keys_of(engine_to: MakeEngine, batch: int) -> None:
+    """Though the statistics are of a moment at which no job ran: a plan for any values is as good as one for these."""
+    engine = engine_to("postgresql15", pool_size=1, max_overflow=0)
+    put(engine, *range(3000))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE lock.job"))
+    shift = shift_of(engine, batch=batch, concurrency=batch)
+    # looks from the head
+    shift._head._worthwhile = False
+    for _ in range(15):
+        shift.turn()
+        assert len(work(shift)) == batch
+    with engine.connect() as connection:
+        prepared = text("SELECT name, generic_plans FROM pg_prepared_statements WHERE statement ~ 'locks_told'")
+        ((name, generic),) = connection.execute(prepared).all()
+        assert generic > 0
+        plan = connection.exec_driver_sql(f"EXPLAIN EXECUTE {name} ('{{1}}', '{{1}}', 'default', 'h')").scalars().all()
+    assert not [line for line in plan if "Seq Scan on job" in line]
 
 
 # an answer that is lost
@@ -170,6 +234,7 @@ def test_a_worker_that_dies_before_it_reads_the_answer(engine: Engine) -> None:
     exchanged(engine, mine, 2)  # and then it is gone
     assert counts(engine) == {"all": 4, "completed": 2, "dead": 0, "running": 2, "waiting": 0}
     with engine.begin() as connection:
+        time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
         assert connection.scalar(queue.requeue_stalled(0)) == 2
     heirs = exchanged(engine, [], 5).jobs
     assert [(job.payload, job.claim) for job in heirs] == [(2, 2), (3, 2)]

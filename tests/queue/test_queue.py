@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -225,6 +226,7 @@ def test_what_can_be_said_to_be_a_job(engine: Engine) -> None:
 def test_a_worker_that_lost_its_job_can_do_nothing_to_it(engine: Engine) -> None:
     put(engine, "job")
     (lost,) = take(engine)
+    time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
     assert scalar(engine, queue.requeue_stalled(0)) == 1
     operations = [
         queue.complete(lost),
@@ -320,6 +322,7 @@ def test_stalled_jobs_come_back(engine: Engine) -> None:
     (again,) = take(engine, 5)
     assert (again.internal_id, again.attempts) == (a.internal_id, 2)
     # the last attempt is a death
+    time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
     assert scalar(engine, queue.requeue_stalled(0)) == 2
     assert "stalled" in row(engine, again).error
     assert row(engine, again).failed_at is not None
@@ -338,6 +341,7 @@ def test_the_sweep_waits_for_nobody(leveled: Engine) -> None:
 def test_sweeps_in_batches(engine: Engine) -> None:
     put(engine, *range(7))
     take(engine, 7)
+    time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
     swept = [scalar(engine, queue.requeue_stalled(0, limit=3)) for _ in range(4)]
     assert swept == [3, 3, 1, 0]
 
@@ -348,7 +352,9 @@ def test_finished_jobs_are_deleted(engine: Engine) -> None:
     assert scalar(engine, queue.complete(jobs[:3])) == 3
     assert scalar(engine, queue.fail(jobs[3], error="x", retry=False)) == 1
     assert scalar(engine, queue.delete_finished(3600)) == 0
-    assert [scalar(engine, queue.delete_finished(0, limit=2)) for _ in range(3)] == [2, 1, 0]
+    assert scalar(engine, queue.delete_finished(0, queue="other")) == 0
+    assert scalar(engine, queue.delete_finished(0, queue="default", limit=1)) == 1
+    assert [scalar(engine, queue.delete_finished(0, limit=1)) for _ in range(3)] == [1, 1, 0]
     assert stats(engine) == {"default": (1, 0, 1, 1)}
     assert scalar(engine, queue.delete_finished(0, dead=True)) == 1
     with engine.connect() as connection:

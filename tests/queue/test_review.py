@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -61,6 +62,7 @@ def test_a_sweep_of_one_queue(engine: Engine) -> None:
     put(engine, 3, queue="fast")
     take(engine, 2, "slow")
     take(engine, 1, "fast")
+    time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
     assert scalar(engine, queue.requeue_stalled(0, queue="fast")) == 1
     assert scalar(engine, queue.requeue_stalled(0, queue="fast")) == 0
     assert scalar(engine, queue.requeue_stalled(0, queue="slow")) == 2
@@ -115,6 +117,7 @@ def test_an_entity_proves_what_it_was_captured_with(own: Engine) -> None:
         first.commit()
         lost = first.scalars(letters.capture()).one()
         first.commit()
+        time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
         assert second.scalar(letters.requeue_stalled(0)) == 1
         mine = second.scalars(letters.capture()).one()
         second.commit()

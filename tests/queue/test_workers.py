@@ -122,8 +122,11 @@ def unheard_of(engine: Engine, *workers: Process) -> None:
             with engine.begin() as connection:
                 job = place_of(connection.dialect, {}).tables.job
                 theirs = or_(*(job.c.processing_host.startswith(f"{worker.pid}:") for worker in workers))
-                silent = update(job).where(theirs, job.c.heartbeat_at.is_not(None)).values(heartbeat_at=a_day_ago)
-                connection.execute(silent)
+                # by the primary key: a search with locks, where workers go on, never comes to its end
+                running = connection.execute(select(job.c.internal_id).where(theirs, job.c.heartbeat_at.is_not(None)))
+                ids = running.scalars().all()
+                silent = update(job).where(job.c.internal_id.in_(ids), theirs, job.c.heartbeat_at.is_not(None))
+                connection.execute(silent.values(heartbeat_at=a_day_ago))
             return
         except DBAPIError as error:
             if not engine_of(engine.dialect).transient(error):
