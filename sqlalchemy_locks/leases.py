@@ -24,6 +24,7 @@ from .lease import Leasing
 from .names import checked
 from .operation import Operation, fresh_nonce, seconds
 from .renewal import Renewals
+from .semaphore.release import withdraw
 from .semaphore.sweep import overdue, owned, stale, taken
 from .transaction import ShortTransaction, Sleep, has_room
 from .values import Grant, PermitHolder, Released
@@ -172,7 +173,7 @@ class Leases(Observed):
             if not known and not isinstance(error, Exception):
                 # cancelled or interrupted, perhaps after it was granted: nobody else knows its id
                 with contextlib.suppress(Exception):
-                    self._undisturbed(lambda: self._settled(semaphore.release(ident)))
+                    self._undisturbed(lambda: self._settled(withdraw(ident)))
             raise
         if self._heard:
             waited = time.monotonic() - waiting.began

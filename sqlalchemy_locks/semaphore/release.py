@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Text, bindparam, literal, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.sql import Executable
 
 from ..elements import LockFunction
-from ..operation import Operation, Run, shaped
+from ..operation import Operation, Place, Run, shaped
 from ..values import Grant, Released
 from .base import LOCK_WAIT, SemaphoreBody, end, request_locked
 from .base import external_id as id_of
@@ -55,6 +57,22 @@ class ReleaseOnce(Release):
         return False
 
 
+class Withdraw(Release):
+    """Ends a request that may still be on its way: it waits for it, and one that arrives later is not granted."""
+
+    def build(self, place: Place) -> Executable | None:
+        return None
+
+    def by_statements(self, run: Run, made: Any) -> Released:
+        row = {"external_id": run.values["external_id"], "owner": None, "ttl_seconds": None, "state": RELEASED}
+        try:
+            run.execute(made.withdraw, row)
+        except IntegrityError as error:
+            if not run.engine.duplicate(error):
+                raise
+        return super().by_statements(run, made)
+
+
 class Renew(_OfRequest):
     def call(self) -> LockFunction:
         return LockFunction("semaphore_renew", *_ARGUMENTS, type_=Boolean())
@@ -68,7 +86,7 @@ class Renew(_OfRequest):
         return request is not None and run.execute(made.renew, {"which": request.id}).rowcount == 1
 
 
-_RELEASE, _RELEASE_ONCE, _RENEW = Release(), ReleaseOnce(), Renew()
+_RELEASE, _RELEASE_ONCE, _WITHDRAW, _RENEW = Release(), ReleaseOnce(), Withdraw(), Renew()
 
 
 def _of(given: str | Grant) -> dict[str, Any]:
@@ -101,6 +119,11 @@ def release(external_id: str | Grant) -> Operation[Any]:
 def release_once(grant: Grant) -> Operation[Any]:
     """The release at the end of a block; a lost reply is ``OutcomeUnknown``."""
     return Operation(_RELEASE_ONCE, _of(grant))
+
+
+def withdraw(external_id: str) -> Operation[Any]:
+    """The release of what was asked for by somebody who went away without an answer."""
+    return Operation(_WITHDRAW, _of(external_id))
 
 
 @shaped(select(literal(True)))

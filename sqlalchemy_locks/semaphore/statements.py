@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from ..clock import Fresh, Instant, Later, Now
-from ..elements import ReadUncommitted
+from ..elements import InsertAbsent, ReadUncommitted
 from ..schema import Tables
 
 ACQUIRED, RELEASED, EXPIRED, DENIED = "ACQUIRED", "RELEASED", "EXPIRED", "DENIED"
@@ -60,6 +60,7 @@ def statements(tables: Tables, *, rows: bool) -> Any:
     return SimpleNamespace(
         # the gate, and what is known behind it
         ask=insert(req),
+        withdraw=InsertAbsent(req).inline(),
         forget=delete(req).where(req.c.id == _ID),
         request=select(req.c.id).where(called),
         request_shared=_shared(req, called, rows),

@@ -46,7 +46,7 @@ def test_snippets_run(
         for value in vars(module).values():
             if isinstance(value, Engine):
                 value.dispose()
-            elif isinstance(value, Flask):
+            elif isinstance(value, Flask) and "sqlalchemy" in value.extensions:
                 with value.app_context():
                     for engine in value.extensions["sqlalchemy"].engines.values():
                         engine.dispose()

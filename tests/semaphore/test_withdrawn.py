@@ -1,0 +1,38 @@
+"""A request whose asker went away: it may be under way still, or to come, and nobody would give back what it took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.semaphore.release import withdraw
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import later
+
+from .parties import EVERYWHERE, SERVERS, held, made, unused
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_one_that_is_under_way_is_waited_for(engine_to: MakeEngine, watch: Any, name: str) -> None:
+    engine, told = engine_to(name), watch(name)
+    locks, sem, ident = sl.Locks(engine), made(engine, 1), unused("job")
+    told.until_nobody_waits()
+    with engine.connect() as connection, connection.begin():
+        assert connection.execute(sl.semaphore.acquire({sem: 1}, external_id=ident)).scalar_one().acquired
+        withdrawn = later(locks.run, withdraw(ident))
+        told.until_waiting(withdrawn)
+    assert withdrawn.result() is sl.Released.RELEASED
+    assert held(engine, sem) == 0
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_one_that_comes_later_is_not_granted(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    locks, sem, ident = sl.Locks(engine), made(engine, 1), unused("job")
+    assert locks.run(withdraw(ident)) is sl.Released.ALREADY_RELEASED
+    with pytest.raises(sl.IdempotencyConflict):
+        locks.run(sl.semaphore.acquire({sem: 1}, external_id=ident))
+    assert held(engine, sem) == 0
+    assert locks.run(withdraw(ident)) is sl.Released.ALREADY_RELEASED
