@@ -172,7 +172,7 @@ class Leases(Observed):
             if not known and not isinstance(error, Exception):
                 # cancelled or interrupted, perhaps after it was granted: nobody else knows its id
                 with contextlib.suppress(Exception):
-                    self._undisturbed(lambda: self._settled(semaphore.release(ident)))
+                    self._undisturbed(lambda: self._forestalled(waiting.request))
             raise
         if self._heard:
             waited = time.monotonic() - waiting.began
@@ -187,6 +187,16 @@ class Leases(Observed):
                         self._undisturbed(lambda: self._settled(semaphore.release(ident)))
                 raise
         return grant
+
+    def _forestalled(self, request: Operation[Any]) -> None:
+        """Have a request that is perhaps under way still, on a connection that is given up, come to nothing.
+
+        A release that comes before it would find nothing to release. So it is asked for once more: that waits for the
+        first, and leaves an id that is released, and so never granted again.
+        """
+        with contextlib.suppress(Exception):
+            self._settled(request.execution_options(locks_wait=PATIENCE))
+        self._settled(semaphore.release(request._values["external_id"]))
 
     def _permit_holders(self, names: Iterable[str]) -> tuple[PermitHolder, ...]:
         """Who holds permits of these, for the sentence of an error: what can be told at once, or nothing."""
