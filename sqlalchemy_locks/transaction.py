@@ -200,17 +200,19 @@ def run_one(connection: Connection, operation: Operation[Any], options: Mapping[
 def nothing_open(connection: Connection) -> None:
     """COMMIT was the last thing, so the pool need not send a ROLLBACK: on MySQL that is a round trip."""
     if not connection.invalidated and not connection.in_transaction():
-        connection._transaction = _ENDED
+        ended: Any = _Ended(connection)
+        connection._transaction = ended
 
 
 class _Ended:
     """What SQLAlchemy takes for a transaction that it has rolled back itself when it closes a connection."""
 
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
     def close(self) -> None:
-        pass
-
-
-_ENDED: Any = _Ended()
+        # whoever has kept the connection is told by SQLAlchemy that it is closed
+        self._connection._transaction = None
 
 
 def has_room(engine: Engine) -> bool:

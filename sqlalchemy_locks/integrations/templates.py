@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 from uuid import UUID
 
 from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 
 from ..names import checked
@@ -27,7 +29,7 @@ from ..names import checked
 #: what has one way to be written
 _PLAIN = (str, int, UUID, date)
 #: equal ones may be written differently
-_NOT_PLAIN = (float, Decimal, datetime, bytes, list, tuple, set, dict)
+_NOT_PLAIN = (float, Decimal, datetime, time, timedelta, bytes, list, tuple, set, dict)
 _KINDS = {
     "path_params": lambda connection: connection.path_params,
     "query_params": lambda connection: connection.query_params,
@@ -100,12 +102,13 @@ class Parameters:
                     f"{template.text!r} could have two names for one thing"
                 )
             (annotation,) = types
-            type_ = get_origin(annotation) or annotation
-            if isinstance(type_, type) and issubclass(type_, _NOT_PLAIN) and not issubclass(type_, Enum):
-                raise ValueError(
-                    f"{where} has {name!r} as {type_.__name__}, which can be written in several ways, so that the lock "
-                    f"{template.text!r} could have two names for one thing: give a function that makes the name"
-                )
+            for type_ in _members(annotation):
+                why = _unnamed(type_)
+                if why is not None:
+                    raise ValueError(
+                        f"{where} has {name!r} as {type_.__name__}, which {why}, so that the lock {template.text!r} "
+                        "could have two names for one thing, or none: give a function that makes the name"
+                    )
 
     def values(self, fields: list[str], connection: HTTPConnection) -> dict[str, str]:
         """The parameters of a request, as they are written in a name.
@@ -124,6 +127,26 @@ class Parameters:
         if errors:
             raise RequestValidationError(errors)
         return written
+
+
+def _members(annotation: Any) -> Iterator[type]:
+    """The classes that a parameter can be of, those of a union each."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif origin is Union or origin is UnionType:
+        for one in get_args(annotation):
+            yield from _members(one)
+    elif isinstance(origin or annotation, type):
+        yield origin or annotation
+
+
+def _unnamed(type_: type) -> str | None:
+    """Why no name is made of it, if none is."""
+    if issubclass(type_, BaseModel):
+        return "is several parameters"
+    several = issubclass(type_, _NOT_PLAIN) and not issubclass(type_, Enum)
+    return "can be written in several ways" if several else None
 
 
 def every(dependant: Dependant) -> Iterator[Dependant]:

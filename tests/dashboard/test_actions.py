@@ -135,6 +135,7 @@ def test_a_token_of_another_visitor(page: Door, door_to: MakeDoor, door: str, se
         {"Origin": "http://evil.example.org"},
         {"Origin": "http://app.example.org.evil.org"},
         {"Origin": "http://app.example.org:8000"},
+        {"Origin": "http://["},
         {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"},
         {"Origin": ORIGIN, "Sec-Fetch-Site": "same-site"},
         {"Origin": ORIGIN, "Sec-Fetch-Site": "none"},
@@ -288,15 +289,17 @@ def test_the_log_is_one_line(door_to: MakeDoor, semaphore: Make, audit: Callable
     assert not any("\n" in line for line in audit())
 
 
-def test_a_lost_database(door_to: MakeDoor, tmp_path: Any) -> None:
-    """A visitor is told, and no 500 is to be seen."""
+def test_a_lost_database(door_to: MakeDoor, tmp_path: Any, audit: Callable[[], list[str]]) -> None:
+    """A visitor is told, and no 500 is to be seen; the log has it in a line."""
     page = door_to(authorize=alice, secret="s")
     token = page.token()
     page.locks._engine.dispose()
     page.locks._engine = create_engine(f"sqlite:///{tmp_path}/no/such/folder.db", poolclass=NullPool)
     answer = page.post("release", token=token, external_id="x")
     assert answer.status_code == 503
-    assert "not known whether it was done" in answer.text
+    assert "not known whether it was done: OperationalError: " in answer.text
+    assert audit()
+    assert not any("\n" in line for line in audit())
     for path in ("/", "/live"):
         answer = page.get(path)
         assert answer.status_code == 503

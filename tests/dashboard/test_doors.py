@@ -106,6 +106,16 @@ def test_in_flask(databases: Databases) -> None:
     assert client.get("/").status_code == 404
 
 
+def test_a_server_that_cuts_everything_off(databases: Databases) -> None:
+    """Two slashes would be the address of another server."""
+    app = dashboard.wsgi(sl.Locks(create_engine(databases("sqlite")[0], poolclass=NullPool)))
+    told: list[Any] = []
+    environ: dict[str, Any] = {"REQUEST_METHOD": "GET", "PATH_INFO": "", "wsgi.input": io.BytesIO()}
+    list(app(environ, lambda status, headers: told.append(dict(headers)["Location"])))
+    list(app({**environ, "SCRIPT_NAME": "//evil"}, lambda status, headers: told.append(dict(headers)["Location"])))
+    assert told == ["/", "/evil/"]
+
+
 def asgi_apps(locks: Any) -> dict[str, tuple[Any, str, str]]:
     """Ways to be mounted: the application, the address, and what a proxy has cut off before it."""
     fastapi = FastAPI()

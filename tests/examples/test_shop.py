@@ -118,7 +118,10 @@ def shop(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Co
 def commands() -> tuple[str, str]:
     """The README's two: what makes the database, but for what comes out of the network, and what serves."""
     first, second = next(block for block in blocks(EXAMPLE / "README.md") if block.language == "sh").text.splitlines()
-    return first.removeprefix("pip install -r requirements.txt && "), second
+    install, make = first.split(" && ")
+    # of the checkout, and not of whatever an index has
+    assert install == "pip install -e '../..[flask]' -r requirements.txt"
+    return make, second
 
 
 def test_what_it_is_made_of_is_what_it_says_that_it_needs() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
@@ -317,6 +318,21 @@ def test_the_same_awaited(noting: Callable[..., Engine], servers: Any) -> None:
                 held.session.add(Note(id=1))
 
     asyncio.run(main())
+    assert notes(engine) == [(1,)]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_session_that_is_kept_works_no_longer(noting: Callable[..., Engine], name: str) -> None:
+    """What comes when the lock is over (a stream, a thread) would be done without it."""
+    engine = noting(name)
+    with sl.Locks(engine).exclusive(unused()) as held:
+        held.session.add(Note(id=1))
+    for late in (lambda: held.session.execute(text("SELECT 1")), lambda: held.session.get(Note, 1)):
+        with pytest.raises(ResourceClosedError, match="closed"):
+            late()
+    held.session.add(Note(id=2))
+    with pytest.raises(ResourceClosedError, match="closed"):
+        held.session.commit()
     assert notes(engine) == [(1,)]
 
 

@@ -7,15 +7,16 @@ import enum
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any
 from urllib.parse import quote
 from uuid import UUID
 
 import pytest
-from fastapi import APIRouter, Cookie, Depends, FastAPI, Header, WebSocket
+from fastapi import APIRouter, Cookie, Depends, FastAPI, Header, Query, WebSocket
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
 from sqlalchemy import text
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -176,7 +177,10 @@ def test_a_parameter_that_is_two_things() -> None:
         starting(app)
 
 
-@pytest.mark.parametrize("annotation", [float, Decimal, datetime, list[str]])
+@pytest.mark.parametrize(
+    "annotation",
+    [float, Decimal, datetime, timedelta, list[str], float | None, int | float, Annotated[Decimal | None, Field(ge=0)]],
+)
 def test_a_parameter_that_can_be_written_in_several_ways(annotation: Any) -> None:
     app = FastAPI()
 
@@ -184,6 +188,19 @@ def test_a_parameter_that_can_be_written_in_several_ways(annotation: Any) -> Non
     async def work(price: Annotated[annotation, Header()]) -> None: ...
 
     with pytest.raises(ValueError, match="can be written in several ways"):
+        starting(app)
+
+
+def test_a_parameter_that_is_several() -> None:
+    app = FastAPI()
+
+    class Filter(BaseModel):
+        size: int = 1
+
+    @app.get("/prices", dependencies=[exclusive("prices:{of}")])
+    async def work(of: Annotated[Filter, Query()]) -> None: ...
+
+    with pytest.raises(ValueError, match="is several parameters"):
         starting(app)
 
 

@@ -6,6 +6,7 @@ from flask import abort, request
 
 #: as wide as the columns
 LONGEST = 255
+GREATEST = 2**31 - 1
 
 
 def text(name: str) -> str:
@@ -16,6 +17,14 @@ def text(name: str) -> str:
     if not value.isprintable():
         abort(400, f"{name}: in one line, please.")
     return value
+
+
+def number(name: str) -> int:
+    """The number of a row."""
+    value = text(name)
+    if not value.isdecimal() or len(value) > 10 or int(value) > GREATEST:
+        abort(400, f"{name}: a number, please.")
+    return int(value)
 
 
 def money(name: str) -> Decimal:

@@ -4,10 +4,11 @@ from flask import Blueprint, Response, abort, current_app, redirect, render_temp
 from sqlalchemy import select
 
 from .extensions import db, locks
-from .forms import money, text
+from .forms import GREATEST, money, number, text
 from .models import Customer, Invoice, Order, Payment
 
 pages = Blueprint("orders", __name__)
+ONE = f"/invoices/<int(max={GREATEST}):number>"
 
 
 @pages.get("/")
@@ -20,19 +21,19 @@ def index() -> str:
 @pages.post("/orders")
 def create() -> Response:
     item, price = text("item"), money("price")
-    customer = db.get_or_404(Customer, text("customer"))
+    customer = db.get_or_404(Customer, number("customer"))
     order = Order(customer=customer, item=item, invoice=Invoice(amount=price))
     db.session.add(order)
     db.session.commit()
     return redirect(url_for(".show", number=order.invoice.id), 303)
 
 
-@pages.get("/invoices/<int:number>")
+@pages.get(ONE)
 def show(number: int) -> str:
     return render_template("invoice.html", invoice=db.get_or_404(Invoice, number))
 
 
-@pages.post("/invoices/<int:number>/pay")
+@pages.post(f"{ONE}/pay")
 def pay(number: int) -> Response:
     # who has waited too long is told so, by FlaskLocks: 423, with Retry-After
     with locks.exclusive(f"invoice:{number}", timeout=current_app.config["PAY_TIMEOUT"]) as held:

@@ -68,7 +68,9 @@ def test_who_waits_too_long_is_told_to_come_again(app: Flask, invoice: int, monk
 
 
 def test_what_is_not_there_cannot_be_paid(app: Flask) -> None:
-    assert app.test_client().post("/invoices/999999/pay").status_code == 404
+    for number in (999999, 2**31, 10**30):
+        assert app.test_client().get(f"/invoices/{number}").status_code == 404
+        assert app.test_client().post(f"/invoices/{number}/pay").status_code == 404
 
 
 def test_two_that_register_at_once_become_one(app: Flask) -> None:
@@ -178,3 +180,9 @@ def test_the_history_and_the_models_agree(app: Flask) -> None:
     done = app.test_cli_runner().invoke(args=["db", "check", "-d", MIGRATIONS])
     assert done.exit_code == 0, done.output
     assert app.test_cli_runner().invoke(args=["locks", "check"]).exit_code == 0
+
+
+@pytest.mark.parametrize("customer", ["", "a", "-1", "1.5", str(2**31), "9" * 30])
+def test_what_is_no_customer(app: Flask, customer: str) -> None:
+    answer = app.test_client().post("/orders", data={"customer": customer, "item": "tea", "price": "1"})
+    assert answer.status_code == 400

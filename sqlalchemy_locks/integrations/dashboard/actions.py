@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ... import semaphore
 from ...locks import Locks
+from ...names import plain
 from ...overview import STALLED
 from ...queue import Queue
 from ...values import Released
@@ -63,4 +64,4 @@ def done(name: str, who: str, said: str) -> None:
 def refused(name: str, who: str | None, why: str, form: Mapping[str, str]) -> None:
     """The same for what was not done."""
     about = {field: value[:300] for field, value in form.items() if field != "token"}
-    _log.warning("page: %s by %r refused: %s %r", name, who, why, about)
+    _log.warning("page: %s by %r refused: %s %r", name, who, plain(why), about)

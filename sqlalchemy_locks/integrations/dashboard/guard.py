@@ -71,7 +71,7 @@ class Guard:
             return "this didn't come from the page itself"
         visitor = request.cookies.get(COOKIE, "")
         if not visitor:
-            return "its cookie is missing: does your browser keep cookies?"
+            return "its cookie is missing, which your browser has to keep"
         if not hmac.compare_digest(self.token(visitor, who).encode(), request.form.get("token", "").encode()):
             return "it was shown to somebody else, or too long ago: reload the page and try again"
         return None
@@ -130,5 +130,8 @@ def _sent_by_this_page(request: Request) -> bool:
     if verdict is not None:
         # right behind proxies, too, that change the host
         return verdict == "same-origin"
-    origin = request.headers.get("origin")
-    return origin is not None and bool(request.host) and urlsplit(origin).netloc.lower() == request.host.lower()
+    try:
+        origin = urlsplit(request.headers.get("origin", "")).netloc
+    except ValueError:  # one that no browser sends
+        return False
+    return bool(origin) and origin.lower() == request.host.lower()

@@ -59,7 +59,8 @@ class Page:
             return self._said(405, "This is only to be looked at.", ("Allow", "GET, HEAD"))
         if request.path == "":
             # links are relative, so that no proxy has to know where the page is
-            return Response(status=308, headers=(("Location", f"/{quote(request.root.strip('/'))}/"), _NOWHERE))
+            root = quote(request.root.strip("/"))
+            return Response(status=308, headers=(("Location", f"/{root}/" if root else "/"), _NOWHERE))
         if name in shown.STATIC:
             content, kind = shown.STATIC[name]
             return Response(content, 200, (("Content-Type", kind), _FOR_EVER, *_SAFE))
@@ -75,7 +76,7 @@ class Page:
         try:
             look = reading.look(locks, of)
         except (SQLAlchemyError, OSError, LockError) as error:
-            return self._said(503, f"The database can't be reached: {reading.sentence(error)}", back=False)
+            return self._said(503, f"The database can't be reached: {reading.cause(error)}", back=False)
         body = shown.render(
             "page.html" if whole else "live.html",
             look=look,
@@ -110,7 +111,7 @@ class Page:
             return self._said(400, f"Nothing was done: {error}.")
         except (SQLAlchemyError, OSError) as error:
             actions.refused(name, who, str(error), request.form)
-            return self._said(503, f"It is not known whether it was done: {reading.sentence(error)}")
+            return self._said(503, f"It is not known whether it was done: {reading.cause(error)}")
         actions.done(name, who, said)
         back = {"said": self._guard.seal(said)}
         if request.form.get("of"):

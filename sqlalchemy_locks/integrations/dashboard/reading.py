@@ -98,12 +98,17 @@ def facts(locks: Locks) -> Section:
 
 
 def sentence(error: BaseException) -> str:
-    """What went wrong, for people."""
+    """Why a part is not shown, for people."""
+    return cause(error) if isinstance(error, LockError) else f"this could not be read: {cause(error)}"
+
+
+def cause(error: BaseException) -> str:
+    """What went wrong, in a line: of an error of a driver's, what the driver says."""
     if isinstance(error, LockError):
         return str(error)
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    said = str(cause).strip().partition("\n")[0]
-    return f"this could not be read: {type(cause).__name__}: {said[:300]}"
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    said = str(origin).strip().partition("\n")[0]
+    return f"{type(origin).__name__}: {said[:300]}"
 
 
 def _attempt(read: Callable[[], Any]) -> str | None:
