@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, delete
+from sqlalchemy import Connection, Engine, create_engine, delete, update
 from sqlalchemy.pool import NullPool
 
 from sqlalchemy_locks.operation import place_of
@@ -34,6 +35,17 @@ def empty(url: str) -> None:
         tables = place_of(connection.dialect, {}).tables
         for table in (tables.job, tables.task):
             connection.execute(delete(table))
+
+
+def silenced(connection: Connection, *jobs: Any, table: Any = None) -> None:
+    """Let these jobs that run, or all of them, seem to have been silent for years: no test waits until a clock moves."""
+    if table is None:
+        table = place_of(connection.dialect, {}).tables.job
+    years_ago = datetime(2020, 1, 1, tzinfo=timezone.utc)
+    silencing = update(table).where(table.c.heartbeat_at.is_not(None)).values(heartbeat_at=years_ago)
+    if jobs:
+        silencing = silencing.where(table.c.internal_id.in_([job.internal_id for job in jobs]))
+    assert connection.execute(silencing).rowcount > 0
 
 
 @pytest.fixture

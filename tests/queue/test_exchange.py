@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tests.faults.drivers import sync
 from tests.operation.parties import connected, installed
 from tests.tasks.test_lost_replies import final, in_the_clear
 
-from .conftest import MakeEngine, empty
+from .conftest import MakeEngine, empty, silenced
 from .test_workers import counts, put
 
 queue = sl.Queue()
@@ -41,8 +42,8 @@ def test_the_same_answer_everywhere(engine: Engine) -> None:
     second = exchanged(engine, first.jobs, 10)
     assert ([job.payload for job in second.jobs], second.ended) == ([2, 3, 4], 2)
     with engine.begin() as connection:
-        time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
-        connection.execute(queue.requeue_stalled(0, limit=1))
+        silenced(connection, second.jobs[0])
+        connection.execute(queue.requeue_stalled(3600))
         connection.execute(queue.release(second.jobs[2]))
     # two are somebody else's now, or nobody's
     third = exchanged(engine, second.jobs, 1)
@@ -234,7 +235,7 @@ def test_a_worker_that_dies_before_it_reads_the_answer(engine: Engine) -> None:
     exchanged(engine, mine, 2)  # and then it is gone
     assert counts(engine) == {"all": 4, "completed": 2, "dead": 0, "running": 2, "waiting": 0}
     with engine.begin() as connection:
-        time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
+        silenced(connection)
         assert connection.scalar(queue.requeue_stalled(0)) == 2
     heirs = exchanged(engine, [], 5).jobs
     assert [(job.payload, job.claim) for job in heirs] == [(2, 2), (3, 2)]
@@ -390,7 +391,8 @@ def test_a_timeout_written_by_hand_keeps_no_other_from_its_own(engine: Engine) -
         task = place_of(connection.dialect, {}).tables.task
         for id, seconds in (("endless", 2**62), ("never", -(2**62)), ("over", 0)):
             connection.execute(update(task).where(task.c.id == id).values(timeout=seconds))
-    time.sleep(0.01)  # so that no time at all has passed
+        # before now, be the clock as coarse as it may
+        connection.execute(update(task).values(updated_at=datetime(2020, 1, 1, tzinfo=timezone.utc)))
     with engine.begin() as connection:
         assert connection.scalar(tasks.expire()) == 2
         assert connection.scalar(select(task.c.status).where(task.c.id == "endless")) == "in_progress"

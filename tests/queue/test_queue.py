@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import uuid
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -20,7 +19,7 @@ from sqlalchemy_locks.clock import Now
 from sqlalchemy_locks.operation import place_of
 from tests.operation.parties import PATIENCE, async_connected
 
-from .conftest import MakeEngine
+from .conftest import MakeEngine, silenced
 
 queue = sl.Queue()
 
@@ -226,7 +225,8 @@ def test_what_can_be_said_to_be_a_job(engine: Engine) -> None:
 def test_a_worker_that_lost_its_job_can_do_nothing_to_it(engine: Engine) -> None:
     put(engine, "job")
     (lost,) = take(engine)
-    time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
+    with engine.begin() as connection:
+        silenced(connection)
     assert scalar(engine, queue.requeue_stalled(0)) == 1
     operations = [
         queue.complete(lost),
@@ -322,7 +322,8 @@ def test_stalled_jobs_come_back(engine: Engine) -> None:
     (again,) = take(engine, 5)
     assert (again.internal_id, again.attempts) == (a.internal_id, 2)
     # the last attempt is a death
-    time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
+    with engine.begin() as connection:
+        silenced(connection)
     assert scalar(engine, queue.requeue_stalled(0)) == 2
     assert "stalled" in row(engine, again).error
     assert row(engine, again).failed_at is not None
@@ -341,7 +342,8 @@ def test_the_sweep_waits_for_nobody(leveled: Engine) -> None:
 def test_sweeps_in_batches(engine: Engine) -> None:
     put(engine, *range(7))
     take(engine, 7)
-    time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
+    with engine.begin() as connection:
+        silenced(connection)
     swept = [scalar(engine, queue.requeue_stalled(0, limit=3)) for _ in range(4)]
     assert swept == [3, 3, 1, 0]
 

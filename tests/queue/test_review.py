@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -21,7 +20,7 @@ from sqlalchemy_locks.clock import Ago, Instant
 from tests.conftest import PLAIN, Servers
 from tests.operation.parties import PATIENCE, async_connected
 
-from .conftest import ENGINES, MakeEngine
+from .conftest import ENGINES, MakeEngine, silenced
 from .test_queue import job_table, put, queue, scalar, take
 
 
@@ -62,7 +61,8 @@ def test_a_sweep_of_one_queue(engine: Engine) -> None:
     put(engine, 3, queue="fast")
     take(engine, 2, "slow")
     take(engine, 1, "fast")
-    time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
+    with engine.begin() as connection:
+        silenced(connection)
     assert scalar(engine, queue.requeue_stalled(0, queue="fast")) == 1
     assert scalar(engine, queue.requeue_stalled(0, queue="fast")) == 0
     assert scalar(engine, queue.requeue_stalled(0, queue="slow")) == 2
@@ -117,7 +117,7 @@ def test_an_entity_proves_what_it_was_captured_with(own: Engine) -> None:
         first.commit()
         lost = first.scalars(letters.capture()).one()
         first.commit()
-        time.sleep(0.01)  # SQLite's clock has thousandths of a second: so that some of it has passed
+        silenced(second.connection(), table=Letter.__table__)
         assert second.scalar(letters.requeue_stalled(0)) == 1
         mine = second.scalars(letters.capture()).one()
         second.commit()

@@ -26,7 +26,7 @@ from sqlalchemy_locks.shift import Shift
 from tests.conftest import PLAIN, Servers
 from tests.operation.parties import PATIENCE, async_connected, until
 
-from .conftest import MakeEngine
+from .conftest import MakeEngine, silenced
 from .test_workers import counts, put, running
 
 ROOT = Path(__file__).parents[2]
@@ -296,8 +296,8 @@ def test_jobs_of_other_queues_are_not_swept(lite: Engine) -> None:
     with lite.begin() as connection:
         assert len(connection.execute(queue.capture(5, queue="other")).all()) == 1
         assert len(connection.execute(queue.capture(5)).all()) == 1
-    time.sleep(0.05)  # so that they are stalled
-    shift = shift_of(lite, heartbeat=0.01, stalled_after=0.02)
+        silenced(connection)
+    shift = shift_of(lite, heartbeat=1, stalled_after=3600)
     shift.sweep()
     assert (counts(lite)["running"], counts(lite)["waiting"]) == (1, 1)
 
@@ -306,21 +306,22 @@ def test_a_sweep_goes_on_until_nothing_is_left(lite: Engine) -> None:
     put(lite, *range(1005))
     with lite.begin() as connection:
         connection.execute(queue.capture(1005)).all()
-    time.sleep(0.05)
-    shift_of(lite, heartbeat=0.01, stalled_after=0.02).sweep()
+        silenced(connection)
+    shift_of(lite, heartbeat=1, stalled_after=3600).sweep()
     assert counts(lite)["running"] == 0
 
 
 def test_nothing_is_begun_by_who_was_silent_for_long(lite: Engine) -> None:
     """A process that was stopped: others have its jobs, and it has them in memory."""
     put(lite, *range(3))
-    shift = shift_of(lite, heartbeat=0.05, stalled_after=None, batch=3)
+    shift = shift_of(lite, heartbeat=1, stalled_after=None, batch=3)
     shift.turn()
     assert len(shift.waiting) == 3
     with lite.begin() as connection:
-        connection.execute(queue.requeue_stalled(0))
+        silenced(connection)
+        connection.execute(queue.requeue_stalled(3600))
         assert len(connection.execute(queue.capture(2)).all()) == 2
-    time.sleep(0.2)
+    shift._beat -= 3
     assert shift.take() is None
     shift._fetch = lambda: None  # type: ignore[method-assign]
     shift.turn()
