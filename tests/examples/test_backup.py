@@ -49,6 +49,7 @@ def test_the_two_commands_as_they_are(folder: Path) -> None:
             assert made.status_code == 201, made.text
             assert made.json()["documents"] == {"inbox": "hello"}
             assert client.get("/docs").status_code == 200
+            assert ">backup-slots<" in client.get("/locks/").text
         server.end()
         assert "Application shutdown complete" in server.said
         assert "Traceback" not in server.said

@@ -120,7 +120,7 @@ def commands() -> tuple[str, str]:
     first, second = next(block for block in blocks(EXAMPLE / "README.md") if block.language == "sh").text.splitlines()
     install, make = first.split(" && ")
     # of the checkout, and not of whatever an index has
-    assert install == "pip install -e '../..[flask]' -r requirements.txt"
+    assert install == "pip install -e '../..[flask,dashboard]' -r requirements.txt"
     return make, second
 
 
@@ -167,6 +167,7 @@ def test_the_two_commands(shop: Copy) -> None:
         assert "&lt;img src=x onerror=alert(1)&gt;" in shown
         assert "Zoë 🎉" in shown
         assert client.get("/invoices/77").status_code == 404
+        assert ">exports<" in client.get("/locks/").text
 
 
 def customers(client: httpx.Client) -> None:

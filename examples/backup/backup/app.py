@@ -22,6 +22,7 @@ from sqlalchemy_locks.integrations.fastapi import (
     semaphore,
 )
 
+from . import page
 from .models import Backup, Document, Target
 from .settings import settings
 
@@ -41,6 +42,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(title="Backups", lifespan=lifespan, exception_handlers={sl.LockError: answer})
+app.mount("/locks", page.of(locks))
 
 _NO_NUL = r"^[^\x00]*$"  # PostgreSQL stores none
 Name = Annotated[str, Path(min_length=1, max_length=255, pattern=_NO_NUL)]

@@ -13,6 +13,7 @@ class Settings:
     slot_ttl: float = float(os.environ.get("SLOT_TTL", "30"))
     wait_seconds: float = float(os.environ.get("WAIT_SECONDS", "2"))
     copy_seconds: float = float(os.environ.get("COPY_SECONDS", "0"))
+    locks_admin: str = os.environ.get("LOCKS_ADMIN", "")
 
 
 settings = Settings()

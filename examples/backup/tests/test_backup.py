@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,8 +11,11 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from backup import page
 from backup.app import SLOTS, Session, app, locks, write
 from backup.models import Backup
+from backup.settings import Settings
+from fastapi import FastAPI
 from sqlalchemy import select
 
 import sqlalchemy_locks as sl
@@ -197,3 +201,36 @@ async def test_the_schema_tells_of_the_locks(asking: httpx.AsyncClient) -> None:
     assert PROBLEM in ordered["429"]["content"]
     assert "Retry-After" in ordered["429"]["headers"]
     assert PROBLEM in paths["/targets/{target_id}/documents/{name}"]["put"]["responses"]["423"]["content"]
+
+
+@served
+async def test_the_page_is_to_be_looked_at(asking: httpx.AsyncClient) -> None:
+    shown = await asking.get("/locks/")
+    assert shown.status_code == 200
+    assert f">{SLOTS}<" in shown.text
+    assert (await asking.post("/locks/resize", data={"name": SLOTS, "capacity": "9"})).status_code == 404
+
+
+@served
+async def test_who_knows_the_password_acts(asking: httpx.AsyncClient) -> None:
+    before = (await asking.get("/slots")).json()["capacity"]
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(page, "settings", Settings(locks_admin="ops:se:cret"))
+        with_it = FastAPI()
+        with_it.mount("/locks", page.of(locks))
+        transport = httpx.ASGITransport(with_it)
+        async with httpx.AsyncClient(transport=transport, base_url="http://backup/locks/") as visitor:
+            for given in (None, ("ops", "secret"), ("", ""), ("ops", "\N{PILE OF POO}")):
+                refused = await visitor.get("", auth=given)
+                assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Basic")
+            visitor.auth = httpx.BasicAuth("ops", "se:cret")
+            token = re.search(r'name="token" value="([^"]*)"', (await visitor.get("")).text)
+            assert token is not None
+            form = {"token": token[1], "name": SLOTS, "capacity": "9"}
+            assert (await visitor.post("resize", data=form)).status_code == 403  # as another site would have it sent
+            done = await visitor.post("resize", data=form, headers={"Origin": "http://backup"})
+            assert done.status_code == 303
+    assert (await asking.get("/slots")).json()["capacity"] == 9
+    change = (await locks.run(sl.semaphore.history(SLOTS)))[-1]
+    assert (change.new_capacity, change.changed_by) == (9, "ops")
+    await asking.put("/slots", json={"capacity": before, "by": "tests"})

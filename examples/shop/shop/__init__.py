@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flask import Flask
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from sqlalchemy_locks.alembic import include_name
+from sqlalchemy_locks.integrations import dashboard
 
 from . import customers, exports, orders, reports, shipping
 from .extensions import db, locks, migrate
@@ -39,4 +41,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         app.register_blueprint(module.pages)
     app.cli.add_command(shipping.ship)
     app.cli.add_command(reports.report)
+    # what is held now, to look at and not to change; no view guards it, since it is beside the app's own routes
+    page = dashboard.wsgi(lambda: app.extensions["sqlalchemy_locks"].locks)
+    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/locks": page})  # type: ignore[method-assign]
     return app

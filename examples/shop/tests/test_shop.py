@@ -182,6 +182,17 @@ def test_the_history_and_the_models_agree(app: Flask) -> None:
     assert app.test_cli_runner().invoke(args=["locks", "check"]).exit_code == 0
 
 
+def test_the_page_shows_what_is_held_and_changes_nothing(app: Flask) -> None:
+    with app.app_context(), locks.semaphore("exports", ttl=3600) as grant:
+        shown = app.test_client().get("/locks/")
+        assert shown.status_code == 200
+        assert ">exports<" in shown.text
+        assert grant.external_id in shown.text
+        released = app.test_client().post("/locks/release", data={"external_id": grant.external_id})
+        assert released.status_code == 404
+        grant.check()
+
+
 @pytest.mark.parametrize("customer", ["", "a", "-1", "1.5", str(2**31), "9" * 30])
 def test_what_is_no_customer(app: Flask, customer: str) -> None:
     answer = app.test_client().post("/orders", data={"customer": customer, "item": "tea", "price": "1"})
