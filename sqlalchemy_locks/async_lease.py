@@ -11,8 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
 
+from .block import Block
 from .decorate import in_async_block
-from .lease import Block, Given
+from .lease import Given
 from .lines import rung
 from .renewal import Lost, Renewed, clock
 from .values import Grant
