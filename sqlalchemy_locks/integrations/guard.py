@@ -7,7 +7,7 @@ waited in vain is answered by a ``LockProblem``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, Literal
 
@@ -163,4 +163,17 @@ def _streams(route: Any) -> bool:
         returned = inspect.signature(endpoint, eval_str=True).return_annotation if endpoint else None
     except (NameError, TypeError, ValueError):
         returned = None
-    return any(isinstance(one, type) and issubclass(one, StreamingResponse) for one in (response, returned))
+    known = (response, returned, *_named_by(endpoint))
+    return any(isinstance(one, type) and issubclass(one, StreamingResponse) for one in known)
+
+
+def _named_by(endpoint: Any) -> Iterator[Any]:
+    """What an endpoint's own code calls by name: few say what they return."""
+    try:
+        used = inspect.getclosurevars(inspect.unwrap(endpoint))
+    except (TypeError, ValueError):
+        return
+    for one in (*used.nonlocals.values(), *used.globals.values()):
+        yield one
+        if inspect.ismodule(one):
+            yield from (getattr(one, name, None) for name in used.unbound)

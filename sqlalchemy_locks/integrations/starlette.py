@@ -26,6 +26,7 @@ from ..aio import AsyncAlive, AsyncLocks
 from ..durations import span
 from ..errors import LockError
 from ..leases import Alive
+from ..names import plain
 from .problem import Problem, problem_of
 
 #: where an app keeps its locks, in ``app.state``
@@ -117,6 +118,6 @@ async def answer(request: Request, error: Exception) -> Response:
     else:
         raise error
     if problem.status in (404, 503):  # what may be the service's own fault
-        method, path = request.scope.get("method", ""), request.url.path
-        _log.warning("%s %s was answered %s: %s", method, path, problem.status, error.__cause__ or error)
+        asked = plain(f"{request.scope.get('method', '')} {request.url.path}")
+        _log.warning("%s was answered %s: %s", asked, problem.status, error.__cause__ or error)
     return Response(problem.content, problem.status, problem.headers)

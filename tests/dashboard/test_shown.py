@@ -202,6 +202,14 @@ def test_no_permission(servers: Servers, door_to: MakeDoor, semaphore: Callable[
             connection.execute(text(f"DROP ROLE {role}"))
 
 
+def test_where_a_file_is(door_to: MakeDoor) -> None:
+    page = door_to()
+    file = page.locks._engine.url.database
+    assert file is not None
+    assert file.startswith("/")
+    assert reading.look(page.locks).called == file
+
+
 def test_a_password_is_never_shown(door_to: MakeDoor) -> None:
     page = door_to("postgresql15")
     password = str(page.locks._engine.url.password)

@@ -12,6 +12,7 @@ import pytest
 from fastapi import BackgroundTasks, Depends, Header, HTTPException
 from fastapi.responses import StreamingResponse
 from sqlalchemy import text
+from starlette.requests import Request
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.fastapi import (
@@ -536,6 +537,14 @@ def test_what_the_endpoint_raises_is_its_own(servers: Any) -> None:
                     await client.post("/tables")
 
     run(main)
+
+
+def test_an_address_writes_nothing_else_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    scope = {"type": "http", "method": "POST", "path": "/a\n\x1b[31m\u2028b", "headers": [], "server": ("app", 80)}
+    assert asyncio.run(answer(Request(scope), sl.LockLost("gone"))).status_code == 503
+    (line,) = caplog.messages
+    assert line.startswith("POST /a")
+    assert line.isprintable()
 
 
 def test_an_app_may_answer_in_its_own_way(servers: Any) -> None:

@@ -5,7 +5,7 @@
 import asyncio
 import enum
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -14,7 +14,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 import pytest
-from fastapi import APIRouter, Cookie, Depends, FastAPI, Header, Query, WebSocket
+from fastapi import APIRouter, Cookie, Depends, FastAPI, Header, Query, WebSocket, responses
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from sqlalchemy import text
@@ -234,13 +234,26 @@ def test_wrong_arguments() -> None:
             odd()
 
 
-def test_a_stream_needs_its_lock_for_longer() -> None:
+async def says_so() -> StreamingResponse:
+    raise AssertionError
+
+
+async def makes_one():  # type: ignore[no-untyped-def]
+    return StreamingResponse(iter(()))
+
+
+def makes_one_of_a_module():  # type: ignore[no-untyped-def]
+    return responses.StreamingResponse(iter(()))
+
+
+async def yields():  # type: ignore[no-untyped-def]
+    yield b""
+
+
+@pytest.mark.parametrize("stream", [says_so, makes_one, makes_one_of_a_module, yields])
+def test_a_stream_needs_its_lock_for_longer(stream: Callable[..., Any]) -> None:
     def refused(guard: Any, **options: Any) -> bool:
         app = FastAPI()
-
-        async def stream() -> StreamingResponse:
-            raise AssertionError
-
         app.get("/stream", dependencies=[guard], **options)(stream)
         try:
             starting(app)
