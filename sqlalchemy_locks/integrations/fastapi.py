@@ -56,19 +56,27 @@ def _key() -> Any:
 
 
 def idempotency_key(key: Annotated[str | None, _key()] = None) -> str | None:
-    """The header ``Idempotency-Key``, where the client sends one."""
+    """The header ``Idempotency-Key``, where the client sends one.
+
+    >>> @app.post("/exports")
+    ... async def export(key: Annotated[str | None, Depends(idempotency_key)]) -> None: ...
+    """
     return key
 
 
 def required_key(key: Annotated[str, _key()]) -> str:
-    """The header ``Idempotency-Key``, without which a request is refused."""
+    """The header ``Idempotency-Key``, without which a request is refused.
+
+    >>> @app.post("/exports", dependencies=[semaphore("exports", key=required_key)])
+    ... async def export() -> None: ...
+    """
     return key
 
 
 class FastAPILocks(StarletteLocks):
     """The ``AsyncLocks`` of an app, with a lifespan. The engine is the app's, and is not disposed of.
 
-    >>> locks = FastAPILocks(engine)
+    >>> locks = FastAPILocks(async_engine)
     >>> app = FastAPI(lifespan=locks.lifespan)
     """
 

@@ -59,6 +59,10 @@ class AppLocks(_Forwarding):
 
     Blocks, and ``once_per``, may be made where there is no app yet: they ask for it when they are entered, or called.
     Everything else is ``RuntimeError`` outside of an app context.
+
+    >>> from sqlalchemy_locks.integrations.flask import current_locks
+    >>> @current_locks.lease("import-prices", ttl=60)
+    ... def import_prices() -> None: ...
     """
 
     def __init__(self) -> None:
@@ -174,6 +178,9 @@ class FlaskLocks(AppLocks):
           ``True``. Where the app has a handler for it, or for one of its kinds, that is the one that is asked.
         - ``SQLALCHEMY_LOCKS_MAINTENANCE``: have ``locks.maintenance()`` run in each process that serves, from its
           first request on; by default ``False``.
+
+        >>> locks = FlaskLocks()
+        >>> locks.init_app(app, engine)
         """
         if KEY in app.extensions:
             raise RuntimeError(f"the app {app.name!r} has locks already")

@@ -32,6 +32,8 @@ from ..errors import (
     UnknownRow,
 )
 
+__all__ = ["Kind", "Problem", "kind_of", "problem", "problem_of"]
+
 MEDIA_TYPE = "application/problem+json"
 #: what a type begins with; what follows is the code
 TYPES = "urn:problem-type:sqlalchemy-locks:"
@@ -43,7 +45,10 @@ LONGEST_RETRY = 60
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of problem: what its ``type`` ends with, its status, and what a client is told."""
+    """One kind of problem: what its ``type`` ends with, its status, and what a client is told.
+
+    >>> closed = Kind("closed", 503, "Closed", "We are closed on Sundays.", retry=3600)
+    """
 
     code: str
     status: int
@@ -102,7 +107,14 @@ _KINDS: tuple[tuple[type[LockError], Kind], ...] = (
 
 @dataclass(frozen=True)
 class Problem:
-    """An answer: ``status``, ``headers`` (the content's type among them), and ``body``, to be sent as JSON."""
+    """An answer: ``status``, ``headers`` (the content's type among them), and ``body``, to be sent as JSON.
+
+    >>> answer = problem_of(sl.LockTimeout("'invoice:42' was not free within 5 s"))
+    >>> answer.code, answer.headers["Content-Type"]
+    ('locked', 'application/problem+json')
+    >>> answer.content
+    b'{"type":"urn:problem-type:sqlalchemy-locks:locked","title":"Locked","status":423,...}'
+    """
 
     status: int
     headers: Mapping[str, str] = field(hash=False)
@@ -125,6 +137,9 @@ def kind_of(error: LockError) -> Kind:
     A lock, a mutex or a lease that another has is *locked* (423); a semaphore without room has *no room* (429). What
     only who runs the service can mend (a semaphore that was never created, tables that are not installed) *failed*
     (500).
+
+    >>> kind_of(sl.LockTimeout("no room", kind="semaphore")).status
+    429
     """
     if isinstance(error, LockTimeout) and error.kind == "semaphore":
         return NO_ROOM
@@ -160,7 +175,12 @@ def problem(
     instance: str | None = None,
     detail: str | None = None,
 ) -> Problem:
-    """As :func:`problem_of`, of a kind that is known; ``detail`` is told instead of the general sentence."""
+    """As :func:`problem_of`, of a kind that is known; ``detail`` is told instead of the general sentence.
+
+    >>> closed = Kind("closed", 503, "Closed", "We are closed on Sundays.", retry=3600)
+    >>> problem(closed, retry_after=1800).headers["Retry-After"]
+    '1800'
+    """
     body: dict[str, Any] = {
         "type": TYPES + kind.code,
         "title": kind.title,

@@ -29,6 +29,8 @@ from ..leases import Alive
 from ..names import plain
 from .problem import Problem, problem_of
 
+__all__ = ["LockProblem", "StarletteLocks", "answer", "locks_of"]
+
 #: where an app keeps its locks, in ``app.state``
 STATE = "sqlalchemy_locks"
 _log = logging.getLogger("sqlalchemy_locks")
@@ -42,7 +44,7 @@ class StarletteLocks(AsyncLocks):
     :param maintain_every: how often to look whether maintenance is due, in seconds or as a ``timedelta``; ``None``:
         never, where something else does it.
 
-    >>> locks = StarletteLocks(engine)
+    >>> locks = StarletteLocks(async_engine)
     >>> app = Starlette(routes=routes, lifespan=locks.lifespan, exception_handlers={sl.LockError: answer})
     """
 
@@ -69,7 +71,7 @@ class StarletteLocks(AsyncLocks):
         ... async def lifespan(app):
         ...     async with locks.lifespan(app):
         ...         yield
-        ...     await engine.dispose()
+        ...     await async_engine.dispose()
         """
         async with contextlib.AsyncExitStack() as stack:
             setattr(app.state, STATE, self)
@@ -83,6 +85,10 @@ def locks_of(connection: HTTPConnection) -> AsyncLocks:
     """The locks of the app that a request is for.
 
     :raises RuntimeError: when its lifespan is not running.
+
+    >>> async def homepage(request: Request) -> Response:
+    ...     async with locks_of(request).exclusive("homepage"):
+    ...         return Response("alone")
     """
     locks = getattr(connection.app.state, STATE, None)
     if not isinstance(locks, AsyncLocks):
@@ -94,7 +100,10 @@ def locks_of(connection: HTTPConnection) -> AsyncLocks:
 
 
 class LockProblem(HTTPException):
-    """A request that can't be served because of a lock; ``problem`` is the answer, and its cause the error."""
+    """A request that can't be served because of a lock; ``problem`` is the answer, and its cause the error.
+
+    >>> app = FastAPI(lifespan=locks.lifespan, exception_handlers={LockProblem: in_our_way})
+    """
 
     def __init__(self, problem: Problem) -> None:
         headers = {name: value for name, value in problem.headers.items() if name != "Content-Type"}

@@ -21,6 +21,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
 
+from .apps import Around, of_none
+
 CHECK = doctest.OutputChecker()
 HOW = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -130,15 +132,16 @@ async def run(docstring: str, around: dict[str, Any]) -> None:
             assert CHECK.check_output(example.want, printed.getvalue(), HOW), (example.source, printed.getvalue())
 
 
-def executed(docstring: str, url: str, async_url: str) -> None:
-    """Run a docstring's examples in a world of their own."""
+def executed(docstring: str, url: str, async_url: str, app: Around = of_none) -> None:
+    """Run a docstring's examples in a world of their own, with what the app around them has."""
     awaits = any(word in docstring for word in (">>> await ", "async ", "if await "))
     around: dict[str, Any] = {}
 
     async def main() -> None:
         around.update(known(url, async_url, awaits))
         try:
-            await run(docstring, around)
+            with app(around):
+                await run(docstring, around)
         finally:
             closed = around["session"].close()
             if inspect.isawaitable(closed):

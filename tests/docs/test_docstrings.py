@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shutil
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sqlalchemy_locks.aio import AsyncOncePer
 from sqlalchemy_locks.async_lease import AsyncLost
 from sqlalchemy_locks.events import LockEvents
 from sqlalchemy_locks.hold import Held
-from sqlalchemy_locks.integrations import otel, prometheus
+from sqlalchemy_locks.integrations import dashboard, fastapi, flask, otel, problem, prometheus, starlette
 from sqlalchemy_locks.lease import Lost
 from sqlalchemy_locks.mutexes import Mutexes
 from sqlalchemy_locks.once import OncePer
@@ -26,7 +27,7 @@ from tests import servers as real
 from tests.conftest import Servers, install
 from tests.redis.conftest import started_or_skipped
 
-from . import docstrings
+from . import apps, docstrings
 
 #: what is done with what it gives is no method of somebody's class
 OTHERS = [Held, Lost, AsyncLost, LockEvents, Mutexes, OncePer, AsyncOncePer]
@@ -67,7 +68,26 @@ def public() -> dict[str, Any]:
     for name, made in list(found.items()):
         if inspect.isclass(made) and not issubclass(made, Exception):
             found |= dict(methods(name, made) if made is not LockEvents else ())
+    for module in (flask, fastapi, starlette, problem, dashboard):
+        found |= integration(module)
     return {name: made for name, made in found.items() if name not in INTERNAL}
+
+
+def integration(module: Any) -> dict[str, Any]:
+    """What an integration has itself: neither what it hands on, nor what its classes inherit."""
+    found: dict[str, Any] = {}
+    for name in module.__all__:
+        made = getattr(module, name)
+        called = f"{module.__name__.rpartition('.')[2]}.{name}"
+        if (inspect.isclass(made) or inspect.isfunction(made)) and made.__module__.startswith(module.__name__):
+            found[called] = made
+            own = vars(made) if inspect.isclass(made) and not issubclass(made, Exception) else {}
+            found |= {
+                f"{called}.{each}": member
+                for each, member in own.items()
+                if not each.startswith("_") and (inspect.isroutine(member) or isinstance(member, property))
+            }
+    return found
 
 
 def exported(module: Any) -> list[str]:
@@ -85,8 +105,10 @@ SHOWN = [name for name, told in DOCS.items() if ">>>" in told]
 def test_has_an_example(name: str) -> None:
     told = DOCS[name]
     assert told
-    # a method of the asynchronous side refers to its twin, which has one
-    assert ">>>" in told or (name.startswith("Async") and told.startswith("As ")), name
+    # a method of the asynchronous side, or of an app's locks, refers to its twin, which has one
+    twin = (name.startswith("Async") and told.startswith("As ")) or told.startswith(("See :meth:`", "As :meth:`"))
+    # what the parts of a value are, the value's own example shows
+    assert ">>>" in told or twin or isinstance(PUBLIC[name], (property, cached_property)), name
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +136,9 @@ def test_the_example_runs(name: str, request: pytest.FixtureRequest, tmp_path: P
         return
     shutil.copy(request.getfixturevalue("template"), tmp_path / "app.db")
     file = tmp_path / "app.db"
-    docstrings.executed(DOCS[name], f"sqlite:///{file}?timeout=120", f"sqlite+aiosqlite:///{file}?timeout=120")
+    docstrings.executed(
+        DOCS[name], f"sqlite:///{file}?timeout=120", f"sqlite+aiosqlite:///{file}?timeout=120", apps.around(name)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -54,6 +54,7 @@ def wsgi(
     server's ``environ``.
 
     >>> from werkzeug.middleware.dispatcher import DispatcherMiddleware
+    >>> from sqlalchemy_locks.integrations import dashboard
     >>> app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/locks": dashboard.wsgi(locks)})
     """
     given = _giver(locks)
@@ -87,6 +88,7 @@ def asgi(
     :return: an ASGI application, to be mounted under any path.
     :raises ValueError: for ``authorize`` without ``secret``.
 
+    >>> from sqlalchemy_locks.integrations import dashboard
     >>> app.mount("/locks", dashboard.asgi(locks))
     """
     given = _giver(locks)

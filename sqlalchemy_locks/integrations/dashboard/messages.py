@@ -15,7 +15,12 @@ LONGEST_BODY = 64 * 1024
 
 @dataclass(frozen=True)
 class Request:
-    """A request, as ``view`` and ``authorize`` are asked about it."""
+    """A request, as ``view`` and ``authorize`` are asked about it.
+
+    >>> def staff(request: dashboard.Request) -> bool:
+    ...     return request.headers.get("x-forwarded-user") in ("alice", "bob")
+    >>> app.mount("/locks", dashboard.asgi(locks, view=staff))
+    """
 
     method: str
     #: below the mount: ``/``, ``/live``, ``/release``
