@@ -192,6 +192,18 @@ def test_what_it_is_made_with(databases: Databases) -> None:
     asyncio.run(ask())
 
 
+def test_what_a_callback_raises_is_the_apps(door: str, door_to: MakeDoor) -> None:
+    def ask(request: dashboard.Request) -> bool:
+        raise PermissionError(request.path)
+
+    with pytest.raises(PermissionError, match="/live"):
+        door_to(door=door, view=ask).get("/live")
+    page = door_to(door=door, authorize=ask, secret="secret")
+    for method, path in (("GET", "/"), ("POST", "/resize")):
+        with pytest.raises(PermissionError, match=path):
+            page.ask(method, path)
+
+
 def test_options(door_to: MakeDoor) -> None:
     text = door_to(title="Locks of <shop>", refresh=2.5).text()
     assert "<h1>Locks of &lt;shop&gt;</h1>" in text
