@@ -43,15 +43,8 @@ class Epoch(FunctionElement[int]):
     inherit_cache = True
 
 
-class Hence(FunctionElement[datetime]):
-    """So many seconds from this instant, by the server; the argument may have a fraction."""
-
-    type = Instant()
-    inherit_cache = True
-
-
-class Ago(FunctionElement[datetime]):
-    """So many seconds before this statement began, by the server: for conditions.
+class Began(FunctionElement[datetime]):
+    """When this statement began, by the server: for conditions.
 
     The same for every row, so that an index can be asked; where the statement waits for nobody, as fresh as ``Now``.
     """
@@ -60,8 +53,15 @@ class Ago(FunctionElement[datetime]):
     inherit_cache = True
 
 
+class Ago(FunctionElement[datetime]):
+    """So many seconds before ``Began``; the argument may have a fraction."""
+
+    type = Instant()
+    inherit_cache = True
+
+
 class Elapsed(FunctionElement[int]):
-    """Whole seconds from an instant to when this statement began, by the server; less than 0 when it is yet to come."""
+    """Whole seconds from an instant to ``Began``; less than 0 when it is yet to come."""
 
     type = BigInteger()
     inherit_cache = True

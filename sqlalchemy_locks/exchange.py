@@ -21,7 +21,7 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
 from .capturing import Capture
-from .clock import Ago, Now
+from .clock import Began, Now
 from .jobs import ORDER, Jobs, OnJobs
 from .operation import Place, Run
 from .roles import ONE
@@ -53,7 +53,7 @@ class Take(Capture):
             (
                 at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
                 at.started_at.is_(None),
-                at.run_at <= Ago(literal_column("0")),
+                at.run_at <= Began(),
                 *([tuple_(*order) > tuple_(*after)] if self.goes_on else []),
             ),
             {

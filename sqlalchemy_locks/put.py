@@ -22,7 +22,7 @@ from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
-from .clock import Hence, Instant, Now
+from .clock import Instant, Later, Now
 from .elements import Notify, TakeRow
 from .jobs import Jobs, OnJobs
 from .operation import Operation, Place, Run
@@ -85,7 +85,7 @@ class Put(OnJobs):
         run_at: Any = {
             "now": Now(),
             "at": bindparam("locks_run_at", type_=Instant()),
-            "in": Hence(bindparam("locks_run_in", type_=Float())),
+            "in": Later(Now(), bindparam("locks_run_in", type_=Float())),
         }[self.when]
         return {
             at.queue_id: bindparam("locks_queue", type_=at.queue_id.type),
@@ -163,6 +163,6 @@ def _drawn(nonce: str, number: int) -> list[UUID]:
 
 
 _NOT_BOUND = ("locks_ids", "locks_payloads")
-_IN = select(Hence(bindparam("locks_run_in", type_=Float())))
+_IN = select(Later(Now(), bindparam("locks_run_in", type_=Float())))
 #: what workers on PostgreSQL listen to
 CHANNEL = "sqlalchemy_locks_job"

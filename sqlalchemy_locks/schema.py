@@ -67,97 +67,63 @@ def tables(schema: str | None, prefix: str) -> Tables:
 def describe(metadata: MetaData, prefix: str) -> Tables:
     """Put the tables into ``metadata``."""
     return Tables(
-        installed=Table(
-            f"{prefix}installed",
-            metadata,
-            Column("step", _name(32), primary_key=True),
-            Column("door", _name(32), nullable=False),
-            **_INNODB,
-        ),
-        locked_keys=Table(
-            f"{prefix}locked_keys",
-            metadata,
-            Column("key", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=False),
-            Column("ts", Instant(), nullable=False, server_default=Now()),
-            **_INNODB,
-        ),
-        task_state=Table(
-            f"{prefix}task_state",
-            metadata,
-            *_identity(),
-            Column("acquired", Boolean(), nullable=False, server_default=false()),
-            Column("owner", _name(255)),
-            *_token(),
-            Column("acquired_at", Instant()),
-            Column("retries_left", Integer()),
-            **_INNODB,
-        ),
-        task_timeout=Table(
-            f"{prefix}task_timeout",
-            metadata,
-            *_identity(),
-            Column("ts", BigInteger(), nullable=False, server_default=text("0")),
-            Column("timeout", BigInteger(), nullable=False),
-            *_token(),
-            Column("retries_left", Integer()),
-            **_INNODB,
-        ),
+        installed=_installed(metadata, prefix),
+        locked_keys=_locked_keys(metadata, prefix),
+        task_state=_task_state(metadata, prefix),
+        task_timeout=_task_timeout(metadata, prefix),
         task=_task(metadata, prefix),
         job=_job(metadata, prefix),
-        semaphore=Table(
-            f"{prefix}semaphore",
-            metadata,
-            _serial(),
-            Column("name", _name(255), nullable=False),
-            # NULL: deleted, and the row kept for its fence
-            Column("capacity", Integer()),
-            Column("fence", BigInteger(), nullable=False, server_default=text("0")),
-            *_stamps("created_at", "updated_at"),
-            UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
-            **_INNODB,
-            sqlite_autoincrement=True,
-        ),
-        permit_request=Table(
-            f"{prefix}permit_request",
-            metadata,
-            _serial(),
-            Column("external_id", _name(255), nullable=False),
-            Column("owner", _name(255)),
-            Column("state", _name(16), nullable=False),
-            Column("ttl_seconds", Double()),
-            *_stamps("renewed_at", "created_at", "updated_at"),
-            UniqueConstraint("external_id", name=f"{prefix}request_by_id"),
-            Index(f"{prefix}request_by_state", "state", "updated_at"),
-            **_INNODB,
-            sqlite_autoincrement=True,
-        ),
-        permit=Table(
-            f"{prefix}permit",
-            metadata,
-            _serial(),
-            Column("semaphore_id", BigInteger(), nullable=False),
-            Column("permit_request_id", BigInteger(), nullable=False),
-            Column("count", Integer(), nullable=False),
-            Column("fence", BigInteger(), nullable=False),
-            Column("state", _name(16), nullable=False),
-            _held(prefix),
-            Index(f"{prefix}permit_by_request", "permit_request_id"),
-            **_INNODB,
-            sqlite_autoincrement=True,
-        ),
-        semaphore_history=Table(
-            f"{prefix}semaphore_history",
-            metadata,
-            _serial(),
-            Column("semaphore_id", BigInteger(), nullable=False),
-            Column("old_capacity", Integer()),
-            Column("new_capacity", Integer()),
-            Column("changed_by", _name(255)),
-            *_stamps("changed_at"),
-            Index(f"{prefix}history_by_semaphore", "semaphore_id"),
-            **_INNODB,
-            sqlite_autoincrement=True,
-        ),
+        semaphore=_semaphore(metadata, prefix),
+        permit_request=_permit_request(metadata, prefix),
+        permit=_permit(metadata, prefix),
+        semaphore_history=_semaphore_history(metadata, prefix),
+    )
+
+
+def _installed(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}installed",
+        metadata,
+        Column("step", _name(32), primary_key=True),
+        Column("door", _name(32), nullable=False),
+        **_INNODB,
+    )
+
+
+def _locked_keys(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}locked_keys",
+        metadata,
+        Column("key", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=False),
+        Column("ts", Instant(), nullable=False, server_default=Now()),
+        **_INNODB,
+    )
+
+
+def _task_state(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}task_state",
+        metadata,
+        *_identity(),
+        Column("acquired", Boolean(), nullable=False, server_default=false()),
+        Column("owner", _name(255)),
+        *_token(),
+        Column("acquired_at", Instant()),
+        Column("retries_left", Integer()),
+        **_INNODB,
+    )
+
+
+def _task_timeout(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}task_timeout",
+        metadata,
+        *_identity(),
+        Column("ts", BigInteger(), nullable=False, server_default=text("0")),
+        Column("timeout", BigInteger(), nullable=False),
+        *_token(),
+        Column("retries_left", Integer()),
+        **_INNODB,
     )
 
 
@@ -232,6 +198,72 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
         there = at[role].is_not(None)
         made.append(Index(f"{prefix}_{name}", at[role], postgresql_where=there, sqlite_where=there))
     return made
+
+
+def _semaphore(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}semaphore",
+        metadata,
+        _serial(),
+        Column("name", _name(255), nullable=False),
+        # NULL: deleted, and the row kept for its fence
+        Column("capacity", Integer()),
+        Column("fence", BigInteger(), nullable=False, server_default=text("0")),
+        *_stamps("created_at", "updated_at"),
+        UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
+        **_INNODB,
+        sqlite_autoincrement=True,
+    )
+
+
+def _permit_request(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}permit_request",
+        metadata,
+        _serial(),
+        Column("external_id", _name(255), nullable=False),
+        Column("owner", _name(255)),
+        Column("state", _name(16), nullable=False),
+        Column("ttl_seconds", Double()),
+        *_stamps("renewed_at", "created_at", "updated_at"),
+        UniqueConstraint("external_id", name=f"{prefix}request_by_id"),
+        Index(f"{prefix}request_by_state", "state", "updated_at"),
+        **_INNODB,
+        sqlite_autoincrement=True,
+    )
+
+
+def _permit(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}permit",
+        metadata,
+        _serial(),
+        Column("semaphore_id", BigInteger(), nullable=False),
+        Column("permit_request_id", BigInteger(), nullable=False),
+        Column("count", Integer(), nullable=False),
+        Column("fence", BigInteger(), nullable=False),
+        Column("state", _name(16), nullable=False),
+        _held(prefix),
+        Index(f"{prefix}permit_by_request", "permit_request_id"),
+        **_INNODB,
+        sqlite_autoincrement=True,
+    )
+
+
+def _semaphore_history(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}semaphore_history",
+        metadata,
+        _serial(),
+        Column("semaphore_id", BigInteger(), nullable=False),
+        Column("old_capacity", Integer()),
+        Column("new_capacity", Integer()),
+        Column("changed_by", _name(255)),
+        *_stamps("changed_at"),
+        Index(f"{prefix}history_by_semaphore", "semaphore_id"),
+        **_INNODB,
+        sqlite_autoincrement=True,
+    )
 
 
 def ExternalId() -> Any:

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from .clock import Hence, Now
+from .clock import Later, Now
 from .jobs import Jobs, OnJobs
 from .operation import Operation, Place, Run
 from .roles import ONE, At
@@ -250,7 +250,7 @@ class Fail(Settle):
             )
         dead = true() if self.pause == "never" else at.attempts >= at.max_attempts
         error = bindparam("locks_error", type_=at.error.type)
-        return {**failed(at, dead), at.run_at: case((dead, at.run_at), else_=Hence(pause)), at.error: error}
+        return {**failed(at, dead), at.run_at: case((dead, at.run_at), else_=Later(Now(), pause)), at.error: error}
 
 
 def failed(at: At, dead: Any) -> dict[Any, Any]:

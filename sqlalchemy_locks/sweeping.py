@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.sql import Executable
 
 from .capturing import Capture
-from .clock import Ago, Instant
+from .clock import Ago, Began, Instant
 from .jobs import Jobs, OnJobs
 from .operation import Place
 from .roles import At
@@ -96,7 +96,7 @@ class Stats(OnJobs):
         at = self.jobs.at(place)
         nothing: Any = literal_column("0")
         instant = cast(null(), Instant())
-        now = Ago(nothing)
+        now = Began()
 
         def part(condition: Any, *counts: Any) -> Any:
             # chosen first: SQLite would go through every job in the order that it groups them by

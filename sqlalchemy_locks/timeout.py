@@ -12,39 +12,22 @@ statement began to wait for it.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Integer,
-    Numeric,
-    Update,
-    and_,
-    bindparam,
-    case,
-    cast,
-    literal,
-    null,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import BigInteger, Integer, Numeric, bindparam, cast, literal, null, select
 
 from . import tasks, zones
 from .clock import Epoch
-from .conditional import Acquire, Answer, Conditional
+from .conditional import Answer
 from .listing import Listing, told
-from .operation import Operation, Place, RowsOperation, Run, seconds, shaped, shaped_rows
-from .roles import ID, At, Rows, bound, named, nonce_of, one
+from .operation import Operation, RowsOperation, seconds, shaped, shaped_rows
+from .periods import Clock, GiveBack, Kind, Take, wide
+from .roles import ID, At, Rows, bound, named, nonce_of
 from .several import Several
 
 _ROLES = ("queue", "id", "ts", "timeout", "token", "fence", "retries")
-
-Clock = Callable[[], "float | datetime"]
 
 
 class Timeout:
@@ -91,7 +74,7 @@ class Timeout:
         if clock is not None and not callable(clock):
             raise TypeError(f"Timeout: clock is a function that gives the instant, not {clock!r}")
         self._every = None if every is None else _period(every)
-        kind = _Kind(every is not None, bool(windowed), None if tz is None else zones.zone(tz), clock)
+        kind = Kind(every is not None, bool(windowed), None if tz is None else zones.zone(tz), clock)
         given = {
             "queue": queue,
             "id": id,
@@ -236,126 +219,21 @@ def _period(every: float | timedelta) -> int:
     return int(period)
 
 
-class _Kind(NamedTuple):
-    """What makes the statements of two timeouts differ."""
-
-    overrides: bool
-    windowed: bool
-    zone: Any
-    clock: Clock | None
-
-
-class _Acquire(Acquire):
-    def __init__(self, rows: Rows, name: str, answer: Answer, kind: _Kind, patient: _Acquire | None = None) -> None:
-        super().__init__(rows, name, answer, patient=patient)
-        self.kind = kind
-
-    @property
-    def now(self) -> Any:
-        return Epoch() if self.kind.clock is None else bindparam(named("now"), type_=BigInteger())
-
-    def free(self, at: At) -> list[Any]:
-        return self._free(at, self.now)
-
-    def _free(self, at: At, now: Any) -> list[Any]:
-        every = bindparam(named("every"), type_=BigInteger()) if self.kind.overrides else at["timeout"]
-        if self.kind.windowed:
-            began = self._local(now)
-            free = self._local(at["ts"]) < began - began % every
-        else:
-            free = _wide(at["ts"]) + every < now
-        return [or_(at["ts"].is_(None), free) if at["ts"].nullable else free]
-
-    def _local(self, instant: Any) -> Any:
-        """Seconds since 1970 on the clocks of the zone."""
-        if self.kind.zone is None:
-            return instant
-        part = {name: bindparam(named(f"zone_{name}"), type_=BigInteger()) for name in zones.Offsets._fields}
-        return instant + case(
-            (instant < part["first"], part["before"]),
-            (instant < part["second"], part["between"]),
-            else_=part["after"],
-        )
-
-    def chosen(self, place: Place, at: At) -> Update:
-        if place.engine.locking != "functions":
-            return super().chosen(place, at)
-        # The row is locked first and the clock read after that, in one statement: an UPDATE that waits for the row
-        # stamps it with the instant at which it began to wait.
-        due = select(*at.table.primary_key).where(and_(*one(self.rows, at), *self.condition(at)))
-        due_cte = due.with_for_update(skip_locked=self.patient is not None, key_share=True).cte("locks_due")
-        due_cte = due_cte.prefix_with("MATERIALIZED")
-        clock = select(due_cte, self.now.label("locks_now")).cte("locks_clock").prefix_with("MATERIALIZED")
-        same = [column == clock.c[column.key] for column in at.table.primary_key]
-        now = clock.c.locks_now
-        conditions = [*same, *self._free(at, now), *self.allowed(at)]
-        return update(at.table).where(and_(*conditions)).values(self._changes(at, now) | self.rows.bumped())
-
-    def changes(self, at: At) -> dict[Any, Any]:
-        return self._changes(at, self.now)
-
-    def _changes(self, at: At, now: Any) -> dict[Any, Any]:
-        return {at["ts"]: now} | self.spent(at)
-
-    def given(self, run: Run) -> dict[str, Any]:
-        given, instant = super().given(run), time.time()
-        if self.kind.clock is not None:
-            given[named("now")] = instant = _instant(self.kind.clock())
-        if self.kind.zone is not None:
-            offsets = zones.around(self.kind.zone, instant)
-            given |= {named(f"zone_{name}"): value for name, value in offsets._asdict().items()}
-        return given
-
-
-class _GiveBack(Conditional):
-    """By the very acquisition whose nonce is given: its period is over in a while."""
-
-    def __init__(self, rows: Rows) -> None:
-        super().__init__(rows, "timeout.give_back")
-
-    def repeatable(self, operation: Operation[Any]) -> bool:
-        return True
-
-    def condition(self, at: At) -> list[Any]:
-        return [at["token"] == bound(at["token"], "whose")]
-
-    def changes(self, at: At) -> dict[Any, Any]:
-        every, due = (bindparam(named(name), type_=BigInteger()) for name in ("every", "due"))
-        return {at["ts"]: Epoch() - every + due}
-
-
-def _wide(column: Any) -> Any:
-    """The sum of two integers of 32 bits may need more."""
-    return column if isinstance(column.type, BigInteger) else cast(column, BigInteger())
-
-
-def _instant(given: float | datetime) -> int:
-    if isinstance(given, datetime):
-        if given.tzinfo is None:
-            raise ValueError(f"Timeout: the clock gave a datetime without a zone: {given!r}")
-        given = given.timestamp()
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise TypeError(f"Timeout: the clock gives seconds since 1970 or an aware datetime, not {given!r}")
-    if not math.isfinite(given):
-        raise ValueError(f"Timeout: the clock gave {given!r}")
-    return math.floor(given)
-
-
 class _Bodies:
     """The statements of the timeouts of some rows, built once."""
 
-    def __init__(self, rows: Rows, kind: _Kind) -> None:
-        self.acquire: dict[tuple[Answer, bool], _Acquire] = {}
+    def __init__(self, rows: Rows, kind: Kind) -> None:
+        self.acquire: dict[tuple[Answer, bool], Take] = {}
         names: tuple[tuple[Answer, str], ...] = (("whether", "timeout.acquire"), ("token", "timeout.acquire_token"))
         for answer, name in names:
-            patient = _Acquire(rows, name, answer, kind)
+            patient = Take(rows, name, answer, kind)
             self.acquire[answer, False] = patient
-            self.acquire[answer, True] = _Acquire(rows, name, answer, kind, patient)
+            self.acquire[answer, True] = Take(rows, name, answer, kind, patient)
         self.capture = Several("timeout.capture", self.acquire["whether", False])
         self.create = {
             retries: tasks.Create(rows, "timeout.create", _initial, retries=retries) for retries in (False, True)
         }
-        self.give_back = _GiveBack(rows)
+        self.give_back = GiveBack(rows)
         self.set_retries = tasks.SetRetries(rows, "timeout.set_retries")
         self.listed = {
             chosen: Listing(
@@ -375,7 +253,7 @@ def _of_queue(at: At) -> list[Any]:
 
 def _told(at: At) -> list[Any]:
     # a clock that is unsigned on MySQL, where less than 0 would be an error
-    left = _wide(at["ts"]) + at["timeout"] - cast(Epoch(), BigInteger()) if "timeout" in at else null()
+    left = wide(at["ts"]) + at["timeout"] - cast(Epoch(), BigInteger()) if "timeout" in at else null()
     every = at["timeout"] if "timeout" in at else null()
     return [told(at, "queue"), told(at, "id"), every.label("every"), left.label("free_in"), told(at, "retries")]
 
@@ -390,5 +268,5 @@ def _shipped() -> Rows:
 
 
 @cache
-def _shipped_bodies(kind: _Kind) -> _Bodies:
+def _shipped_bodies(kind: Kind) -> _Bodies:
     return _Bodies(_shipped(), kind)

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Elapsed, Epoch, Fresh, Hence, Instant, Later, Now
+from ..clock import Ago, Began, Elapsed, Epoch, Fresh, Instant, Later, Now
 from ..elements import (
     DeleteByKey,
     Gate,
@@ -210,9 +210,11 @@ def _instant(element: Instant, compiler: Any, **kw: Any) -> str:
     return "DATETIME(6)"
 
 
+@compiles(Began, "mysql")
+@compiles(Began, "mariadb")
 @compiles(Now, "mysql")
 @compiles(Now, "mariadb")
-def _now(element: Now, compiler: Any, **kw: Any) -> str:
+def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "(UTC_TIMESTAMP(6))"
 
 
@@ -257,13 +259,6 @@ def _delete_by_key(element: DeleteByKey, compiler: Any, **kw: Any) -> str:
     table = compiler.preparer.format_table(element.table)
     head, where, rest = compiler.visit_delete(element, **kw).partition(" WHERE ")
     return f"{head} USING {table} FORCE INDEX (PRIMARY){where}{rest}"
-
-
-@compiles(Hence, "mysql")
-@compiles(Hence, "mariadb")
-def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
-    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
-    return f"TIMESTAMPADD(MICROSECOND, ROUND({seconds} * 1000000), UTC_TIMESTAMP(6))"
 
 
 @compiles(Ago, "mysql")

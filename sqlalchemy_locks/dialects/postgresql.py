@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Elapsed, Epoch, Fresh, Hence, Later, Now
+from ..clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
 from ..elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from ..schema import Payload
@@ -299,11 +299,10 @@ def _notify(element: Notify, compiler: Any, **kw: Any) -> str:
     return f"CASE WHEN strpos(version(), '-YB-') = 0 THEN pg_notify{compiler.function_argspec(element, **kw)}::text END"
 
 
-@compiles(Hence, "postgresql")
-@compiles(Hence, "yugabytedb")
-def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
-    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
-    return f"clock_timestamp() + make_interval(secs => {seconds})"
+@compiles(Began, "postgresql")
+@compiles(Began, "yugabytedb")
+def _began(element: Began, compiler: Any, **kw: Any) -> str:
+    return "statement_timestamp()"
 
 
 @compiles(Ago, "postgresql")

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Elapsed, Epoch, Fresh, Hence, Later, Now
+from ..clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
 from ..elements import InsertAbsent
 from ..errors import LockError, LockTimeout, MustRollback
 from .base import Engine, nothing
@@ -97,6 +97,7 @@ def _later(element: Later, compiler: Any, **kw: Any) -> str:
 
 # Six digits of a second, as SQLAlchemy writes and reads them; SQLite has three
 @compiles(Fresh, "sqlite")
+@compiles(Began, "sqlite")
 @compiles(Now, "sqlite")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"
@@ -110,12 +111,6 @@ def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
 @compiles(InsertAbsent, "sqlite")
 def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
     return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
-
-
-@compiles(Hence, "sqlite")
-def _hence(element: Hence, compiler: Any, **kw: Any) -> str:
-    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
-    return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', ROUND({seconds}, 3) || ' seconds')"
 
 
 @compiles(Ago, "sqlite")
