@@ -139,7 +139,7 @@ def _missing(taking: Taking, place: Place) -> str:
     conditions = [column for column in _columns(taking.where, taking) if column not in order]
     if taking.one_of is not None and taking.one_of[0].name not in conditions:
         conditions.append(taking.one_of[0].name)
-    if place.engine.schemas:
+    if place.engine.schemas and order and conditions:
         return f"an index on {taking.table} ({', '.join(order)}) WHERE the conditions on {', '.join(conditions)}"
     return f"an index on {taking.table} ({', '.join([*conditions, *order])})"
 

@@ -132,6 +132,9 @@ def test_what_no_index_serves_is_told(servers: Servers) -> None:
             assert "rank" in explained.missing
             assert "status" in explained.missing
             assert "missing: an index on orders" in str(explained)
+            for where, order, column in ((Order.rank > 3, Order.rank, "rank"), (Order.status == "paid", (), "status")):
+                one = sl.capture(Order, where=where, values={"status": "x"}, order_by=order, limit=3)
+                assert sl.explain(one, session).missing == f"an index on orders ({column})"
             # nothing was captured by asking
             assert len(session.scalars(by_rank).all()) == 3
             session.rollback()
