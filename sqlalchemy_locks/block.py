@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from . import reentry, semaphore
-from .durations import seconds, span
+from .durations import longest_wait, span
 from .errors import (
     IdempotencyConflict,
     LockLost,
@@ -93,7 +93,7 @@ class Block:
         self._ttl = span(ttl, "ttl")
         if self._ttl < 1:
             raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
-        self._patience = None if timeout is None else seconds(timeout, "timeout")
+        self._patience = longest_wait(timeout)
         self._given = {"external_id": external_id, "owner": owner}
         self._alone, self._resume = alone, resume
         self._permits: dict[str, int] = self._request(permits)._values["permits"]

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from typing import Any
 
 from sqlalchemy import BigInteger, DateTime
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator
 
 
 class Instant(DateTime):
@@ -79,3 +81,13 @@ def utc(instant: datetime | None) -> datetime | None:
     if instant is None:
         return None
     return instant.replace(tzinfo=timezone.utc) if instant.tzinfo is None else instant.astimezone(timezone.utc)
+
+
+class UTC(TypeDecorator[datetime]):
+    """An instant with its zone, whatever the driver makes of it."""
+
+    impl = Instant
+    cache_ok = True
+
+    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:
+        return utc(value)

@@ -38,6 +38,14 @@ def span(value: float | timedelta, name: str, *, zero: bool = True) -> float:
     return number
 
 
+def longest_wait(timeout: float | timedelta | None) -> float | None:
+    """The longest wait that a caller gave, in seconds; ``None``: as long as it takes.
+
+    :raises TypeError: :raises ValueError: as :func:`seconds`.
+    """
+    return None if timeout is None else seconds(timeout, "timeout")
+
+
 def duration(seconds: float | None) -> str:
     """So many seconds, as people say it."""
     if seconds is None:

@@ -22,12 +22,12 @@ from sqlalchemy.exc import DBAPIError
 from . import lock, reentry
 from .decorate import in_block
 from .dialects import engine_of
+from .durations import longest_wait
 from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
 from .events import Observed
 from .keys import as_key
 from .lines import Turn, lines_of
 from .observe import holders_now
-from .operation import seconds
 from .transaction import ShortTransaction, Sleep, has_room, retried
 from .values import Holder, KeyHolder
 
@@ -153,7 +153,7 @@ class Hold:
         self._take, self._try = (lock.shared, lock.try_shared) if shared else (lock.exclusive, lock.try_exclusive)
         # by key: in one order for everybody, whatever their names sort like
         self._names = dict(sorted(((as_key(name), name) for name in names), key=itemgetter(0)))
-        self._timeout = None if timeout is None else seconds(timeout, "timeout")
+        self._timeout = longest_wait(timeout)
         self._entered: tuple[Held, reentry.Inside, float] | None = None
         #: whoever is inside, or about to be
         self._use = threading.Lock()

@@ -18,11 +18,12 @@ from sqlalchemy.exc import DBAPIError
 
 from . import semaphore
 from .dialects import engine_of
+from .durations import longest_wait
 from .errors import LockTimeout, OutcomeUnknown
 from .events import Observed
 from .lease import Leasing
 from .names import checked
-from .operation import Operation, fresh_nonce, seconds
+from .operation import Operation, fresh_nonce
 from .renewal import Renewals
 from .semaphore.release import withdraw
 from .semaphore.sweep import overdue, owned, stale, taken
@@ -75,7 +76,7 @@ class Leases(Observed):
         operation = semaphore.acquire(
             permits, external_id=external_id, owner=self.owner if owner is None else owner, ttl=ttl
         )
-        patience, known = None if timeout is None else seconds(timeout, "timeout"), external_id is not None
+        patience, known = longest_wait(timeout), external_id is not None
         return self._granted(self._waiting(operation, patience, known, {}), known)
 
     def semaphore(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import DateTime, Integer, bindparam, null, select, type_coerce
 from sqlalchemy.sql import Executable
-from sqlalchemy.types import TypeDecorator
 
-from .clock import Instant, utc
+from .clock import UTC
 from .operation import Body, Place
 from .roles import At, Rows, named
 
@@ -36,16 +34,6 @@ class Listing(Body):
 
     def route(self) -> dict[str, Any]:
         return self.rows.route()
-
-
-class UTC(TypeDecorator[datetime]):
-    """An instant with its zone, whatever the driver makes of it."""
-
-    impl = Instant
-    cache_ok = True
-
-    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:
-        return utc(value)
 
 
 def told(at: At, role: str) -> Any:

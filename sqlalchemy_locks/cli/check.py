@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..health import Finding, examine
 from .command import BAD, on_database
-from .screen import Screen, plain, table
+from .screen import Screen, counted, plain, table
 from .target import Database
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
@@ -55,11 +55,7 @@ def check(screen: Screen, database: Database) -> int | None:
 
 def _conclusion(problems: int, warnings: int) -> Text:
     if problems:
-        return Text(f"\n{_counted(problems, 'problem')}: locks don't work here as promised", style="bold red")
+        return Text(f"\n{counted(problems, 'problem')}: locks don't work here as promised", style="bold red")
     if warnings:
-        return Text(f"\nLocks work here; {_counted(warnings, 'thing')} to know", style="green")
+        return Text(f"\nLocks work here; {counted(warnings, 'thing')} to know", style="green")
     return Text("\nAll is well", style="green")
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

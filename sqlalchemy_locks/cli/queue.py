@@ -11,7 +11,7 @@ from ..locks import Locks
 from ..operation import Operation
 from ..queue import Queue
 from .command import Group, confirmed, lasting, on_database
-from .screen import Screen, duration, name, note, number, second, sentence, table
+from .screen import Screen, counted, duration, name, note, number, second, sentence, table
 from .target import Database
 
 _BATCH = 1000
@@ -85,7 +85,8 @@ def requeue(
         operation = jobs.requeue_stalled(stalled_for, queue=called, limit=_BATCH)
     given_back = _in_batches(screen, database, operation, "Requeueing")
     what = "dead" if dead or job is not None else "stalled"
-    screen.show({"requeued": given_back, "which": what}, sentence(f"Given back: {_jobs(given_back, what)}", "green"))
+    said = f"Given back: {counted(given_back, f'{what} job')}"
+    screen.show({"requeued": given_back, "which": what}, sentence(said, "green"))
 
 
 @queue.command()
@@ -105,7 +106,7 @@ def purge(screen: Screen, database: Database, older_than: float, dead: bool, cal
     where = "all queues" if called is None else f"the queue {called!r}"
     confirmed(f"Delete the {what} jobs of {where}{since}, in {database.target.shown}?", yes, screen)
     deleted = _in_batches(screen, database, operation, "Deleting")
-    screen.show({"deleted": deleted, "which": what}, sentence(f"Deleted: {_jobs(deleted, what)}", "green"))
+    screen.show({"deleted": deleted, "which": what}, sentence(f"Deleted: {counted(deleted, f'{what} job')}", "green"))
 
 
 def _in_batches(screen: Screen, database: Database, operation: Operation[Any], what: str) -> int:
@@ -115,7 +116,3 @@ def _in_batches(screen: Screen, database: Database, operation: Operation[Any], w
             done += batch
             advance(batch)
     return done
-
-
-def _jobs(count: int, what: str) -> str:
-    return f"{count:,} {what} job{'' if count == 1 else 's'}"

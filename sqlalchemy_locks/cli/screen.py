@@ -133,6 +133,11 @@ def bar(used: int, capacity: int, console: Console) -> Text:
     return Text.assemble((full * cells, colour), (free * (width - cells), "dim"))
 
 
+def counted(count: int, what: str) -> str:
+    """So many of something."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def second(instant: datetime | None) -> Text:
     """An instant, in UTC as all of them are."""
     return name(None if instant is None else f"{instant:%Y-%m-%d %H:%M:%S}")

@@ -9,7 +9,7 @@ import click
 from .. import lock
 from ..locks import Locks
 from .command import lasting, on_database
-from .screen import Screen, name, note, number, sentence, table
+from .screen import Screen, counted, name, note, number, sentence, table
 from .target import Database
 
 
@@ -42,7 +42,7 @@ def sweep(screen: Screen, database: Database, stale_after: float, expired_only: 
         return
     with screen.progress("Sweeping"):
         swept = locks.sweep(stale_after=None if expired_only else stale_after)
-    screen.show({"released": swept}, sentence(f"Released: {swept:,} request{'' if swept == 1 else 's'}", "green"))
+    screen.show({"released": swept}, sentence(f"Released: {counted(swept, 'request')}", "green"))
 
 
 def _report(done: dict[str, int]) -> Any:
@@ -63,4 +63,4 @@ def vacuum(screen: Screen, database: Database) -> None:
     """
     with screen.progress("Removing keys"):
         removed = Locks(database.engine).run(lock.vacuum()) or 0
-    screen.show({"removed": removed}, sentence(f"Removed: {removed:,} key{'' if removed == 1 else 's'}", "green"))
+    screen.show({"removed": removed}, sentence(f"Removed: {counted(removed, 'key')}", "green"))

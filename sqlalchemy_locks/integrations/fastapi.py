@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 
 from ..aio import AsyncHeld, AsyncLocks
 from ..async_lease import AsyncLease
-from ..durations import seconds
+from ..durations import longest_wait, seconds
 from ..semaphore.base import whole
 from . import openapi
 from .guard import Guard, Name, Scope
@@ -181,10 +181,7 @@ def semaphore(
         names, counts = list(permits), [whole(one, "a count of permits", 1) for one in permits.values()]
         if not names:
             raise ValueError("semaphore needs at least one semaphore")
-    held_for = seconds(ttl, "ttl")
-    if held_for < 1:
-        raise ValueError(f"ttl is at least 1 second, not {ttl!r}")
-    patience = None if timeout is None else seconds(timeout, "timeout")
+    held_for, patience = _held_for(ttl), longest_wait(timeout)
 
     def block(held: AsyncLocks, filled: list[str], ident: Any) -> AbstractAsyncContextManager[Any]:
         wanted: dict[str, int] = {}
@@ -214,10 +211,7 @@ def lease(
     >>> @app.post("/reports/{day}", dependencies=[lease("report:{day}", ttl=60, timeout=0)])
     ... async def report(day: date) -> StreamingResponse: ...
     """
-    held_for = seconds(ttl, "ttl")
-    if held_for < 1:
-        raise ValueError(f"ttl is at least 1 second, not {ttl!r}")
-    patience = None if timeout is None else seconds(timeout, "timeout")
+    held_for, patience = _held_for(ttl), longest_wait(timeout)
 
     def block(held: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
         return held.lease(filled[0], ttl=held_for, timeout=patience)
@@ -235,12 +229,19 @@ def _keys(
 ) -> Any:
     if not names:
         raise ValueError("give at least one name to lock")
-    patience = None if timeout is None else seconds(timeout, "timeout")
+    patience = longest_wait(timeout)
 
     def block(held: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
         return (held.exclusive if how == "exclusive" else held.shared)(*filled, timeout=patience)
 
     return Depends(Guard(names, block, (LOCKED,), scope, _retry(retry_after, patience), locks), scope=scope)
+
+
+def _held_for(ttl: float | timedelta) -> float:
+    held_for = seconds(ttl, "ttl")
+    if held_for < 1:
+        raise ValueError(f"ttl is at least 1 second, not {ttl!r}")
+    return held_for
 
 
 def _retry(retry_after: float | timedelta | None, patience: float | None) -> Callable[[Kind], float | None]:

@@ -127,9 +127,8 @@ class AppLocks(_Forwarding):
         queue: str | None = None,
     ) -> OncePer:
         """See :meth:`Locks.once_per`; of the app that is current when it is asked."""
-        Timeout(every=every, windowed=windowed, tz=tz).acquire(
-            name, queue=queue
-        )  # what is wrong with them is said here
+        # what is wrong with them is said here
+        Timeout(every=every, windowed=windowed, tz=tz).acquire(name, queue=queue)
 
         def ask() -> bool:
             return self.current.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue).ask()

@@ -8,9 +8,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Integer, String, and_, bindparam, case, cast, func, literal, or_, select, type_coerce
 from sqlalchemy.sql import Executable
 
-from ..clock import Elapsed, Now
+from ..clock import UTC, Elapsed, Now
 from ..counts import counted
-from ..listing import UTC
 from ..names import checked
 from ..operation import RowsOperation
 from ..schema import Tables

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, String, and_, bindparam, cast, func, literal, or_, select, type_coerce
 from sqlalchemy.sql import Executable
-from sqlalchemy.types import TypeDecorator
 
-from ..clock import Instant, Now, utc
+from ..clock import UTC, Now
 from ..names import checked
 from ..operation import Body, Place, RowsOperation, Run
 from ..schema import Tables
 from .statements import HELD_STATE, until
 
 _NAME = bindparam("name", type_=String())
-
-
-class _UTC(TypeDecorator[datetime]):
-    """An instant, with its zone, whatever the driver makes of it."""
-
-    impl = Instant
-    cache_ok = True
-
-    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:
-        return utc(value)
 
 
 class Read(Body):
@@ -59,7 +47,7 @@ class Usage(Read):
                 used.label("used"),
                 req.c.external_id.label("oldest_holder"),
                 req.c.owner.label("oldest_owner"),
-                type_coerce(req.c.created_at, _UTC()).label("oldest_since"),
+                type_coerce(req.c.created_at, UTC()).label("oldest_since"),
                 holders.label("holders"),
             )
             .select_from(sem.outerjoin(req, req.c.id == oldest))
@@ -78,8 +66,8 @@ class Holders(Read):
                 req.c.owner,
                 per.c.count.label("permits"),
                 per.c.fence,
-                type_coerce(req.c.created_at, _UTC()).label("since"),
-                type_coerce(until(req), _UTC()).label("expires_at"),
+                type_coerce(req.c.created_at, UTC()).label("since"),
+                type_coerce(until(req), UTC()).label("expires_at"),
                 func.coalesce(until(req) <= Now(), literal(False)).label("expired"),
             )
             .select_from(joined)
@@ -91,7 +79,7 @@ class Holders(Read):
 class History(Read):
     def select(self, tables: Tables) -> Executable:
         sem, his = tables.semaphore, tables.semaphore_history
-        at = type_coerce(his.c.changed_at, _UTC()).label("changed_at")
+        at = type_coerce(his.c.changed_at, UTC()).label("changed_at")
         asked = bindparam("name", type_=String())
         return (
             select(sem.c.name, his.c.old_capacity, his.c.new_capacity, his.c.changed_by, at)

@@ -192,8 +192,7 @@ def _queues(locks: Locks, now: datetime, lately: Section) -> Section:
     for name in done:
         known.setdefault(name, {"queue_id": name, **dict.fromkeys(("waiting", "scheduled", "running", "dead"), 0)})
     for name, row in known.items():
-        oldest = row.get("oldest")
-        row["late"] = None if oldest is None else max(0.0, (now - oldest).total_seconds())
+        row["late"] = _age(row.get("oldest"), now)
         row["stalled"], row["done"] = stalled.get(name, 0), done.get(name, 0)
         row["well"] = int(row["running"]) - row["stalled"]
     return _cut([known[name] for name in sorted(known)], QUEUES)
