@@ -19,8 +19,8 @@ from .conftest import MakeEngine, silenced
 from .test_exchange import exchanged, shift_of, work
 from .test_workers import counts, put
 
-#: whoever waits for a row nevertheless learns it from PostgreSQL as from InnoDB, and hangs nobody
-BOUND: dict[str, Any] = {"connect_args": {"options": "-c lock_timeout=60s"}}
+#: who waits for a row nevertheless is told so, and hangs nobody; there is no other lock that it could wait for
+BOUND: dict[str, Any] = {"connect_args": {"options": "-c lock_timeout=10s"}}
 #: where rows can be held one by one
 ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb"]
 queue = sl.Queue()
