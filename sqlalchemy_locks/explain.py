@@ -36,7 +36,7 @@ class Explanation:
     plan: tuple[str, ...]
     #: what makes it slow: a sort over all candidates, a walk through the whole table; none when an index serves it
     problems: tuple[str, ...]
-    #: the index that would serve it, where there is a problem
+    #: the index that would serve it, where there is a problem and no such index
     missing: str | None
 
     def __str__(self) -> str:
@@ -62,9 +62,20 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
     place = place_of(asked.dialect, {**asked.get_execution_options(), **operation.get_execution_options()})
     taking = body.taken(place)
     statement = _spelt(_chooses(body, taking, place), operation, asked)
-    rows = asked.exec_driver_sql(f"{place.engine.explain} {statement}").mappings().all()
+    plan, problems = _asked(statement, asked, taking, place)
+    if not problems:
+        return Explanation(statement, tuple(plan), (), None)
+    with place.engine.by_index(asked) as urged:
+        if urged and not _asked(statement, asked, taking, place)[1]:
+            told = "though there is an index that serves: the planner takes the table for small; ANALYZE it"
+            return Explanation(statement, tuple(plan), (f"{problems[0]}, {told}",), None)
+    return Explanation(statement, tuple(plan), tuple(problems), _missing(taking, place))
+
+
+def _asked(statement: str, connection: Connection, taking: Taking, place: Place) -> tuple[list[str], list[str]]:
+    rows = connection.exec_driver_sql(f"{place.engine.explain} {statement}").mappings().all()
     plan, problems = _READ[place.engine.locking](rows, taking)
-    return Explanation(statement, tuple(plan), tuple(problems), _missing(taking, place) if problems else None)
+    return plan, problems
 
 
 def _chooses(body: Capture, taking: Taking, place: Place) -> Any:
@@ -123,7 +134,9 @@ def _sqlite(rows: Any, taking: Taking) -> tuple[list[str], list[str]]:
     plan = [str(row["detail"]) for row in rows]
     problems = []
     for line in plan:
-        if line.startswith(f"SCAN {taking.table.name}") and "USING" not in line:
+        # in the order of a key it is gone through all the same
+        walks = "USING" not in line or "sqlite_autoindex" in line
+        if line.startswith(f"SCAN {taking.table.name}") and walks:
             problems.append(f"the whole of {taking.table} is gone through")
         if "TEMP B-TREE FOR" in line:
             problems.append("all candidates are sorted before the first is taken")

@@ -20,6 +20,8 @@ from .base import IDLE, Engine, arrived
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
+_PLANNER = text("SELECT current_setting('enable_seqscan'), current_setting('enable_sort')")
+_PLAN = text("SELECT set_config('enable_seqscan', :walks, :local), set_config('enable_sort', :sorts, :local)")
 _BRIEF = text("SELECT set_config('statement_timeout', '1s', true)")
 # the settings first, since they are for the wait; a postgresql:// URL may lead to YugabyteDB, whose lines are no lines
 _JOIN = text(
@@ -166,6 +168,19 @@ class PostgreSQL(Engine):
     def brief(self, connection: Connection) -> Iterator[None]:
         connection.execute(_BRIEF)  # ends with the transaction
         yield
+
+    @contextlib.contextmanager
+    def by_index(self, connection: Connection) -> Iterator[bool]:
+        local = not self.autocommit(connection)
+        if not local and self.pooled(connection):
+            yield False  # two statements may come to two servers, and a setting to somebody else
+            return
+        walks, sorts = connection.execute(_PLANNER).one()
+        connection.execute(_PLAN, {"walks": "off", "sorts": "off", "local": local})
+        try:
+            yield True
+        finally:
+            connection.execute(_PLAN, {"walks": walks, "sorts": sorts, "local": local})
 
     def blind(self, error: DBAPIError) -> str | None:
         if _sqlstate(error) != "42703":  # where the view would be, there is a table of keys

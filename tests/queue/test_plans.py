@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Index, create_engine, text
+from sqlalchemy import Boolean, Column, Engine, Index, MetaData, Table, Text, create_engine, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -147,6 +147,35 @@ def test_what_no_index_serves_is_told(servers: Servers) -> None:
         with engine.connect() as connection:
             assert sl.explain(by_rank, connection).problems == ()
         engine.dispose()
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "AUTOCOMMIT"])
+def test_no_index_is_missing_where_the_table_is_small(servers: Servers, isolation: str) -> None:
+    url = servers.fresh("postgresql15", PLAIN["postgresql15"])
+    install(url)
+    engine = create_engine(url, poolclass=NullPool, isolation_level=isolation)
+    settings = text("SELECT current_setting('enable_seqscan') || current_setting('enable_sort')")
+    with engine.connect() as connection:
+        connection.execute(queue.put(1, 2, 3))
+        connection.execute(text("ANALYZE lock.job"))
+        explained = sl.explain(queue.capture(10), connection)
+        assert connection.execute(settings).scalar_one() == "onon"
+    assert explained.missing is None
+    assert all("there is an index that serves" in problem for problem in explained.problems)
+    assert explained.problems, str(explained)
+    engine.dispose()
+
+
+def test_a_walk_through_a_key_is_told_on_sqlite(servers: Servers) -> None:
+    engine = create_engine(servers.fresh("sqlite", PLAIN["sqlite"]), poolclass=NullPool)
+    named = Table("named", MetaData(), Column("name", Text, primary_key=True), Column("ready", Boolean))
+    named.create(engine)
+    capture = sl.capture(named, where=named.c.ready, values={"ready": False}, order_by=named.c.name, limit=3)
+    with engine.connect() as connection:
+        explained = sl.explain(capture, connection)
+    assert explained.problems == ("the whole of named is gone through",), str(explained)
+    assert explained.missing == "an index on named (ready, name)"
+    engine.dispose()
 
 
 def test_only_captures_have_something_to_explain(engine: Engine) -> None:
