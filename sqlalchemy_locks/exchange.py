@@ -135,12 +135,13 @@ class Exchange(Take):
         return self._both(run) if statement is None else self._fused(run, statement)
 
     def _fused(self, run: Run, statement: Executable) -> Exchanged:
-        columns = list(self.jobs.at(run.place).table.c)
         if self._plain(run.place, run.connection.dialect):
             return self._by_cursor(run)
-        found = run.execute(statement, needed(run, self.jobs.at(run.place))).freeze()
+        at = self.jobs.at(run.place)
+        columns = list(at.table.c)
+        found = run.execute(statement, needed(run, at)).freeze()
         first = found.data[0]
-        if first[columns.index(self.jobs.at(run.place).internal_id)] is None:
+        if first[columns.index(at.internal_id)] is None:
             return Exchanged([], first[-1])
         return Exchanged(list(found().columns(*range(len(columns)))), first[-1])
 

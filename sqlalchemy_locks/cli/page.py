@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from importlib.util import find_spec
 
@@ -38,19 +39,17 @@ def page(screen: Screen, database: Database, port: int) -> None:
         raise click.UsageError(f"The page is served synchronously, and {place.url.drivername} is not: name another.")
     from ..integrations.dashboard.serving import served
 
-    try:
-        serving = served(Locks(database.engine), port)
-        address = serving.__enter__()
-    except OSError as error:
-        raise click.UsageError(f"Port {port} is not to be had ({error.strerror}): --port 0 chooses another.") from None
-    try:
-        with told_to_end() as over:
-            if screen.as_json:
-                screen.line({"database": place.shown, "address": address})
-            else:
-                screen.show({}, sentence(f"{place.shown} is shown at {address}", "green"), note("Ctrl-C ends it"))
-                sys.stdout.flush()
-            while not over():
-                database.sleep(_GLANCE)
-    finally:
-        serving.__exit__(None, None, None)
+    with contextlib.ExitStack() as opened:
+        try:
+            address = opened.enter_context(served(Locks(database.engine), port))
+        except OSError as error:
+            why = error.strerror
+            raise click.UsageError(f"Port {port} is not to be had ({why}): --port 0 chooses another.") from None
+        over = opened.enter_context(told_to_end())
+        if screen.as_json:
+            screen.line({"database": place.shown, "address": address})
+        else:
+            screen.show({}, sentence(f"{place.shown} is shown at {address}", "green"), note("Ctrl-C ends it"))
+            sys.stdout.flush()
+        while not over():
+            database.sleep(_GLANCE)
