@@ -78,7 +78,7 @@ class Delete(Capture):
     def taken(self, place: Place) -> Taking:
         at = self.jobs.at(place)
         ended = at.roles[self.role]
-        older = ended < Ago(bindparam("locks_older", type_=Float()))
+        older = ended <= Ago(bindparam("locks_older", type_=Float()))
         return Taking(at.table, (older, *_named(at, self.one)), {}, (ended,), self.jobs.target)
 
     def route(self) -> dict[str, Any]:
