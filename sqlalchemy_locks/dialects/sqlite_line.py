@@ -130,33 +130,24 @@ class Ticket:
 
     def before(self) -> int:
         """How many come before; none, too, where there is no line after all. Whoever asks is alive."""
+        before = 0
         with self._line.forgiven():
-            self.stay()
-            if self._file is None:
-                return 0
             try:
-                (before,) = self._file.execute(_BEFORE, self._asked()).fetchone()
-            except sqlite3.OperationalError:
-                return max(1, self._before)  # somebody is writing
-            if before != self._before:
-                self._before, self._moved = before, time.monotonic()
-            return int(before)
-        return 0
+                self._stay()
+                if self._file is not None:
+                    (before,) = self._file.execute(_BEFORE, self._asked()).fetchone()
+            except sqlite3.OperationalError as error:
+                if "locked" in str(error):  # somebody is writing
+                    return max(1, self._before)
+                self._drop()
+        if before != self._before:
+            self._before, self._moved = before, time.monotonic()
+        return before
 
     def stay(self) -> None:
         """Tell that one is alive; to be told more often than each ``IDLE`` seconds."""
-        if self._file is None:
-            return
-        if self._line.there() != self._which:
-            self._join()
-        elif time.monotonic() - self._told > IDLE / 4:
-            try:
-                kept = self._file.execute(_STAY, self._asked()).rowcount
-            except sqlite3.OperationalError:
-                return  # the next time
-            self._told = time.monotonic()
-            if not kept:
-                self._join()
+        with self._line.forgiven():
+            self._stay()
 
     def pause(self) -> float:
         """Seconds until the next look: a tenth of the time since the line moved, times those who come before."""
@@ -178,6 +169,17 @@ class Ticket:
                     file.execute("COMMIT")
         finally:
             self._drop()
+
+    def _stay(self) -> None:
+        if self._file is None:
+            return
+        if self._line.there() != self._which:
+            self._join()
+        elif time.monotonic() - self._told > IDLE / 4:
+            kept = self._file.execute(_STAY, self._asked()).rowcount
+            self._told = time.monotonic()
+            if not kept:
+                self._join()
 
     def _join(self) -> None:
         self.leave()

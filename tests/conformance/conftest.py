@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
 from tests.conftest import PLAIN, Servers
 from tests.operation.parties import PATIENCE, POOLED, queued
