@@ -30,6 +30,8 @@ _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
 _LINE = "_sqlalchemy_locks_line"
 #: the line of those who want to write
 _WRITING = 0
+#: seconds for which one waits in SQLite itself, at least, when it is its turn
+_SHORTEST = 0.02
 
 
 class SQLite(Engine):
@@ -147,11 +149,12 @@ class _Patience:
 
 
 def _asked(connection: Connection, sql: str) -> list[Any]:
-    """Rows from the driver's own cursor, which begins nothing."""
-    raw: Any = connection.connection.dbapi_connection
-    cursor = raw.cursor()
+    """Rows from the driver itself, which begins nothing for a PRAGMA."""
+    raw: Any = connection.connection.driver_connection
+    if connection.dialect.is_async:
+        return list(await_only(raw.execute_fetchall(sql)))  # to its thread and back once, not four times
+    cursor = raw.execute(sql)
     try:
-        cursor.execute(sql)
         return list(cursor.fetchall())
     finally:
         cursor.close()
@@ -171,9 +174,8 @@ def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = 
             if left < math.inf:
                 patience.set(left)
             return take()
-        # who waits in SQLite itself hears no signal, tells nobody that it is alive, and looks each tenth of a second
-        patience.set(0)
         if not line.anybody(_WRITING):
+            patience.set(0)
             try:
                 return take()
             except (DBAPIError, LockTimeout) as error:
@@ -183,6 +185,9 @@ def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = 
             while True:
                 left = until - time.monotonic()
                 if left <= 0 or not ticket.before():
+                    # who waits in SQLite itself hears no signal, and tells nobody that it is alive; but a statement
+                    # that commits by itself keeps new readers out only for as long as it waits there
+                    patience.set(min(max(0.0, left), max(_SHORTEST, ticket.pause())))
                     try:
                         return take()
                     except (DBAPIError, LockTimeout) as error:
