@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -244,12 +245,13 @@ class Hold:
 
     def _open(self, asked: float) -> Held:
         deadline = None if self._timeout is None else asked + self._timeout
-        # sharers don't wait for one another, and a try for nobody
-        if self._shared or self._timeout == 0:
-            return self._wait(deadline, None)
         dialect, options = self._locks._engine.dialect, self._locks._engine.get_execution_options()
+        file = engine_of(dialect).locking == "file"
+        # sharers don't wait for one another, unless there is one lock for all; and a try waits for nobody
+        if (self._shared and not file) or self._timeout == 0:
+            return self._wait(deadline, None)
         # the key that the first wait is for, in the schema whose rows may stand for it
-        first = 0 if engine_of(dialect).locking == "file" else next(iter(self._names))
+        first = 0 if file else next(iter(self._names))
         where = (options.get("locks_prefix"), str(options.get("schema_translate_map"))) if options else None
         turn = lines_of(dialect).turn(("key", where, first))
         try:
@@ -278,7 +280,7 @@ class Hold:
         # Setting the level costs about a round trip's time, and most apps run at READ COMMITTED as it is. Where
         # the server would refuse another level anyway, it is set from the first refusal on.
         trusting = short.facts.refuses_stale and not self._locks._sets_isolation
-        short.open(as_it_is=trusting, wait=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        short.open(as_it_is=trusting, wait=math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
         try:
             for key in self._names:
                 self._acquire(short, key, deadline)

@@ -197,7 +197,7 @@ class Leases(Observed):
             return ()
         with contextlib.suppress(Exception):
             short = ShortTransaction(self._engine)
-            short.open(wait=0)
+            short.open(writes=False, wait=0)
             try:
                 with short.facts.brief(short.connection):
                     for name in names:

@@ -21,6 +21,8 @@ class Listing(Body):
     :param columns: what a row tells. :param conditions: which rows. :param order: which first.
     """
 
+    writes = False
+
     def __init__(self, rows: Rows, name: str, *, columns: Parts, conditions: Parts, order: Parts) -> None:
         super().__init__()
         self.rows, self.name = rows, name

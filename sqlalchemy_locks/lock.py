@@ -135,12 +135,8 @@ class _Acquire(Body):
         if self.tries:
             with run.engine.bounded(run.connection, 0):
                 got = _whether(lambda: run.execute(statement, {}))
-        elif run.wait is not None:
-            with run.engine.bounded(run.connection, run.wait), run.engine.judging(run.connection):
-                run.execute(statement, {})
-            got = None
         else:
-            with run.engine.judging(run.connection):
+            with run.waiting(), run.engine.judging(run.connection):
                 run.execute(statement, {})
             got = None
         if got is not False and not run.engine.began(run.connection):

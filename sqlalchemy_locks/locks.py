@@ -241,7 +241,7 @@ class Locks(Leases, Maintained, Holding):
         short = ShortTransaction(self._engine)
         wait = 0 if operation._body.impatient else every.get("locks_wait")
         try:
-            short.open(wait=None if wait is None else seconds(wait, "locks_wait"))
+            short.open(writes=operation._body.writes, wait=None if wait is None else seconds(wait, "locks_wait"))
         except LockTimeout:
             if not operation._body.impatient:
                 raise

@@ -26,6 +26,7 @@ from .values import KeyHolder, KeyWaiter
 
 class _Holders(Body):
     name = "lock.holders"
+    writes = False
 
     def __init__(self, some: bool) -> None:
         super().__init__()

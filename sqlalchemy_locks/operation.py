@@ -75,6 +75,8 @@ class Body:
     #: it never waits, and even where beginning a transaction would, there is an answer (SQLite): ``refused``
     impatient: bool = False
     refused: Any = None
+    #: it writes, or locks
+    writes: ClassVar[bool] = True
     #: its longest wait goes along in its one statement, and is no statement of its own
     sends_wait: ClassVar[bool] = False
 

@@ -76,7 +76,7 @@ class _Row(Body):
 
     def run(self, run: Run) -> Any:
         if run.engine.locking == "file":
-            with run.engine.judging(run.connection):
+            with run.waiting(), run.engine.judging(run.connection):
                 run.take_file(self.tables[0])
             if not run.engine.began(run.connection):
                 raise run.engine.refuse_autocommit(self.name)

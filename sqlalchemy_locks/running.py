@@ -63,6 +63,8 @@ class Run:
     read_committed: bool = field(init=False)
     nonce: str = field(init=False)
     again: bool = field(init=False)
+    #: the first statement of a transaction may have to wait for its turn to write
+    first_writes: bool = field(init=False)
     #: whoever executes this has made the driver commit by itself: there is no transaction, nor will there be
     alone: bool = field(init=False)
 
@@ -81,6 +83,7 @@ class Run:
         self.again = bool(every.get("locks_again"))
         self.alone = "locks_alone" in every
         self.place = place_of(self.connection.dialect, every)
+        self.first_writes = self.operation._body.writes and self.place.engine.writes_in_turn
         wait = every.get("locks_wait")
         #: how long a lock may be waited for, in seconds; ``None``: as long as the server lets one wait
         self.wait = None if wait is None else seconds(wait, "locks_wait")
@@ -93,10 +96,13 @@ class Run:
         self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> CursorResult[Any]:
         """Run one statement, once or for each of several rows; what the driver says about locks is raised as ours."""
+        given = self.values if values is None else values
+
+        def sent() -> CursorResult[Any]:
+            return self.connection.execute(statement, given, execution_options=self.options)
+
         with translated(self.engine, self.operation._body.needs_installation):
-            return self.connection.execute(
-                statement, self.values if values is None else values, execution_options=self.options
-            )
+            return self.engine.in_turn(self.connection, sent) if self.first_writes else sent()
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Around statements that may wait for a lock: for no longer than was asked for."""
@@ -123,18 +129,24 @@ class Run:
         texts, which every driver takes as they are).
         """
         connection: Any = self.connection
-        dialect = connection.dialect
         if (
             not plain
             or self.moved
             or connection._nested_transaction is not None
             or connection._has_events
             or connection.engine._has_events
-            or dialect._has_events
+            or connection.dialect._has_events
             or connection._echo
             or not (self.alone or connection.in_transaction())
         ):
             return read(self.execute(statement, values))
+        if self.first_writes:
+            return self.engine.in_turn(connection, lambda: self._by_cursor(statement, values, read))
+        return self._by_cursor(statement, values, read)
+
+    def _by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+        connection: Any = self.connection
+        dialect = connection.dialect
         sql, given, names = _spelt(dialect, statement)
         named = {**given, **values}
         parameters = named if names is None else tuple(named[name] for name in names)

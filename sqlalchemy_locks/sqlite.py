@@ -8,6 +8,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 
 from .dialects import engine_of
+from .dialects.sqlite import in_turn
 from .errors import Unsupported
 
 
@@ -16,7 +17,8 @@ def begin_immediate(engine: Engine | Any) -> None:
 
     A transaction that has read in SQLite's deferred mode can't always become a writer (``MustRollback``), and
     SQLite does not honour its busy timeout there. With this, a transaction waits for the write lock at its
-    start, once, and all the library's locks are then had for nothing. Readers queue behind writers as well.
+    start, once, in the order in which they came, and all the library's locks are then had for nothing. Readers queue
+    behind writers as well.
 
     :param engine: an ``Engine`` or ``AsyncEngine`` on SQLite (``sqlite3`` or ``aiosqlite``), before its first use.
     :raises Unsupported: for any other engine.
@@ -32,7 +34,7 @@ def begin_immediate(engine: Engine | Any) -> None:
         dbapi_connection.isolation_level = None
 
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        in_turn(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
     event.listen(sync, "connect", connect)
     event.listen(sync, "begin", begin)

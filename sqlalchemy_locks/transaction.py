@@ -53,9 +53,10 @@ class ShortTransaction:
         self._committed = False
         self._process = os.getpid()
 
-    def open(self, *, as_it_is: bool = False, wait: float | None = None) -> None:
+    def open(self, *, writes: bool = True, as_it_is: bool = False, wait: float | None = None) -> None:
         """Check a connection out and begin.
 
+        :param writes: what is to be done writes, or locks.
         :param as_it_is: leave the isolation level alone, for an operation that refuses a wrong one by itself.
         :param wait: how long beginning may wait, in seconds, where it can.
         """
@@ -68,7 +69,8 @@ class ShortTransaction:
                 if as_it_is and not self.facts.autocommit(self.connection):
                     self.transaction = self.connection.begin()
                 else:
-                    self.transaction, self._restore = self.facts.begin(self.connection, wait)
+                    begin = self.facts.begin_writing if writes else self.facts.begin
+                    self.transaction, self._restore = begin(self.connection, wait)
         except BaseException:
             self.abandon()
             raise

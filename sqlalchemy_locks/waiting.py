@@ -2,8 +2,8 @@
 
 A request is tried at once, in one round trip where the engine has functions, unless others wait already. Who is denied
 stands in a line: in memory behind those of its own process, and in front of that one in the server's line of all
-processes (an advisory lock of a transaction, or ``GET_LOCK``). Whoever has its turn there looks again and again,
-without a lock, and acquires when there is room; the others wait and cost nothing.
+processes (an advisory lock of a transaction, or ``GET_LOCK``), or in SQLite's beside the database. Whoever has its turn
+there looks again and again, without a lock, and acquires when there is room; the others wait and cost little.
 
 Lines are for fairness alone. Whether there is room is decided by the acquire and by nothing else, and whoever has
 stood in a line for a minute tries regardless, so that nothing hangs on another's being alive. Who holds permits of the
@@ -17,7 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -31,6 +31,9 @@ from .renewal import clock
 from .semaphore.room import in_turn, place_key, room, short_of
 from .transaction import ShortTransaction, Sleep
 from .values import Grant
+
+if TYPE_CHECKING:
+    from .dialects.sqlite_line import Ticket
 
 #: the longest wait for a semaphore's row, and for the gate before it, in seconds
 PATIENCE = 5.0
@@ -92,10 +95,13 @@ class Waiting:
         :raises LockTimeout: :raises RequestOver: :raises ReentryError: as ``Locks.acquire`` and its blocks.
         """
         once = self.patience == 0
-        name = None if once or self._known or self._own else self._somebody()
+        passing = bool(self._known or self._own)
+        name = None if passing else self._somebody(memory=not once)
+        if name is not None and once:
+            raise self._timed_out(name)
         if name is None:
-            passing = self._own or not self._facts.lines
-            grant = self._try(self.request if passing else in_turn(self.request, self._keys))
+            plain = self._own or not self._facts.lines
+            grant = self._try(self.request if plain else in_turn(self.request, self._keys))
             if grant is not None and grant.acquired:
                 return grant
             if once:
@@ -112,10 +118,17 @@ class Waiting:
             if self._left() == 0:
                 raise self._timed_out(name)
 
-    def _somebody(self) -> str | None:
-        """The first of the semaphores in whose line somebody of this process stands."""
-        stood = self._lines.anybody(("line", self._where, name) for name in self._permits)
-        return None if stood is None else stood[-1]
+    def _somebody(self, memory: bool = True) -> str | None:
+        """The first of the semaphores in whose line somebody stands, as far as that is known without a statement.
+
+        :param memory: of this process, too.
+        """
+        stood = self._lines.anybody(("line", self._where, name) for name in self._permits) if memory else None
+        if stood is not None:
+            name: str = stood[-1]
+            return name
+        line = self._facts.line_beside(self._engine)
+        return None if line is None else next((n for n, k in self._keys.items() if line.anybody(k)), None)
 
     def _stood(self, name: str) -> Grant | str:
         """Wait in the line of a semaphore: the grant, or which other one has no room."""
@@ -161,7 +174,18 @@ class Waiting:
                 if out_of_turn is not None:
                     return out_of_turn
                 self._pause(name, random.uniform(0, 0.05))
-        return self._looking(name)
+        line = self._facts.line_beside(self._engine)
+        if line is None:
+            return self._looking(name)
+        with line.ticket(self._keys[name]) as ticket:
+            until = time.monotonic() + TURN
+            while ticket.before():
+                self._pause(name, ticket.pause())
+                if time.monotonic() > until:
+                    out_of_turn, until = self._out_of_turn(name), time.monotonic() + TURN
+                    if out_of_turn is not None:
+                        return out_of_turn
+            return self._looking(name, ticket=ticket)
 
     def _in_line(self, name: str) -> Grant | str | Literal[False] | None:
         """As ``_in_front``, in the server's line; ``False`` when its turn did not come, ``None`` without such lines."""
@@ -219,10 +243,11 @@ class Waiting:
                 return False
             self._pause(name, pace.pause())
 
-    def _looking(self, name: str, aside: bool = False) -> Grant | str:
+    def _looking(self, name: str, aside: bool = False, ticket: Ticket | None = None) -> Grant | str:
         """As ``_in_front``, without a line of the server's, and without a connection between two looks.
 
         :param aside: nobody is kept waiting by that, as who asks for more than there is would keep everybody.
+        :param ticket: stands for this one's place in front.
         """
         pace = Pace()
         while True:
@@ -236,6 +261,8 @@ class Waiting:
                 return exhausted[0]
             if not self._own and aside is not (name in self._beyond):
                 return name
+            if ticket is not None:
+                ticket.stay()
             self._pause(name, random.uniform(0.5, 1) * pace.pause())
 
     def _short(self, name: str) -> list[str]:
@@ -245,7 +272,7 @@ class Waiting:
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
         short = ShortTransaction(self._engine)
         try:
-            short.open(wait=self._patient())
+            short.open(writes=False, wait=self._patient())
         except LockTimeout:
             self._busy = True
             return [name]

@@ -10,14 +10,20 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
+import sqlalchemy
 from sqlalchemy import Column
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from ..elements import HeldKeys
 from ..errors import LockError, NotInstalled, NotWritable, Unsupported
+
+if TYPE_CHECKING:
+    from .sqlite_line import Line
+
+T = TypeVar("T")
 
 Locking = Literal["functions", "rows", "file"]
 
@@ -40,6 +46,8 @@ class Engine:
     schemas: ClassVar[bool] = False
     #: where a lock lives: in the server's functions, in the row of a table, or in the database file itself
     locking: ClassVar[Locking]
+    #: one writes at a time, in the order in which they came
+    writes_in_turn: ClassVar[bool] = False
     #: an INSERT can be told how long to wait, not at all included
     bounded_insert: ClassVar[bool] = False
     #: an UPDATE can give back what it has written
@@ -116,7 +124,20 @@ class Engine:
         """Begin a transaction, READ COMMITTED where the engine has levels.
 
         Also returns what puts the connection back as the app had it; called when the transaction has ended. Where
-        beginning itself can wait, it waits ``wait`` seconds at most.
+        beginning itself can wait, it waits ``wait`` seconds at most, which may be endless.
+        """
+        raise NotImplementedError
+
+    def begin_writing(
+        self, connection: Connection, wait: float | None = None
+    ) -> tuple[RootTransaction, Callable[[], None]]:
+        """As :meth:`begin`, for who is going to write: where one can at a time, it is this one's turn then."""
+        return self.begin(connection, wait)
+
+    def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:
+        """Run what may be the first to write in its transaction, after those who came before; if ``writes_in_turn``.
+
+        :param take: raises when it can't be had at once, and has done nothing then.
         """
         raise NotImplementedError
 
@@ -193,6 +214,10 @@ class Engine:
     def line_free(self, connection: Connection, key: int) -> bool:
         """Whether nobody stands in a line; asked only where there are ``lines``, and no functions that look."""
         raise NotImplementedError
+
+    def line_beside(self, of: sqlalchemy.Engine | Connection) -> Line | None:
+        """Where those who wait can stand in a line that is no part of the database; ``None`` without such a place."""
+        return None
 
     def interrupted(self, error: DBAPIError) -> bool:
         """Whether a limit of the server's on statements ended this one."""

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import sqlalchemy
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.util import await_only
 
 from ..clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
 from ..elements import InsertAbsent
 from ..errors import LockError, LockTimeout, MustRollback
 from .base import Engine, nothing
 
+if TYPE_CHECKING:
+    from .sqlite_line import Line
+
+T = TypeVar("T")
+
 _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
+_LINE = "_sqlalchemy_locks_line"
+#: the line of those who want to write
+_WRITING = 0
+#: seconds for which one waits in SQLite itself, at least, when it is its turn
+_SHORTEST = 0.02
 
 
 class SQLite(Engine):
@@ -26,6 +40,7 @@ class SQLite(Engine):
     untold = "whose one lock is the file's, which keeps no list of who has it"
     explain = "EXPLAIN QUERY PLAN"
     update_returning = True
+    writes_in_turn = True
 
     def translate(self, error: DBAPIError) -> LockError | None:
         message = str(error.orig)
@@ -62,34 +77,140 @@ class SQLite(Engine):
         return math.ceil(min(seconds * 1000, 2**31 - 1))
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
-        # the app's own event may begin with BEGIN IMMEDIATE, which waits; a PRAGMA through SQLAlchemy would begin first
-        raw: Any = connection.connection.dbapi_connection
-        cursor, was = raw.cursor(), None
-        try:
-            if wait is not None:
-                cursor.execute("PRAGMA busy_timeout")
-                (was,) = cursor.fetchone()
-                cursor.execute(f"PRAGMA busy_timeout = {self.wait_value(wait)}")
-            try:
-                transaction = connection.begin()
-            finally:
-                if wait is not None:
-                    cursor.execute(f"PRAGMA busy_timeout = {was}")
-        finally:
-            cursor.close()
+        transaction = _begun(connection, wait)
         if not in_transaction(connection):
             connection.exec_driver_sql("BEGIN")
         return transaction, nothing
 
+    def begin_writing(
+        self, connection: Connection, wait: float | None = None
+    ) -> tuple[RootTransaction, Callable[[], None]]:
+        transaction = _begun(connection, wait)
+        if not in_transaction(connection):
+            in_turn(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
+        return transaction, nothing
+
+    def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:
+        # what a transaction has read may be in the way of whoever writes: it must not stand in a line
+        return take() if in_transaction(connection) else in_turn(connection, take)
+
+    def line_beside(self, of: sqlalchemy.Engine | Connection) -> Line | None:
+        known: dict[str, Any] = of.dialect.__dict__
+        if _LINE not in known:
+            with of.connect() if isinstance(of, sqlalchemy.Engine) else contextlib.nullcontext(of) as connection:
+                known[_LINE] = _line_of(connection)
+        line: Line | None = known[_LINE]
+        return line
+
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
-        was = connection.exec_driver_sql("PRAGMA busy_timeout").scalar()
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {self.wait_value(seconds)}")
-        try:
+        with _Patience(connection) as patience:
+            patience.set(seconds)
             yield
-        finally:
-            if not connection.invalidated:
-                connection.exec_driver_sql(f"PRAGMA busy_timeout = {was}")
+
+
+def _begun(connection: Connection, wait: float | None) -> RootTransaction:
+    if wait is None or wait == math.inf:
+        return connection.begin()
+    # the app's own event may begin with BEGIN IMMEDIATE, which waits
+    with _Patience(connection) as patience:
+        patience.set(wait)
+        return connection.begin()
+
+
+def _line_of(connection: Connection) -> Line | None:
+    from .sqlite_line import Line  # a Python may have no sqlite3
+
+    # what the app calls it may be relative, a URI, or known to its own `creator` alone
+    files = {name: file for _, name, file in _asked(connection, "PRAGMA database_list")}
+    return Line(os.path.realpath(files["main"])) if files.get("main") else None
+
+
+class _Patience:
+    """How long SQLite waits: changed, and afterwards as it was. Not through SQLAlchemy, which would begin for it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._was: int | None = None
+
+    def __enter__(self) -> _Patience:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._was is not None and not self._connection.invalidated:
+            _asked(self._connection, f"PRAGMA busy_timeout = {self._was}")
+
+    def get(self) -> float:
+        """As the app has it, in seconds."""
+        if self._was is None:
+            ((self._was,),) = _asked(self._connection, "PRAGMA busy_timeout")
+        return (self._was or 0) / 1000
+
+    def set(self, seconds: float) -> None:
+        self.get()
+        _asked(self._connection, f"PRAGMA busy_timeout = {ENGINE.wait_value(seconds)}")
+
+
+def _asked(connection: Connection, sql: str) -> list[Any]:
+    """Rows from the driver itself, which begins nothing for a PRAGMA."""
+    raw: Any = connection.connection.driver_connection
+    if connection.dialect.is_async:
+        return list(await_only(raw.execute_fetchall(sql)))  # to its thread and back once, not four times
+    cursor = raw.execute(sql)
+    try:
+        return list(cursor.fetchall())
+    finally:
+        cursor.close()
+
+
+def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = None) -> T:
+    """Take the write lock, outside of any transaction, after those who came before, of whatever process.
+
+    :param take: takes it, or raises what SQLite says when it is not free; begins nothing in that case.
+    :param wait: the longest wait, in seconds; as long as SQLite would wait by itself without it.
+    """
+    line = ENGINE.line_beside(connection)
+    with _Patience(connection) as patience:
+        left = patience.get() if wait is None else wait
+        until = time.monotonic() + left
+        if line is None or not left:
+            if left < math.inf:
+                patience.set(left)
+            return take()
+        if not line.anybody(_WRITING):
+            patience.set(0)
+            try:
+                return take()
+            except (DBAPIError, LockTimeout) as error:
+                if not _busy(error):
+                    raise
+        with line.ticket(_WRITING) as ticket:
+            while True:
+                left = until - time.monotonic()
+                if left <= 0 or not ticket.before():
+                    # who waits in SQLite itself hears no signal, and tells nobody that it is alive; but a statement
+                    # that commits by itself keeps new readers out only for as long as it waits there
+                    patience.set(min(max(0.0, left), max(_SHORTEST, ticket.pause())))
+                    try:
+                        return take()
+                    except (DBAPIError, LockTimeout) as error:
+                        if left <= 0 or not _busy(error):
+                            raise
+                _pause(connection, max(0.0, min(left, ticket.pause())))
+
+
+def _pause(connection: Connection, seconds: float) -> None:
+    """Sleep, whatever the world."""
+    if connection.dialect.is_async:
+        await_only(asyncio.sleep(seconds))
+    else:
+        time.sleep(seconds)
+
+
+def _busy(error: DBAPIError | LockTimeout) -> bool:
+    if isinstance(error, LockTimeout):
+        return True
+    return isinstance(ENGINE.translate(error), LockTimeout)
 
 
 @compiles(Later, "sqlite")
@@ -149,12 +270,13 @@ def judged(connection: Connection) -> Iterator[None]:
     waiting could not help. An answer well before the timeout, inside a transaction, is therefore that case.
     """
     began = in_transaction(connection)
-    timeout = float(connection.exec_driver_sql("PRAGMA busy_timeout").scalar() or 0) / 1000
-    asked = time.monotonic()
+    with _Patience(connection) as patience:
+        timeout = patience.get()
+    began_at = time.monotonic()
     try:
         yield
     except LockTimeout as error:
-        if began and timeout and time.monotonic() - asked < timeout / 2:
+        if began and timeout and time.monotonic() - began_at < timeout / 2:
             raise must_rollback() from error
         raise
 

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Text, bindparam, select
@@ -35,8 +35,6 @@ _read_committed = select(ReadCommitted())
 class SemaphoreBody(Body):
     """An operation that is one function call on PostgreSQL and YugabyteDB, and several statements elsewhere."""
 
-    #: the statements must be one transaction
-    writes: ClassVar[bool] = True
     sends_wait = True
 
     def __init__(self) -> None:

@@ -17,6 +17,8 @@ _NAME = bindparam("name", type_=String())
 
 
 class Read(Body):
+    writes = False
+
     def __init__(self) -> None:
         super().__init__()
         self.name = f"semaphore.{type(self).__name__.lower()}"

@@ -13,10 +13,9 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
 from tests.conftest import PLAIN, Servers
-from tests.operation.parties import PATIENCE, POOLED
+from tests.operation.parties import PATIENCE, POOLED, queued
 
 from .clients import ASYNC, SYNC, Client
 
@@ -124,6 +123,8 @@ class World:
 
     def waiting(self) -> int:
         """How many wait for a lock, by the server's own account."""
+        if self.is_sqlite:
+            return queued(self.plain, in_front=False)
         with self.plain.connect() as connection:
             if self.is_innodb:
                 return int(
@@ -159,17 +160,10 @@ class World:
             assert changed.rowcount == 1
 
     def despite_deadlocks(self, client: Client, turn: Callable[[], T]) -> T:
-        """Take a turn again, as an app would: InnoDB may choose the client's own transaction as a deadlock's victim.
-
-        SQLite's waiters don't queue, so one may be passed over for the whole of its busy timeout.
-        """
+        """Take a turn again, as an app would: InnoDB may choose the client's own transaction as a deadlock's victim."""
         for _ in range(1000):
             try:
                 return turn()
-            except sl.LockTimeout:
-                if not self.is_sqlite:
-                    raise
-                client.end(rollback=True)
             except DBAPIError as error:
                 if not self.is_innodb or not engine_of(self.plain.dialect).transient(error):
                     raise

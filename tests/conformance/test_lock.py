@@ -75,8 +75,6 @@ def test_created_keys_are_shared_from_their_first_use(world: World) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_who_waits_gets_it_when_the_holder_is_done(world: World, shared: bool) -> None:
-    if world.is_sqlite:
-        pytest.skip("SQLite does not tell who waits; see test_a_wait_is_bounded")
     key = world.key()
     a, b, c = world.client(), world.client(), world.client()
     a.hold(key)

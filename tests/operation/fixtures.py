@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import BigInteger, Engine, bindparam, text
 
-from sqlalchemy_locks.dialects import base, mariadb, mysql, postgresql
+from sqlalchemy_locks.dialects import base, mariadb, mysql, postgresql, sqlite_line
 
 from .parties import PATIENCE, Watch, connected, installed
 
@@ -64,3 +64,4 @@ def cut_after(seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert idle != mysql._IDLE.text
     monkeypatch.setattr(postgresql, "_JOIN", text(join).bindparams(bindparam("key", type_=BigInteger())))
     monkeypatch.setattr(mysql, "_IDLE", text(idle))
+    monkeypatch.setattr(sqlite_line, "IDLE", float(seconds))

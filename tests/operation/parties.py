@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import sqlite3
 import threading
 import time
 import uuid
@@ -11,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -175,6 +178,8 @@ class Watch:
 
     def waiting(self) -> int:
         """How many wait for a lock."""
+        if self.name == "sqlite":
+            return queued(self.engine, in_front=False)
         if self.innodb:
             return int(
                 self.ask(
@@ -214,6 +219,24 @@ class Watch:
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def queued(engine: Engine, key: int | None = None, *, in_front: bool = True) -> int:
+    """How many stand in the lines beside an SQLite database: in that of a key, or in all of them.
+
+    :param in_front: those, too, who are the first in line for room in a semaphore, and look.
+    """
+    line = Path(f"{engine.url.database}-sqlalchemy-locks")
+    if not line.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(line, timeout=PATIENCE)) as file:
+        try:
+            counted = dict(file.execute("SELECT key, count(*) FROM line GROUP BY key"))
+        except sqlite3.OperationalError:  # it has just been made, or is gone
+            return 0
+    if key is not None:
+        return counted.get(key, 0)
+    return sum(count if key == 0 or in_front else count - 1 for key, count in counted.items())
 
 
 def locked_rows(watcher: Engine, connection: Any) -> int:

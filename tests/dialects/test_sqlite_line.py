@@ -1,0 +1,351 @@
+"""SQLite: who waits for the write lock, or for room, is served in turn, whatever process it is of.
+
+An engine stands for a process here: two engines have nothing in common in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects.sqlite_line import IDLE, Line
+from tests.conftest import install
+from tests.operation.parties import PATIENCE, async_connected, connected, later, queued, until
+
+pytestmark = pytest.mark.usefixtures("never_cut")
+
+WAYS = ("locks", "shared", "session", "immediate", "mutex", "semaphore")
+
+
+class Party:
+    """Somebody with an engine of its own, who takes the write lock in one of the ways there are."""
+
+    def __init__(self, url: str, way: str) -> None:
+        self.way = way
+        self.engine = create_engine(url, connect_args={"timeout": PATIENCE})
+        if way == "immediate":
+            sl.sqlite.begin_immediate(self.engine)
+        self.locks = sl.Locks(self.engine)
+        self.inside, self.out = threading.Event(), threading.Event()
+
+    def take(self, told: Callable[[Party], object]) -> None:
+        """Take it, tell so, and keep it until told to leave."""
+        match self.way:
+            case "locks" | "shared":
+                with self.locks.shared("k") if self.way == "shared" else self.locks.exclusive("k"):
+                    self._stay(told)
+            case "session" | "immediate":
+                with Session(self.engine) as session, session.begin():
+                    if self.way == "session":
+                        session.execute(sl.lock.exclusive("k"))
+                    else:
+                        session.execute(text("SELECT 1"))
+                    self._stay(told)
+            case "mutex" | "semaphore":
+                with Session(self.engine) as session, session.begin():
+                    if self.way == "mutex":
+                        session.execute(sl.Mutex().acquire("m"))
+                    else:
+                        session.execute(sl.semaphore.acquire({"s": 1}, ttl=3600))
+                    self._stay(told)
+
+    def _stay(self, told: Callable[[Party], object]) -> None:
+        told(self)
+        self.inside.set()
+        assert self.out.wait(PATIENCE)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"sqlite:///{tmp_path / 'app.db'}"
+    install(made)
+    with connected(made) as engine:
+        locks = sl.Locks(engine)
+        locks.run(sl.semaphore.create("s", capacity=10))
+        locks.run(sl.Mutex().create("m"))
+    return made
+
+
+def line(url: str) -> Path:
+    return Path(f"{url.removeprefix('sqlite:///')}-sqlalchemy-locks")
+
+
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+@pytest.mark.parametrize("way", WAYS)
+def test_whoever_came_first_is_served_first(url: str, way: str, journal: str) -> None:
+    """The one that gives it up and asks again at once comes last: SQLite by itself gives it that one."""
+    with connected(url) as engine, engine.connect() as connection:
+        connection.exec_driver_sql(f"PRAGMA journal_mode = {journal}")
+    parties = [Party(url, way) for _ in range(4)]
+    order: list[Party] = []
+    first = parties[0]
+    futures = [later(first.take, order.append)]
+    until(first.inside.is_set, unless=futures[0])
+    for number, party in enumerate(parties[1:], 1):
+        futures.append(later(party.take, order.append))
+        until(lambda number=number: queued(first.engine, 0) == number, unless=futures[-1])
+    again = Party(url, way)
+
+    def once_more(first_is_over: Future[Any]) -> None:
+        futures.append(later(again.take, order.append))
+
+    futures[0].add_done_callback(once_more)
+    for party in (*parties, again):
+        party.out.set()
+    until(lambda: len(futures) == 5)
+    for future in futures:
+        future.result(PATIENCE)
+    assert order == [*parties, again]
+    assert not line(url).exists()
+    for party in (*parties, again):
+        party.engine.dispose()
+
+
+def test_there_is_no_file_where_nobody_waits(url: str) -> None:
+    with connected(url) as engine:
+        locks = sl.Locks(engine)
+        with locks.exclusive("k"):
+            assert not line(url).exists()
+        with locks.lease("nightly"):
+            assert not line(url).exists()
+    assert os.listdir(line(url).parent) == ["app.db"]
+
+
+def test_a_wait_in_line_ends_in_time(url: str) -> None:
+    holder = Party(url, "locks")
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    with connected(url) as engine, connected(url, connect_args={"timeout": 0.1}) as impatient:
+        with pytest.raises(sl.LockTimeout):
+            with sl.Locks(engine).exclusive("k", timeout=0.1):
+                pass
+        with Session(impatient) as session, pytest.raises(sl.LockTimeout):
+            session.execute(sl.lock.exclusive("k"))
+        with Session(engine) as session, pytest.raises(sl.LockTimeout):
+            session.execute(sl.lock.exclusive("k"), execution_options={"locks_wait": 0.1})
+        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 5000
+        sl.sqlite.begin_immediate(impatient)
+        # as SQLite says it: an app that has no locks of ours in this transaction knows nothing of our errors
+        with pytest.raises(OperationalError, match="database is locked"), impatient.connect() as connection:
+            connection.execute(text("SELECT 1"))
+    assert not line(url).exists()
+    holder.out.set()
+    held.result(PATIENCE)
+    holder.engine.dispose()
+
+
+def test_who_is_not_first_gives_up_in_time_as_well(url: str) -> None:
+    holder, front = Party(url, "locks"), Party(url, "session")
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    waiting = later(front.take, lambda party: None)
+    until(lambda: queued(front.engine, 0) == 1, unless=waiting)
+    with connected(url) as engine, pytest.raises(sl.LockTimeout):
+        with sl.Locks(engine).exclusive("k", timeout=0.1):
+            pass
+    assert queued(front.engine, 0) == 1
+    holder.out.set()
+    until(front.inside.is_set, unless=waiting)
+    front.out.set()
+    for future in (held, waiting):
+        future.result(PATIENCE)
+    for party in (holder, front):
+        party.engine.dispose()
+
+
+def test_a_transaction_that_has_read_stands_in_no_line(url: str) -> None:
+    """The holder's commit would wait for it, and it for the holder."""
+    holder = Party(url, "locks")
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    with connected(url) as engine, engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN")
+        connection.execute(text("SELECT count(*) FROM lock_semaphore")).all()
+        with pytest.raises(sl.MustRollback):
+            connection.execute(sl.lock.exclusive("k"))
+        assert not line(url).exists()
+    holder.out.set()
+    held.result(PATIENCE)
+    holder.engine.dispose()
+
+
+WAITER = """
+import sys
+from sqlalchemy import create_engine
+import sqlalchemy_locks as sl
+
+engine = create_engine(sys.argv[1])
+with sl.Locks(engine).exclusive("k"):
+    print("inside", flush=True)
+engine.dispose()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_stopped_in_line_holds_nobody_up(
+    url: str, end: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_line.IDLE", IDLE)
+    holder, behind = Party(url, "locks"), Party(url, "locks")
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    with subprocess.Popen([sys.executable, "-c", WAITER, url], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: queued(holder.engine, 0) == 1)
+            waiting = later(behind.take, lambda party: None)
+            until(lambda: queued(holder.engine, 0) == 2, unless=waiting)
+            process.send_signal(end)
+            holder.out.set()
+            until(behind.inside.is_set, unless=waiting)
+            behind.out.set()
+            for future in (held, waiting):
+                future.result(PATIENCE)
+            process.send_signal(signal.SIGCONT)
+            said, _ = process.communicate(timeout=PATIENCE)
+            assert said == ("" if end == signal.SIGKILL else "inside\n")
+        finally:
+            process.kill()
+    # who comes takes away what the dead have left
+    after = Party(url, "locks")
+    after.out.set()
+    after.take(lambda party: None)
+    until(lambda: not Line(str(line(url)).removesuffix("-sqlalchemy-locks")).anybody(0))
+    assert not line(url).exists()
+    for party in (holder, behind, after):
+        party.engine.dispose()
+
+
+@pytest.mark.parametrize("trouble", ["taken away", "not a database", "emptied", "a folder", "locked"])
+def test_whatever_becomes_of_the_file_the_lock_is_had(url: str, trouble: str) -> None:
+    """By one at a time, and by everybody in the end: the file tells the order, and nothing else."""
+    if trouble == "a folder":
+        line(url).mkdir()
+    holder = Party(url, "locks")
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    waiters = [Party(url, way) for way in ("locks", "session", "immediate")]
+    inside: list[Party] = []
+
+    def come(party: Party) -> None:
+        inside.append(party)
+        assert inside == [party]
+        inside.remove(party)
+
+    waiting = [later(party.take, come) for party in waiters]
+    if trouble != "a folder":
+        until(lambda: queued(holder.engine, 0) == 3)
+    match trouble:
+        case "taken away":
+            line(url).unlink()
+        case "not a database":
+            line(url).write_bytes(b"no database" * 1000)
+        case "emptied":
+            line(url).write_bytes(b"")
+        case "locked":
+            somebody = sqlite3.connect(line(url), timeout=PATIENCE, isolation_level=None)
+            somebody.execute("BEGIN EXCLUSIVE")
+    for party in (*waiters, holder):
+        party.out.set()
+    if trouble == "locked":
+        # whoever is in line waits for its turn, and tells nobody that it is there; until the file is free again
+        until(lambda: held.done())
+        somebody.execute("ROLLBACK")
+        somebody.close()
+    for future in (held, *waiting):
+        future.result(PATIENCE)
+    for party in (*waiters, holder):
+        party.engine.dispose()
+    if trouble == "a folder":
+        line(url).rmdir()
+
+
+def test_a_loop_goes_on_while_one_waits_in_line(url: str) -> None:
+    async def main() -> None:
+        at = url.replace("sqlite:", "sqlite+aiosqlite:")
+        async with async_connected(at) as one, async_connected(at) as other:
+            first, second = sl.AsyncLocks(one), sl.AsyncLocks(other)
+            inside, out = asyncio.Event(), asyncio.Event()
+
+            async def hold() -> None:
+                async with first.exclusive("k"):
+                    inside.set()
+                    await out.wait()
+
+            async def wait(locks: sl.AsyncLocks) -> None:
+                async with locks.exclusive("k"):
+                    pass
+
+            holding = asyncio.ensure_future(hold())
+            await inside.wait()
+            waiting, cancelled = (asyncio.ensure_future(wait(locks)) for locks in (second, sl.AsyncLocks(third)))
+            while queued(one.sync_engine, 0) < 2:
+                await asyncio.sleep(0.001)
+                assert not waiting.done()
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            assert queued(one.sync_engine, 0) == 1
+            assert third.pool.checkedout() == 0  # type: ignore[attr-defined]
+            out.set()
+            await asyncio.wait_for(asyncio.gather(holding, waiting), PATIENCE)
+            assert not line(url).exists()
+
+    third = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+
+    async def all_of_it() -> None:
+        try:
+            await main()
+        finally:
+            await third.dispose()
+
+    asyncio.run(all_of_it())
+
+
+def test_the_file_is_made_as_the_database_was(url: str) -> None:
+    database = Path(url.removeprefix("sqlite:///"))
+    database.chmod(0o660)
+    before = os.umask(0o077)
+    try:
+        with Line(str(database)).ticket(0):
+            assert line(url).stat().st_mode & 0o777 == 0o660
+    finally:
+        os.umask(before)
+
+
+def test_a_relative_name_is_the_same_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = line(url).parent
+    holder = Party(url, "locks")
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    monkeypatch.chdir(folder)
+    (folder / "link.db").symlink_to("app.db")
+    parties = [Party(f"sqlite:///{name}", "locks") for name in ("app.db", "file:app.db?uri=true", "link.db")]
+    waiting = []
+    for number, party in enumerate(parties, 1):
+        waiting.append(later(party.take, lambda party: None))
+        until(lambda number=number: queued(holder.engine, 0) == number, unless=waiting[-1])
+    for party in (*parties, holder):
+        party.out.set()
+    for future in (held, *waiting):
+        future.result(PATIENCE)
+    for party in (*parties, holder):
+        party.engine.dispose()
+    assert sorted(os.listdir(folder)) == ["app.db", "link.db"]
