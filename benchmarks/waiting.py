@@ -2,7 +2,8 @@
 
     python -m benchmarks.waiting [engine ...]
 
-The engines are those of tests/servers (postgresql15, mysql, mariadb), and sqlite; without one, all of them. Eight
+The engines are those of tests/servers (postgresql15, mysql, mariadb), and sqlite; without one, all of them.
+``pgbouncer-2`` is postgresql15 behind a PgBouncer in transaction mode with two server connections. Eight
 processes acquire, hold for 2 ms, release, and begin again at once, each of them for five seconds. Fairness is how often
 the least served of them had it, over how often the most served one had. "Plain" is the usual loop around the very same
 operation: try, sleep, from 1 ms to 64 ms, with jitter, and try again.
@@ -41,10 +42,16 @@ def database(name: str) -> Iterator[str]:
             folder = opened.enter_context(tempfile.TemporaryDirectory())
             url = f"sqlite:///{Path(folder) / 'waiting.db'}"
         else:
-            server = opened.enter_context(servers.start(name))
+            pooler, _, size = name.partition("-")
+            pooled = pooler == "pgbouncer"
+            server = opened.enter_context(servers.start("postgresql15" if pooled else name))
             assert isinstance(server, servers.SQLServer)
             server.create_database("waiting")
-            url = server.url(PLAIN[name], "waiting")
+            if pooled:
+                assert isinstance(server, servers.PostgreSQL)
+                server = opened.enter_context(servers.PgBouncer(server, default_pool_size=size))
+            # psycopg2 prepares nothing, which an older PgBouncer needs
+            url = server.url("psycopg2" if pooled else PLAIN[name], "waiting")
         install(url)
         engine = create_engine(url)
         sl.Locks(engine).run(sl.semaphore.create(NAME, 1))
@@ -135,7 +142,7 @@ def main() -> None:
     """Run the command line."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting", description=__doc__.splitlines()[0])
-    parser.add_argument("engine", nargs="*", help="postgresql15, mysql, mariadb, sqlite; without any, all of them")
+    parser.add_argument("engine", nargs="*", help="postgresql15, mysql, mariadb, sqlite, pgbouncer-2")
     for name in parser.parse_args().engine or ["postgresql15", "mysql", "mariadb", "sqlite"]:
         report(name)
 

@@ -35,6 +35,8 @@ class Lines:
         self.now: dict[Any, Turn] = {}
         #: those who wait on a connection
         self._connected = 0
+        #: until when nobody waits on a connection, since a pooler has too few: by the monotonic clock
+        self.aside_until = 0.0
 
     def turn(self, key: Any) -> Turn:
         """A turn at this, to be come for."""
@@ -160,13 +162,16 @@ def lines_of(dialect: Any) -> Lines:
 
 
 class Pace:
-    """How often who waits looks: a tenth of what it has waited for already, so that looking adds no more than that."""
+    """How often who waits looks: a tenth of what it has waited for already, so that looking adds no more than that.
+
+    :param part: which part of it instead of the tenth: for the fiftieth, 50.
+    """
 
     SHORTEST, LONGEST = 0.001, 0.25
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
+    def __init__(self, part: int = 10) -> None:
+        self._began, self._part = time.monotonic(), part
 
     def pause(self) -> float:
         """Seconds until the next look."""
-        return min(self.LONGEST, max(self.SHORTEST, (time.monotonic() - self._began) / 10))
+        return min(self.LONGEST, max(self.SHORTEST, (time.monotonic() - self._began) / self._part))

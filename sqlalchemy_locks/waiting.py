@@ -39,9 +39,12 @@ if TYPE_CHECKING:
 PATIENCE = 5.0
 #: after so many seconds in a line one tries out of turn
 TURN = 60.0
-#: the same in the server's line, where the wait keeps signals from being heard, or a pooler's server connection from
-#: who holds, and has to renew or to release
+#: the same in the server's line, where the wait keeps signals from being heard
 DEAF = 5.0
+#: the same where it keeps a pooler's server connection, which may be the one that the holder needs
+KEPT = 1.0
+#: a pooler that takes so long for an answer has too few of them, and nobody waits on one for a while: in seconds
+SLOW, ASIDE = 0.25, 60.0
 
 Settled = Callable[[Operation[Any]], Any]
 
@@ -74,6 +77,8 @@ class Waiting:
         self.began = time.monotonic()
         self._deadline = None if patience is None else self.began + patience
         self._own = own
+        #: the last turn in the server's line was the first one's, and kept a pooler's connection
+        self._kept = False
         #: the last try ended without an answer
         self._busy = False
         #: the semaphores whose whole capacity, unless it is 0, is less than what is asked for
@@ -170,7 +175,11 @@ class Waiting:
                 if found is not False:
                     return found
                 # its minute is over, or it was cut off, perhaps when it had been granted already
+                asked = time.monotonic()
                 out_of_turn = self._out_of_turn(name)
+                if self._kept and (isinstance(out_of_turn, Grant) or self._slow(asked)):
+                    # what was had as soon as the connection was given back had waited for that
+                    self._aside()
                 if out_of_turn is not None:
                     return out_of_turn
                 self._pause(name, random.uniform(0, 0.05))
@@ -189,26 +198,40 @@ class Waiting:
 
     def _in_line(self, name: str) -> Grant | str | Literal[False] | None:
         """As ``_in_front``, in the server's line; ``False`` when its turn did not come, ``None`` without such lines."""
-        left = self._left()
-        short = ShortTransaction(self._engine)
+        left, self._kept = self._left(), False
+        if time.monotonic() < self._lines.aside_until:
+            return None
+        asked, short = time.monotonic(), ShortTransaction(self._engine)
         short.open()
         try:
             with translated(short.facts):
                 longest, pooled = TURN, short.facts.pooled(short.connection)
-                alert = threading.current_thread() is threading.main_thread() and short.facts.deaf(short.connection)
-                if alert or pooled:
+                if threading.current_thread() is threading.main_thread() and short.facts.deaf(short.connection):
                     longest = DEAF
-                turn = longest if left is None else min(longest, left)
+                if pooled:
+                    short.connection.exec_driver_sql("SELECT 1")  # which takes as long as there is no connection
+                    if self._slow(asked):
+                        self._aside()
+                        return None
+                keep = KEPT if pooled else math.inf
+                turn = min(longest, keep, math.inf if left is None else left)
                 joined = short.facts.join_line(short.connection, self._keys[name], turn)
             if not joined:
                 return None if joined is None else False
-            return self._at_the_head(short, name, DEAF if pooled else math.inf)
+            self._kept = pooled
+            return self._at_the_head(short, name, keep)
         finally:
             try:
                 if not short.connection.invalidated:
                     self._leave(short, name)
             finally:
                 short.abandon()
+
+    def _slow(self, asked: float) -> bool:
+        return time.monotonic() - asked > SLOW
+
+    def _aside(self) -> None:
+        self._lines.aside_until = time.monotonic() + ASIDE
 
     def _leave(self, short: ShortTransaction, name: str) -> None:
         try:
@@ -249,7 +272,8 @@ class Waiting:
         :param aside: nobody is kept waiting by that, as who asks for more than there is would keep everybody.
         :param ticket: stands for this one's place in front.
         """
-        pace = Pace()
+        # where nobody stands in front, who has just given it back and asks again is sooner than who rarely looks
+        pace = Pace(50 if time.monotonic() < self._lines.aside_until else 10)
         while True:
             exhausted = self._short(name)
             if not exhausted:

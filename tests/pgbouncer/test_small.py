@@ -12,7 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks import waiting
-from tests.operation.parties import PATIENCE, connected, later, until, unused
+from sqlalchemy_locks.lines import lines_of
+from tests.operation.parties import PATIENCE, connected, later, seen, until, unused
 
 
 @pytest.fixture
@@ -51,7 +52,8 @@ def _place(engine: Engine) -> tuple[Any, Any]:
 def test_a_release_comes_through(through: Any, direct: Engine, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All server connections are had by who waits in line; who is to release gets one, and so those who wait get theirs."""
     monkeypatch.setattr(waiting, "TURN", 1e6)  # that those who wait give up in time is not what is tested
-    monkeypatch.setattr(waiting, "DEAF", 0.2)
+    monkeypatch.setattr(waiting, "KEPT", 0.2)
+    monkeypatch.setattr(waiting, "SLOW", 1e6)
     room = unused("room")
     with ExitStack() as opened:
         holder, *others = locks_of(through, opened, size + 1, default_pool_size=size)
@@ -67,6 +69,51 @@ def test_a_release_comes_through(through: Any, direct: Engine, size: int, monkey
             waiter = next(waiter for waiter in waiters if waiter.done() and waiter not in served)
             assert holder.release(waiter.result()) is sl.Released.RELEASED
             served.append(waiter)
+
+
+def test_who_waits_for_a_connection_keeps_none(through: Any, direct: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pooler that takes long for an answer has too few: those that it has are for who holds."""
+    monkeypatch.setattr(waiting, "SLOW", -1)  # no answer is fast enough
+    room = unused("room")
+    with ExitStack() as opened:
+        holder, other = locks_of(through, opened, 2, default_pool_size=1)
+        holder.run(sl.semaphore.create(room, capacity=1))
+        grant = holder.acquire({room: 1})
+        with seen(other._engine) as statements:
+            waiter = later(other.acquire, {room: 1}, ttl=3600)
+            until(lambda: sum("AS known" in statement for statement in list(statements)) > 3, unless=waiter)
+            assert holder.renew(grant) is True
+            assert in_line(direct, room) == 0
+            assert holder.release(grant) is sl.Released.RELEASED
+            grant = waiter.result(PATIENCE)
+        assert not any("pg_advisory_xact_lock" in statement for statement in statements)
+        # and stands in line again some time later
+        monkeypatch.setattr(waiting, "SLOW", 1e6)
+        lines_of(holder._engine.dialect).aside_until = 0
+        waiter = later(holder.acquire, {room: 1}, ttl=3600)
+        until(lambda: in_line(direct, room) == 1, unless=waiter)
+        assert other.release(grant) is sl.Released.RELEASED
+        assert holder.release(waiter.result(PATIENCE)) is sl.Released.RELEASED
+
+
+def test_who_kept_it_from_the_holder_learns_that(through: Any, direct: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "KEPT", 0.2)
+    monkeypatch.setattr(waiting, "SLOW", 1e6)
+    room = unused("room")
+    with ExitStack() as opened:
+        holder, other = locks_of(through, opened, 2, default_pool_size=1)
+        holder.run(sl.semaphore.create(room, capacity=1))
+        for _ in range(100):  # the release may come between two turns
+            grant = holder.acquire({room: 1})
+            waiter = later(other.acquire, {room: 1}, ttl=3600)
+            until(lambda waiter=waiter: in_line(direct, room) == 1, unless=waiter)
+            assert holder.release(grant) is sl.Released.RELEASED
+            assert other.release(waiter.result(PATIENCE)) is sl.Released.RELEASED
+            if lines_of(other._engine.dialect).aside_until:
+                break
+        else:
+            raise AssertionError("it has learnt nothing")
+        assert not lines_of(holder._engine.dialect).aside_until
 
 
 def test_who_gets_no_server_connection_is_told_by_the_pooler(through: Any) -> None:
