@@ -2,8 +2,9 @@
 
 A request is tried at once, in one round trip where the engine has functions, unless others wait already. Who is denied
 stands in a line: in memory behind those of its own process, and in front of that one in the server's line of all
-processes (an advisory lock of a transaction, or ``GET_LOCK``), or in SQLite's beside the database. Whoever has its turn
-there looks again and again, without a lock, and acquires when there is room; the others wait and cost little.
+processes (an advisory lock of a transaction, the lock of a row on YugabyteDB, or ``GET_LOCK``), or in SQLite's beside
+the database. Whoever has its turn there looks again and again, without a lock, and acquires when there is room; the
+others wait and cost little.
 
 Lines are for fairness alone. Whether there is room is decided by the acquire and by nothing else, and whoever has
 stood in a line for a minute tries regardless, so that nothing hangs on another's being alive. Who holds permits of the
@@ -165,8 +166,6 @@ class Waiting:
                     if not (error.connection_invalidated or self._passing(error)):
                         raise
                     found = False
-                if found is None:
-                    break
                 if found is not False:
                     return found
                 # its minute is over, or it was cut off, perhaps when it had been granted already
@@ -187,8 +186,8 @@ class Waiting:
                         return out_of_turn
             return self._looking(name, ticket=ticket)
 
-    def _in_line(self, name: str) -> Grant | str | Literal[False] | None:
-        """As ``_in_front``, in the server's line; ``False`` when its turn did not come, ``None`` without such lines."""
+    def _in_line(self, name: str) -> Grant | str | Literal[False]:
+        """As ``_in_front``, in the server's line; ``False`` when its turn did not come."""
         left = self._left()
         short = ShortTransaction(self._engine)
         short.open()
@@ -199,9 +198,8 @@ class Waiting:
                 if alert or pooled:
                     longest = DEAF
                 turn = longest if left is None else min(longest, left)
-                joined = short.facts.join_line(short.connection, self._keys[name], turn)
-            if not joined:
-                return None if joined is None else False
+                if not short.facts.join_line(short.connection, self._keys[name], turn):
+                    return False
             return self._at_the_head(short, name, DEAF if pooled else math.inf)
         finally:
             try:

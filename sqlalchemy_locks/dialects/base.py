@@ -196,8 +196,8 @@ class Engine:
         raise NotImplementedError
         yield
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
-        """Wait for one's turn in the line of a key, ``seconds`` at most; ``None`` where there are none after all.
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
+        """Wait for one's turn in the line of a key, ``seconds`` at most: whether it came, where no error says so.
 
         Asked only where ``lines``, in a short transaction. Whoever has the turn and is silent for ``IDLE`` seconds is
         cut off by the server, so that a process that is stopped doesn't stop the others.

@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, Column, bindparam, text
+from sqlalchemy import BigInteger, Column, Text, bindparam, func, literal, select, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
 from ..clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
-from ..elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
+from ..elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock, Void
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from ..schema import Payload
 from .base import IDLE, Engine, arrived
@@ -23,12 +23,22 @@ _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
 _PLANNER = text("SELECT current_setting('enable_seqscan'), current_setting('enable_sort')")
 _PLAN = text("SELECT set_config('enable_seqscan', :walks, :local), set_config('enable_sort', :sorts, :local)")
 _BRIEF = text("SELECT set_config('statement_timeout', '1s', true)")
-# the settings first, since they are for the wait; a postgresql:// URL may lead to YugabyteDB, whose lines are no lines
+# the settings first, since they are for the wait; a postgresql:// URL may lead to YugabyteDB
 _JOIN = text(
     "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN concat(set_config('lock_timeout', :wait, true), "
     f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
     "CAST(pg_advisory_xact_lock(:key) AS TEXT)) END"
 ).bindparams(bindparam("key", type_=BigInteger()))
+
+# YugabyteDB: its row locks heed no lock_timeout, and no limit of a statement is that of the statement that sets it
+_LIMIT = text(
+    "SELECT current_setting('statement_timeout'), set_config('statement_timeout', :wait, true), "
+    f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true)"
+)
+_JOIN_BY_ROW = select(
+    LockFunction("exclusive", bindparam("key", type_=BigInteger()), literal(True), type_=Void()),
+    func.set_config("statement_timeout", bindparam("was", type_=Text()), True),
+)
 
 _IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
 _POOLED = "_sqlalchemy_locks_pooled"
@@ -187,10 +197,11 @@ class PostgreSQL(Engine):
             return None
         return "where the table bodies are installed: their locks are row locks, which no table of the server's lists"
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
         # the transaction's own: it ends with the transaction, and so do the settings
-        answer = connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar()
-        return None if answer is None else True
+        if connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar() is None:
+            join_by_row(connection, key, self.wait_value(seconds))
+        return True
 
     def interrupted(self, error: DBAPIError) -> bool:
         return _sqlstate(error) == "57014"
@@ -215,6 +226,12 @@ class PostgreSQL(Engine):
                 connection.execute(_RESTORE, {"was": was, "local": local})
             raise
         connection.execute(_RESTORE, {"was": was, "local": local})
+
+
+def join_by_row(connection: Connection, key: int, wait: str) -> None:
+    """YugabyteDB: wait in the line for the row of a key, whoever is in front of which has it locked."""
+    was = connection.execute(_LIMIT, {"wait": wait}).scalar()
+    connection.execute(_JOIN_BY_ROW, {"key": key, "was": was})
 
 
 class _Autocommitted:
