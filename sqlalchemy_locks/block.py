@@ -28,6 +28,7 @@ from .errors import (
     Unsupported,
 )
 from .operation import Operation
+from .pools import unattended
 from .renewal import Lost, Renewals, Renewed, clock
 from .semaphore.base import whole
 from .semaphore.release import release_once
@@ -155,8 +156,8 @@ class Block:
                     if not self._leases._of_request(semaphore.renew(grant)):
                         raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
                 lost = Lost(ttl, asked_at)
-                what, settled = f"the lease {grant.external_id!r}", self._leases._settled
-                renewed = Renewed(what, lost, asked_at, lambda: bool(settled(_renewal(grant))))
+                what = f"the lease {grant.external_id!r}"
+                renewed = Renewed(what, lost, asked_at, _renewing(self._leases, grant))
                 # weakly: a block that nobody can leave any more is to go, and with it the renewing
                 mourning, why = weakref.WeakMethod(self._mourn), weakref.ref(lost)
                 lost.mourned.append(lambda: _call(mourning, grant, why()))
@@ -348,6 +349,12 @@ def _call(method: weakref.WeakMethod[Any], *told: Any) -> None:
         known(*told)
 
 
-def _renewal(grant: Grant) -> Operation[Any]:
+def _renewing(leases: Holder, grant: Grant) -> Callable[[], bool]:
     # a write under guarded that is not committed holds up whoever renews, and so the leases of others, no longer
-    return semaphore.renew(grant).execution_options(locks_wait=PATIENCE)
+    operation = semaphore.renew(grant).execution_options(locks_wait=PATIENCE)
+
+    def renew() -> bool:
+        with unattended(leases._engine):
+            return bool(leases._settled(operation))
+
+    return renew

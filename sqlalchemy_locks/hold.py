@@ -29,7 +29,7 @@ from .events import Observed
 from .keys import as_key
 from .lines import Turn, lines_of
 from .observe import holders_now
-from .transaction import ShortTransaction, Sleep, has_room, retried
+from .transaction import ENDED, ShortTransaction, Sleep, has_room, retried
 from .values import Holder, KeyHolder
 
 if TYPE_CHECKING:
@@ -99,13 +99,16 @@ class Held:
     def _stay(self, *_: Any) -> None:
         if not self._short.active:
             # what follows would be another transaction, which commits, and which no lock guards
-            raise LockLost("the transaction that held the lock was ended inside its block: leave the block first")
-        self._short.use()
+            raise LockLost(ENDED)
+        if not self._short.used:
+            self._short.use()
+            self._short.guard(self.lose)
 
     @property
     def lost(self) -> bool:
         """Whether the lock is known to be gone, without asking the server; :meth:`check` asks."""
-        if not self._lost and (not self._short.active or self._short.facts.hung_up(self._short.connection)):
+        short = self._short
+        if not self._lost and (not short.active or short.ended or short.facts.hung_up(short.connection)):
             self.lose(None)
         return self._lost
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
+from sqlalchemy import Engine
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
 
@@ -18,3 +21,17 @@ def most(pool: Any) -> float:
 def one_for_all(pool: Any) -> bool:
     """Whether who asks again, while the first one is out, is given the same connection, and so the same transaction."""
     return isinstance(pool, (StaticPool, SingletonThreadPool))
+
+
+@contextlib.contextmanager
+def unattended(engine: Engine) -> Iterator[None]:
+    """Work inside is waited for by nobody, who may dispose of the engine meanwhile: no connection outlives that.
+
+    What is given back after it goes to the pool that the engine had, and would stay open until somebody collects it.
+    """
+    pool = engine.pool
+    try:
+        yield
+    finally:
+        if engine.pool is not pool:
+            pool.dispose()

@@ -143,6 +143,8 @@ class Renewed:
 
     def renew(self) -> bool:
         """Renew it now; whether to go on with it."""
+        if self.over:
+            return False
         asked_at, failure = clock(), None
         if not self.lost:
             try:

@@ -11,10 +11,11 @@ import contextlib
 import math
 import os
 import random
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
@@ -28,7 +29,12 @@ T = TypeVar("T")
 Sleep = Callable[[float], None]
 RETRIES = 3
 _OVER = "the transaction that held the lock has failed or is over, or its connection died"
+ENDED = "the transaction that held the lock was ended inside its block: leave the block first"
 _ANOTHERS = "the lock is held by the process that forked this one"
+#: a statement that ends a transaction, and not only what came after a savepoint
+_ENDS = re.compile(
+    r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\b)|PREPARE\s+TRANSACTION)\b", re.IGNORECASE
+)
 #: what a fork has of its parent's transactions: whatever becomes of it here, they go on there
 _inherited: list[Any] = []
 
@@ -88,6 +94,30 @@ class ShortTransaction:
         if not self.used:
             self.facts.mark(self.connection)
             self.used = True
+
+    def guard(self, lost: Callable[[LockLost], object]) -> None:
+        """From here on, no statement ends the transaction as text, and none is executed when it is known to be over.
+
+        :param lost: hears of it when it is.
+        """
+
+        def before(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
+            if ends := _ENDS.match(statement):
+                raise Unsupported(
+                    f"{ends[1].upper()} as text would end the transaction that holds the lock: leave the block, which "
+                    "commits, or raise, which rolls back"
+                )
+            if self.facts.ended(connection):
+                error = LockLost(ENDED)
+                lost(error)
+                raise error
+
+        event.listen(self.connection, "before_cursor_execute", before)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a statement of the caller's is known to have ended it."""
+        return self.used and self.facts.ended(self.connection)
 
     def check(self) -> None:
         """Ask the server whether the transaction is still the one that was begun.

@@ -23,6 +23,7 @@ from sqlalchemy import Engine
 
 from .attempts import ended, hears, rows, say, transaction
 from .operation import place_of
+from .pools import unattended
 from .put import CHANNEL
 from .shift import LONGEST_REST, Shift
 from .terms import Terms
@@ -196,7 +197,8 @@ class Worker(Terms[Handler, Engine]):
         while not ends():
             bell.clear()
             try:
-                found = hold_one(self, ends)
+                with unattended(self.engine):  # a handler may outlive the grace
+                    found = hold_one(self, ends)
             except Exception as error:
                 say(logging.WARNING, "a held job is given back: %s", error)
                 found = False
@@ -226,7 +228,9 @@ class Worker(Terms[Handler, Engine]):
         facts = place_of(engine.dialect, {}).engine
         while not over.is_set():
             try:
-                if not hears(engine):
+                with unattended(engine):
+                    heard = hears(engine)
+                if not heard:
                     return
                 connection = engine.raw_connection()
                 driver: Any = connection.driver_connection

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from alembic.migration import MigrationContext
@@ -70,9 +71,7 @@ class Servers:
                 self._started[name] = why
         server_ = self._started[name]
         if isinstance(server_, real.Unavailable):
-            if os.environ.get("CI") == "true":
-                pytest.fail(str(server_))
-            pytest.skip(str(server_))
+            not_here(server_)
         return server_
 
     def _behind(self, name: str) -> real.SQLServer | None:
@@ -115,6 +114,13 @@ class Servers:
             install(self.url(engine_name, PLAIN[engine_name], name), locking=locking)
             self._installed[key] = name
         return self.url(engine_name, driver, self._installed[key])
+
+
+def not_here(why: real.Unavailable) -> NoReturn:
+    """A server that can't be had here: a skipped test, and under ``CI=true`` a failure."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(str(why))
+    pytest.skip(str(why))
 
 
 def install(url: str, **options: str) -> None:

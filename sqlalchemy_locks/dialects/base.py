@@ -163,6 +163,10 @@ class Engine:
         """Whether the transaction that was marked is over, or can only be rolled back; takes the mark away."""
         return False
 
+    def ended(self, connection: Connection) -> bool:
+        """Whether a transaction that was open is known to be over, without asking the server."""
+        return False
+
     def heard(self, driver: Any) -> list[str]:
         """What a connection that listens was told since it was last asked; asked only where ``listens``.
 

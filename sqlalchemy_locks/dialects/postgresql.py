@@ -40,7 +40,7 @@ _JOIN_BY_ROW = select(
     func.set_config("statement_timeout", bindparam("was", type_=Text()), True),
 )
 
-_IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
+_IDLE, _IN_TRANSACTION = 0, 2  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS
 _POOLED = "_sqlalchemy_locks_pooled"
 
 
@@ -155,6 +155,12 @@ class PostgreSQL(Engine):
                 raise
             return True
         return False
+
+    def ended(self, connection: Connection) -> bool:
+        # psycopg begins another transaction by itself where one was ended by a COMMIT that it doesn't know of
+        driver: Any = connection.connection.driver_connection
+        info: Any = getattr(driver, "info", None)
+        return info.transaction_status == _IDLE if info is not None else not driver.is_in_transaction()
 
     def heard(self, driver: Any) -> list[str]:
         if hasattr(driver, "pgconn"):  # psycopg, of either kind

@@ -119,7 +119,8 @@ def _between(connection: Connection, ask: Any) -> Iterator[Finding]:
         "a pooler such as PgBouncer is between here and the server. Locks that end with their transaction are right "
         "in transaction mode, too; session locks (session_exclusive) are refused, and workers poll, unless the "
         "engine's execution option locks_session_pooling=True says that it is in session mode; drivers that prepare "
-        "statements (psycopg, asyncpg) are to be told not to; and statement mode is too little for any lock"
+        "statements (psycopg, asyncpg) are to be told not to, unless it keeps track of them (PgBouncer 1.21, by "
+        "max_prepared_statements); and statement mode is too little for any lock"
     )
     yield Finding("pooler", "warning", says)
 

@@ -67,6 +67,9 @@ class SQLite(Engine):
     def unmarked(self, connection: Connection) -> bool:
         return not in_transaction(connection)  # a full disk, or an I/O error, rolls back by itself
 
+    def ended(self, connection: Connection) -> bool:
+        return not in_transaction(connection)  # the driver would begin another one by itself
+
     def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         return judged(connection)
 

@@ -356,33 +356,6 @@ def test_a_check_takes_no_savepoint_away(noting: Callable[..., Engine], name: st
     assert notes(engine) == [(1,)]
 
 
-@pytest.mark.parametrize(
-    "which", ["postgresql15/psycopg", "postgresql15/psycopg2", "mysql/pymysql", "mariadb/pymysql", "sqlite/pysqlite"]
-)
-@pytest.mark.parametrize("word", ["COMMIT", "ROLLBACK"])
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_transaction_that_is_ended_in_sql_is_a_lost_lock(
-    engine_to: MakeEngine, which: str, word: str, asked: bool
-) -> None:
-    name, driver = which.split("/")
-    engine, key = engine_to(name, driver), unused()
-    with pytest.raises(sl.LockLost), sl.Locks(engine).exclusive(key) as held:
-        held.session.execute(text(word))
-        assert free(engine, key)
-        if asked:
-            held.check()
-
-
-def test_the_same_with_asyncpg(servers: Any) -> None:
-    async def main() -> None:
-        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as engine:
-            with pytest.raises(sl.LockLost):
-                async with sl.AsyncLocks(engine).exclusive(unused()) as held:
-                    await held.session.execute(text("COMMIT"))
-
-    asyncio.run(main())
-
-
 # listeners of SQLAlchemy's
 
 

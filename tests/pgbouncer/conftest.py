@@ -1,4 +1,8 @@
-"""PgBouncer in transaction mode with three server connections, and what every test must have left on each of them."""
+"""PgBouncer in transaction mode with three server connections, and what every test must have left on each of them.
+
+Each test runs through two of them: an old one, with drivers that are told to prepare nothing, and one that keeps track of
+prepared statements, with drivers as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,31 @@ from typing import Any
 import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
 
-from tests.conftest import Servers
+from tests.conftest import Servers, not_here
 from tests.operation.parties import POOLED
-from tests.servers import PgBouncer, PostgreSQL
+from tests.servers import PgBouncer, PostgreSQL, Unavailable
 
 SIZE = 3
 #: what PgBouncer itself sets as each client has it, and what asyncpg turns off while it asks about types
 TRACKED = ("client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings", "application_name", "jit")
 
+#: the statements that asyncpg leaves there, and those that PgBouncer prepares itself
+OWN = {None: "\\_\\_asyncpg\\_%", "trixie": "PGBOUNCER\\_%"}
+
 MakePooler = Callable[..., PgBouncer]
 
 
+#: of which Debian release; the installed one is 1.18, and that of trixie 1.24
+RELEASES = {"installed": None, "trixie": "trixie"}
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str | None:
+    return RELEASES[request.param]
+
+
 @pytest.fixture(scope="module")
-def pooler(servers: Servers) -> Iterator[MakePooler]:
+def pooler(servers: Servers, release: str | None) -> Iterator[MakePooler]:
     """Poolers of a module's own: ``pooler(default_pool_size=1)``, started once."""
     server = servers.server("postgresql15")
     assert isinstance(server, PostgreSQL)
@@ -31,25 +47,29 @@ def pooler(servers: Servers) -> Iterator[MakePooler]:
         def make(**settings: str | int) -> PgBouncer:
             key = tuple(settings.items())
             if key not in made:
-                made[key] = started.enter_context(PgBouncer(server, **settings))
+                try:
+                    made[key] = started.enter_context(PgBouncer(server, release, **settings))
+                except Unavailable as why:
+                    not_here(why)
             return made[key]
 
         yield make
 
 
 @pytest.fixture(scope="module")
-def through(servers: Servers, pooler: MakePooler) -> Callable[..., tuple[str, dict[str, Any]]]:
+def through(servers: Servers, pooler: MakePooler, release: str | None) -> Callable[..., tuple[str, dict[str, Any]]]:
     """A URL and its ``connect_args``, through a pooler to a database with the locks: ``through("asyncpg")``."""
 
     def url(driver: str, **settings: str | int) -> tuple[str, dict[str, Any]]:
         database = make_url(servers.installed("postgresql15", driver)).database
-        return pooler(**(settings or {"default_pool_size": SIZE})).url(driver, database), dict(POOLED[driver])
+        options = {} if release else dict(POOLED[driver])
+        return pooler(**(settings or {"default_pool_size": SIZE})).url(driver, database), options
 
     return url
 
 
 @pytest.fixture
-def nothing_is_left(through: Any) -> Iterator[None]:
+def nothing_is_left(through: Any, release: str | None) -> Iterator[None]:
     """On every server connection of the pooler: no setting, no channel, no lock, no statement of libpq's drivers."""
     yield
     url, connect_args = through("psycopg")
@@ -67,6 +87,6 @@ def nothing_is_left(through: Any) -> Iterator[None]:
             assert connection.scalars(text("SELECT pg_listening_channels()")).all() == []
             mine = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
             assert connection.scalar(text(mine)) == 0
-            kept = "SELECT name FROM pg_prepared_statements WHERE name NOT LIKE '\\_\\_asyncpg\\_%'"
-            assert connection.scalars(text(kept)).all() == []
+            kept = "SELECT name FROM pg_prepared_statements WHERE name NOT LIKE :own"
+            assert connection.scalars(text(kept), {"own": OWN[release]}).all() == []
     assert len(sessions) == SIZE

@@ -263,6 +263,7 @@ def test_what_is_held_when_a_worker_is_stopped_is_not_begun(
 
 
 def test_a_hand_that_outlives_its_worker_begins_nothing_more(engine_to: MakeEngine) -> None:
+    """And leaves nothing open, though its engine was disposed of before."""
     engine = engine_to("postgresql15")
     put(engine, 1, 2)
     begun: list[Any] = []
@@ -277,10 +278,13 @@ def test_a_hand_that_outlives_its_worker_begins_nothing_more(engine_to: MakeEngi
             assert go.wait(PATIENCE)
 
     worker = sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, grace=0)
+    pool = engine.pool
     worker.run()
+    engine.dispose()
     go.set()
     until(lambda: len(begun) > 1 or not hands[0].is_alive())
     assert begun == [1]
+    assert pool.checkedin() == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("hold", [False, True])

@@ -4,6 +4,7 @@ import shutil
 import time
 from pathlib import Path
 
+from . import cache
 from .process import Unavailable, own, run
 
 #: The machine's own settings stay in force (a proxy, say), but for what is named here.
@@ -48,6 +49,22 @@ def mirrors() -> list[str]:
     sites = [line[0].rstrip("/") for line in lines if line[1:] == ["main"]]
     archives = [site for site in sites if not site.endswith("-security")]
     return sorted(dict.fromkeys(archives), key=lambda site: not site.endswith("/debian"))
+
+
+def unpacked(package: str, release: str) -> Path:
+    """The folder with a package and all that it depends on, unpacked once."""
+
+    def fill(folder: Path) -> None:
+        own(folder)
+        unpack(package, release, folder)
+
+    return cache.prepared(f"{package}-{release}", fill)
+
+
+def loaded(root: Path, program: str) -> list[str | Path]:
+    """How to run a program of such a folder: by the dynamic loader and the libraries it came with."""
+    loader = next(root.glob("usr/lib/*/ld-linux*.so.*"))
+    return [loader, "--library-path", loader.parent, root / program]
 
 
 def unpack(package: str, release: str, folder: Path) -> None:

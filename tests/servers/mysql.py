@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from . import cache
-from .debian import unpack
+from .debian import loaded, unpacked
 from .process import own, run
 from .sql import SQLServer
 
@@ -57,24 +57,11 @@ class MySQLCompatible(SQLServer):
         ]
 
 
-def _unpacked() -> Path:
-    """The folder with MySQL's server and its libraries."""
-
-    def fill(folder: Path) -> None:
-        own(folder)
-        unpack("mysql-server-core", "unstable", folder)
-
-    return cache.prepared("mysql-server-core", fill)
-
-
-def _mysqld(root: Path) -> list[str | Path]:
-    """How to run the server by the dynamic loader and the libraries it came with."""
-    loader = next(root.glob("usr/lib/*/ld-linux*.so.*"))
+def _mysqld() -> list[str | Path]:
+    """How to run the server."""
+    root = unpacked("mysql-server-core", "unstable")
     return [
-        loader,
-        "--library-path",
-        loader.parent,
-        root / "usr/sbin/mysqld",
+        *loaded(root, "usr/sbin/mysqld"),
         "--no-defaults",
         f"--basedir={root}/usr",
         f"--lc-messages-dir={root}/usr/share/mysql",
@@ -100,7 +87,7 @@ class MySQL(MySQLCompatible):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._program = _mysqld(_unpacked())
+        self._program = _mysqld()
         version = run(*self._program, "--version", directory=self.directory).split()
 
         def initialize(folder: Path) -> None:

@@ -1,7 +1,11 @@
-"""PgBouncer as Debian packages it: in front of a PostgreSQL server of the suite, in transaction mode."""
+"""PgBouncer as Debian packages it: in front of a PostgreSQL server of the suite, in transaction mode.
+
+The one that is installed, of Debian 12 say, is 1.18; the first to keep track of prepared statements is 1.21.
+"""
 
 from pathlib import Path
 
+from .debian import loaded, unpacked
 from .postgresql import PostgreSQL
 from .process import own, program
 
@@ -18,12 +22,16 @@ SETTINGS = {
 
 
 class PgBouncer(PostgreSQL):
-    """A pooler: databases, users and drivers are those of the server behind it."""
+    """A pooler: databases, users and drivers are those of the server behind it.
+
+    :param release: the Debian release that it is of, instead of the one that is installed: ``"trixie"`` has 1.24.
+    """
 
     kind = "pgbouncer"
 
-    def __init__(self, behind: PostgreSQL, **settings: str | int) -> None:
+    def __init__(self, behind: PostgreSQL, release: str | None = None, **settings: str | int) -> None:
         super().__init__(behind.version)
+        self.release = release
         self.name = self.kind
         self.behind = behind
         self.settings = {**SETTINGS, **{name: str(value) for name, value in settings.items()}}
@@ -37,11 +45,13 @@ class PgBouncer(PostgreSQL):
         self.behind.drop_database(name)
 
     def _prepare(self) -> None:
-        self._program = program(
-            "pgbouncer",
-            "/usr/sbin:/usr/bin:/usr/local/bin",
-            "PgBouncer is not installed: the program pgbouncer is missing; the Debian package pgbouncer brings it.",
-        )
+        if self.release is not None:
+            self._program = loaded(unpacked("pgbouncer", self.release), "usr/sbin/pgbouncer")
+        else:
+            missing = (
+                "PgBouncer is not installed: the program pgbouncer is missing; the Debian package pgbouncer brings it."
+            )
+            self._program = [program("pgbouncer", "/usr/sbin:/usr/bin:/usr/local/bin", missing)]
         settings = {**self.settings, "listen_addr": self.host, "listen_port": str(self.port), "unix_socket_dir": ""}
         lines = [
             "[databases]",
@@ -54,7 +64,7 @@ class PgBouncer(PostgreSQL):
         own(self._configuration)
 
     def _command(self) -> list[str | Path]:
-        return [self._program, self._configuration]
+        return [*self._program, self._configuration]
 
     def _provision(self) -> None:
         """The databases are the other server's."""

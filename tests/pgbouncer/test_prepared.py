@@ -1,0 +1,98 @@
+"""Prepared statements through a PgBouncer that keeps track of them: each is known wherever its transaction comes to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+
+import sqlalchemy_locks as sl
+from tests.operation.parties import all_of, async_connected, connected, unused
+
+pytestmark = [
+    pytest.mark.parametrize("release", ["trixie"], indirect=True),
+    pytest.mark.usefixtures("nothing_is_left"),
+]
+
+#: more than the server connections that there are, and more often than psycopg executes before it prepares
+PARTIES, TIMES = 5, 12
+ADDED = text("SELECT CAST(:a AS INTEGER) + CAST(:b AS INTEGER)")
+
+
+def prepared(through: Any) -> int:
+    """How many statements PgBouncer has prepared on one of its server connections."""
+    url, _ = through("psycopg2")
+    with connected(url) as engine, engine.connect() as connection:
+        statement = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'PGBOUNCER\\_%'"
+        return int(connection.scalar(text(statement)) or 0)
+
+
+def test_by_psycopg(through: Any) -> None:
+    url, connect_args = through("psycopg")
+    names = [unused("prepared") for _ in range(PARTIES)]
+
+    def give_up_soon(driver: Any, _: Any) -> None:
+        driver.prepared_max = 3
+
+    with connected(url, connect_args=connect_args) as engine:
+        event.listen(engine, "connect", give_up_soon)
+        locks = sl.Locks(engine)
+        locks.run(sl.semaphore.create(names[0], PARTIES))
+
+        def work(name: str) -> None:
+            for _ in range(TIMES):
+                with locks.exclusive(name) as held:
+                    held.session.execute(text("SELECT 1"))
+                assert locks.mutex.acquire(name)
+                assert not locks.mutex.acquire(name)
+                assert locks.mutex.release(name)
+                assert locks.release(locks.acquire({names[0]: 1}, ttl=3600)) is sl.Released.RELEASED
+
+        all_of(*((lambda name=name: work(name)) for name in names))
+    assert prepared(through)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_by_tasks(through: Any, driver: str) -> None:
+    url, connect_args = through(driver)
+
+    async def main() -> None:
+        async with async_connected(url, connect_args=connect_args) as engine:
+            locks = sl.AsyncLocks(engine)
+
+            async def work(name: str) -> None:
+                for _ in range(TIMES):
+                    async with locks.exclusive(name) as held:
+                        await held.session.execute(text("SELECT 1"))
+                    assert await locks.mutex.acquire(name)
+                    assert not await locks.mutex.acquire(name)
+                    assert await locks.mutex.release(name)
+
+            await asyncio.gather(*(work(unused("prepared")) for _ in range(PARTIES)))
+
+    asyncio.run(main())
+    assert prepared(through)
+
+
+def test_statements_in_autocommit_by_asyncpg(through: Any) -> None:
+    """It prepares and executes apart, which through an older one may come to two servers."""
+    url, connect_args = through("asyncpg")
+    turns = itertools.count()
+
+    async def main() -> None:
+        async with async_connected(url, connect_args=connect_args, isolation_level="AUTOCOMMIT") as engine:
+
+            async def work(number: int) -> None:
+                async with engine.connect() as connection:
+                    for turn in range(TIMES):
+                        found = await connection.scalar(ADDED, {"a": number, "b": turn})
+                        assert found == number + turn
+                        next(turns)
+
+            await asyncio.gather(*(work(number) for number in range(PARTIES)))
+
+    asyncio.run(main())
+    assert next(turns) == PARTIES * TIMES
