@@ -165,6 +165,10 @@ class Engine:
         """Plans asked for inside go by an index wherever there is one, however small the table: whether they do."""
         return contextlib.nullcontext(False)
 
+    def denied(self, error: DBAPIError) -> bool:
+        """Whether the user may not do it; asked only where the catalog doesn't tell what a user may do."""
+        raise NotImplementedError
+
     def blind(self, error: DBAPIError) -> str | None:
         """Why the server didn't tell who holds a key, as the end of a sentence; ``None`` for any other error."""
         return None
