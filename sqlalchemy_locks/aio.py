@@ -154,6 +154,7 @@ class AsyncLocks:
         external_id: str | None = None,
         owner: str | None = None,
         resume: bool = True,
+        reclaim: bool = False,
     ) -> AsyncLeasing:
         """As :meth:`sqlalchemy_locks.Locks.semaphore`, for ``async with``; ``check`` and ``lost.wait`` are awaited."""
         return AsyncLeasing(
@@ -165,6 +166,7 @@ class AsyncLocks:
                 external_id=external_id,
                 owner=owner,
                 resume=resume,
+                reclaim=reclaim,
             )
         )
 

@@ -322,10 +322,11 @@ def listed(result: Result[Any]) -> list[Any]:
 
 
 def verify(connection: Connection, engine: Engine) -> None:
-    """Ask the server, once per engine of the app, whether its settings keep our promises."""
+    """Ask, once per engine of the app, whether the driver and the server's settings keep our promises."""
     # an attribute of the dialect, which lives as long as the app's engine and is shared by its options' copies
     dialect: Any = connection.dialect
     if not getattr(dialect, "_sqlalchemy_locks_verified", False):
+        engine.refuse_standstill(connection)
         engine.verify(connection)
         dialect._sqlalchemy_locks_verified = True
 

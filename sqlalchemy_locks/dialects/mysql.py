@@ -133,6 +133,9 @@ class MySQL(Engine):
             if not connection.invalidated:
                 connection.exec_driver_sql(f"SET SESSION {limit} = @sqlalchemy_locks_limit")
 
+    def denied(self, error: DBAPIError) -> bool:
+        return _errno(error) in (1044, 1142, 1143)
+
     def blind(self, error: DBAPIError) -> str | None:
         return _BLIND if _errno(error) in (1142, 1227) else None
 
