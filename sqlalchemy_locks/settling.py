@@ -132,10 +132,10 @@ def free(at: At) -> Any:
     """PostgreSQL: those of them that nobody else holds, as a CTE; locked, one by one by the primary key."""
     mine = _mine(at)
     same = (at.internal_id == mine.c.id, at.claim == mine.c.claim)
-    one: Any = select(at.internal_id).where(*_running(at), *same).limit(ONE)
+    one: Any = select(at.internal_id).where(*_running(at), *same)
     one = one.with_for_update(skip_locked=True, key_share=True).correlate(mine).lateral("locks_one")
     found = select(one.c[0]).select_from(mine.join(one, true())).where(few(mine.c.number))
-    return found.cte("locks_free").prefix_with("MATERIALIZED")
+    return found.cte("locks_free")
 
 
 def _running(at: At) -> tuple[Any, ...]:
