@@ -1,12 +1,12 @@
-"""How long one waits for room in a semaphore of one, and whether everybody is served: eight processes, 2 ms each.
+"""How long one waits for a lock, or for room in a semaphore of one, and whether everybody is served.
 
     python -m benchmarks.waiting [engine ...]
 
-The engines are those of tests/servers (postgresql15, mysql, mariadb), and sqlite; without one, all of them.
-``pgbouncer-2`` is postgresql15 behind a PgBouncer in transaction mode with two server connections. Eight
-processes acquire, hold for 2 ms, release, and begin again at once, each of them for five seconds. Fairness is how often
-the least served of them had it, over how often the most served one had. "Plain" is the usual loop around the very same
-operation: try, sleep, from 1 ms to 64 ms, with jitter, and try again.
+The engines are those of tests/servers (postgresql15, yugabytedb, mysql, mariadb), and sqlite; without one, all of them.
+``pgbouncer-2`` is postgresql15 behind a PgBouncer in transaction mode with two server connections.
+Eight processes acquire, hold for 2 ms, release, and begin again at once, each of them for five seconds. Fairness is how
+often the least served of them had it, over how often the most served one had. "Plain" is the usual loop around the very
+same operation: try, sleep, from 1 ms to 64 ms, with jitter, and try again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
@@ -32,6 +33,8 @@ PROCESSES, TENURE, SECONDS = 8, 0.002, 5.0
 #: must not be more, is meant not to be more: milliseconds; and at least: fairness
 WORST, FAIRNESS = (300.0, 40.0), (0.5, 0.95)
 NAME = "hot"
+ENGINES = ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"]
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -59,22 +62,55 @@ def database(name: str) -> Iterator[str]:
         yield url
 
 
-def plainly(locks: sl.Locks) -> sl.Grant:
+def tried(attempt: Callable[[], T | None]) -> T:
     """What one would write without a line."""
     delay = 0.001
     while True:
         with contextlib.suppress(DBAPIError, sl.LockTimeout):
-            grant = locks.run(sl.semaphore.acquire({NAME: 1}, ttl=60))
-            assert grant is not None
-            if grant:
-                return grant
+            got = attempt()
+            if got is not None:
+                return got
         time.sleep(random.uniform(delay / 2, delay))
         delay = min(2 * delay, 0.064)
 
 
-WAYS: dict[str, Callable[[sl.Locks], sl.Grant]] = {
-    "plain": plainly,
-    "locks.acquire": lambda locks: locks.acquire({NAME: 1}, ttl=60),
+@contextlib.contextmanager
+def plain_semaphore(locks: sl.Locks) -> Iterator[None]:
+    grant = tried(lambda: locks.run(sl.semaphore.acquire({NAME: 1}, ttl=60)) or None)
+    yield
+    locks.release(grant)
+
+
+@contextlib.contextmanager
+def acquire(locks: sl.Locks) -> Iterator[None]:
+    grant = locks.acquire({NAME: 1}, ttl=60)
+    yield
+    locks.release(grant)
+
+
+@contextlib.contextmanager
+def plain_lock(locks: sl.Locks) -> Iterator[None]:
+    def attempt() -> contextlib.ExitStack:
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(locks.exclusive(NAME, timeout=0))
+            return entered.pop_all()
+
+    with tried(attempt):
+        yield
+
+
+@contextlib.contextmanager
+def exclusive(locks: sl.Locks) -> Iterator[None]:
+    with locks.exclusive(NAME):
+        yield
+
+
+#: by what it is called in the report
+WAYS: dict[str, Callable[[sl.Locks], contextlib.AbstractContextManager[None]]] = {
+    "plain semaphore": plain_semaphore,
+    "locks.acquire": acquire,
+    "plain lock": plain_lock,
+    "locks.exclusive": exclusive,
 }
 
 
@@ -82,15 +118,15 @@ def turns(url: str, way: str, start: float) -> list[float]:
     """How long one process waited, each time."""
     engine = create_engine(url)
     locks = sl.Locks(engine)
-    locks.release(WAYS[way](locks))  # connected, and what is compiled once compiled
+    with WAYS[way](locks):
+        pass  # connected, and what is compiled once compiled
     waits = []
     time.sleep(max(0.0, start - time.monotonic()))
     while time.monotonic() < start + SECONDS:
         began = time.monotonic()
-        grant = WAYS[way](locks)
-        waits.append(time.monotonic() - began)
-        time.sleep(TENURE)
-        locks.release(grant)
+        with WAYS[way](locks):
+            waits.append(time.monotonic() - began)
+            time.sleep(TENURE)
     engine.dispose()
     return waits
 
@@ -130,9 +166,9 @@ def report(name: str) -> None:
                     (fairness, FAIRNESS, float.__ge__),
                 )
             ]
-            judged = ("", "") if way == "plain" else tuple(f"   ({each})" for each in met)
+            judged = ("", "") if way.startswith("plain") else tuple(f"   ({each})" for each in met)
             print(
-                f"  {way:14} worst wait {worst:6.0f} ms{judged[0]}   fairness {fairness:4.2f}{judged[1]}"
+                f"  {way:15} worst wait {worst:6.0f} ms{judged[0]}   fairness {fairness:4.2f}{judged[1]}"
                 f"   {sum(served) / SECONDS:4.0f} a second"
             )
     print(f"  must: {WORST[0]:g} ms, {FAIRNESS[0]:g}; aim: {WORST[1]:g} ms, {FAIRNESS[1]:g}")
@@ -142,8 +178,8 @@ def main() -> None:
     """Run the command line."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting", description=__doc__.splitlines()[0])
-    parser.add_argument("engine", nargs="*", help="postgresql15, mysql, mariadb, sqlite, pgbouncer-2")
-    for name in parser.parse_args().engine or ["postgresql15", "mysql", "mariadb", "sqlite"]:
+    parser.add_argument("engine", nargs="*", help=f"{', '.join(ENGINES)}, pgbouncer-N; without any, the first five")
+    for name in parser.parse_args().engine or ENGINES:
         report(name)
 
 

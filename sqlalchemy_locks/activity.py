@@ -45,7 +45,7 @@ class _Stalled(OnJobs):
 
 
 _SHIPPED = Jobs(None, {})
-_COMPLETED, _STALLED = _Completed(_SHIPPED, "Queue.completed"), _Stalled(_SHIPPED, "Queue.stalled")
+_COMPLETED = _Completed(_SHIPPED, "Queue.completed")
 
 
 def completed(within: float, limit: int) -> RowsOperation[Any]:
@@ -57,9 +57,10 @@ def completed(within: float, limit: int) -> RowsOperation[Any]:
     return RowsOperation(_COMPLETED, {"locks_older": span(within, "within"), "locks_limit": counted(limit, "limit")})
 
 
-def stalled(older_than: float) -> RowsOperation[Any]:
+def stalled(older_than: float, jobs: Jobs = _SHIPPED) -> RowsOperation[Any]:
     """How many running jobs nothing was heard of: rows of ``queue_id, stalled``.
 
     :param older_than: for how long, in seconds.
+    :param jobs: of a queue in a table of one's own.
     """
-    return RowsOperation(_STALLED, {"locks_older": span(older_than, "older_than")})
+    return RowsOperation(_Stalled(jobs, "Queue.stalled"), {"locks_older": span(older_than, "older_than")})

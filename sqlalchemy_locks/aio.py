@@ -26,7 +26,7 @@ from .maintenance import AsyncMaintenance
 from .mutex import Mutex
 from .mutexes import Mutexes
 from .once import OncePer
-from .operation import Operation, RowsOperation
+from .operation import RowsOperation, ValueOperation
 from .values import Grant, Released, Report
 
 T = TypeVar("T")
@@ -154,6 +154,7 @@ class AsyncLocks:
         external_id: str | None = None,
         owner: str | None = None,
         resume: bool = True,
+        reclaim: bool = False,
     ) -> AsyncLeasing:
         """As :meth:`sqlalchemy_locks.Locks.semaphore`, for ``async with``; ``check`` and ``lost.wait`` are awaited."""
         return AsyncLeasing(
@@ -165,6 +166,7 @@ class AsyncLocks:
                 external_id=external_id,
                 owner=owner,
                 resume=resume,
+                reclaim=reclaim,
             )
         )
 
@@ -203,10 +205,10 @@ class AsyncLocks:
     @overload
     async def run(self, operation: RowsOperation[T]) -> list[T]: ...
     @overload
-    async def run(self, operation: Operation[tuple[T]]) -> T | None: ...
+    async def run(self, operation: ValueOperation[tuple[T]]) -> T | None: ...
     @overload
-    async def run(self, operation: Operation[T]) -> T | None: ...
-    async def run(self, operation: Operation[Any]) -> Any:
+    async def run(self, operation: ValueOperation[T]) -> T | None: ...
+    async def run(self, operation: Any) -> Any:
         """As :meth:`sqlalchemy_locks.Locks.run`."""
         return await greenlet_spawn(self._sync.run, operation)
 

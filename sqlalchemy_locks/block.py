@@ -31,6 +31,7 @@ from .operation import Operation
 from .pools import unattended
 from .renewal import Lost, Renewals, Renewed, clock
 from .semaphore.base import whole
+from .semaphore.reclaim import reclaim
 from .semaphore.release import release_once
 from .semaphore.room import holding, room, time_to_live
 from .values import Grant, Released
@@ -67,6 +68,7 @@ class Block:
 
     :param alone: the semaphore is one of one permit, made when it isn't there.
     :param resume: hold what is held already under this external id, too.
+    :param reclaim: have an external id whose time ran out for a new request.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Block:
         owner: str | None,
         alone: bool = False,
         resume: bool = True,
+        reclaim: bool = False,
     ) -> None:
         if isinstance(permits, str):
             permits = {permits: 1 if count is None else whole(count, "a count of permits", 1)}
@@ -96,7 +99,7 @@ class Block:
             raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
         self._patience = longest_wait(timeout)
         self._given = {"external_id": external_id, "owner": owner}
-        self._alone, self._resume = alone, resume
+        self._alone, self._resume, self._reclaim = alone, resume, reclaim
         self._permits: dict[str, int] = self._request(permits)._values["permits"]
         self._entered: tuple[Grant, Renewed, reentry.Inside, float] | None = None
         #: whoever is inside, or about to be
@@ -262,16 +265,26 @@ class Block:
         """The grant, from when its time counts, and how long that is."""
         known = self._given["external_id"] is not None
         request = self._request(self._permits)
-        waiting = self._leases._waiting(request, self._patience, known, own)
+
+        def ask() -> tuple[Waiting, Grant]:
+            while True:
+                waiting = self._leases._waiting(request, self._patience, known, own)
+                try:
+                    return waiting, self._leases._granted(waiting, known, self._kind)
+                except RequestOver:
+                    # who reclaims is one of those who ask then, and perhaps not the one who is granted
+                    ident = request._values["external_id"]
+                    if not self._reclaim or not self._leases._of_request(reclaim(ident)):
+                        raise
+
         try:
-            grant = self._leases._granted(waiting, known, self._kind)
+            waiting, grant = ask()
         except UnknownSemaphore:
             if not self._alone:
                 raise
             (name,) = self._permits
             self._leases._settled(semaphore.create(name, 1))
-            waiting = self._leases._waiting(request, self._patience, known, own)
-            grant = self._leases._granted(waiting, known, self._kind)
+            waiting, grant = ask()
         if not grant.replayed:
             return grant, waiting.asked_at, self._ttl
         if not self._resume:

@@ -4,8 +4,8 @@ The pattern: ``SELECT ... FOR UPDATE SKIP LOCKED`` and the UPDATE of what was fo
 rows than ``limit``, never one that another session holds, and no waiting for one (SQLite apart, where whoever
 writes waits for whoever writes); rows come in ``order_by`` order.
 
-- *PostgreSQL, YugabyteDB*: one statement. What was locked is a materialised CTE that carries the limit, because a
-  subquery may be executed again for each row, and then captures more than it was told.
+- *PostgreSQL, YugabyteDB*: one statement. What was locked is a CTE that carries the limit, because a subquery may be
+  executed again for each row, and then captures more than it was told.
 - *MySQL, MariaDB*: the locking SELECT, then an UPDATE by primary key alone, then a look at what is there now.
 - *SQLite*: one UPDATE, under the database's write lock; with an order that the UPDATE itself changes, or that Python
   can't repeat, the same steps as on MySQL.

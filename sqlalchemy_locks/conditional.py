@@ -217,7 +217,7 @@ class Acquire(Conditional):
         statement = super().chosen(place, at)
         if self.patient is None:
             return statement
-        free = self._skipping(at).cte("locks_free").prefix_with("MATERIALIZED")
+        free = self._skipping(at).cte("locks_free")
         return statement.where(*(column == free.c[column.key] for column in at.table.primary_key))
 
     def given(self, run: Run) -> dict[str, Any]:

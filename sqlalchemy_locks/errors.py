@@ -74,6 +74,8 @@ class OutcomeUnknown(LockLost):
 class RequestOver(LockLost):
     """This ``external_id`` was granted before and is over: it is never granted again, so ask with another.
 
+    A block with ``reclaim=True`` is granted one whose time ran out before it was released.
+
     ``state`` is what became of it: ``RELEASED``, or ``EXPIRED``.
 
     >>> grant = locks.acquire({"network": 1}, external_id="job-1")

@@ -60,18 +60,32 @@ def _clock(connection: Connection) -> Finding:
 def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Finding]:
     # Alembic is loaded by who looks at what it has installed, never by who locks
     from .alembic.drift import check
+    from .alembic.grants import missing
     from .alembic.options import Options
     from .alembic.steps import STEPS, recorded
 
-    steps = recorded(connection, Options(schema=schema, prefix=prefix))
+    options = Options(schema=schema, prefix=prefix)
+    denied = missing(connection, options)
+    unread = {name for each in denied for name in each.unread}
+    # MySQL and MariaDB don't even tell whether there is a table that a user may not read
+    compared = not unread or (engine_of(connection.dialect).schemas and "installed" not in unread)
+    steps = recorded(connection, options) if compared else {}
     if steps is None:
         says = "nothing is installed here: `sqlalchemy-locks install`, or `alembic upgrade sqlalchemy_locks@head`"
         yield Finding("installed", "problem", says)
         return
+    for each in denied:
+        yield Finding("privileges", "problem" if each.needed else "warning", each.says)
+    if not denied and engine_of(connection.dialect).locking != "file":
+        yield Finding("privileges", "ok", "the user of this connection may do all that locks do")
+    if not compared:
+        says = "what is installed can't be compared with what was: it takes the SELECT that is lacking"
+        yield Finding("installed", "warning", says)
+        return
     doors = sorted(set(steps.values()))
-    missing = [step for step in STEPS if step not in steps]
-    if missing:
-        says = f"of the steps {', '.join(STEPS)}, {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+    absent = [step for step in STEPS if step not in steps]
+    if absent:
+        says = f"of the steps {', '.join(STEPS)}, {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
         yield Finding("installed", "warning" if steps else "problem", f"{says}: what they bring can't be used")
     else:
         yield Finding("installed", "ok", f"the steps up to {STEPS[-1]}, by {' and '.join(doors)}")

@@ -89,6 +89,7 @@ class Leases(Observed):
         external_id: str | None = None,
         owner: str | None = None,
         resume: bool = True,
+        reclaim: bool = False,
     ) -> Leasing:
         """Hold permits of one or more semaphores while the block runs, renewed in the background.
 
@@ -99,6 +100,8 @@ class Leases(Observed):
         :param timeout: :param external_id: :param owner: as for :meth:`acquire`.
         :param resume: enter with an ``external_id`` that is held already, too; with ``False`` that is refused, so that
             two who ask with one id never work at once.
+        :param reclaim: enter with an ``external_id`` whose time ran out before it was released, since its process
+            died, as with a new one; without it that is over, as one that was released is.
         :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.lease.Lease`: a ``Grant``, with
             ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks the
             database. It decorates functions, too: each call then has a block of its own.
@@ -106,6 +109,7 @@ class Leases(Observed):
         :raises ReentryError: when this thread or task holds, in blocks, so many that it would wait for itself; when
             another block of this process has this ``external_id``.
         :raises RequestHeld: when this ``external_id`` is held already, with ``resume=False``.
+        :raises RequestOver: when this ``external_id`` was acquired before, and is over.
         :raises LockLost: at the end of the block, when the permits were lost inside it; an exception of the block's own
             is never replaced, and has it as a note (Python 3.11).
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`; the latter
@@ -125,7 +129,7 @@ class Leases(Observed):
         ...         locks.run(sl.guarded(write, grant))
         True
         """
-        return Leasing(self, permits, count, ttl, timeout, external_id, owner, resume=resume)
+        return Leasing(self, permits, count, ttl, timeout, external_id, owner, resume=resume, reclaim=reclaim)
 
     def lease(self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None) -> Leasing:
         """Hold a lease while the block runs: a semaphore of one, made on first use. Everything as :meth:`semaphore`.

@@ -24,7 +24,7 @@ from .mutex import Mutex
 from .mutexes import Mutexes
 from .names import checked
 from .once import OncePer
-from .operation import Operation, RowsOperation, fresh_nonce, listed, place_of, seconds
+from .operation import Operation, RowsOperation, ValueOperation, fresh_nonce, listed, place_of, seconds
 from .pools import one_for_all
 from .timeout import Timeout
 from .transaction import ShortTransaction, Sleep, retried, run_one
@@ -175,10 +175,10 @@ class Locks(Leases, Maintained, Holding):
     @overload
     def run(self, operation: RowsOperation[T]) -> list[T]: ...
     @overload
-    def run(self, operation: Operation[tuple[T]]) -> T | None: ...
+    def run(self, operation: ValueOperation[tuple[T]]) -> T | None: ...
     @overload
-    def run(self, operation: Operation[T]) -> T | None: ...
-    def run(self, operation: Operation[Any]) -> Any:
+    def run(self, operation: ValueOperation[T]) -> T | None: ...
+    def run(self, operation: Any) -> Any:
         """Run one operation in a short transaction of its own, retried on transient errors.
 
         :param operation: any operation whose effect outlives its transaction.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy
 from sqlalchemy import Table, update
@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 R = TypeVar("R", bound=Any)
+Shape = TypeVar("Shape", covariant=True)
 P = ParamSpec("P")
 
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
@@ -152,6 +153,11 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
     inherit_cache = False
     is_select = False
 
+    if TYPE_CHECKING:
+        _gives_rows: Literal[False]
+
+        def _shape(self) -> R: ...
+
     _with_options: tuple[Any, ...] = ()
     _propagate_attrs: Any = immutabledict({"compile_state_plugin": "orm", "plugin_subject": None})
 
@@ -244,8 +250,20 @@ class RowsOperation(Operation[R]):
 
     inherit_cache = False
 
+    if TYPE_CHECKING:
+        _gives_rows: Literal[True]  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def _taken_out(self, result: Result[Any]) -> list[Any]:
         return listed(result)
+
+
+class ValueOperation(Protocol[Shape]):
+    """An :class:`Operation` that is no :class:`RowsOperation`, to type checkers, whatever its shape may be."""
+
+    @property
+    def _gives_rows(self) -> Literal[False]: ...
+
+    def _shape(self) -> Shape: ...
 
 
 @CompileState.plugin_for("orm", Operation.__visit_name__)
@@ -322,10 +340,11 @@ def listed(result: Result[Any]) -> list[Any]:
 
 
 def verify(connection: Connection, engine: Engine) -> None:
-    """Ask the server, once per engine of the app, whether its settings keep our promises."""
+    """Ask, once per engine of the app, whether the driver and the server's settings keep our promises."""
     # an attribute of the dialect, which lives as long as the app's engine and is shared by its options' copies
     dialect: Any = connection.dialect
     if not getattr(dialect, "_sqlalchemy_locks_verified", False):
+        engine.refuse_standstill(connection)
         engine.verify(connection)
         dialect._sqlalchemy_locks_verified = True
 

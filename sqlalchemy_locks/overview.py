@@ -26,6 +26,8 @@ from .semaphore import look
 from .timeout import Timeout
 
 Rows = list[dict[str, Any]]
+#: what an app may have in tables of its own
+Own = Queue[Any] | Mutex | Timeout
 
 #: so many mutexes and timeouts are told of
 MOST = 1000
@@ -75,15 +77,15 @@ def ages(locks: Locks) -> Rows:
     return _dicts(locks.run(look.ages()))
 
 
-def queues(locks: Locks) -> Rows:
-    """Every queue, as ``Queue.stats`` has it."""
-    rows: list[Any] = locks.run(Queue().stats())
+def queues(locks: Locks, queue: Queue[Any] | None = None) -> Rows:
+    """Every queue, as ``Queue.stats`` has it, of the shipped table or of one's own."""
+    rows: list[Any] = locks.run((queue or Queue()).stats())
     return [{**dict(row._mapping), "oldest": utc(row.oldest)} for row in rows]
 
 
-def stalled(locks: Locks) -> Rows:
+def stalled(locks: Locks, queue: Queue[Any] | None = None) -> Rows:
     """How many running jobs nothing was heard of for ``STALLED`` seconds, queue by queue."""
-    return _dicts(locks.run(activity.stalled(STALLED)))
+    return _dicts(locks.run(activity.stalled(STALLED, (queue or Queue())._jobs)))
 
 
 def completed(locks: Locks) -> Rows:
@@ -91,14 +93,14 @@ def completed(locks: Locks) -> Rows:
     return _dicts(locks.run(activity.completed(LATELY, COUNTED)))
 
 
-def mutexes(locks: Locks) -> Rows:
+def mutexes(locks: Locks, mutex: Mutex | None = None) -> Rows:
     """What is taken."""
-    return _dicts(locks.run(Mutex().held(MOST)))
+    return _dicts(locks.run((mutex or Mutex()).held(MOST)))
 
 
-def timeouts(locks: Locks) -> Rows:
+def timeouts(locks: Locks, timeout: Timeout | None = None) -> Rows:
     """All timeouts."""
-    return _dicts(locks.run(Timeout().listed(MOST)))
+    return _dicts(locks.run((timeout or Timeout()).listed(MOST)))
 
 
 def maintenance(locks: Locks) -> Rows:

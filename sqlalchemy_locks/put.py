@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -23,8 +24,11 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
 from .clock import Instant, Later, Now
+from .counts import counted, integer
+from .durations import span
 from .elements import Notify, TakeRow
 from .jobs import Jobs, OnJobs
+from .names import checked
 from .operation import Operation, Place, Run
 from .roles import At
 from .schema import Payload
@@ -166,3 +170,62 @@ _NOT_BOUND = ("locks_ids", "locks_payloads")
 _IN = select(Later(Now(), bindparam("locks_run_in", type_=Float())))
 #: what workers on PostgreSQL listen to
 CHANNEL = "sqlalchemy_locks_job"
+
+
+def batch(payloads: Sequence[Any], queue: str, external_id: Any, priority: int, max_attempts: int) -> dict[str, Any]:
+    """The values of a batch, apart from when it is due."""
+    if not payloads:
+        raise ValueError("Queue.put needs at least one payload")
+    return {
+        "locks_payloads": list(payloads),
+        "locks_ids": _external_ids(external_id, len(payloads)),
+        "locks_queue": checked(queue, "a queue"),
+        "locks_priority": integer(priority, "priority"),
+        "locks_max_attempts": counted(max_attempts, "max_attempts"),
+    }
+
+
+def due_at(run_at: datetime | None, run_in: float | timedelta | None) -> tuple[str, dict[str, Any]]:
+    """Where ``run_at`` comes from, as :class:`Put` calls it, and the value for that."""
+    if run_at is not None and run_in is not None:
+        raise ValueError("Queue.put: give run_at or run_in, not both")
+    if run_at is not None:
+        return "at", {"locks_run_at": _instant(run_at)}
+    if run_in is not None:
+        return "in", {"locks_run_in": span(run_in, "run_in")}
+    return "now", {}
+
+
+def _external_ids(given: Any, number: int) -> list[UUID] | None:
+    """Those that were given; the others are drawn when the jobs are put, since an operation may be executed again."""
+    if given is None:
+        return None
+    several = [given] if isinstance(given, (str, UUID)) else list(given)
+    if len(several) != number:
+        raise ValueError(f"Queue.put: {number} payloads need {number} external ids, and {len(several)} were given")
+    ids = [as_uuid(each) for each in several]
+    if len(set(ids)) < number:
+        raise ValueError("Queue.put: two payloads have the same external_id, and only one job of them would be put")
+    return ids
+
+
+def as_uuid(given: Any) -> UUID:
+    """An ``external_id`` that somebody gave."""
+    if isinstance(given, UUID):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"an external_id is a UUID, not {given!r}")
+    try:
+        return UUID(given)
+    except ValueError:
+        raise ValueError(
+            f"an external_id is a UUID, and {given!r} is none: uuid.uuid5(namespace, name) makes one of any name"
+        ) from None
+
+
+def _instant(given: Any) -> datetime:
+    if not isinstance(given, datetime):
+        raise TypeError(f"run_at is a datetime, not {given!r}")
+    if given.tzinfo is None or given.utcoffset() is None:
+        raise ValueError(f"run_at needs a time zone: {given!r} is another instant on another machine")
+    return given.astimezone(timezone.utc)

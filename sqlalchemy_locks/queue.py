@@ -11,23 +11,24 @@ in the transaction that completes the job.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import Engine, Index, literal, select
 
-from .counts import counted, integer
+from .counts import counted
 from .dialects import named
 from .durations import span
 from .exchange import Exchange, Held, Take, position
 from .jobs import Jobs
 from .names import checked
 from .operation import Operation, RowsOperation, shaped
-from .put import Put
+from .put import Put, as_uuid, batch, due_at
 from .reviving import Revive
+from .roles import DEFAULT_QUEUE
 from .schema import job_indexes
-from .settling import Complete, Fail, Heartbeat, Ours, Release
+from .settling import Complete, Fail, Heartbeat, Ours, Release, storable
 from .shapes import MYPY, E, Given
 from .sweeping import Delete, Requeue, Stats
 from .taking import LIMIT
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
         def _of_class(selects: Selects[T, R]) -> Callable[[Vague], _Typed[T, R]]: ...
 
 
-DEFAULT_QUEUE = "default"
-#: what every engine's column for errors can hold, its end being what matters
-LONGEST_ERROR = 16000
 _SOME_ID = UUID(int=0)
 
 
@@ -142,23 +140,9 @@ class Queue(Given[E]):
         >>> queue = sl.Queue()
         >>> job_id = session.scalar(queue.put({"to": "a@example.org"}, queue="mail", max_attempts=5))
         """
-        if not payloads:
-            raise ValueError("Queue.put needs at least one payload")
-        if run_at is not None and run_in is not None:
-            raise ValueError("Queue.put: give run_at or run_in, not both")
-        values: dict[str, Any] = {
-            "locks_payloads": list(payloads),
-            "locks_ids": _external_ids(external_id, len(payloads)),
-            "locks_queue": checked(queue, "a queue"),
-            "locks_priority": integer(priority, "priority"),
-            "locks_max_attempts": counted(max_attempts, "max_attempts"),
-        }
-        when = "now"
-        if run_at is not None:
-            when, values["locks_run_at"] = "at", _instant(run_at)
-        elif run_in is not None:
-            when, values["locks_run_in"] = "in", span(run_in, "run_in")
-        return Operation(self._put[when, external_id is not None], values)
+        values = batch(payloads, queue, external_id, priority, max_attempts)
+        when, due = due_at(run_at, run_in)
+        return Operation(self._put[when, external_id is not None], values | due)
 
     def _captures(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> RowsOperation[Any]:
         """Take jobs that are due and that nobody else has.
@@ -235,7 +219,7 @@ class Queue(Given[E]):
         """
         if not isinstance(error, str):
             raise TypeError(f"error is a str, not {error!r}")
-        values = {**self._jobs.owned(jobs), "locks_error": _storable(error)}
+        values = {**self._jobs.owned(jobs), "locks_error": storable(error)}
         if not retry:
             return Operation(self._fail["never"], values)
         if retry_in is None:
@@ -303,7 +287,7 @@ class Queue(Given[E]):
             raise ValueError("Queue.revive: give queue or external_id, not both")
         values: dict[str, Any] = {LIMIT: counted(limit, "limit")}
         if external_id is not None:
-            return Operation(self._revive["external_id"], {**values, "locks_chosen": _uuid(external_id)})
+            return Operation(self._revive["external_id"], {**values, "locks_chosen": as_uuid(external_id)})
         if queue is not None:
             return Operation(self._revive["queue_id"], {**values, "locks_chosen": checked(queue, "a queue")})
         return Operation(self._revive[None], values)
@@ -380,43 +364,3 @@ class Queue(Given[E]):
             raise ValueError("Queue.indexes() is for a table of your own: the shipped one has its indexes")
         partial = None if dialect is None else named(dialect).schemas
         return job_indexes(at.roles, at.table.name, partial=partial)
-
-
-def _external_ids(given: Any, number: int) -> list[UUID] | None:
-    """Those that were given; the others are drawn when the jobs are put, since an operation may be executed again."""
-    if given is None:
-        return None
-    several = [given] if isinstance(given, (str, UUID)) else list(given)
-    if len(several) != number:
-        raise ValueError(f"Queue.put: {number} payloads need {number} external ids, and {len(several)} were given")
-    ids = [_uuid(each) for each in several]
-    if len(set(ids)) < number:
-        raise ValueError("Queue.put: two payloads have the same external_id, and only one job of them would be put")
-    return ids
-
-
-def _uuid(given: Any) -> UUID:
-    if isinstance(given, UUID):
-        return given
-    if not isinstance(given, str):
-        raise TypeError(f"an external_id is a UUID, not {given!r}")
-    try:
-        return UUID(given)
-    except ValueError:
-        raise ValueError(
-            f"an external_id is a UUID, and {given!r} is none: uuid.uuid5(namespace, name) makes one of any name"
-        ) from None
-
-
-def _instant(given: Any) -> datetime:
-    if not isinstance(given, datetime):
-        raise TypeError(f"run_at is a datetime, not {given!r}")
-    if given.tzinfo is None or given.utcoffset() is None:
-        raise ValueError(f"run_at needs a time zone: {given!r} is another instant on another machine")
-    return given.astimezone(timezone.utc)
-
-
-def _storable(error: str) -> str:
-    # neither NULs nor halves of characters can be stored everywhere
-    stored = error[-LONGEST_ERROR:].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    return stored[-LONGEST_ERROR:]  # what was replaced has become longer

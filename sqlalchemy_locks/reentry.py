@@ -1,4 +1,4 @@
-"""Who holds what, in blocks: what tells a thread or task that it would wait for itself.
+"""Who holds what, in blocks: what tells a thread, task or greenlet that it would wait for itself.
 
 It is in the context, and so in those of the tasks that begin inside a block: there it is another's, and is over when
 the block is, whatever becomes of the copies. A block that nobody can leave any more (an exception that came from
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -44,13 +45,22 @@ _inside: contextvars.ContextVar[tuple[weakref.ref[Inside], ...]] = contextvars.C
 
 
 def me() -> tuple[Any, ...]:
-    """This process, this thread, and the task that it runs."""
+    """This process, this thread, and the task or the greenlet that it runs."""
+    running: Any = None
     try:
-        task = asyncio.current_task()
+        # a task's greenlets are SQLAlchemy's, and others each time
+        running = asyncio.current_task() or _greenlet()
     except RuntimeError:
-        task = None
+        running = _greenlet()
     # no id(), which is another's when this one is gone; and no task is kept by what it has held
-    return os.getpid(), _mine.me, None if task is None else weakref.ref(task)
+    return os.getpid(), _mine.me, None if running is None else weakref.ref(running)
+
+
+def _greenlet() -> Any:
+    """The greenlet that runs, but for the one that a thread begins with; one of gevent's has a thread of others."""
+    greenlet = sys.modules.get("greenlet")
+    running: Any = None if greenlet is None else greenlet.getcurrent()
+    return None if running is None or running.parent is None else running
 
 
 def own(kind: str, mine: tuple[Any, ...]) -> list[Inside]:

@@ -94,7 +94,11 @@ class Rows:
             self.unique = self.target.is_unique(self._own[role] for role in ("id", "queue") if role in self._own)
 
     def at(self, place: Place) -> At:
-        return self._own or _shipped_at(self._shipped(place.tables), self._roles)
+        return self.among(place.tables)
+
+    def among(self, shipped: Tables) -> At:
+        """The columns, if they are not a user's own: of these tables."""
+        return self._own or _shipped_at(self._shipped(shipped), self._roles)
 
     def has(self, role: str) -> bool:
         return role in (self._roles if self._own is None else self._own)

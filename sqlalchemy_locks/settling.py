@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 #: the first pause before another attempt, in seconds; each further one is twice as long, and an hour at most
 FIRST_PAUSE, LONGEST_PAUSE, DOUBLINGS = 5, 3600, 9
+#: what every engine's column for errors can hold, its end being what matters
+LONGEST_ERROR = 16000
 
 
 class Settle(OnJobs):
@@ -132,10 +134,10 @@ def free(at: At) -> Any:
     """PostgreSQL: those of them that nobody else holds, as a CTE; locked, one by one by the primary key."""
     mine = _mine(at)
     same = (at.internal_id == mine.c.id, at.claim == mine.c.claim)
-    one: Any = select(at.internal_id).where(*_running(at), *same).limit(ONE)
+    one: Any = select(at.internal_id).where(*_running(at), *same)
     one = one.with_for_update(skip_locked=True, key_share=True).correlate(mine).lateral("locks_one")
     found = select(one.c[0]).select_from(mine.join(one, true())).where(few(mine.c.number))
-    return found.cte("locks_free").prefix_with("MATERIALIZED")
+    return found.cte("locks_free")
 
 
 def _running(at: At) -> tuple[Any, ...]:
@@ -260,3 +262,10 @@ def failed(at: At, dead: Any) -> dict[Any, Any]:
         at.failed_at: case((dead, Now())),
         at.heartbeat_at: null(),
     }
+
+
+def storable(error: str) -> str:
+    """As much of an error as every engine's column can hold."""
+    # neither NULs nor halves of characters can be stored everywhere
+    stored = error[-LONGEST_ERROR:].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    return stored[-LONGEST_ERROR:]  # what was replaced has become longer

@@ -1,7 +1,7 @@
 """Several rows at once, whichever are free: one conditional UPDATE over rows that nobody else is changing.
 
-The rows are chosen with SKIP LOCKED inside a materialised CTE: an ``IN (SELECT ... LIMIT)`` may be run more than once
-by the planner, and then takes more than the limit.
+The rows are chosen with SKIP LOCKED inside a CTE: the planner may run an ``IN (SELECT ... LIMIT)`` more than once, and
+then it takes more than the limit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Several(Body):
         if not place.engine.update_returning:
             return None
         at = self.rows.at(place)
-        free = self._free(at).cte("locks_free").prefix_with("MATERIALIZED")
+        free = self._free(at).cte("locks_free")
         pairs = [column == free.c[column.key] for column in at.table.primary_key]
         return self._taking(at).where(*pairs).returning(at["id"])
 

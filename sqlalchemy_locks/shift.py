@@ -6,30 +6,24 @@ Everything here is synchronous: ``AsyncWorker`` calls it in SQLAlchemy's greenle
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .attempts import UNSTORABLE, answered, database_away, described, passes, perform, say
-from .operation import Operation, fresh_nonce, place_of
-from .settling import passing
+from .attempts import answered, described, passes, say
+from .finished import HELD_BACK, Finished
+from .head import Head
+from .operation import fresh_nonce, place_of
 from .terms import Terms
 from .transaction import Sleep
 
 #: how long it rests when the database can't be had, in seconds: at first, and at most
 _FIRST_REST, LONGEST_REST = 0.1, 5.0
-#: how long a finished job may wait for others to be told of with it, in seconds
-_HELD_BACK = 1.0
-#: how often it tries to tell of finished jobs whose rows somebody holds, in seconds: if they were held for so long that
-#: they seem to have stalled, whoever comes first has them
-_PUT_OFF = 0.25
 #: how many stalled jobs are given back at once
 _SWEPT = 1000
-#: for how many times as long as a look from the head has taken the looks after it go on from where it ended
-_WORTH = 10
-#: and for how long at most, in seconds: what seems to be a dear look may have waited for something else
+#: for how long at most looks go on from where one from the head has ended, in seconds: what seems to be a dear look may
+#: have waited for something else
 _PASSED = 1.0
 #: how often a worker that ends tries to say so
 _LAST_TRIES = 5
@@ -37,34 +31,25 @@ _LAST_TRIES = 5
 Step = Callable[[], None]
 
 
-class Shift:
+class Shift(Finished):
     """The jobs that one worker has: waiting for a free hand, running, finished."""
 
     def __init__(self, terms: Terms[Any, Any], sleep: Sleep) -> None:
-        self.terms, self._sleep = terms, sleep
-        self.waiting: deque[Any] = deque()
+        super().__init__(terms, sleep)
         self.running: dict[int, Any] = {}
-        self.completed: deque[Any] = deque()
-        self.failed: deque[tuple[Any, str]] = deque()
-        #: finished, with their errors if they have failed, while somebody else holds their rows
-        self.later: list[tuple[Any, str | None]] = []
-        self.stopping = False
-        self._lock = threading.Lock()
         self._beat = self._swept = -float("inf")
         self._full = False
         self._rest = 0.0
-        #: when the first of those in ``completed`` was finished
-        self._finished = 0.0
         #: who this is, as no other worker is, not even the same one when it runs again
         self.host = f"{terms.host}:{fresh_nonce()[:8]}"
         #: a capture's answer was lost: there may be jobs that are this worker's, and that it does not know
         self._unsure = False
         #: when it is asked for once more, since what was lost may have been captured after all
-        self._look_again = self._later_at = float("inf")
+        self._look_again = float("inf")
         #: the last fetch has told what is finished, too
         self._exchanged = False
         facts = place_of(terms.engine.dialect, {}).engine
-        self._head, self._frees_passed = _Head(facts.keeps_passed, min(terms.heartbeat, _PASSED)), facts.frees_passed
+        self._head, self._frees_passed = Head(facts.keeps_passed, min(terms.heartbeat, _PASSED)), facts.frees_passed
 
     @property
     def _ends(self) -> bool:
@@ -165,9 +150,9 @@ class Shift:
             return 0.0
         times = [beat, self.terms.poll if free else self.terms.heartbeat, self._later_at - now]
         if self.completed:
-            times.append(self._finished + _HELD_BACK - now)
+            times.append(self._finished + HELD_BACK - now)
         elif self.waiting:
-            times.append(_HELD_BACK)  # nobody says so when the first of them is finished
+            times.append(HELD_BACK)  # nobody says so when the first of them is finished
         return max(0.0, min(times))
 
     def give_back(self) -> None:
@@ -211,86 +196,6 @@ class Shift:
             given_up = list(self.running.values())
         if given_up:
             self._perform(self.terms.queue.release(given_up))
-
-    def _tell_completed(self) -> None:
-        """Finished jobs leave the lists when the database has been told, and not before."""
-        with self._lock:
-            done = list(self.completed)
-        # those that are about to finish are told with them, but nothing waits for them long
-        due = not self.waiting or self.stopping or len(done) >= self.terms.batch
-        if done and (due or time.monotonic() >= self._finished + _HELD_BACK):
-            self._told(done, self._perform(passing(self.terms.queue.complete(done))))
-
-    def _told(self, done: list[Any], ended: int) -> None:
-        held = self._held(done, ended)
-        with self._lock:
-            for _ in done:
-                self.completed.popleft()
-            self._finished = time.monotonic()
-        self._put_off([(job, None) for job in held])
-
-    def _tell_failed(self) -> None:
-        while self.failed:
-            job, error = self.failed[0]
-            held = self._held([job], self._fail(job, error))
-            self.failed.popleft()
-            self._put_off([(job, error) for job in held])
-
-    def _fail(self, job: Any, error: str) -> Any:
-        try:
-            return self._perform(passing(self.terms.queue.fail(job, error=error)))
-        except Exception as unstorable:
-            if database_away(unstorable):
-                raise
-            say(logging.WARNING, "an error could not be stored: %s", unstorable)
-            return self._perform(passing(self.terms.queue.fail(job, error=UNSTORABLE)))
-
-    def _held(self, jobs: list[Any], ended: int) -> list[Any]:
-        """Of those that were told of, and of which only so many were ended: those that somebody holds for now."""
-        if ended == len(jobs):
-            return []
-        ours = self._still_ours(jobs)
-        held = [job for job in jobs if id(job) in ours]
-        if ended + len(held) < len(jobs):
-            say(
-                logging.WARNING,
-                "%d jobs were ended already when this worker finished them, or had been taken from it",
-                len(jobs) - ended - len(held),
-            )
-        return held
-
-    def _still_ours(self, jobs: list[Any]) -> set[int]:
-        finished = self.terms.queue._jobs.finished
-        pairs = {tuple(pair) for pair in self._perform(self.terms.queue._still_ours(finished(jobs)))}
-        return {id(job) for job in jobs if finished([job])["locks_pairs"][0] in pairs}
-
-    def _put_off(self, held: list[tuple[Any, str | None]]) -> None:
-        if held:
-            say(logging.WARNING, "%d finished jobs are told of later: somebody holds their rows", len(held))
-            self.later += held
-            self._later_at = min(self._later_at, time.monotonic() + _PUT_OFF)
-
-    def _tell_later(self) -> None:
-        if time.monotonic() < self._later_at:
-            return
-        self._later_at = time.monotonic() + _PUT_OFF
-        if done := [job for job, error in self.later if error is None]:
-            held = self._held(done, self._perform(passing(self.terms.queue.complete(done))))
-            kept = {id(job) for job in held}
-            self.later = [(job, error) for job, error in self.later if error is not None or id(job) in kept]
-        for job, error in list(self.later):
-            if error is not None and not self._held([job], self._fail(job, error)):
-                self.later.remove((job, error))
-        if not self.later:
-            self._later_at = float("inf")
-
-    def _wait_for_others(self) -> None:
-        """The last thing: what is finished is told of, however long somebody holds it."""
-        while self.later:
-            job, error = self.later[0]
-            queue = self.terms.queue
-            self._perform(queue.complete(job) if error is None else queue.fail(job, error=error))
-            self.later.pop(0)
 
     def _keep(self) -> None:
         """Say that this worker lives; what was taken from it in spite of that is not begun any more."""
@@ -392,36 +297,3 @@ class Shift:
     @property
     def _looks_again(self) -> bool:
         return self._look_again < float("inf")
-
-    def _perform(self, operation: Operation[Any]) -> Any:
-        self._again = False
-
-        def again() -> None:
-            self._again = True
-
-        return perform(self.terms.engine, operation, self._sleep, again)
-
-
-class _Head:
-    """Where the next look for jobs begins: at the head of the queue, or where the last one ended.
-
-    An index of PostgreSQL keeps entries of jobs that wait no more until nobody's snapshot needs them: while another
-    session's is old, each look from the head goes through all that were taken since. So after one that took a while
-    the looks go on from there, for ten times that while, and a second at most. What has come before that place
-    meanwhile (of a higher priority, or given back) waits for so long; what is passed over by others is not lost.
-    """
-
-    def __init__(self, worthwhile: bool, longest: float) -> None:
-        self._worthwhile, self._longest = worthwhile, longest
-        self._after: tuple[Any, ...] | None = None
-        self._until = -float("inf")
-
-    def after(self) -> tuple[Any, ...] | None:
-        """The place to go on from; ``None``: from the head."""
-        return self._after if time.monotonic() < self._until else None
-
-    def looked(self, after: tuple[Any, ...] | None, last: tuple[Any, ...] | None, spent: float) -> None:
-        """A look has begun there, has found jobs up to ``last``, if as many as were asked for, and took so long."""
-        self._after = last if self._worthwhile else None
-        if after is None:
-            self._until = time.monotonic() + min(_WORTH * spent, self._longest)

@@ -240,14 +240,24 @@ def ordered(taking: Taking) -> Executable:
     return select(*(changed.c[column.key] for column in taking.table.c)).order_by(*order)
 
 
+def _chosen(taking: Taking, locking: Locking = "functions") -> Any:
+    """The rows, chosen once.
+
+    PostgreSQL makes no subquery of a CTE that locks, nor SQLite of one with a limit. A subquery may be executed again
+    for each row, and then takes more than the limit.
+    """
+    return choosing(taking, locking).cte("locks_chosen")
+
+
 def captured_cte(taking: Taking) -> tuple[Any, list[Any]]:
     """The rows that a statement of PostgreSQL captures, and what puts them in order."""
-    chosen = choosing(taking, "functions").cte("locks_chosen").prefix_with("MATERIALIZED")
+    chosen = _chosen(taking)
     changing = update(taking.table).values(taking.changed)
     if taking.steady:
         (key,) = taking.table.primary_key
         captured = changing.where(one_of(key, chosen)).returning(*taking.table.c).cte("locks_captured")
         return captured, [captured.c[column.key] for column in taking.order_by]
+    # materialised: of a subquery the planner knows what it numbers, and doesn't think any more that hardly any is left
     numbered = select(chosen, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
     pairs = (column == key for column, key in zip(taking.table.primary_key, numbered.c, strict=False))
     captured = (
@@ -274,7 +284,7 @@ def few(number: Any) -> Any:
 
 def counting(taking: Taking) -> Executable:
     """As :func:`ordered`, but only how many there were."""
-    chosen = choosing(taking, "functions").cte("locks_chosen").prefix_with("MATERIALIZED")
+    chosen = _chosen(taking)
     changing: Any = delete(taking.table) if taking.deletes else update(taking.table).values(taking.changed)
     pairs = (column == key for column, key in zip(taking.table.primary_key, chosen.c, strict=True))
     changed = changing.where(*pairs).returning(literal_column("1").label("one")).cte("locks_captured")
@@ -283,7 +293,7 @@ def counting(taking: Taking) -> Executable:
 
 def updating(taking: Taking, *, returning: bool = True) -> Executable:
     """The whole as one statement of SQLite, its rows in no order."""
-    chosen = choosing(taking, "file").cte("locks_chosen").prefix_with("MATERIALIZED")
+    chosen = _chosen(taking, "file")
     pairs = (column == key for column, key in zip(taking.table.primary_key, chosen.c, strict=True))
     changed = update(taking.table).where(*pairs).values(taking.changed)
     # not by rowcount, which Python's driver has for no statement that begins with WITH

@@ -15,7 +15,8 @@ from .errors import Unsupported
 from .names import checked
 from .operation import place_of
 from .pools import one_for_all
-from .queue import DEFAULT_QUEUE, Queue
+from .queue import Queue
+from .roles import DEFAULT_QUEUE
 
 #: what every way of waiting can wait, in seconds
 _YEAR = 366 * 86400.0

@@ -17,13 +17,13 @@ from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, sel
 
 from . import tasks
 from .capturing import Capture
+from .claims import proof_of, told, told_by
 from .clock import Ago, Now
 from .conditional import Conditional
 from .counts import counted
 from .durations import LONGEST, span
 from .names import checked
 from .operation import Operation, Place, RowsOperation, shaped
-from .proof import captured
 from .roles import ONE, At, Rows, bound, named, raised, retries_left
 from .shapes import MYPY, E, Given
 from .taking import LIMIT, Taking, inlined
@@ -68,7 +68,7 @@ class StateTransition(Given[E]):
     >>> tasks = sl.StateTransition()
     >>> session.scalar(tasks.create("task_a", "task_b"))
     >>> mine = session.execute(tasks.capture(3)).all()
-    >>> session.scalar(tasks.set_status("task_a", "done", claim=mine[0].claim))
+    >>> session.scalar(tasks.set_status(mine[0], "done"))
     True
     """
 
@@ -183,9 +183,11 @@ class StateTransition(Given[E]):
     ) -> Operation[Any]:
         """Give a captured task back.
 
-        :param claim: what the captured row's ``claim`` says, or the captured entity: nothing is set if somebody has
-            captured it since. An entity remembers its claim; its attribute is read anew after a commit, and may then be
-            somebody else's.
+        :param id: what :meth:`capture` gave, an entity or a row; or the task's id. An entity remembers what it was
+            captured with, while its attributes are read anew after a commit, and may then be somebody else's.
+        :param queue: the queue, where ``id`` is an id.
+        :param claim: what the captured row's ``claim`` says, where ``id`` is an id, or the captured entity: nothing is
+            set if somebody has captured it since.
         :param force: whatever its status is (and whoever has it, unless ``claim`` is given).
         :return: whether it was set: ``False`` for a task that isn't captured, or isn't yours.
         :raises UnknownTask: for a task that isn't there.
@@ -193,22 +195,20 @@ class StateTransition(Given[E]):
 
         >>> tasks = sl.StateTransition()
         >>> [task] = session.execute(tasks.capture(1)).all()
-        >>> session.scalar(tasks.set_status("task_c", "done", claim=task.claim))
+        >>> session.scalar(tasks.set_status(task, "done"))
         True
         """
         if status is None:
             raise TypeError("StateTransition: a status can't be None")
+        if (known := told(self._rows, id)) is not None:
+            if queue is not None:
+                raise ValueError("StateTransition: what was captured knows its queue: leave out queue=")
+            id, queue = known["id"], known.get("queue")
+            claim = known.get("claim") if claim is None else claim
         values = self._rows.identity(id, queue)
         values[named("status")] = _status(status) if self._rows.target is None else status
         if claim is not None:
-            self._rows.require("claim", "claim=")
-            if (proof := captured(claim)) is not None:
-                if not proof:
-                    raise ValueError(f"StateTransition: {claim!r} was not captured in its session: it proves nothing")
-                (claim,) = proof
-            if isinstance(claim, bool) or not isinstance(claim, int):
-                raise TypeError(f"claim is an int or a captured entity, not {claim!r}")
-            values[named("claim")] = claim
+            values[named("claim")] = proof_of(self._rows, claim)
         return Operation(self._set[claim is not None, bool(force)], values)
 
     @shaped(select(literal(1)))
@@ -275,7 +275,7 @@ class _Capture(Capture):
             self.order_by or (at["id"],),
             self.rows.target,
             one_of=(at["status"], self.ready),
-            proof=(at["claim"],) if "claim" in at else (),
+            proof=tuple(at[role] for role in told_by(self.rows)),
         )
 
 

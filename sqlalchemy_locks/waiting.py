@@ -2,8 +2,9 @@
 
 A request is tried at once, in one round trip where the engine has functions, unless others wait already. Who is denied
 stands in a line: in memory behind those of its own process, and in front of that one in the server's line of all
-processes (an advisory lock of a transaction, or ``GET_LOCK``), or in SQLite's beside the database. Whoever has its turn
-there looks again and again, without a lock, and acquires when there is room; the others wait and cost little.
+processes (an advisory lock of a transaction, the lock of a row on YugabyteDB, or ``GET_LOCK``), or in SQLite's beside
+the database. Whoever has its turn there looks again and again, without a lock, and acquires when there is room; the
+others wait and cost little.
 
 Lines are for fairness alone. Whether there is room is decided by the acquire and by nothing else, and whoever has
 stood in a line for a minute tries regardless, so that nothing hangs on another's being alive. Who holds permits of the
@@ -197,7 +198,7 @@ class Waiting:
             return self._looking(name, ticket=ticket)
 
     def _in_line(self, name: str) -> Grant | str | Literal[False] | None:
-        """As ``_in_front``, in the server's line; ``False`` when its turn did not come, ``None`` without such lines."""
+        """As ``_in_front``, in the server's line; ``False`` when its turn did not come, ``None`` where it is to look."""
         left, self._kept = self._left(), False
         if time.monotonic() < self._lines.aside_until:
             return None
@@ -215,9 +216,8 @@ class Waiting:
                         return None
                 keep = KEPT if pooled else math.inf
                 turn = min(longest, keep, math.inf if left is None else left)
-                joined = short.facts.join_line(short.connection, self._keys[name], turn)
-            if not joined:
-                return None if joined is None else False
+                if not short.facts.join_line(short.connection, self._keys[name], turn):
+                    return False
             self._kept = pooled
             return self._at_the_head(short, name, keep)
         finally:

@@ -8,15 +8,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import click
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import CompileError, DBAPIError
 
 from .. import lock, semaphore
+from ..dialects import engine_of
 from ..locks import Locks
 from ..mutex import Mutex
 from ..operation import Operation
+from ..waiting import PATIENCE
 from .command import on_database
 from .screen import Screen, name, note, table
 from .target import Database, Target
@@ -62,10 +65,12 @@ def _permits(locks: Locks) -> Twice:
     return pair
 
 
+_MUTEX = (Mutex().acquire(_NAME, queue=_NAME), Mutex().release(_NAME, queue=_NAME))
+_SEMAPHORE = (semaphore.acquire({_NAME: 1}, external_id=_NAME, ttl=60), semaphore.release(_NAME))
 CASES = (
-    Case("mutex: acquire, release", _mutex, (Mutex().acquire(_NAME, queue=_NAME), Mutex().release(_NAME, queue=_NAME))),
+    Case("mutex: acquire, release", _mutex, _MUTEX),
     Case("exclusive: begin, lock, commit", _exclusive, (lock.exclusive(_NAME),), begins=True),
-    Case("semaphore: acquire, release", _permits, ()),
+    Case("semaphore: acquire, release", _permits, _SEMAPHORE),
 )
 
 
@@ -123,14 +128,8 @@ def _timed(
 @contextlib.contextmanager
 def _raw(database: Database, case: Case) -> Iterator[Twice | None]:
     """The driver's own cursor, on a connection of its own; ``None`` where there is nothing to compare."""
-    dialect = database.engine.dialect
-    spelt = []
     try:
-        for operation in case.statements:
-            compiled: Any = operation.compile(dialect=dialect)
-            given = {**compiled.params, **({"locks_nonce": "0" * 32} if "locks_nonce" in compiled.params else {})}
-            order = compiled.positiontup if compiled.positional else None
-            spelt.append((compiled.string, given if order is None else tuple(given[each] for each in order)))
+        spelt = [_spelt(operation.compile(dialect=database.engine.dialect)) for operation in case.statements]
     except CompileError:
         spelt = []
     if not spelt or database.engine.get_execution_options():
@@ -143,8 +142,9 @@ def _raw(database: Database, case: Case) -> Iterator[Twice | None]:
             cursor = driver.cursor()
 
             def pair() -> None:
+                ident = uuid4().hex
                 for sql, values in spelt:
-                    cursor.execute(sql, values)
+                    cursor.execute(sql, values(ident))
                 if case.begins:
                     driver.commit()
 
@@ -152,6 +152,20 @@ def _raw(database: Database, case: Case) -> Iterator[Twice | None]:
             cursor.close()
     finally:
         engine.dispose()
+
+
+def _spelt(compiled: Any) -> tuple[str, Callable[[str], Any]]:
+    """A statement, and its values in a pair that is known by an id: the same ones that ``Locks`` gives it."""
+    given, order = dict(compiled.params), compiled.positiontup if compiled.positional else None
+    if "lock_wait" in given:
+        given["lock_wait"] = engine_of(compiled.dialect).wait_value(PATIENCE)
+    own = given.keys() & {"locks_nonce", "external_id"}
+
+    def values(ident: str) -> Any:
+        each = {**given, **dict.fromkeys(own, ident)}
+        return each if order is None else tuple(each[name] for name in order)
+
+    return compiled.string, values
 
 
 def _round_trips(target: Target) -> dict[str, int]:

@@ -22,7 +22,8 @@ def check(screen: Screen, database: Database) -> int | None:
 
     Looked at are the connection and the server's version; whether it takes writes; the isolation level that sessions
     begin at, on YugabyteDB the effective one; settings that would break a promise; a pooler in between; both clocks;
-    which steps are installed, and whether tables, indexes and functions are still as they were.
+    what the user that it connects as may not do; which steps are installed, and whether tables, indexes and functions
+    are still as they were.
 
     \b
       sqlalchemy-locks check --url postgresql+psycopg://app@localhost/app

@@ -9,6 +9,7 @@ import contextlib
 import os
 import select
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -178,6 +179,24 @@ class Engine:
         """Whether a wait for the server keeps signals from being heard."""
         return connection.dialect.driver in _DEAF
 
+    def stops_greenlets(self, connection: Connection) -> str | None:
+        """What to do about a driver that waits where none of gevent's greenlets runs; ``None`` for any other."""
+        if connection.dialect.driver in _DEAF:
+            return "use a driver in Python, such as pymysql"
+        return None
+
+    def refuse_standstill(self, connection: Connection) -> None:
+        """Refuse to wait where whoever holds what is waited for can't go on: in a greenlet of the same thread."""
+        monkey = sys.modules.get("gevent.monkey")
+        if monkey is None or connection.dialect.is_async or not monkey.is_module_patched("socket"):
+            return
+        remedy = self.stops_greenlets(connection)
+        if remedy is not None:
+            raise Unsupported(
+                f"{connection.dialect.driver} waits for {self.name} where none of gevent's greenlets runs, and so not "
+                f"the one that holds the lock either: {remedy}"
+            )
+
     def hung_up(self, connection: Connection) -> bool:
         """Whether the server has ended this idle connection, as far as that is known without asking it."""
         return False
@@ -190,6 +209,10 @@ class Engine:
         """Plans asked for inside go by an index wherever there is one, however small the table: whether they do."""
         return contextlib.nullcontext(False)
 
+    def denied(self, error: DBAPIError) -> bool:
+        """Whether the user may not do it; asked only where the catalog doesn't tell what a user may do."""
+        raise NotImplementedError
+
     def blind(self, error: DBAPIError) -> str | None:
         """Why the server didn't tell who holds a key, as the end of a sentence; ``None`` for any other error."""
         return None
@@ -200,8 +223,8 @@ class Engine:
         raise NotImplementedError
         yield
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
-        """Wait for one's turn in the line of a key, ``seconds`` at most; ``None`` where there are none after all.
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
+        """Wait for one's turn in the line of a key, ``seconds`` at most: whether it came, where no error says so.
 
         Asked only where ``lines``, in a short transaction. Whoever has the turn and is silent for ``IDLE`` seconds is
         cut off by the server, so that a process that is stopped doesn't stop the others.

@@ -133,10 +133,13 @@ class MySQL(Engine):
             if not connection.invalidated:
                 connection.exec_driver_sql(f"SET SESSION {limit} = @sqlalchemy_locks_limit")
 
+    def denied(self, error: DBAPIError) -> bool:
+        return _errno(error) in (1044, 1142, 1143)
+
     def blind(self, error: DBAPIError) -> str | None:
         return _BLIND if _errno(error) in (1142, 1227) else None
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
         connection.execute(_IDLE)
         # 0 when the time was up, nothing at all when the server gave up waiting
         return bool(connection.execute(_JOIN, {"key": key, "seconds": int(seconds)}).scalar())

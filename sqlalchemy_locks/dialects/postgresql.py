@@ -7,15 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, Column, bindparam, text
+from sqlalchemy import BigInteger, Column, Text, bindparam, func, literal, select, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
-from ..elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
+from ..elements import HeldKeys, LockFunction, Void
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
-from ..schema import Payload
+from . import postgresql_elements  # noqa: F401  (registers how they are spelt)
 from .base import IDLE, Engine, arrived
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
@@ -23,12 +21,22 @@ _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
 _PLANNER = text("SELECT current_setting('enable_seqscan'), current_setting('enable_sort')")
 _PLAN = text("SELECT set_config('enable_seqscan', :walks, :local), set_config('enable_sort', :sorts, :local)")
 _BRIEF = text("SELECT set_config('statement_timeout', '1s', true)")
-# the settings first, since they are for the wait; a postgresql:// URL may lead to YugabyteDB, whose lines are no lines
+# the settings first, since they are for the wait; a postgresql:// URL may lead to YugabyteDB
 _JOIN = text(
     "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN concat(set_config('lock_timeout', :wait, true), "
     f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
     "CAST(pg_advisory_xact_lock(:key) AS TEXT)) END"
 ).bindparams(bindparam("key", type_=BigInteger()))
+
+# YugabyteDB: its row locks heed no lock_timeout, and no limit of a statement is that of the statement that sets it
+_LIMIT = text(
+    "SELECT current_setting('statement_timeout'), set_config('statement_timeout', :wait, true), "
+    f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true)"
+)
+_JOIN_BY_ROW = select(
+    LockFunction("exclusive", bindparam("key", type_=BigInteger()), literal(True), type_=Void()),
+    func.set_config("statement_timeout", bindparam("was", type_=Text()), True),
+)
 
 _IDLE, _IN_TRANSACTION = 0, 2  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS
 _POOLED = "_sqlalchemy_locks_pooled"
@@ -193,13 +201,22 @@ class PostgreSQL(Engine):
             return None
         return "where the table bodies are installed: their locks are row locks, which no table of the server's lists"
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool | None:
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
         # the transaction's own: it ends with the transaction, and so do the settings
-        answer = connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar()
-        return None if answer is None else True
+        if connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar() is None:
+            join_by_row(connection, key, self.wait_value(seconds))
+        return True
 
     def interrupted(self, error: DBAPIError) -> bool:
         return _sqlstate(error) == "57014"
+
+    def stops_greenlets(self, connection: Connection) -> str | None:
+        driver: Any = connection.dialect.dbapi
+        if connection.dialect.driver == "psycopg2" and driver.extensions.get_wait_callback() is None:
+            return "use psycopg, or have psycogreen patch psycopg2"
+        if connection.dialect.driver == "psycopg" and driver.waiting.wait.__name__ == "wait_c":
+            return "have gevent patch the process before psycopg is imported"
+        return None
 
     def wait_value(self, seconds: float) -> str:
         return f"{max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))}ms"
@@ -221,6 +238,12 @@ class PostgreSQL(Engine):
                 connection.execute(_RESTORE, {"was": was, "local": local})
             raise
         connection.execute(_RESTORE, {"was": was, "local": local})
+
+
+def join_by_row(connection: Connection, key: int, wait: str) -> None:
+    """YugabyteDB: wait in the line for the row of a key, whoever is in front of which has it locked."""
+    was = connection.execute(_LIMIT, {"wait": wait}).scalar()
+    connection.execute(_JOIN_BY_ROW, {"key": key, "was": was})
 
 
 class _Autocommitted:
@@ -270,119 +293,6 @@ def _sentence(error: DBAPIError) -> str:
     primary = getattr(diag, "message_primary", None)
     text_ = str(primary or origin)
     return text_.split(": ", 1)[1] if text_.startswith("<class") else text_
-
-
-@compiles(LockFunction, "postgresql")
-@compiles(LockFunction, "yugabytedb")
-def _function(element: LockFunction, compiler: Any, **kw: Any) -> str:
-    preparer = compiler.preparer
-    schema = preparer.quote_schema(preparer.schema_for_object(element))
-    return f"{schema}.{element.name}{compiler.function_argspec(element, **kw)}"
-
-
-@compiles(Fresh, "postgresql")
-@compiles(Fresh, "yugabytedb")
-@compiles(Now, "postgresql")
-@compiles(Now, "yugabytedb")
-def _now(element: Any, compiler: Any, **kw: Any) -> str:
-    return "clock_timestamp()"
-
-
-@compiles(Later, "postgresql")
-@compiles(Later, "yugabytedb")
-def _later(element: Later, compiler: Any, **kw: Any) -> str:
-    instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
-    return f"({instant} + {seconds} * interval '1 second')"
-
-
-@compiles(Epoch, "postgresql")
-@compiles(Epoch, "yugabytedb")
-def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
-    return "CAST(floor(extract(epoch FROM clock_timestamp())) AS BIGINT)"
-
-
-@compiles(InsertAbsent, "postgresql")
-@compiles(InsertAbsent, "yugabytedb")
-def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
-    return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
-
-
-@compiles(Payload, "postgresql")
-@compiles(Payload, "yugabytedb")
-def _payload(element: Payload, compiler: Any, **kw: Any) -> str:
-    return "JSONB"
-
-
-@compiles(Notify, "postgresql")
-@compiles(Notify, "yugabytedb")
-def _notify(element: Notify, compiler: Any, **kw: Any) -> str:
-    # a postgresql:// URL may lead to YugabyteDB, which has the function, and nobody who listens
-    return f"CASE WHEN strpos(version(), '-YB-') = 0 THEN pg_notify{compiler.function_argspec(element, **kw)}::text END"
-
-
-@compiles(Began, "postgresql")
-@compiles(Began, "yugabytedb")
-def _began(element: Began, compiler: Any, **kw: Any) -> str:
-    return "statement_timestamp()"
-
-
-@compiles(Ago, "postgresql")
-@compiles(Ago, "yugabytedb")
-def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
-    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
-    return f"statement_timestamp() - make_interval(secs => {seconds})"
-
-
-@compiles(Elapsed, "postgresql")
-@compiles(Elapsed, "yugabytedb")
-def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
-    (instant,) = (compiler.process(part, **kw) for part in element.clauses)
-    return f"CAST(floor(extract(epoch FROM statement_timestamp() - {instant})) AS BIGINT)"
-
-
-@compiles(HeldKeys, "postgresql")
-def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
-    who = (
-        "nullif(session.application_name, '') AS owner, session.usename AS \"user\", "
-        "pg_catalog.host(session.client_addr) AS host, session.state"
-    )
-    key = "(lock.classid::bigint << 32) | lock.objid::bigint"
-    return (
-        f"SELECT held.key, held.mode, true AS granted, held.pid AS session, {who}, held.ts AS since, "
-        "'{}'::integer[] AS waits_for"
-        f" FROM {compiler.preparer.format_table(element.table)} AS held"
-        " LEFT JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid"
-        f" WHERE {element.among('held.key', compiler, **kw)}"
-        f" UNION ALL SELECT {key}, CASE lock.mode WHEN 'ExclusiveLock' THEN 'exclusive' ELSE 'shared' END, false,"
-        f" lock.pid, {who}, session.query_start, pg_catalog.pg_blocking_pids(lock.pid)"
-        " FROM pg_catalog.pg_locks AS lock"
-        " JOIN pg_catalog.pg_database AS here ON here.oid = lock.database AND here.datname = current_database()"
-        " LEFT JOIN pg_catalog.pg_stat_activity AS session ON session.pid = lock.pid"
-        " WHERE lock.locktype = 'advisory' AND lock.objsubid = 1 AND NOT lock.granted"
-        f" AND {element.among(f'({key})', compiler, **kw)}"
-        " ORDER BY key, granted DESC, since"
-    )
-
-
-# a standby grants advisory locks of its own; a YugabyteDB that was told to be silent grants what it hasn't
-_GRANTS_FOR_NOTHING = (
-    "pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' OR "
-    "coalesce(current_setting('yb_silence_advisory_locks_not_supported_error', true), 'off') = 'on'"
-)
-
-
-@compiles(SessionLock, "postgresql")
-@compiles(SessionLock, "yugabytedb")
-def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
-    key, _ = element.clauses
-    key = compiler.process(key, **kw)
-    return f"CASE WHEN {_GRANTS_FOR_NOTHING} THEN 'refused' ELSE pg_advisory_lock({key})::text END"
-
-
-@compiles(SessionUnlock, "postgresql")
-@compiles(SessionUnlock, "yugabytedb")
-def _session_unlock(element: SessionUnlock, compiler: Any, **kw: Any) -> str:
-    return f"pg_advisory_unlock{compiler.function_argspec(element, **kw)}"
 
 
 ENGINE = PostgreSQL()

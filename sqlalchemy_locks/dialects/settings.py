@@ -157,7 +157,13 @@ def _sqlite(connection: Connection, engine: Engine) -> Iterator[Finding]:
     if not path:
         yield Finding("writable", "problem", "a database in memory is this process's alone: locks need a file")
     elif ask("PRAGMA query_only") or not os.access(path, os.W_OK):
-        yield Finding("writable", "problem", f"{path} can't be written to, so that no lock can be had")
+        yield Finding(
+            "writable", "problem", f"{path} can't be written to, so that no lock can be had: chmod u+w {path}"
+        )
+    elif not _journal_writable(path, str(ask("PRAGMA journal_mode"))):
+        folder = os.path.dirname(path)
+        says = f"the folder {folder} can't be written to, where SQLite keeps its journal: chmod u+w {folder}"
+        yield Finding("writable", "problem", says)
     else:
         yield Finding("writable", "ok", "the file takes writes")
     busy = int(ask("PRAGMA busy_timeout") or 0)
@@ -167,6 +173,16 @@ def _sqlite(connection: Connection, engine: Engine) -> Iterator[Finding]:
         yield Finding(
             "settings", "warning", "busy_timeout is 0: nobody waits for the write lock, whoever is second fails"
         )
+
+
+def _journal_writable(path: str, mode: str) -> bool:
+    """Whether a transaction can have its journal: a file beside the database, which most modes make anew each time."""
+    if mode in ("memory", "off"):
+        return True
+    kept = [f"{path}-wal", f"{path}-shm"] if mode == "wal" else [] if mode == "delete" else [f"{path}-journal"]
+    if kept and all(os.access(each, os.W_OK) for each in kept):
+        return True
+    return os.access(os.path.dirname(path), os.W_OK | os.X_OK)
 
 
 _TOLD = {"functions": _postgresql, "rows": _innodb, "file": _sqlite}

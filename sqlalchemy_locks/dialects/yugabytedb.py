@@ -1,12 +1,15 @@
 """YugabyteDB through the ``yugabytedb`` dialect name; ``postgresql://`` URLs to it work as well.
 
 What differs, differs on the server: the migration reads ``version()`` there and installs the bodies that
-lock rows of ``lock.locked_keys``. The statements that a client sends are PostgreSQL's.
+lock rows of ``lock.locked_keys``. The statements that a client sends are PostgreSQL's, but for the line of who waits
+for room: a lock on such a row, since its advisory locks are too new to count on.
 """
 
 from __future__ import annotations
 
-from .postgresql import PostgreSQL
+from sqlalchemy.engine import Connection
+
+from .postgresql import PostgreSQL, join_by_row
 
 
 class YugabyteDB(PostgreSQL):
@@ -14,7 +17,10 @@ class YugabyteDB(PostgreSQL):
     listens = False
     held_keys = None
     untold = "whose locks are row locks, which no table of the server's lists"
-    lines = False
+
+    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
+        join_by_row(connection, key, self.wait_value(seconds))
+        return True
 
 
 ENGINE = YugabyteDB()

@@ -147,6 +147,7 @@ def semaphore(
     timeout: float | timedelta | None = 5,
     key: Callable[..., Any] | None = idempotency_key,
     unless: Callable[..., Any] | None = None,
+    reclaim: bool = False,
     scope: Scope = "request",
     retry_after: float | timedelta | None = None,
     locks: AsyncLocks | Callable[..., Any] = locks_of,
@@ -162,12 +163,14 @@ def semaphore(
         sends it: a dependency of yours can put in front of it who asks.
     :param unless: a dependency: where what it gives is true, no permit is taken, and the endpoint gets ``None``. For
         what was answered before.
+    :param reclaim: let a key be worked on again whose time ran out before it was done, since its process died. The
+        first try may have done some of it, or all but the answer: for an endpoint that knows what was done before.
     :param scope: ``"function"``: they are released before the response is sent.
     :return: a dependency, as :func:`exclusive`; what it gives is an :class:`~sqlalchemy_locks.AsyncLease`.
 
     No room is answered 429. The same key again is answered 409: *in-progress* with ``Retry-After`` while it is held,
-    *key-spent* when it is over, finished or not, *another-request* when it was for other permits. A request that was
-    answered 429 may come again with its key.
+    *key-spent* when it is over, finished or not (but for ``reclaim``), *another-request* when it was for other permits.
+    A request that was answered 429 may come again with its key.
 
     >>> @app.post("/exports", dependencies=[semaphore("exports", ttl=60, timeout=0)])
     ... async def export() -> FileResponse: ...
@@ -187,7 +190,7 @@ def semaphore(
         wanted: dict[str, int] = {}
         for name, number in zip(filled, counts, strict=True):
             wanted[name] = wanted.get(name, 0) + number
-        return held.semaphore(wanted, ttl=held_for, timeout=patience, external_id=ident, resume=False)
+        return held.semaphore(wanted, ttl=held_for, timeout=patience, external_id=ident, resume=False, reclaim=reclaim)
 
     kinds = (NO_ROOM, NOT_FOUND, *((IN_PROGRESS, ANOTHER_REQUEST, KEY_SPENT) if key is not None else ()))
     retry = _retry(retry_after, patience)

@@ -109,9 +109,11 @@ class AppLocks(_Forwarding):
         external_id: str | None = None,
         owner: str | None = None,
         resume: bool = True,
+        reclaim: bool = False,
     ) -> Leasing:
         """See :meth:`Locks.semaphore`; of the app that is current when the block is entered."""
-        return LaterLeasing(self._now, permits, count, ttl, timeout, external_id, owner, resume=resume)
+        again = {"resume": resume, "reclaim": reclaim}
+        return LaterLeasing(self._now, permits, count, ttl, timeout, external_id, owner, **again)
 
     def lease(self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None) -> Leasing:
         """See :meth:`Locks.lease`; of the app that is current when the block is entered."""

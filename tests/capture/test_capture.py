@@ -119,7 +119,7 @@ def test_the_limit_holds_with_stale_statistics(engine_to: MakeEngine, name: str)
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "sqlite"])
 def test_no_subquery_with_a_limit_behind_in(engine_to: MakeEngine, name: str) -> None:
     shown = str(paid(3).compile(engine_to(name), compile_kwargs={"render_postcompile": True}))
-    assert "WITH locks_chosen AS MATERIALIZED" in shown
+    assert "WITH locks_chosen AS" in shown
     assert " IN (SELECT" not in shown.replace("\n", "")
     assert "LIMIT" in shown.partition(")")[0] + shown.partition(")")[2].partition("UPDATE")[0]
 

@@ -52,7 +52,7 @@ def waiting(name: str, servers: Servers) -> list[str]:
     begin = next(
         place
         for place, statement in enumerate(seen)
-        if "sqlalchemy_locks_idle" in statement or "_xact_lock" in statement
+        if "sqlalchemy_locks_idle" in statement or "idle_in_transaction" in statement
     )
     return list(dict.fromkeys(seen[begin:]))
 

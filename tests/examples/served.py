@@ -16,7 +16,7 @@ from tests.docs.pages import ROOT, blocks
 from tests.operation.parties import PATIENCE, until
 
 EXAMPLES = ROOT / "examples"
-_PORT = re.compile(r"running on (http://127\.0\.0\.1:\d+)", re.I)
+_PORT = re.compile(r"(?:running on|listening at:) (http://127\.0\.0\.1:\d+)", re.I)
 
 
 def copied(name: str, folder: Path) -> Path:

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from fastapi import BackgroundTasks, Depends, Header, HTTPException
 from fastapi.responses import StreamingResponse
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 from starlette.requests import Request
 
 import sqlalchemy_locks as sl
@@ -25,7 +26,8 @@ from sqlalchemy_locks.integrations.fastapi import (
     semaphore,
     shared,
 )
-from tests.operation.parties import PATIENCE, unused
+from tests.operation.parties import ASYNC, PATIENCE, installed, unused
+from tests.semaphore.parties import expire_in
 
 from .web import ENGINES, Door, checked_out, client_of, code, meanwhile, other, run, served, used
 
@@ -268,6 +270,51 @@ def test_a_key_that_another_process_is_at(servers: Any, which: str) -> None:
                     assert await used(elsewhere, room) == 1
 
     run(main)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_a_key_whose_process_died(servers: Any, which: str) -> None:
+    """When its time is over it is spent, or, where the endpoint says so, worked on again by one of those who come."""
+
+    async def main() -> None:
+        async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
+            room, key, door, ran = unused("exports"), unused("key"), Door(), []
+            await locks.run(sl.semaphore.create(room, 2))
+
+            @app.post("/spent", dependencies=[semaphore(room, ttl=3600, timeout=PATIENCE)])
+            async def spent() -> None:
+                raise AssertionError("it was begun before")
+
+            @app.post("/again")
+            async def again(
+                grant: Annotated[AsyncLease, semaphore(room, ttl=3600, timeout=PATIENCE, reclaim=True)],
+            ) -> int:
+                ran.append(grant.fence[room])
+                await door.pass_()
+                return grant.fence[room]
+
+            async with client_of(app) as client:
+
+                async def asked(path: str) -> httpx.Response:
+                    return await client.post(path, headers={"Idempotency-Key": key})
+
+                dead = await elsewhere.acquire({room: 1}, external_id=key, ttl=3600)
+                assert code(await asked("/again")) == (409, "in-progress")
+                await asyncio.to_thread(expired, servers, which, dead)
+                assert code(await asked("/spent")) == (409, "key-spent")
+                async with meanwhile(asked("/again"), door):
+                    assert code(await asked("/again")) == (409, "in-progress")
+                assert code(await asked("/again")) == (409, "key-spent")
+                assert len(ran) == 1
+                assert ran[0] > dead.fence[room]
+
+    run(main)
+
+
+def expired(servers: Any, which: str, grant: sl.Grant) -> None:
+    name, _ = ASYNC[which]
+    engine = create_engine(installed(servers, name), poolclass=NullPool)
+    expire_in(engine, grant)
 
 
 @pytest.mark.parametrize("which", ENGINES)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, event
+from sqlalchemy import Engine, NullPool, event
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.lines import lines_of
@@ -20,9 +20,10 @@ HEADED = {
     "postgresql15": "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     " AND objsubid = 1 AND (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) = :key",
+    "yugabytedb": "SELECT EXISTS (SELECT FROM lock.locked_keys WHERE key = :key) AND NOT lock.try_shared(:key)",
 }
 BY_NAME = "SELECT NOT IS_FREE_LOCK(SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256))"
-LINED = ["postgresql15", "mysql", "mariadb", "sqlite"]
+LINED = ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"]
 
 
 @pytest.mark.usefixtures("never_cut")
@@ -31,7 +32,7 @@ def test_whoever_came_first_is_served_first(name: str, engine_to: MakeEngine, wa
     """Three processes (engines, which share nothing in memory): the one that gives it back comes last."""
     watcher = watch(name)
     first, second, third = (sl.Locks(engine_to(name)) for _ in range(3))
-    sem = made(first._engine, 1)
+    sem = lined(first._engine, 1, name)
     grant = first.acquire({sem: 1}, ttl=3600)
     second_ = later(second.acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
     until(lambda: headed(watcher, name, sem), unless=second_)
@@ -56,10 +57,25 @@ def test_whoever_came_first_is_served_first(name: str, engine_to: MakeEngine, wa
         locks.release(locks.run(sl.semaphore.holders(sem))[0].external_id)
 
 
+def lined(engine: Engine, capacity: int, name: str) -> str:
+    """A new semaphore, in whose line somebody has stood before.
+
+    YugabyteDB writes the row of a line outside the transaction; on the stand-in it is seen when it is committed.
+    """
+    sem = made(engine, capacity)
+    if name == "yugabytedb":
+        sl.Locks(engine).run(sl.lock.create(line_of(name, sem)))
+    return sem
+
+
+def line_of(name: str, sem: str) -> int:
+    where = "lock.semaphore" if name in HEADED else "None.lock_semaphore"
+    return sl.lock.key("sqlalchemy_locks.semaphore", where, sem)
+
+
 def headed(watcher: Any, name: str, sem: str) -> bool:
     """Whether somebody is in front of the server's line of a semaphore, by the server's own account."""
-    where = "lock.semaphore" if name.startswith("postgresql") else "None.lock_semaphore"
-    key = sl.lock.key("sqlalchemy_locks.semaphore", where, sem)
+    key = line_of(name, sem)
     return bool(queued(watcher.engine, key) if name == "sqlite" else watcher.ask(HEADED.get(name, BY_NAME), key=key))
 
 
@@ -68,7 +84,7 @@ def headed(watcher: Any, name: str, sem: str) -> bool:
 def test_who_wants_more_is_not_overtaken(name: str, engine_to: MakeEngine, watch: Any) -> None:
     watcher = watch(name)
     holder, big, small = (sl.Locks(engine_to(name)) for _ in range(3))
-    sem = made(holder._engine, 2)
+    sem = lined(holder._engine, 2, name)
     one, two = (holder.acquire({sem: 1}, ttl=3600) for _ in range(2))
     waiting = later(big.acquire, {sem: 2}, ttl=3600, timeout=PATIENCE)
     until(lambda: headed(watcher, name, sem), unless=waiting)
@@ -200,7 +216,7 @@ def test_a_head_that_is_cut_off_lines_up_again(name: str, engine_to: MakeEngine,
         cursor.close()
         dbapi_connection.rollback()
 
-    sem = made(holder._engine, 1)
+    sem = lined(holder._engine, 1, name)
     grant = holder.acquire({sem: 1}, ttl=3600)
     waiting = later(sl.Locks(waiter).acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
     until(lambda: headed(watcher, name, sem), unless=waiting)
@@ -211,14 +227,14 @@ def test_a_head_that_is_cut_off_lines_up_again(name: str, engine_to: MakeEngine,
     holder.release(waiting.result())
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mariadb", "sqlite"])
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mariadb", "sqlite"])
 def test_a_process_that_is_stopped_in_front_holds_nobody_up(
     name: str, servers: Any, engine_to: MakeEngine, watch: Any
 ) -> None:
     """Whoever is silent in front of a line is cut off by the server, or passed over, here after 2 seconds."""
     watcher = watch(name)
     holder, second = (sl.Locks(engine_to(name)) for _ in range(2))
-    sem = made(holder._engine, 1)
+    sem = lined(holder._engine, 1, name)
     grant = holder.acquire({sem: 1}, ttl=3600)
     with Holder(installed(servers, name), sem, 3600, "wait") as head:
         until(lambda: headed(watcher, name, sem))

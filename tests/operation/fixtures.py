@@ -60,8 +60,11 @@ def cut_after(seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a server cut off whoever is silent in front of its line for so long."""
     join = postgresql._JOIN.text.replace(f"'{base.IDLE}s'", f"'{seconds}s'")
     idle = mysql._IDLE.text.replace(f"wait_timeout = {base.IDLE}", f"wait_timeout = {seconds}")
+    limit = postgresql._LIMIT.text.replace(f"'{base.IDLE}s'", f"'{seconds}s'")
     assert join != postgresql._JOIN.text
+    assert limit != postgresql._LIMIT.text
     assert idle != mysql._IDLE.text
     monkeypatch.setattr(postgresql, "_JOIN", text(join).bindparams(bindparam("key", type_=BigInteger())))
+    monkeypatch.setattr(postgresql, "_LIMIT", text(limit))
     monkeypatch.setattr(mysql, "_IDLE", text(idle))
     monkeypatch.setattr(sqlite_line, "IDLE", float(seconds))

@@ -15,8 +15,9 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.attempts import transaction
 from sqlalchemy_locks.exchange import Exchanged
 from sqlalchemy_locks.explain import _chooses, _spelt
+from sqlalchemy_locks.head import Head
 from sqlalchemy_locks.operation import place_of
-from sqlalchemy_locks.shift import Shift, _Head
+from sqlalchemy_locks.shift import Shift
 from tests.faults.drivers import sync
 from tests.operation.parties import connected, installed
 from tests.tasks.test_lost_replies import final, in_the_clear
@@ -249,7 +250,7 @@ def test_a_worker_that_dies_before_it_reads_the_answer(engine: Engine) -> None:
 
 
 def test_a_dear_look_from_the_head_is_not_taken_each_time() -> None:
-    head, last = _Head(True, 3600), (0, None, 7)
+    head, last = Head(True, 3600), (0, None, 7)
     assert head.after() is None
     head.looked(None, last, 360)
     assert head.after() == last
@@ -259,10 +260,10 @@ def test_a_dear_look_from_the_head_is_not_taken_each_time() -> None:
     assert head.after() is None
     head.looked(None, last, 0.0)
     assert head.after() is None
-    capped = _Head(True, 1)
+    capped = Head(True, 1)
     capped.looked(None, last, 360)
     assert capped._until <= time.monotonic() + 1
-    cheap = _Head(False, 3600)
+    cheap = Head(False, 3600)
     cheap.looked(None, last, 360)
     assert cheap.after() is None
 

@@ -90,6 +90,13 @@ class Chore(Base):
     since: Mapped[datetime | None] = mapped_column(Instant())
 
 
+class Slot(Base):
+    __tablename__ = "slot"
+    hall: Mapped[str] = mapped_column(String(5), primary_key=True)
+    number: Mapped[int] = mapped_column("no", primary_key=True, autoincrement=False)
+    status: Mapped[str] = mapped_column(String(5), default="free")
+
+
 letters = sl.Queue(Letter)
 chores = sl.StateTransition(
     Chore,
@@ -189,11 +196,48 @@ def test_a_captured_task_proves_its_claim(own: Engine) -> None:
         assert lost.claim == 2
         first.rollback()
         assert first.scalar(chores.set_status("a", "done", claim=lost)) is False
+        assert first.scalar(chores.set_status(lost, "done")) is False
+        assert first.scalar(chores.set_status(lost, "done", force=True)) is False
         first.rollback()
         assert second.scalar(chores.set_status("a", "done", claim=mine)) is True
+        second.rollback()
+        assert second.scalar(chores.set_status(mine, "done")) is True
         second.commit()
+        assert mine.status == "done"
     with Session(own) as session, pytest.raises(ValueError, match="was not captured"):
         chores.set_status("a", "done", claim=session.get_one(Chore, "a"))
+    with Session(own) as session, pytest.raises(ValueError, match="was not captured"):
+        chores.set_status(session.get_one(Chore, "a"), "done")
+
+
+def test_what_was_captured_is_the_task_that_is_meant(own: Engine) -> None:
+    """An entity, a row that has one, a row of a connection or of a ``Table``; with queues and without a claim."""
+    slots = sl.StateTransition(
+        Slot, id=Slot.number, queue=Slot.hall, status=Slot.status, ready="free", captured="taken"
+    )
+    table = Slot.__table__
+    rows = sl.StateTransition(table, id="no", queue="hall", status="status", ready="free", captured="taken")
+    with Session(own) as session:
+        session.add_all(Slot(hall=hall, number=number) for hall in "ab" for number in range(1, 7))
+        session.commit()
+        for number, pattern in enumerate((slots, slots, rows, slots), 1):
+            found = session.execute(pattern.capture(1, queue="b"))
+            (captured,) = found.scalars() if number == 1 else found
+            if number < 4:
+                assert session.scalar(pattern.set_status(captured, "used")) is True
+        with pytest.raises(ValueError, match="leave out queue="):
+            slots.set_status(captured, "used", queue="b")
+        with pytest.raises(ValueError, match="was not captured"):
+            chores.set_status(captured, "done")
+        with pytest.raises(TypeError, match="no row of a captured task"):
+            rows.set_status(session.execute(select(table.c.no, table.c.status)).first(), "used")
+        assert session.scalar(slots.set_status(captured, "used")) is True
+        session.commit()
+    with own.begin() as connection:
+        (captured,) = connection.execute(slots.capture(1, queue="b"))
+        assert connection.scalar(slots.set_status(captured, "used")) is True
+        used = select(Slot.hall, Slot.number).where(Slot.status == "used").order_by(Slot.number)
+        assert connection.execute(used).all() == [("b", number) for number in range(1, 6)]
 
 
 def test_a_timeout_without_end_keeps_no_other_from_its_own(own: Engine) -> None:

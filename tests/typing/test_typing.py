@@ -20,6 +20,7 @@ WRONG = [
     ('sl.lock.try_exclusive("a")), bool | None)', 'sl.lock.try_exclusive("a")), int | None)'),
     ("sl.lock.row(Customer, 42)), Customer | None)", "sl.lock.row(Customer, 42)), Base | None)"),
     ("locks.run(sl.lock.vacuum()), int | None)", "locks.run(sl.lock.vacuum()), str | None)"),
+    ('values={"locked": False})), list[Any])', 'values={"locked": False})), Any)'),
     ("held.session, AsyncSession)", "held.session, Session)"),
     ('mutex.acquire_token("a"), int | None)', 'mutex.acquire_token("a"), int)'),
     ('await Mutex(client).acquire("a"), bool)', 'Mutex(client).acquire("a"), bool)'),

@@ -76,6 +76,9 @@ def captures(session: Session, locks: sl.Locks) -> None:
     assert_type(locks.run(paid), list[Customer])
     table = Table("customer", MetaData())
     assert_type(session.scalars(sl.capture(table, values={"locked": False})).all(), Sequence[Any])
+    assert_type(locks.run(sl.capture(table, values={"locked": False})), list[Any])
+    assert_type(locks.run(sl.Queue().capture(3)), list[Any])
+    assert_type(locks.run(sl.StateTransition(table, id="id", status="status").capture(3)), list[Any])
     own = sl.StateTransition(Customer, id=Customer.id, status=Customer.locked, ready=True, captured=False)
     assert_type(session.scalars(own.capture(limit=3)).all(), Sequence[Customer])
     assert_type(locks.run(own.capture(3)), list[Customer])
@@ -181,6 +184,7 @@ async def async_decorated(locks: sl.AsyncLocks) -> None:
 
 
 async def with_async_locks(locks: sl.AsyncLocks) -> None:
+    assert_type(await locks.run(sl.capture(Table("customer", MetaData()), values={"locked": False})), list[Any])
     assert_type(await locks.run(sl.lock.vacuum()), int | None)
     assert_type(await locks.mutex.acquire("a"), bool)
     assert_type(await locks.acquire({"a": 1}), sl.Grant)

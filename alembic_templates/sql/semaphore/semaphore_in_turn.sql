@@ -6,24 +6,31 @@ CREATE OR REPLACE FUNCTION lock.semaphore_in_turn(lines bigint[], names text[], 
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
+DECLARE
+  free boolean;
 BEGIN
-  IF strpos(version(), '-YB-') = 0 THEN
-    FOR i IN 1 .. cardinality(names) LOOP
-      -- Whoever waits for room has this lock, or waits for it: the server says no in either case.
-      IF NOT pg_try_advisory_xact_lock_shared(lines[i]) THEN
-        exhausted := exhausted || names[i];
-      END IF;
-    END LOOP;
-    -- What was granted already must not wait behind those who wait for it.
-    IF exhausted IS NOT NULL AND NOT EXISTS (
-      SELECT FROM lock.permit_request AS r WHERE r.external_id = semaphore_in_turn.external_id)
-    THEN
-      acquired := false;
-      state := 'DENIED';
-      replayed := false;
-      semaphores := names;
-      RETURN;
+  FOR i IN 1 .. cardinality(names) LOOP
+    -- Whoever waits for room has this lock, or waits for it: the server says no in either case.
+    IF strpos(version(), '-YB-') = 0 THEN
+      free := pg_try_advisory_xact_lock_shared(lines[i]);
+    ELSE
+      -- a row lock, whose row is there once somebody has waited
+      free := NOT EXISTS (SELECT FROM lock.locked_keys AS line WHERE line.key = lines[i])
+        OR lock.try_shared(lines[i], true);
     END IF;
+    IF NOT free THEN
+      exhausted := exhausted || names[i];
+    END IF;
+  END LOOP;
+  -- What was granted already must not wait behind those who wait for it.
+  IF exhausted IS NOT NULL AND NOT EXISTS (
+    SELECT FROM lock.permit_request AS r WHERE r.external_id = semaphore_in_turn.external_id)
+  THEN
+    acquired := false;
+    state := 'DENIED';
+    replayed := false;
+    semaphores := names;
+    RETURN;
   END IF;
   SELECT granted.* INTO acquired, state, replayed, request_id, expires_at, semaphores, fences, exhausted
   FROM lock.semaphore_acquire(names, counts, semaphore_in_turn.external_id, semaphore_in_turn.owner,

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from ... import semaphore
 from ...locks import Locks
 from ...names import plain
-from ...overview import STALLED
+from ...overview import STALLED, Own
 from ...queue import Queue
 from ...values import Released
 
-Act = Callable[[Locks, Mapping[str, str], str], str]
+#: of the form's fields, by whom, where it may be about a table of the app's own
+Act = Callable[[Locks, Mapping[str, str], str, Mapping[str, Own]], str]
 
 #: jobs that one click gives back
 BATCH = 1000
@@ -24,16 +25,18 @@ _RELEASED = {
 }
 
 
-def release(locks: Locks, form: Mapping[str, str], who: str) -> str:
+def release(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Own]) -> str:
     """Give back the permits of a request; its holder finds out when it renews, or writes."""
     external_id = form.get("external_id", "")
     return _RELEASED[locks.release(external_id)].format(external_id)
 
 
-def requeue(locks: Locks, form: Mapping[str, str], who: str) -> str:
+def requeue(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Own]) -> str:
     """Give back dead jobs of a queue, to be tried as often as new ones; or stalled ones."""
     called, what = form.get("queue", ""), form.get("what", "")
-    queue = Queue()
+    queue = own.get(form["own"]) if form.get("own") else Queue()
+    if not isinstance(queue, Queue):
+        raise ValueError(f"no queue of the app's own is called {form['own'][:40]!r} here")
     if what == "dead":
         done = locks.run(queue.revive(queue=called, limit=BATCH)) or 0
     elif what == "stalled":
@@ -44,7 +47,7 @@ def requeue(locks: Locks, form: Mapping[str, str], who: str) -> str:
     return f"Gave back {done:,} {what} job{'' if done == 1 else 's'} of {called!r}{more}"
 
 
-def resize(locks: Locks, form: Mapping[str, str], who: str) -> str:
+def resize(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Own]) -> str:
     """Change a semaphore's capacity; its history has who did."""
     called, given = form.get("name", ""), form.get("capacity", "")
     if not given.isascii() or not given.isdigit() or len(given) > 10:

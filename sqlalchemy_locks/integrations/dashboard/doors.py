@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from ...locks import Locks
+from ...mutex import Mutex
+from ...overview import Own
+from ...queue import Queue
+from ...timeout import Timeout
 from .guard import Callback, Guard, Settle, settled
 from .messages import LONGEST_BODY, Request, Response
 from .page import Page
@@ -35,6 +39,7 @@ def wsgi(
     secret: str | bytes | None = None,
     refresh: float = 5.0,
     title: str = "Locks",
+    own: Mapping[str, Own] | None = None,
 ) -> WSGI:
     """The page as a WSGI application: for Flask, Django, Pyramid, or any server.
 
@@ -47,6 +52,8 @@ def wsgi(
         e.g. your app's secret key. Needed with ``authorize``.
     :param refresh: how often the page looks again, in seconds; 0: not by itself.
     :param title: its heading.
+    :param own: what the app has in tables of its own, by what the page calls it: each a ``Queue``, ``Mutex`` or
+        ``Timeout``. It is shown with what is in the shipped tables.
     :return: a WSGI application, to be mounted under any path.
     :raises ValueError: for ``authorize`` without ``secret``.
 
@@ -57,8 +64,8 @@ def wsgi(
     >>> from sqlalchemy_locks.integrations import dashboard
     >>> app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/locks": dashboard.wsgi(locks)})
     """
-    given = _giver(locks)
-    page = Page(lambda: _synchronous(given()), Guard(view, authorize, secret), _pause(refresh), title)
+    given, others = _giver(locks), _others(own)
+    page = Page(lambda: _synchronous(given()), Guard(view, authorize, secret), _pause(refresh), title, others)
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         request = _from_environ(environ)
@@ -79,19 +86,20 @@ def asgi(
     secret: str | bytes | None = None,
     refresh: float = 5.0,
     title: str = "Locks",
+    own: Mapping[str, Own] | None = None,
 ) -> ASGI:
     """The page as an ASGI application: for FastAPI, Starlette, Litestar, or any server.
 
     :param locks: ``AsyncLocks``, which are awaited, or ``Locks``, in a thread; or a function that gives either.
     :param view: :param authorize: as for :func:`wsgi`; coroutine functions, too. The request has a ``scope``.
-    :param secret: :param refresh: :param title: as for :func:`wsgi`.
+    :param secret: :param refresh: :param title: :param own: as for :func:`wsgi`.
     :return: an ASGI application, to be mounted under any path.
     :raises ValueError: for ``authorize`` without ``secret``.
 
     >>> from sqlalchemy_locks.integrations import dashboard
     >>> app.mount("/locks", dashboard.asgi(locks))
     """
-    given = _giver(locks)
+    given, others = _giver(locks), _others(own)
     guard, pause = Guard(view, authorize, secret), _pause(refresh)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,9 +113,9 @@ def asgi(
     async def answer(request: Request) -> Response:
         shown = given()
         if isinstance(shown, Locks):
-            page = Page(lambda: shown, guard, pause, title)
+            page = Page(lambda: shown, guard, pause, title, others)
             return await asyncio.to_thread(page.answer, request, _from_thread(asyncio.get_running_loop()))
-        page = Page(lambda: shown._sync, guard, pause, title)
+        page = Page(lambda: shown._sync, guard, pause, title, others)
         return await greenlet_spawn(page.answer, request, _awaited)
 
     return application
@@ -121,6 +129,13 @@ def _synchronous(locks: Any) -> Locks:
     if not isinstance(locks, Locks):
         raise TypeError(f"dashboard.wsgi takes Locks, not {locks!r}: AsyncLocks need dashboard.asgi")
     return locks
+
+
+def _others(own: Mapping[str, Own] | None) -> Mapping[str, Own]:
+    for name, one in (own or {}).items():
+        if not isinstance(name, str) or not name or not isinstance(one, (Queue, Mutex, Timeout)):
+            raise TypeError(f"own= has a Queue, Mutex or Timeout by each name, not {one!r} by {name!r}")
+    return dict(own or {})
 
 
 def _pause(refresh: float) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import quote, urlencode
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...errors import LockError
 from ...locks import Locks
+from ...overview import Own
 from . import actions, reading, shown
 from .guard import Guard, Settle, cookie, visitor_of
 from .messages import Request, Response
@@ -37,10 +38,14 @@ class Page:
     """Answers requests.
 
     :param locks: what gives the ``Locks`` to show, at each request.
+    :param own: what the app has in tables of its own.
     """
 
-    def __init__(self, locks: Callable[[], Locks], guard: Guard, refresh: float, title: str) -> None:
+    def __init__(
+        self, locks: Callable[[], Locks], guard: Guard, refresh: float, title: str, own: Mapping[str, Own]
+    ) -> None:
         self._locks = locks
+        self._own = own
         self._guard = guard
         self._refresh = refresh
         self._title = title
@@ -74,7 +79,7 @@ class Page:
         of = request.query.get("of") or None
         locks = self._locks()
         try:
-            look = reading.look(locks, of)
+            look = reading.look(locks, of, self._own)
         except (SQLAlchemyError, OSError, LockError) as error:
             return self._said(503, f"The database can't be reached: {reading.cause(error)}", back=False)
         body = shown.render(
@@ -105,7 +110,7 @@ class Page:
             actions.refused(name, who, why, request.form)
             return self._said(403, f"Nothing was done: {why}.")
         try:
-            said = actions.ACTIONS[name](self._locks(), request.form, who)
+            said = actions.ACTIONS[name](self._locks(), request.form, who, self._own)
         except (LockError, ValueError, TypeError) as error:
             actions.refused(name, who, str(error), request.form)
             return self._said(400, f"Nothing was done: {error}.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,8 +19,11 @@ from ...errors import LockError
 from ...health import Finding
 from ...locks import Locks
 from ...maintenance import QUEUE, TASKS
-from ...overview import Rows
+from ...mutex import Mutex
+from ...overview import Own, Rows
+from ...queue import Queue
 from ...semaphore.look import AGES
+from ...timeout import Timeout
 
 #: so many of each are shown, and how many there are besides is told
 SEMAPHORES, HOLDERS, HOLDERS_OF_ONE, QUEUES, KEYS, WAITERS, MUTEXES, TIMEOUTS = 50, 10, 500, 50, 100, 10, 100, 50
@@ -37,6 +40,8 @@ class Section:
     rows: Any = ()
     more: int = 0
     says: str | None = None
+    #: why one of its tables is not told of: which of the app's own, or ``None`` for the shipped one
+    untold: tuple[tuple[str | None, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,15 +67,16 @@ class Look:
     of: str | None = None
 
 
-def look(locks: Locks, of: str | None = None) -> Look:
+def look(locks: Locks, of: str | None = None, own: Mapping[str, Own] | None = None) -> Look:
     """Read it all.
 
+    :param own: what the app has in tables of its own, by what it is called.
     :param of: only this semaphore, with many more of its holders.
     :raises SQLAlchemyError, OSError: when there is no connection to be had.
     """
     now = overview.instant(locks)
     place = overview.place(locks)
-    lately = _section(locks, overview.completed)
+    lately, others = _section(locks, overview.completed), own or {}
     return Look(
         now=now,
         engine=locks.engine_name,
@@ -78,11 +84,11 @@ def look(locks: Locks, of: str | None = None) -> Look:
         called=place.partition("://")[2].replace(":***@", "@").removeprefix("/") or place,
         semaphores=_semaphores(locks, of),
         ages=_ages(_section(locks, overview.ages)),
-        queues=_queues(locks, now, lately),
+        queues=_queues(locks, now, lately, others),
         lately=_lately(lately),
         keys=_keys(_section(locks, overview.keys), now),
-        mutexes=_mutexes(_section(locks, overview.mutexes), now),
-        timeouts=_timeouts(_section(locks, overview.timeouts)),
+        mutexes=_mutexes(_every(locks, overview.mutexes, others, Mutex), now),
+        timeouts=_timeouts(_every(locks, overview.timeouts, others, Timeout)),
         maintenance=_maintenance(_section(locks, overview.maintenance)),
         changes=_changes(_section(locks, overview.changes), now),
         of=of,
@@ -131,8 +137,24 @@ def _section(locks: Locks, read: Callable[[Locks], Rows]) -> Section:
     return Section(says=str(part.error)) if part.rows is None else Section(rows=part.rows)
 
 
-def _cut(rows: list[Any], most: int) -> Section:
-    return Section(rows=rows[:most], more=max(0, len(rows) - most))
+def _every(locks: Locks, read: Callable[..., Rows], own: Mapping[str, Own], kind: type[Any]) -> Section:
+    """The rows of the shipped table, and of the app's own of a kind, each with ``own``: whose it is."""
+
+    def reader(one: Any) -> Callable[[Locks], Rows]:
+        return lambda locks: read(locks, one)
+
+    sections: dict[str | None, Section] = {None: _section(locks, read)}
+    sections |= {name: _section(locks, reader(one)) for name, one in own.items() if isinstance(one, kind)}
+    if len(sections) == 1 and sections[None].says is not None:
+        return sections[None]
+    return Section(
+        rows=[{**row, "own": name} for name, section in sections.items() for row in section.rows],
+        untold=tuple((name, section.says) for name, section in sections.items() if section.says is not None),
+    )
+
+
+def _cut(rows: list[Any], most: int, section: Section) -> Section:
+    return Section(rows=rows[:most], more=max(0, len(rows) - most), untold=section.untold)
 
 
 def _semaphores(locks: Locks, of: str | None) -> Section:
@@ -180,22 +202,26 @@ def _spelt(seconds: int) -> str:
     return f"{seconds // 3600} h" if seconds >= 3600 else f"{seconds // 60} min"
 
 
-def _queues(locks: Locks, now: datetime, lately: Section) -> Section:
-    section = _section(locks, overview.queues)
+def _queues(locks: Locks, now: datetime, lately: Section, own: Mapping[str, Own]) -> Section:
+    section = _every(locks, overview.queues, own, Queue)
     if section.says is not None:
         return section
-    stalled = {row["queue_id"]: int(row["stalled"]) for row in _section(locks, overview.stalled).rows}
+    still = _every(locks, overview.stalled, own, Queue)
+    stalled = {(row["own"], row["queue_id"]): int(row["stalled"]) for row in still.rows}
     done: dict[str, int] = {}
     for row in lately.rows:
         done[row["queue_id"]] = done.get(row["queue_id"], 0) + int(row["completed"])
-    known = {row["queue_id"]: dict(row) for row in section.rows}
+    known = {(row["own"], row["queue_id"]): dict(row) for row in section.rows}
+    none = dict.fromkeys(("waiting", "scheduled", "running", "dead"), 0)
     for name in done:
-        known.setdefault(name, {"queue_id": name, **dict.fromkeys(("waiting", "scheduled", "running", "dead"), 0)})
-    for name, row in known.items():
+        known.setdefault((None, name), {"queue_id": name, "own": None, **none})
+    for key, row in known.items():
         row["late"] = _age(row.get("oldest"), now)
-        row["stalled"], row["done"] = stalled.get(name, 0), done.get(name, 0)
+        row["stalled"] = stalled.get(key, 0)
+        # which index of a table of one's own would serve to count them nobody knows
+        row["done"] = done.get(row["queue_id"], 0) if row["own"] is None else None
         row["well"] = int(row["running"]) - row["stalled"]
-    return _cut([known[name] for name in sorted(known)], QUEUES)
+    return _cut([known[key] for key in sorted(known, key=lambda key: (key[0] or "", key[1]))], QUEUES, section)
 
 
 def _lately(section: Section) -> Section:
@@ -227,20 +253,20 @@ def _keys(section: Section, now: datetime) -> Section:
         rows.append(one)
     # whom others wait for comes first
     rows.sort(key=lambda row: -row["waiters"])
-    cut = _cut(rows, KEYS)
+    cut = _cut(rows, KEYS, section)
     return Section(rows=cut.rows, more=cut.more, says=section.says)
 
 
 def _mutexes(section: Section, now: datetime) -> Section:
     if section.says is not None:
         return section
-    return _cut([{**row, "age": _age(row["acquired_at"], now)} for row in section.rows], MUTEXES)
+    return _cut([{**row, "age": _age(row["acquired_at"], now)} for row in section.rows], MUTEXES, section)
 
 
 def _timeouts(section: Section) -> Section:
     if section.says is not None:
         return section
-    return _cut([row for row in section.rows if row["queue"] != QUEUE], TIMEOUTS)
+    return _cut([row for row in section.rows if row["own"] or row["queue"] != QUEUE], TIMEOUTS, section)
 
 
 def _maintenance(section: Section) -> Section:

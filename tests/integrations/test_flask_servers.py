@@ -1,0 +1,159 @@
+"""An app under servers that are not like threads: gevent's worker, and the reloader of `flask run --debug`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from tests.conftest import PLAIN, Servers, install
+from tests.examples.served import Server, running
+from tests.operation.parties import PATIENCE, later, until
+
+_APP = """
+import os, threading
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy_locks.integrations.flask import FlaskLocks
+
+db, locks = SQLAlchemy(), FlaskLocks()
+app = Flask("app")
+app.config.update(
+    SQLALCHEMY_DATABASE_URI=os.environ["URL"],
+    SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"application_name": f"process {os.getpid()}"}},
+    SQLALCHEMY_LOCKS_MAINTENANCE=True,
+)
+db.init_app(app)
+locks.init_app(app)
+inside, most, may = [], [], threading.Event()
+
+@app.get("/told")
+def told():
+    threads = [each.name for each in threading.enumerate()]
+    return {
+        "process": os.getpid(), "parent": os.getppid(), "inside": len(inside), "most": max(most, default=0),
+        "maintained": threads.count("sqlalchemy_locks.maintenance"),
+    }
+
+@app.get("/hold")
+def hold():
+    with locks.exclusive("held", timeout=PATIENCE):
+        inside.append(1)
+        most.append(len(inside))
+        assert may.wait(PATIENCE)
+        inside.pop()
+    return "held"
+
+@app.get("/go")
+def go():
+    may.set()
+    return "gone"
+""".replace("PATIENCE", str(PATIENCE))
+
+
+@pytest.fixture
+def url(servers: Servers) -> str:
+    """A database that nobody else is connected to."""
+    made = servers.fresh("postgresql15", PLAIN["postgresql15"])
+    install(made)
+    return made
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(_APP)
+    return tmp_path
+
+
+def connected(url: str) -> set[str]:
+    """Which of the app's processes have a connection."""
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.connect() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT application_name FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name LIKE 'process %'"
+            )
+        )
+        return {name.removeprefix("process ") for name in rows.scalars()}
+
+
+def maintained(url: str) -> int:
+    """How many of the maintenance's tasks have been done."""
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.connect() as connection:
+        done = connection.execute(text("SELECT count(*) FROM lock.task_timeout WHERE ts > 0"))
+        return int(done.scalar_one())
+
+
+PATCHES = "from gevent import monkey; monkey.patch_all()\n"
+
+
+@pytest.mark.parametrize("options", ["", "--preload --config patching.py"], ids=["alone", "preloaded"])
+def test_a_worker_of_gevent(options: str, url: str, app: Path) -> None:
+    (app / "patching.py").write_text(PATCHES)
+    command = f"gunicorn -k gevent --workers 1 {options} --timeout 3600 --bind 127.0.0.1:0 --no-control-socket app:app"
+    with running(command, app, URL=url) as server:
+        ask = asking(server)
+        first = later(ask, "/hold")
+        until(lambda: ask("/told")["inside"] == 1, unless=first)
+        second = later(ask, "/hold")
+        locks = sl.Locks(create_engine(url, poolclass=NullPool))
+        until(lambda: any(holder.waiting for holder in locks.run(sl.lock.holders("held"))), unless=second)
+        told = ask("/told")  # who waits keeps nobody waiting
+        assert (told["inside"], told["most"], told["maintained"]) == (1, 1, 1)
+        assert ask("/go") == "gone"
+        assert (first.result(PATIENCE), second.result(PATIENCE)) == ("held", "held")
+        assert ask("/told")["most"] == 1
+        until(lambda: maintained(url) >= 5)
+        server.end()
+        assert server.process.returncode == 0
+        assert "Traceback" not in server.said
+    assert connected(url) == set()
+
+
+def asking(server: Server) -> Callable[[str], Any]:
+    address = server.address()
+
+    def ask(path: str) -> Any:
+        answer = httpx.get(f"{address}{path}", timeout=PATIENCE)
+        assert answer.status_code == 200, server.said
+        return answer.json() if path == "/told" else answer.text
+
+    return ask
+
+
+def test_the_reloader_maintains_in_the_child_that_serves(url: str, app: Path) -> None:
+    # the reloader that looks at the files' times: how many others an inotify can watch is the machine's
+    (app / "watchdog.py").touch()
+    with running("flask --app app run --debug --port 0", app, URL=url, PYTHONPATH=str(app)) as server:
+        ask = asking(server)
+        before = ask("/told")
+        assert before["parent"] == server.process.pid  # the reloader, which has loaded the app, too
+        assert ask("/told")["maintained"] == 1
+        until(lambda: maintained(url) >= 5)
+        assert connected(url) == {str(before["process"])}
+
+        (app / "app.py").write_text(_APP + "\n# changed\n")
+        until(lambda: str(before["process"]) not in connected(url))
+        # the parent has the socket all along: whoever asks meanwhile waits for the next child
+        after = ask("/told")
+        assert after["process"] != before["process"]
+        assert after["parent"] == server.process.pid
+        assert ask("/told")["maintained"] == 1
+        until(lambda: connected(url) == {str(after["process"])})
+
+        for process in (after["process"], server.process.pid):  # as Ctrl-C does
+            os.kill(process, signal.SIGINT)
+        server.process.wait(PATIENCE)
+        server.end()
+        assert "Traceback" not in server.said
+    until(lambda: connected(url) == set())

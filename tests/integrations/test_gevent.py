@@ -1,0 +1,208 @@
+"""gevent's greenlets, many of which are one thread: each holds what it holds, and none stands in another's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PLAIN, Servers
+from tests.operation.parties import PATIENCE
+
+PATCHED = """
+from gevent import monkey
+monkey.patch_all()
+"""
+_BEGIN = """
+import contextvars, json, os, time
+import gevent
+from gevent.event import Event
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
+import sqlalchemy_locks as sl
+
+PATIENCE = float(os.environ["PATIENCE"])
+options = json.loads(os.environ["OPTIONS"])
+engine = create_engine(os.environ["URL"], pool_timeout=PATIENCE, **options)
+locks = sl.Locks(engine)
+watch = sl.Locks(create_engine(os.environ["URL"], poolclass=NullPool))
+
+def until(true):
+    with gevent.Timeout(PATIENCE):
+        while not true():
+            gevent.sleep(0.01)
+
+def tried(block):
+    try:
+        with block:
+            return "entered"
+    except sl.LockError as error:
+        return type(error).__name__
+
+def told(**values):
+    print(json.dumps(values))
+"""
+
+
+def ran(script: str, url: str, folder: Path, *, head: str = PATCHED, **options: Any) -> Any:
+    """What a process says, whose greenlets are all of one thread."""
+    (folder / "greenlets.py").write_text(head + _BEGIN + script)
+    environment = {**os.environ, "URL": url, "PATIENCE": str(PATIENCE), "OPTIONS": json.dumps(options)}
+    done = subprocess.run(
+        [sys.executable, "greenlets.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+DRIVERS = [("postgresql15", "psycopg"), ("mysql", "pymysql"), ("mariadb", "pymysql")]
+
+
+def url_of(servers: Servers, engine: str, driver: str = "") -> str:
+    return servers.installed(engine, driver or PLAIN[engine])
+
+
+@pytest.mark.parametrize(("engine", "driver"), DRIVERS)
+def test_one_of_them_at_a_time(engine: str, driver: str, servers: Servers, tmp_path: Path) -> None:
+    """Of five, one holds, one waits on a connection, and three in memory: there are no more connections than that."""
+    script = """
+inside, done, may = [], [], Event()
+most = 0
+
+def one(number):
+    global most
+    with locks.exclusive("greenlets") as held:
+        inside.append(number)
+        most = max(most, len(inside))
+        may.wait(PATIENCE)
+        held.session.execute(text("SELECT 1"))
+        gevent.sleep(0)  # let the others, if they can be let
+        inside.remove(number)
+        done.append(number)
+
+def waiting():
+    with watch._engine.connect() as connection:
+        return connection.execute(text(WAITING)).scalar()
+
+WAITING = {
+    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+}.get(engine.dialect.name, "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    " AND trx_mysql_thread_id IN (SELECT id FROM information_schema.processlist WHERE db = DATABASE())")
+first = gevent.spawn(one, 0)
+until(lambda: inside)
+others = [gevent.spawn(one, number) for number in range(1, 5)]
+until(waiting)
+held = list(inside)
+may.set()
+gevent.joinall([first, *others], timeout=PATIENCE, raise_error=True)
+told(held=held, most=most, done=done)
+"""
+    # one connection waits for the server, and who holds the key has the other
+    told = ran(script, url_of(servers, engine, driver), tmp_path, pool_size=2, max_overflow=0)
+    assert told == {"held": [0], "most": 1, "done": [0, 1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("head", [PATCHED, f"import sqlalchemy_locks{PATCHED}", ""], ids=["patched", "late", "not"])
+def test_who_re_enters_is_the_greenlet(head: str, copied: bool, servers: Servers, tmp_path: Path) -> None:
+    """What another greenlet of the thread holds is another's: its context may have been copied, and so what it knows."""
+    script = f"""
+copied = {copied}
+BLOCKS = {{
+    "exclusive": lambda patience: locks.exclusive("mine", timeout=patience),
+    "lease": lambda patience: locks.lease("mine", timeout=patience),
+    "semaphore": lambda patience: locks.semaphore("two", count=2, timeout=patience),
+}}
+locks.run(sl.semaphore.create("two", 2))
+found = {{}}
+for name, block in BLOCKS.items():
+    with block(PATIENCE):
+        # the one would wait for ever, and the other until its time is up
+        another = tried, block(0.01)
+        spawned = gevent.spawn(*((contextvars.copy_context().run, *another) if copied else another))
+        found[name] = tried(block(PATIENCE)), spawned.get(timeout=PATIENCE)
+    found[name] += (tried(block(PATIENCE)),)
+told(**found)
+"""
+    told = ran(script, url_of(servers, "postgresql15"), tmp_path, head=head)
+    assert told["exclusive"] == ["ReentryError", "LockTimeout", "entered"]
+    assert told["lease"] == ["ReentryError", "LockTimeout", "entered"]
+    assert told["semaphore"] == ["ReentryError", "LockTimeout", "entered"]
+
+
+def test_a_lease_is_renewed_by_a_greenlet(servers: Servers, tmp_path: Path) -> None:
+    script = """
+RENEWED = text("SELECT renewed_at > created_at FROM lock.permit_request WHERE external_id = :id")
+
+def renewed(grant):
+    with watch._engine.connect() as connection:
+        return connection.execute(RENEWED, {"id": grant.external_id}).scalar()
+
+with locks.lease("renewed", ttl=15) as grant:
+    until(lambda: renewed(grant))
+    grant.check()
+    told(lost=bool(grant.lost))
+"""
+    assert ran(script, url_of(servers, "postgresql15"), tmp_path) == {"lost": False}
+
+
+def test_maintenance_is_a_greenlet(servers: Servers, tmp_path: Path) -> None:
+    script = """
+import threading
+with locks.maintenance(every=3600):
+    names = [each.name for each in threading.enumerate()]
+told(names=names.count("sqlalchemy_locks.maintenance"), after=[
+    each.name for each in threading.enumerate()].count("sqlalchemy_locks.maintenance"))
+"""
+    assert ran(script, url_of(servers, "postgresql15"), tmp_path) == {"names": 1, "after": 0}
+
+
+REFUSED = """
+import psycopg, psycopg2.extensions
+AFTER
+def asked():
+    try:
+        with locks.exclusive("refused"):
+            return "entered"
+    except sl.Unsupported as error:
+        return str(error)
+told(said=asked())
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "driver", "before", "remedy"),
+    [
+        ("postgresql15", "psycopg2", "", "have psycogreen patch psycopg2"),
+        ("sqlite", "pysqlite", "", "use threads, or another engine"),
+        ("postgresql15", "psycopg", "import psycopg", "before psycopg is imported"),
+    ],
+)
+def test_a_driver_that_would_stop_who_holds_the_lock_is_refused(
+    engine: str, driver: str, before: str, remedy: str, servers: Servers, tmp_path: Path
+) -> None:
+    said = ran(REFUSED.replace("AFTER", ""), url_of(servers, engine, driver), tmp_path, head=before + PATCHED)["said"]
+    assert remedy in said
+    assert driver in said
+
+
+def test_psycopg2_that_waits_by_gevent(servers: Servers, tmp_path: Path) -> None:
+    """As psycogreen has it."""
+    after = """
+from gevent.socket import wait_read, wait_write
+def wait(connection):
+    while True:
+        state = connection.poll()
+        if state == psycopg2.extensions.POLL_OK:
+            return
+        (wait_read if state == psycopg2.extensions.POLL_READ else wait_write)(connection.fileno())
+psycopg2.extensions.set_wait_callback(wait)
+"""
+    script = REFUSED.replace("AFTER", after)
+    assert ran(script, url_of(servers, "postgresql15", "psycopg2"), tmp_path) == {"said": "entered"}

@@ -1,0 +1,199 @@
+"""What a statement of PostgreSQL captures: chosen once, changed by its key, and as it is when its row is locked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, Text, create_engine, func, text, update
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks import settling
+from sqlalchemy_locks.operation import Place, place_of
+from tests.conftest import PLAIN, Servers, install
+from tests.operation.parties import PATIENCE, Watch, later
+
+from .conftest import MakeEngine
+from .test_exchange import exchanged
+from .test_workers import counts, put
+
+POSTGRESQL = ["postgresql15", "postgresql18"]
+#: whoever holds this advisory lock keeps a statement that asks for it after its snapshot and before its row locks
+GATE = 7_341_905
+#: what the planner has to do without, for a subquery to be executed once for each row
+WITHOUT = {
+    "anything": (),
+    "joins of two sets": ("hashjoin", "mergejoin", "hashagg", "sort", "material"),
+    "indexes": ("hashjoin", "mergejoin", "material", "memoize", "indexscan", "bitmapscan"),
+}
+
+queue = sl.Queue()
+docks = Table("dock", MetaData(), Column("id", Integer, primary_key=True), Column("state", Text, nullable=False))
+
+
+@pytest.fixture(params=POSTGRESQL)
+def stale(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """A queue and a table whose statistics are of a moment when each had one row, and that have 1,000."""
+    url = servers.fresh(request.param, PLAIN[request.param])
+    install(url)
+    engine = create_engine(url, poolclass=NullPool)
+    docks.create(engine)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for table in ("lock.job", "dock"):
+            connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
+        connection.execute(queue.put(0))
+        connection.execute(docks.insert().values(id=0, state="free"))
+        connection.execute(text("VACUUM ANALYZE lock.job, dock"))
+        connection.execute(queue.put(*range(1000)))
+        connection.execute(text("INSERT INTO dock SELECT n, 'free' FROM generate_series(1, 1000) AS n"))
+    yield engine
+    engine.dispose()
+
+
+#: what takes 3 jobs, and what all of them have to be for it, if they don't just wait
+THREE: dict[str, tuple[Any, str | None]] = {
+    "capture": (queue.capture(3), None),
+    "exchange": (queue._exchange([(1, 1)], 3, queue="default", host="h", after=None), None),
+    "requeue_stalled": (
+        queue.requeue_stalled(0, limit=3),
+        "started_at = now(), heartbeat_at = '2020-01-01', attempts = 1",
+    ),
+    "delete_finished": (queue.delete_finished(0, limit=3), "started_at = now(), completed_at = '2020-01-01'"),
+}
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_the_limit_holds_with_stale_statistics(stale: Engine, name: str) -> None:
+    """Which that of `WHERE id IN (SELECT ... LIMIT 3 FOR UPDATE SKIP LOCKED)` does not."""
+    operation, state = THREE[name]
+    if state is not None:
+        with stale.begin() as connection:
+            connection.execute(text(f"UPDATE lock.job SET {state}"))
+    with stale.connect() as connection, stale.connect() as other:
+        for without, settings in WITHOUT.items():
+            for setting in settings:
+                connection.execute(text(f"SET LOCAL enable_{setting} = off"))
+            connection.execute(operation).all()
+            free = other.execute(text("SELECT count(*) FROM (SELECT 1 FROM lock.job FOR UPDATE SKIP LOCKED) AS free"))
+            assert free.scalar_one() == 1001 - 3, without
+            other.rollback()
+            connection.rollback()
+
+
+def planned(connection: Connection, operation: Any) -> list[str]:
+    compiled = operation.compile(connection.engine, compile_kwargs={"render_postcompile": True})
+    return list(connection.exec_driver_sql(f"EXPLAIN {compiled}", compiled.params).scalars())
+
+
+@pytest.mark.parametrize("limit", [10, 1000])
+def test_what_was_chosen_is_changed_by_its_key(stale: Engine, limit: int) -> None:
+    """However many: a planner that expects them to be a part of the table goes through the whole of it instead."""
+    with stale.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("INSERT INTO dock SELECT n, 'free' FROM generate_series(1001, 10000) AS n"))
+        connection.execute(text("ANALYZE dock"))
+        plan = planned(
+            connection,
+            sl.capture(
+                docks, where=docks.c.state == "free", values={"state": "taken"}, order_by=docks.c.id, limit=limit
+            ),
+        )
+    assert [line for line in plan if "Index Cond: (id = locks_numbered.id)" in line], plan
+    assert not [line for line in plan if "Seq Scan" in line], plan
+
+
+@pytest.mark.parametrize("operation", [THREE["capture"][0], THREE["exchange"][0]], ids=["capture", "exchange"])
+def test_jobs_are_not_numbered(stale: Engine, operation: Any) -> None:
+    """What they are ordered by comes back with them as it was, and one look finds all of them: a step less for each."""
+    with stale.connect() as connection:
+        plan = planned(connection, operation)
+    assert not [line for line in plan if "WindowAgg" in line], plan
+    assert [line for line in plan if "internal_id = ANY" in line], plan
+
+
+@pytest.fixture
+def gate(engine_to: MakeEngine, servers: Servers, request: pytest.FixtureRequest) -> Iterator[Connection]:
+    """Holds up whoever asks for GATE, until it is committed."""
+    with engine_to(request.getfixturevalue("name")).connect() as connection:
+        connection.execute(func.pg_advisory_xact_lock(GATE).select())
+        yield connection
+        connection.rollback()
+
+
+def through_the_gate() -> Any:
+    return func.pg_advisory_xact_lock_shared(GATE).is_not(None)
+
+
+@pytest.mark.parametrize("name", POSTGRESQL)
+def test_a_row_is_captured_as_it_is_and_not_as_it_was(
+    engine_to: MakeEngine, servers: Servers, gate: Connection, name: str
+) -> None:
+    """Between the snapshot and the lock one of them is taken by somebody else, and one is changed."""
+    engine = engine_to(name)
+    put(engine, *range(6))
+    held_up = sl.Queue()
+    take = held_up._take
+    chosen = take.taken
+    take.taken = lambda place: replace(chosen(place), where=(*chosen(place).where, through_the_gate()))  # type: ignore[method-assign]
+    watch = Watch(servers, name)
+
+    def capture() -> list[Any]:
+        with engine.begin() as connection:
+            return list(connection.execute(held_up.capture(3)).all())
+
+    capturing = later(capture)
+    watch.until_waiting(capturing)
+    (theirs,) = exchanged(engine, [], 1).jobs
+    with engine.begin() as connection:
+        job = place_of(connection.dialect, {}).tables.job
+        connection.execute(
+            update(job)
+            .where(job.c.internal_id == theirs.internal_id + 1)
+            .values(claim=job.c.claim + 1, max_attempts=77)
+        )
+    gate.commit()
+    taken = capturing.result(PATIENCE)
+    watch.close()
+    assert theirs.payload == 0
+    assert [(each.payload, each.claim, each.max_attempts) for each in taken] == [(1, 2, 77), (2, 1, 5), (3, 1, 5)]
+    assert counts(engine)["running"] == 4
+
+
+@pytest.mark.parametrize("name", POSTGRESQL)
+def test_a_job_is_ended_by_who_has_it_and_not_by_who_had_it(
+    engine_to: MakeEngine, servers: Servers, gate: Connection, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Between the snapshot and the lock one of them becomes another worker's."""
+    engine = engine_to(name)
+    put(engine, *range(2))
+    mine = exchanged(engine, [], 2).jobs
+    held_up = sl.Queue()
+    complete, running = held_up._complete.passing, settling._running
+    changing = complete.changing
+
+    def gated(place: Place) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(settling, "_running", lambda at: (*running(at), through_the_gate()))
+            return changing(place)
+
+    complete.changing = gated  # type: ignore[method-assign]
+    watch = Watch(servers, name)
+
+    def exchange() -> Any:
+        with engine.begin() as connection:
+            return connection.scalar(held_up._exchange(mine, 2, queue="default", host="h", after=None))
+
+    exchanging = later(exchange)
+    watch.until_waiting(exchanging)
+    with engine.begin() as connection:
+        assert connection.scalar(queue.release(mine[0])) == 1
+        (theirs,) = connection.execute(queue.capture(1)).all()
+    gate.commit()
+    told = exchanging.result(PATIENCE)
+    watch.close()
+    assert (told.jobs, told.ended) == ([], 1)
+    with engine.begin() as connection:
+        assert connection.scalar(queue.heartbeat(theirs)) == 1
+    assert counts(engine)["completed"] == 1
