@@ -198,7 +198,7 @@ class Waiting:
             return self._looking(name, ticket=ticket)
 
     def _in_line(self, name: str) -> Grant | str | Literal[False] | None:
-        """As ``_in_front``, in the server's line; ``False`` when its turn did not come, ``None`` where it is to look."""
+        """As ``_in_front``, in the server's line; ``False`` when its turn did not come, ``None`` where none is kept."""
         left, self._kept = self._left(), False
         if time.monotonic() < self._lines.aside_until:
             return None
