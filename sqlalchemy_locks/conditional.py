@@ -22,6 +22,7 @@ from .operation import Body, Operation, Place, Run
 from .roles import ONE, At, Rows, bound, named, nonce_of, one, raised, retries_left
 
 Answer = Literal["whether", "token"]
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class Conditional(Body):
@@ -83,9 +84,12 @@ class Conditional(Body):
         with self.waiting(run):
             return self.sent(run, self.one(run.place)) > 0
 
-    @contextlib.contextmanager
-    def waiting(self, run: Run) -> Iterator[None]:
+    def waiting(self, run: Run) -> contextlib.AbstractContextManager[None]:
         """Around the UPDATE: its wait is bounded, and what ends it is told apart, where that has to be asked for."""
+        return _AS_IT_IS if run.wait is None and run.engine.locking != "file" else self._watched(run)
+
+    @contextlib.contextmanager
+    def _watched(self, run: Run) -> Iterator[None]:
         with contextlib.ExitStack() as around:
             if run.wait is not None:
                 around.enter_context(run.engine.bounded(run.connection, run.wait))
@@ -241,8 +245,6 @@ class Acquire(Conditional):
         # an earlier try, whose answer was lost, may be about to commit: its end is waited for
         if self.patient is not None and not run.again:
             return self._now(run, self.patient)
-        if run.wait is None and run.engine.locking != "file":
-            return self._answer(run, (self.patient or self).one(run.place))
         with self.waiting(run):
             return self._answer(run, (self.patient or self).one(run.place))
 

@@ -68,13 +68,21 @@ class Locks(Leases, Maintained, Holding):
         self._sets_isolation = False
         self._owner = None if owner is None else checked(owner, "an owner")
         self._nonce = secrets.token_hex(4)
+        #: the process that this was in when it was last asked, and the owner's name there
+        self._process = 0, ""
         self._mutex = Mutexes(self._run, lambda: self.owner, told=self._tell)
 
     @property
     def owner(self) -> str:
         """Who acquires what is stored with an owner."""
-        # asked for each time: a fork is another process
-        return self._owner or f"{socket.gethostname()[:200]}:{os.getpid()}:{self._nonce}"
+        if self._owner is not None:
+            return self._owner
+        process, name = self._process
+        if process != os.getpid():  # asked for each time: a fork is another process
+            process = os.getpid()
+            name = f"{socket.gethostname()[:200]}:{process}:{self._nonce}"
+            self._process = process, name
+        return name
 
     @property
     def engine_name(self) -> str:

@@ -166,7 +166,7 @@ class Rows:
     def queue(self, queue: Any) -> dict[str, Any]:
         """The value that tells one queue, where there are queues."""
         if self._own is None:
-            return {named("queue"): checked(DEFAULT_QUEUE if queue is None else queue, "a queue")}
+            return {named("queue"): DEFAULT_QUEUE if queue is None else checked(queue, "a queue")}
         if "queue" in self._own:
             if queue is None:
                 raise ValueError(f"{self.what}: ids are unique inside a queue only, so say queue=")

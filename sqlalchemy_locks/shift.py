@@ -51,39 +51,46 @@ class Shift(Finished):
         facts = place_of(terms.engine.dialect, {}).engine
         self._head, self._frees_passed = Head(facts.keeps_passed, min(terms.heartbeat, _PASSED)), facts.frees_passed
 
-    @property
-    def _ends(self) -> bool:
-        """Whether nothing may be begun: a worker may be told so while a turn waits for the database."""
-        return self.stopping or self.terms._stopped
-
     # what happens between the turns, in whatever thread
 
     def take(self) -> Any:
         """A job to run, if there is one, a hand is free, and the database was told lately that this worker lives."""
         with self._lock:
-            if self._ends or not self.waiting or len(self.running) >= self.terms.concurrency:
-                return None
-            if time.monotonic() > self._beat + 2 * self.terms.heartbeat:
-                return None  # after a stop of the process, or of the database, jobs may be others' already
-            job = self.waiting.popleft()
-            self.running[id(job)] = job
-            return job
+            return self._take()
+
+    def _take(self) -> Any:
+        terms = self.terms  # a worker may be told to stop while a turn waits for the database
+        if self.stopping or terms._stopped or not self.waiting or len(self.running) >= terms.concurrency:
+            return None
+        if time.monotonic() > self._beat + 2 * terms.heartbeat:
+            return None  # after a stop of the process, or of the database, jobs may be others' already
+        job = self.waiting.popleft()
+        self.running[id(job)] = job
+        return job
 
     def done(self, job: Any, error: BaseException | None) -> bool:
         """A handler has returned, or raised; whether there should be a turn now. It never raises."""
-        told = None if error is None else described(error)
+        if error is None:
+            with self._lock:
+                return self._complete(job)
+        told = described(error)
         with self._lock:
-            if told is not None:
-                self.failed.append((job, told))
-            else:
-                if not self.completed:
-                    self._finished = time.monotonic()
-                self.completed.append(job)
+            self.failed.append((job, told))
             self.running.pop(id(job), None)
-            due = told is not None or len(self.completed) >= self.terms.batch or not self.waiting
-        if error is not None:
-            say(logging.WARNING, "a job of the queue %r failed", self.terms.name, exc_info=error)
-        return due
+        say(logging.WARNING, "a job of the queue %r failed", self.terms.name, exc_info=error)
+        return True
+
+    def done_and_take(self, job: Any) -> tuple[bool, Any]:
+        """A handler has returned: as :meth:`done`, and then :meth:`take`."""
+        with self._lock:
+            return self._complete(job), self._take()
+
+    def _complete(self, job: Any) -> bool:
+        if not self.completed:
+            self._finished = time.monotonic()
+        self.completed.append(job)
+        self.running.pop(id(job), None)
+        return len(self.completed) >= self.terms.batch or not self.waiting
 
     # the turns
 
@@ -252,7 +259,7 @@ class Shift(Finished):
     def _fetch(self) -> None:
         """Ask for more, if a hand is free, and tell what is finished in the same breath."""
         self._exchanged = False
-        if self._ends or self.waiting or len(self.running) >= self.terms.concurrency:
+        if self.stopping or self.terms._stopped or self.waiting or len(self.running) >= self.terms.concurrency:
             return
         terms = self.terms
         with self._lock:

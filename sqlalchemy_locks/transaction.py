@@ -267,11 +267,10 @@ def retried(
     :param repeatable: it may also be run again when nobody knows whether it was done.
     :param told: hears of each error that is followed by another try, and which one that will be.
     """
-    facts = engine_of(engine.dialect)
 
     def worth(error: BaseException) -> bool:
         if isinstance(error, DBAPIError):
-            return error.connection_invalidated or facts.transient(error)
+            return error.connection_invalidated or engine_of(engine.dialect).transient(error)
         return isinstance(error, MustRollback) or (repeatable and isinstance(error, OutcomeUnknown))
 
     try:

@@ -164,8 +164,10 @@ class Worker(Terms[Handler, Engine]):
                 except BaseException as raised:
                     # SystemExit too: a thread that ended would leave its job running for ever
                     error = raised
-                due = shift.done(job, error)
-                job = shift.take()
+                if error is None:
+                    due, job = shift.done_and_take(job)
+                else:
+                    due, job = shift.done(job, error), shift.take()
                 if due:
                     self._bell.ring()
 
@@ -254,7 +256,7 @@ def handle(handler: Handler, job: Any) -> None:
     :raises TypeError: if it gives something back that would have to be awaited: its work isn't done.
     """
     given = handler(job)
-    if isinstance(given, Awaitable):
+    if given is not None and isinstance(given, Awaitable):
         if inspect.iscoroutine(given):
             given.close()
         raise TypeError(f"the handler returned {given!r}, which a Worker doesn't await: use an AsyncWorker")

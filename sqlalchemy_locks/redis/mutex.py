@@ -12,26 +12,27 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from .call import FIRST, Look, Script
+from .call import FIRST, TAKEN, Look, Script
 from .pattern import Call, Client, Pattern, as_id, as_limit, as_owner, as_queue, created, names, operation, token
 
 _ACQUIRE = Script(
     "mutex.acquire",
     """
-  local id, owner = ARGV[3], ARGV[4]
+  local id, owner = ARGV[2], ARGV[3]
   local known = last(id)
-  if known[1] == '0' or redis.call('ZADD', scores, 'XX', 'CH', 1, id) == 0 then
+  if known[1] == '0' or redis.call('ZADD', scores, 'XX', 'CH', '1', id) == 0 then
     return redis.call('ZSCORE', scores, id) and 0 or -1
   end
   return acquired(id, known, owner)
 """,
+    helpers=TAKEN,
 )
 _RELEASE = Script(
     "mutex.release",
     """
-  local id, owner = ARGV[3], ARGV[4]
-  local theirs = owner ~= '' and redis.call('HGET', facts, 'owner:' .. id) ~= owner
-  if theirs or redis.call('ZADD', scores, 'XX', 'CH', 0, id) == 0 then
+  local id, owner = ARGV[2], ARGV[3]
+  local theirs = owner and redis.call('HGET', facts, 'owner:' .. id) ~= owner
+  if theirs or redis.call('ZADD', scores, 'XX', 'CH', '0', id) == 0 then
     return redis.call('ZSCORE', scores, id) and 0 or -1
   end
   return 1
@@ -39,16 +40,16 @@ _RELEASE = Script(
 )
 _CAPTURE = Script(
     "mutex.capture",
-    FIRST
-    + """
-  local limit, owner = tonumber(ARGV[3]), ARGV[4]
+    """
+  local limit, owner = tonumber(ARGV[2]), ARGV[3]
   local ids = first(limit, 0, 0)
   for _, id in ipairs(ids) do
-    redis.call('ZADD', scores, 'XX', 'CH', 1, id)
+    redis.call('ZADD', scores, 'XX', 'CH', '1', id)
     acquired(id, last(id), owner)
   end
   return ids
 """,
+    helpers=FIRST,
     listed=True,
 )
 
@@ -63,7 +64,7 @@ _HELD = Look(
   end
   table.sort(rows, function(one, other) return tonumber(one[3]) < tonumber(other[3]) end)
   local first = {}
-  for i = 1, math.min(#rows, tonumber(ARGV[3])) do first[i] = rows[i] end
+  for i = 1, math.min(#rows, tonumber(ARGV[2])) do first[i] = rows[i] end
   return first
 """,
 )
@@ -125,7 +126,7 @@ class Mutex(Pattern[Client]):
         >>> mutex.acquire("task_a", owner="web-1")
         True
         """
-        return _ACQUIRE, queue, (as_id(id), as_owner(owner)), bool
+        return _ACQUIRE, queue, (as_id(id), *as_owner(owner)), bool
 
     @operation
     def acquire_token(self, id: str, *, queue: str | None = None, owner: str | None = None) -> Call[int | None]:
@@ -138,7 +139,7 @@ class Mutex(Pattern[Client]):
         1
         >>> token = mutex.acquire_token("task_a")
         """
-        return _ACQUIRE, queue, (as_id(id), as_owner(owner)), token
+        return _ACQUIRE, queue, (as_id(id), *as_owner(owner)), token
 
     @operation
     def release(self, id: str, *, queue: str | None = None, owner: str | None = None) -> Call[bool]:
@@ -153,7 +154,7 @@ class Mutex(Pattern[Client]):
         >>> mutex.acquire("task_a"), mutex.release("task_a")
         (True, True)
         """
-        return _RELEASE, queue, (as_id(id), as_owner(owner)), bool
+        return _RELEASE, queue, (as_id(id), *as_owner(owner)), bool
 
     @operation
     def capture(self, limit: int, *, queue: str | None = None, owner: str | None = None) -> Call[list[str]]:
@@ -167,7 +168,7 @@ class Mutex(Pattern[Client]):
         >>> mutex.capture(3)
         ['task_a']
         """
-        return _CAPTURE, queue, (as_limit(limit), as_owner(owner)), names
+        return _CAPTURE, queue, (as_limit(limit), *as_owner(owner)), names
 
     @operation
     def held(self, limit: int = 1000, *, queue: str | None = None) -> Call[list[Held]]:

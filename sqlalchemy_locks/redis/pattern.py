@@ -19,13 +19,15 @@ from redis.asyncio.client import Pipeline as AsyncPipeline
 from redis.asyncio.cluster import ClusterPipeline as AsyncClusterPipeline
 from redis.client import Pipeline
 from redis.cluster import ClusterPipeline
+from redis.exceptions import NoScriptError, RedisError
 
 from ..names import checked
-from .call import Calls, Script, Steps
+from .call import Calls, Keys, Script, translated
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Call = tuple[Script, "str | None", tuple[Any, ...], Callable[[Any], R]]
+Values = tuple[Any, ...]
+Call = tuple[Script, "str | None", Values, Callable[[Any], R]]
 Sync = redis.Redis | redis.RedisCluster
 Async = redis.asyncio.Redis | redis.asyncio.RedisCluster
 Client = TypeVar("Client", bound=Sync | Async, covariant=True)
@@ -52,49 +54,58 @@ def operation(body: Callable[Concatenate[Any, P], Call[R]]) -> _Method[P, R]:
     @functools.wraps(body)
     def method(self: Pattern[Any], *args: P.args, **kwargs: P.kwargs) -> Any:
         script, queue, values, read = body(self, *args, **kwargs)
-        steps = self._calls.steps(script, self._keys(queue), values)
-        return (_awaited if self._is_async else _driven)(self._client, steps, script.options, read)
+        return self._drive(self._client, self._calls, script, self._keys(queue), values, read)
 
     return cast(_Method[P, R], method)
 
 
-def _driven(client: Any, steps: Steps, options: dict[str, Any], read: Callable[[Any], R]) -> R:
+def _driven(client: Any, calls: Calls, script: Script, keys: Keys, values: Values, read: Callable[[Any], R]) -> R:
+    command = calls.command(script, keys, values)
+    while command is None:
+        calls.learn(client.execute_command(*calls.question(keys)))
+        command = calls.command(script, keys, values)
     try:
-        command = next(steps)
-        while True:
-            try:
-                answer = client.execute_command(*command, **options)
-            except Exception as error:
-                command = steps.throw(error)
-            else:
-                command = steps.send(answer)
-    except StopIteration as end:
-        return read(end.value)
+        try:
+            answer = client.execute_command(*command, **script.options)
+        except NoScriptError:
+            answer = client.execute_command(*script.whole(command), **script.options)
+    except RedisError as error:
+        ours = translated(script, error)
+        if ours is error:
+            raise
+        raise ours from error
+    return read(calls.told(script, keys, values, answer))
 
 
-async def _awaited(client: Any, steps: Steps, options: dict[str, Any], read: Callable[[Any], R]) -> R:
+async def _awaited(
+    client: Any, calls: Calls, script: Script, keys: Keys, values: Values, read: Callable[[Any], R]
+) -> R:
+    command = calls.command(script, keys, values)
+    while command is None:
+        calls.learn(await client.execute_command(*calls.question(keys)))
+        command = calls.command(script, keys, values)
     try:
-        command = next(steps)
-        while True:
-            try:
-                answer = await client.execute_command(*command, **options)
-            except Exception as error:
-                command = steps.throw(error)
-            else:
-                command = steps.send(answer)
-    except StopIteration as end:
-        return read(end.value)
+        try:
+            answer = await client.execute_command(*command, **script.options)
+        except NoScriptError:
+            answer = await client.execute_command(*script.whole(command), **script.options)
+    except RedisError as error:
+        ours = translated(script, error)
+        if ours is error:
+            raise
+        raise ours from error
+    return read(calls.told(script, keys, values, answer))
 
 
 _CREATE = Script(
     "create",
     """
   local created = 0
-  for i = 5, #ARGV do
+  for i = 4, #ARGV do
     if redis.call('ZADD', scores, 'NX', 0, ARGV[i]) == 1 then
       created = created + 1
-      if ARGV[3] ~= '' then redis.call('HSET', facts, 'retries:' .. ARGV[i], ARGV[3]) end
-      if ARGV[4] ~= '' then redis.call('HSET', facts, 'timeout:' .. ARGV[i], ARGV[4]) end
+      if ARGV[2] ~= '' then redis.call('HSET', facts, 'retries:' .. ARGV[i], ARGV[2]) end
+      if ARGV[3] ~= '' then redis.call('HSET', facts, 'timeout:' .. ARGV[i], ARGV[3]) end
     end
   end
   return created
@@ -103,7 +114,7 @@ _CREATE = Script(
 _SET_RETRIES = Script(
     "set_retries",
     """
-  local id, retries = ARGV[3], ARGV[4]
+  local id, retries = ARGV[2], ARGV[3]
   if not redis.call('ZSCORE', scores, id) then return -1 end
   if retries == '' then
     redis.call('HDEL', facts, 'retries:' .. id)
@@ -119,6 +130,8 @@ class Pattern(Generic[Client]):
     """A pattern on one server, or one cluster."""
 
     kind: ClassVar[str]
+    #: of the keys beside that of the states
+    _suffixes: ClassVar[tuple[bytes, ...]] = (b":facts",)
 
     def __init__(self, client: Client, *, prefix: str = "sqlalchemy_locks") -> None:
         name = type(self).__name__
@@ -130,16 +143,17 @@ class Pattern(Generic[Client]):
                 "is to be part of a SQL transaction is sqlalchemy_locks.lock"
             )
         self._client: Any = client
-        self._is_async = isinstance(client, _ASYNC)
+        self._drive: Any = _awaited if isinstance(client, _ASYNC) else _driven
         self._prefix = checked(prefix, "a prefix")
         if "{" in prefix or "}" in prefix:
             raise ValueError(f"a prefix has no braces, which Redis Cluster would read: {prefix!r}")
         self._calls = Calls()
         self._keys = functools.lru_cache(maxsize=1024)(self._keys_of)
 
-    def _keys_of(self, queue: str | None) -> tuple[bytes, ...]:
-        key = f"{{{self._prefix}:{as_queue(queue)}}}:{self.kind}".encode()
-        return key, key, key + b":facts"
+    def _keys_of(self, queue: str | None) -> Keys:
+        start = f"{{{self._prefix}:{as_queue(queue)}}}:{self.kind}".encode()
+        names = (start, *(start + suffix for suffix in self._suffixes))
+        return Keys(start, names, b"%d" % (1 + len(names)))
 
     @operation
     def set_retries(self, id: str, retries: int | None, *, queue: str | None = None) -> Call[bool]:
@@ -181,8 +195,9 @@ def as_id(id: Any) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def as_owner(owner: Any) -> bytes:
-    return b"" if owner is None else checked(owner, "an owner").encode()
+def as_owner(owner: Any) -> tuple[bytes, ...]:
+    """Nothing at all for nobody: an argument less is a microsecond less."""
+    return () if owner is None else (checked(owner, "an owner").encode(),)
 
 
 def as_queue(queue: Any) -> str:

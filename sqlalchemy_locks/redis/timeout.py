@@ -18,16 +18,16 @@ from typing import Any, NamedTuple, cast
 
 from ..durations import seconds
 from ..zones import around, zone
-from .call import FIRST, Look, Script
+from .call import FIRST, TAKEN, Look, Script
 from .pattern import Call, Client, Pattern, as_id, as_limit, as_queue, created, names, operation, token
 
 # A window's score is the second it began at, not its number: a period that is changed later then compares, too.
 # In a zone these are seconds of the civil clock, of which no day has two midnights.
 _TAKE = """
-  local every, windowed, at = tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6]) or tonumber(time[1])
+  local every, windowed, at = tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5]) or tonumber(time[1])
   local civil = at
-  if ARGV[7] then
-    civil = at + (at < tonumber(ARGV[7]) and ARGV[9] or at < tonumber(ARGV[8]) and ARGV[10] or ARGV[11])
+  if ARGV[6] then
+    civil = at + (at < tonumber(ARGV[6]) and ARGV[8] or at < tonumber(ARGV[7]) and ARGV[9] or ARGV[10])
   end
 
   local function due(id, ts)
@@ -45,26 +45,25 @@ _TAKE = """
 """
 _ACQUIRE = Script(
     "timeout.acquire",
-    _TAKE
-    + """
-  local id = ARGV[3]
+    """
+  local id = ARGV[2]
   local ts = redis.call('ZSCORE', scores, id)
   return ts and take(id, ts) or -1
 """,
+    helpers=TAKEN + _TAKE,
 )
 _CAPTURE = Script(
     "timeout.capture",
-    FIRST
-    + _TAKE
-    + """
+    """
   local before = civil
   if every then before = windowed and math.floor(civil / every) * every or at - every end
-  local ids = first(tonumber(ARGV[3]), '-inf', '(' .. before, due)
+  local ids = first(tonumber(ARGV[2]), '-inf', '(' .. before, due)
   for _, id in ipairs(ids) do
     take(id, redis.call('ZSCORE', scores, id))
   end
   return ids
 """,
+    helpers=FIRST + _TAKE,
     listed=True,
 )
 
@@ -72,7 +71,7 @@ _LISTED = Look(
     "timeout.listed",
     """
   local rows = {redis.call('TIME')[1]}
-  local found = redis.call('ZRANGE', scores, 0, ARGV[3] - 1, 'WITHSCORES')
+  local found = redis.call('ZRANGE', scores, 0, ARGV[2] - 1, 'WITHSCORES')
   for i = 1, #found, 2 do
     local known = redis.call('HMGET', facts, 'timeout:' .. found[i], 'retries:' .. found[i])
     rows[#rows + 1] = {found[i], found[i + 1], known[1] or '', known[2] or ''}

@@ -37,29 +37,27 @@ _STATUS = """
 """
 _CREATE = Script(
     "transition.create",
-    _STATUS
-    + """
-  local statuses = tonumber(ARGV[5])
-  for i = 6, 5 + statuses do number(ARGV[i]) end
-  local initial, created = number(ARGV[6]), 0
-  for i = 6 + statuses, #ARGV do
+    """
+  local statuses = tonumber(ARGV[4])
+  for i = 5, 4 + statuses do number(ARGV[i]) end
+  local initial, created = number(ARGV[5]), 0
+  for i = 5 + statuses, #ARGV do
     if redis.call('ZADD', scores, 'NX', initial, ARGV[i]) == 1 then
       created = created + 1
-      if ARGV[3] ~= '' then redis.call('HSET', facts, 'retries:' .. ARGV[i], ARGV[3]) end
-      if ARGV[4] ~= '' then redis.call('HSET', facts, 'timeout:' .. ARGV[i], ARGV[4]) end
+      if ARGV[2] ~= '' then redis.call('HSET', facts, 'retries:' .. ARGV[i], ARGV[2]) end
+      if ARGV[3] ~= '' then redis.call('HSET', facts, 'timeout:' .. ARGV[i], ARGV[3]) end
     end
   end
   return created
 """,
+    helpers=_STATUS,
 )
 _CAPTURE = Script(
     "transition.capture",
-    FIRST
-    + _STATUS
-    + """
-  local limit, at, captured = tonumber(ARGV[3]), tonumber(ARGV[4]) or tonumber(time[1]), number(ARGV[5])
+    """
+  local limit, at, captured = tonumber(ARGV[2]), tonumber(ARGV[3]) or tonumber(time[1]), number(ARGV[4])
   local ids = {}
-  for i = 6, #ARGV do
+  for i = 5, #ARGV do
     local ready = number(ARGV[i])
     for _, id in ipairs(first(limit, ready, ready)) do ids[#ids + 1] = id end
   end
@@ -75,14 +73,14 @@ _CAPTURE = Script(
   end
   return tasks
 """,
+    helpers=FIRST + _STATUS,
     listed=True,
 )
 _SET_STATUS = Script(
     "transition.set_status",
-    _STATUS
-    + """
-  local id, status, captured, claim = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-  local force, at = ARGV[7] == '1', tonumber(ARGV[8]) or tonumber(time[1])
+    """
+  local id, status, captured, claim = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+  local force, at = ARGV[6] == '1', tonumber(ARGV[7]) or tonumber(time[1])
   local score = redis.call('ZSCORE', scores, id)
   if not score then return -1 end
   if not force then
@@ -94,12 +92,12 @@ _SET_STATUS = Script(
   if status == captured then deadline(id, at) end
   return 1
 """,
+    helpers=_STATUS,
 )
 _EXPIRE = Script(
     "transition.expire",
-    _STATUS
-    + """
-  local at = tonumber(ARGV[3]) or tonumber(time[1])
+    """
+  local at = tonumber(ARGV[2]) or tonumber(time[1])
   local ids = redis.call('ZRANGEBYSCORE', deadlines, '-inf', '(' .. at)
   for _, id in ipairs(ids) do
     redis.call('ZADD', scores, 'XX', 'CH', number('timeout'), id)
@@ -107,6 +105,7 @@ _EXPIRE = Script(
   end
   return #ids
 """,
+    helpers=_STATUS,
 )
 
 
@@ -142,6 +141,7 @@ class StateTransition(Pattern[Client]):
     """
 
     kind = "task"
+    _suffixes = (b":facts", b":deadlines")
 
     def __init__(
         self,
@@ -164,10 +164,6 @@ class StateTransition(Pattern[Client]):
         if len(set(self._statuses)) < len(self._statuses):
             raise ValueError(f"the same status twice among ready={tuple(ready)!r} and captured={captured!r}")
         self._clock = as_clock(clock)
-
-    def _keys_of(self, queue: str | None) -> tuple[bytes, ...]:
-        keys = super()._keys_of(queue)
-        return *keys, keys[0] + b":deadlines"
 
     @operation
     def create(
