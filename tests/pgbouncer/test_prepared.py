@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from typing import Any
 
@@ -11,6 +12,8 @@ from sqlalchemy import event, text
 
 import sqlalchemy_locks as sl
 from tests.operation.parties import all_of, async_connected, connected, unused
+
+from .conftest import SIZE
 
 pytestmark = [
     pytest.mark.parametrize("release", ["trixie"], indirect=True),
@@ -23,11 +26,13 @@ ADDED = text("SELECT CAST(:a AS INTEGER) + CAST(:b AS INTEGER)")
 
 
 def prepared(through: Any) -> int:
-    """How many statements PgBouncer has prepared on one of its server connections."""
+    """How many statements PgBouncer has prepared on its server connections."""
     url, _ = through("psycopg2")
-    with connected(url) as engine, engine.connect() as connection:
-        statement = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'PGBOUNCER\\_%'"
-        return int(connection.scalar(text(statement)) or 0)
+    statement = text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'PGBOUNCER\\_%'")
+    with connected(url) as engine, contextlib.ExitStack() as opened:
+        # at the same time, and so one on each
+        together = [opened.enter_context(engine.connect()) for _ in range(SIZE)]
+        return sum(connection.scalar(statement) or 0 for connection in together)
 
 
 def test_by_psycopg(through: Any) -> None:
