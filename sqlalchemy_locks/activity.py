@@ -25,6 +25,8 @@ _MINUTE: Any = literal_column("60", Integer())
 
 
 class _Completed(OnJobs):
+    writes = False
+
     def build(self, place: Place) -> Executable | None:
         at = self.jobs.at(place)
         minute = (cast(Elapsed(at.completed_at), BigInteger()) // _MINUTE).label("minute")
@@ -38,6 +40,8 @@ class _Completed(OnJobs):
 
 
 class _Stalled(OnJobs):
+    writes = False
+
     def build(self, place: Place) -> Executable | None:
         at = self.jobs.at(place)
         chosen = select(at.queue_id.label("queue_id")).where(at.heartbeat_at < _SINCE).limit(EVERY).subquery("chosen")

@@ -81,6 +81,8 @@ def position(given: tuple[Any, ...]) -> dict[str, Any]:
 class Held(OnJobs):
     """The running jobs that one worker has captured."""
 
+    writes = False
+
     def build(self, place: Place) -> Executable | None:
         at = self.jobs.at(place)
         return select(at.table).where(

@@ -145,6 +145,7 @@ class _Acquire(Body):
 
 
 class _Unlock(Body):
+    writes = False
     name = "lock.unlock"
 
     def build(self, place: Place) -> Executable | None:
@@ -167,6 +168,7 @@ class _Unlock(Body):
 
 
 class _Vacuum(Body):
+    writes = False
     name = "lock.vacuum"
 
     def repeatable(self, operation: Operation[Any]) -> bool:
@@ -193,6 +195,7 @@ class _Vacuum(Body):
 
 
 class _Create(Body):
+    writes = False
     name = "lock.create"
 
     def repeatable(self, operation: Operation[Any]) -> bool:

@@ -76,7 +76,7 @@ class Body:
     #: it never waits, and even where beginning a transaction would, there is an answer (SQLite): ``refused``
     impatient: bool = False
     refused: Any = None
-    #: it writes, or locks
+    #: it writes, or locks; where that is done in turn
     writes: ClassVar[bool] = True
     #: its longest wait goes along in its one statement, and is no statement of its own
     sends_wait: ClassVar[bool] = False
@@ -227,6 +227,9 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         bind_arguments: dict[str, Any] | None,
     ) -> Any:
         run = Run(connection, options, self._values, self, session, bind_arguments or {})
+        if run.first_writes:
+            with translated(run.engine):
+                run.engine.prepare(connection)
         verify(connection, run.engine)
         self._body.check_connection(run)
         return self._body.run(run)

@@ -213,6 +213,8 @@ class Heartbeat(Settle):
 class Ours(OnJobs):
     """Those that are still the caller's, as far as can be seen: their ids and claims."""
 
+    writes = False
+
     def build(self, place: Place) -> Executable | None:
         at = self.jobs.at(place)
         ours: Executable = theirs(select(at.internal_id, at.claim), at, place)

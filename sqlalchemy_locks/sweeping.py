@@ -92,6 +92,8 @@ def _named(at: At, one: bool) -> tuple[Any, ...]:
 class Stats(OnJobs):
     """What there is, queue by queue: each part from an index that has these jobs alone."""
 
+    writes = False
+
     def build(self, place: Place) -> Executable | None:
         at = self.jobs.at(place)
         nothing: Any = literal_column("0")

@@ -135,6 +135,10 @@ class Engine:
         """As :meth:`begin`, for who is going to write: where one can at a time, it is this one's turn then."""
         return self.begin(connection, wait)
 
+    def prepare(self, connection: Connection) -> None:
+        """Begin, as SQLAlchemy would by itself at the first statement; asked if ``writes_in_turn``."""
+        raise NotImplementedError
+
     def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:
         """Run what may be the first to write in its transaction, after those who came before; if ``writes_in_turn``.
 

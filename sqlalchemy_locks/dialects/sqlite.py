@@ -30,6 +30,8 @@ _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
 _LINE = "_sqlalchemy_locks_line"
 #: the line of those who want to write
 _WRITING = 0
+#: the name of a function that nobody calls
+_PROBE = "sqlalchemy_locks_probe"
 #: seconds for which one waits in SQLite itself, at least, when it is its turn
 _SHORTEST = 0.02
 
@@ -93,9 +95,17 @@ class SQLite(Engine):
             in_turn(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
         return transaction, nothing
 
+    def prepare(self, connection: Connection) -> None:
+        # not by the statement that is run again: SQLAlchemy calls an event that begins, and fails, no second time
+        if not connection.in_transaction():
+            connection.begin()
+
     def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:
         # what a transaction has read may be in the way of whoever writes: it must not stand in a line
-        return take() if in_transaction(connection) else in_turn(connection, take)
+        if in_transaction(connection):
+            return take()
+        raw: Any = connection.connection.driver_connection
+        return in_turn(connection, take, commits=raw.isolation_level is None)
 
     def line_beside(self, of: sqlalchemy.Engine | Connection) -> Line | None:
         known: dict[str, Any] = of.dialect.__dict__
@@ -166,11 +176,12 @@ def _asked(connection: Connection, sql: str) -> list[Any]:
         cursor.close()
 
 
-def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = None) -> T:
+def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = None, *, commits: bool = False) -> T:
     """Take the write lock, outside of any transaction, after those who came before, of whatever process.
 
     :param take: takes it, or raises what SQLite says when it is not free; begins nothing in that case.
     :param wait: the longest wait, in seconds; as long as SQLite would wait by itself without it.
+    :param commits: what it does is committed with it.
     """
     line = ENGINE.line_beside(connection)
     with _Patience(connection) as patience:
@@ -187,19 +198,40 @@ def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = 
             except (DBAPIError, LockTimeout) as error:
                 if not _busy(error):
                     raise
+        if _reading(connection):
+            # the holder's commit would wait for it, and it in line for the holder: SQLite refuses at once
+            patience.set(left)
+            return take()
         with line.ticket(_WRITING) as ticket:
             while True:
-                left = until - time.monotonic()
-                if left <= 0 or not ticket.before():
-                    # who waits in SQLite itself hears no signal, and tells nobody that it is alive; but a statement
-                    # that commits by itself keeps new readers out only for as long as it waits there
-                    patience.set(min(max(0.0, left), max(_SHORTEST, ticket.pause())))
+                left = max(0.0, until - time.monotonic())
+                if not left or not ticket.before():
+                    # who waits in SQLite itself hears no signal, and tells nobody that it is alive; but what commits by
+                    # itself keeps new readers out only for as long as it waits there
+                    patience.set(left if commits else min(left, max(_SHORTEST, ticket.pause())))
                     try:
                         return take()
                     except (DBAPIError, LockTimeout) as error:
-                        if left <= 0 or not _busy(error):
+                        if not left or not _busy(error):
                             raise
-                _pause(connection, max(0.0, min(left, ticket.pause())))
+                _pause(connection, max(0.0, min(until - time.monotonic(), ticket.pause())))
+
+
+def _reading(connection: Connection) -> bool:
+    """Whether rows of a SELECT are still to be fetched: as long as they are, the driver keeps others from committing.
+
+    Nothing tells that but what SQLite refuses meanwhile: a function of one's own can't be defined anew.
+    """
+    raw: Any = connection.connection.driver_connection
+    refused: Any = connection.dialect.loaded_dbapi
+    try:
+        for _ in range(2):  # the first time, nothing is there to be defined anew
+            defined = raw.create_function(_PROBE, 0, nothing)
+            if connection.dialect.is_async:
+                await_only(defined)
+    except refused.OperationalError:
+        return True
+    return False
 
 
 def _pause(connection: Connection, seconds: float) -> None:

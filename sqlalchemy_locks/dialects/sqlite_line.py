@@ -15,22 +15,30 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
-#: seconds of silence after which whoever has a ticket is passed over: dead, or stopped
-IDLE = 2.0
+#: seconds of silence after which whoever has a ticket is passed over: stopped, or dead on another machine
+IDLE = 1.0
 #: seconds for which the file itself is waited for
-_BUSY = 0.05
+_BUSY = 0.02
 #: seconds between two looks
 _SHORTEST, _LONGEST = 0.001, 0.25
 
-_TABLE = "CREATE TABLE IF NOT EXISTS line (ticket INTEGER PRIMARY KEY, key INTEGER NOT NULL, seen REAL NOT NULL)"
+# numbers that never come again: who was taken for dead, and isn't, must find that its ticket is gone
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS line (ticket INTEGER PRIMARY KEY AUTOINCREMENT, key INTEGER NOT NULL, seen REAL NOT "
+    "NULL, place TEXT NOT NULL, pid INTEGER NOT NULL)"
+)
 # by the distance, since a clock that was set back would have the dead live on
 _ALIVE = "SELECT count(*) FROM line WHERE abs(seen - :now) < :idle"
 _HERE = f"{_ALIVE} AND key = :key"
 _BEFORE = f"{_HERE} AND ticket < :mine"
-_JOIN = "INSERT INTO line (key, seen) VALUES (:key, :now)"
+_FIRST = "SELECT ticket, place, pid FROM line WHERE key = :key AND abs(seen - :now) < :idle ORDER BY ticket LIMIT 1"
+_JOIN = "INSERT INTO line (key, seen, place, pid) VALUES (:key, :now, :place, :pid)"
 _STAY = "UPDATE line SET seen = :now WHERE ticket = :mine AND key = :key"
 _LEAVE = "DELETE FROM line WHERE ticket = :mine AND key = :key"
 _FORGET = "DELETE FROM line WHERE abs(seen - :now) > 10 * :idle"
@@ -50,32 +58,52 @@ class Line:
         """Whether somebody stands in the line of a key; a look at the folder where nobody stands in any."""
         if not os.path.exists(self.path):
             return False
-        with self.forgiven(), contextlib.closing(self.open()) as file:
-            if file.execute(_HERE, asked(key=key)).fetchone()[0]:
-                return True
-            if not file.execute(_ALIVE, asked()).fetchone()[0]:
-                # what the dead have left
-                file.execute("BEGIN IMMEDIATE")
-                self.end(file)
+        with self.forgiven(), contextlib.closing(self.open("rw")) as file:
+            try:
+                while file.execute(_HERE, asked(key=key)).fetchone()[0]:
+                    if not self.without_the_dead(file, key):
+                        return True
+                if file.execute(_ALIVE, asked()).fetchone()[0]:
+                    return False
+            except sqlite3.OperationalError as error:
+                if "no such table" not in str(error):  # whoever was about to make it was killed, perhaps
+                    raise
+            file.execute("BEGIN IMMEDIATE")
+            file.execute(_TABLE)
+            self.end(file)
         return False
 
     def ticket(self, key: int) -> Ticket:
         """Come to the end of the line of a key."""
         return Ticket(self, key)
 
-    def open(self) -> sqlite3.Connection:
-        """The file, which is made as the database's own was where it isn't there."""
-        with contextlib.suppress(FileExistsError):
+    def make(self) -> None:
+        """Have the file, for those for whom the database is."""
+        if self.there() is not None:
+            return
+        self.open("rwc").close()
+        with contextlib.suppress(OSError):
             like = os.stat(self.database)
-            made = os.open(self.path, os.O_CREAT | os.O_EXCL, like.st_mode & 0o666)
-            with contextlib.suppress(OSError, AttributeError):  # the database is another user's, or this is Windows
-                os.fchmod(made, like.st_mode & 0o666)
-                os.fchown(made, like.st_uid, like.st_gid)
-            os.close(made)
-        file = sqlite3.connect(self.path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
-        # nothing in it is of use after a crash
-        file.execute("PRAGMA synchronous = OFF")
-        file.execute("PRAGMA journal_mode = MEMORY")
+            os.chmod(self.path, like.st_mode & 0o666)
+            if hasattr(os, "chown"):
+                os.chown(self.path, -1, like.st_gid)
+                os.chown(self.path, like.st_uid, -1)  # root alone can
+
+    def open(self, mode: str) -> sqlite3.Connection:
+        """The file. :param mode: ``rwc`` makes it where it isn't there, which is an error with ``rw``."""
+        path = quote(self.path.replace(os.sep, "/"))
+        # an absolute path begins with one slash, or with the letter of a drive
+        uri = f"file://{'' if path.startswith('/') else '/'}{path}?mode={mode}"
+        file = sqlite3.connect(uri, timeout=_BUSY, isolation_level=None, check_same_thread=False, uri=True)
+        try:
+            # nothing in it is of use after a crash
+            file.execute("PRAGMA synchronous = OFF")
+            file.execute("PRAGMA journal_mode = MEMORY")
+            if mode == "rwc":
+                file.execute(_TABLE)
+        except BaseException:
+            file.close()
+            raise
         return file
 
     def there(self) -> tuple[int, int] | None:
@@ -91,6 +119,16 @@ class Line:
             with contextlib.suppress(OSError):  # Windows keeps what somebody has open
                 os.unlink(self.path)
         file.execute("COMMIT")
+
+    def without_the_dead(self, file: sqlite3.Connection, key: int) -> bool:
+        """Take the first one's ticket away, if it is of a process of this machine that is dead: whether it was."""
+        first = file.execute(_FIRST, asked(key=key)).fetchone()
+        if first is None:
+            return False
+        ticket, place, pid = first
+        if not place or place != here() or pid == os.getpid() or alive(pid):
+            return False
+        return bool(file.execute(_LEAVE, asked(key=key, mine=ticket)).rowcount)
 
     @contextlib.contextmanager
     def forgiven(self) -> Iterator[None]:
@@ -116,7 +154,7 @@ class Ticket:
         self._number = 0
         self._told = 0.0
         self._before = -1
-        self._moved = time.monotonic()
+        self._moved = self._answered = time.monotonic()
         with line.forgiven():
             self._join()
 
@@ -133,16 +171,24 @@ class Ticket:
         before = 0
         with self._line.forgiven():
             try:
-                self._stay()
-                if self._file is not None:
-                    (before,) = self._file.execute(_BEFORE, self._asked()).fetchone()
+                before = self._counted()
             except sqlite3.OperationalError as error:
-                if "locked" in str(error):  # somebody is writing
+                # somebody is writing; who was stopped in the midst of that is not waited for
+                if "locked" in str(error) and time.monotonic() - self._answered < IDLE:
                     return max(1, self._before)
                 self._drop()
+        self._answered = time.monotonic()
         if before != self._before:
             self._before, self._moved = before, time.monotonic()
         return before
+
+    def _counted(self) -> int:
+        self._stay()
+        while self._file is not None:
+            (before,) = self._file.execute(_BEFORE, self._asked()).fetchone()
+            if not before or not self._line.without_the_dead(self._file, self._key):
+                return int(before)
+        return 0
 
     def stay(self) -> None:
         """Tell that one is alive; to be told more often than each ``IDLE`` seconds."""
@@ -194,15 +240,17 @@ class Ticket:
             raise
 
     def _joined(self) -> bool:
-        was = self._line.there()
-        file = self._file = self._line.open()
-        file.execute("BEGIN IMMEDIATE")
+        self._line.make()
         self._which = self._line.there()
-        if self._which is None or was not in (None, self._which):
+        if self._which is None:
+            return False
+        file = self._file = self._line.open("rw")
+        file.execute("BEGIN IMMEDIATE")
+        if self._line.there() != self._which:
             return False
         file.execute(_TABLE)
         file.execute(_FORGET, asked())
-        self._number = file.execute(_JOIN, asked(key=self._key)).lastrowid or 0
+        self._number = file.execute(_JOIN, {**asked(key=self._key), "place": here(), "pid": os.getpid()}).lastrowid or 0
         file.execute("COMMIT")
         self._told = time.monotonic()
         return True
@@ -219,3 +267,23 @@ class Ticket:
 def asked(**given: int) -> dict[str, Any]:
     """What a statement is given: besides this, the time, and how long one may be silent."""
     return {"now": time.time(), "idle": IDLE, **given}
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of this machine is there, as far as can be told."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+@cache
+def here() -> str:
+    """Where the number of a process means this very process; empty where that can't be told, as not on Linux."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+    return ""

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects.sqlite import ENGINE
 from sqlalchemy_locks.dialects.sqlite_line import IDLE, Line
 from tests.conftest import install
 from tests.operation.parties import PATIENCE, async_connected, connected, later, queued, until
@@ -203,7 +204,8 @@ engine.dispose()
 def test_a_process_that_is_killed_or_stopped_in_line_holds_nobody_up(
     url: str, end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_line.IDLE", IDLE)
+    if end == signal.SIGSTOP:  # who is dead is seen to be so
+        monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_line.IDLE", IDLE)
     holder, behind = Party(url, "locks"), Party(url, "locks")
     held = later(holder.take, lambda party: None)
     until(holder.inside.is_set, unless=held)
@@ -213,6 +215,8 @@ def test_a_process_that_is_killed_or_stopped_in_line_holds_nobody_up(
             waiting = later(behind.take, lambda party: None)
             until(lambda: queued(holder.engine, 0) == 2, unless=waiting)
             process.send_signal(end)
+            if end == signal.SIGKILL:
+                process.wait(PATIENCE)
             holder.out.set()
             until(behind.inside.is_set, unless=waiting)
             behind.out.set()
@@ -227,15 +231,15 @@ def test_a_process_that_is_killed_or_stopped_in_line_holds_nobody_up(
     after = Party(url, "locks")
     after.out.set()
     after.take(lambda party: None)
-    until(lambda: not Line(str(line(url)).removesuffix("-sqlalchemy-locks")).anybody(0))
-    assert not line(url).exists()
+    until(lambda: not line(url).exists())
     for party in (holder, behind, after):
         party.engine.dispose()
 
 
 @pytest.mark.parametrize("trouble", ["taken away", "not a database", "emptied", "a folder", "locked"])
-def test_whatever_becomes_of_the_file_the_lock_is_had(url: str, trouble: str) -> None:
+def test_whatever_becomes_of_the_file_the_lock_is_had(url: str, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By one at a time, and by everybody in the end: the file tells the order, and nothing else."""
+    monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_line.IDLE", IDLE)
     if trouble == "a folder":
         line(url).mkdir()
     holder = Party(url, "locks")
@@ -264,17 +268,161 @@ def test_whatever_becomes_of_the_file_the_lock_is_had(url: str, trouble: str) ->
             somebody.execute("BEGIN EXCLUSIVE")
     for party in (*waiters, holder):
         party.out.set()
-    if trouble == "locked":
-        # whoever is in line waits for its turn, and tells nobody that it is there; until the file is free again
-        until(lambda: held.done())
-        somebody.execute("ROLLBACK")
-        somebody.close()
     for future in (held, *waiting):
         future.result(PATIENCE)
-    for party in (*waiters, holder):
-        party.engine.dispose()
     if trouble == "a folder":
         line(url).rmdir()
+    if trouble == "locked":
+        somebody.execute("ROLLBACK")
+        somebody.close()
+    # what is left of it is taken away by who comes next
+    beside = ENGINE.line_beside(holder.engine)
+    assert beside is not None
+    until(lambda: not beside.anybody(0))
+    for party in (*waiters, holder):
+        party.engine.dispose()
+    assert not line(url).exists()
+
+
+def test_an_empty_file_is_taken_away(url: str) -> None:
+    """As one is left by who is killed while he makes it."""
+    line(url).write_bytes(b"")
+    with connected(url) as engine, sl.Locks(engine).exclusive("k"):
+        pass
+    assert not line(url).exists()
+
+
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+def test_who_has_rows_to_fetch_stands_in_no_line(url: str, journal: str) -> None:
+    """The holder's commit waits until they are fetched, and they would not be until the holder had committed."""
+    with connected(url) as engine, engine.connect() as connection:
+        connection.exec_driver_sql(f"PRAGMA journal_mode = {journal}")
+    holder, waits = Party(url, "locks"), {"locks_wait": 0.01 if journal == "wal" else PATIENCE}
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    with connected(url) as engine, Session(engine) as session:
+        rows = session.execute(text("SELECT 1 FROM lock_semaphore UNION ALL SELECT 2"))
+        rows.fetchone()
+        with pytest.raises(sl.LockError):
+            session.execute(sl.lock.exclusive("k"), execution_options=waits)
+        assert not line(url).exists()
+        holder.out.set()
+        rows.close()
+        session.rollback()
+        held.result(PATIENCE)
+        session.execute(sl.lock.exclusive("k"))
+    holder.engine.dispose()
+
+
+READS: dict[str, Callable[[], Any]] = {
+    "stats": lambda: sl.Queue().stats(),
+    "usage": sl.semaphore.usage,
+    "holders": lambda: sl.semaphore.holders("s"),
+    "unlock": lambda: sl.lock.unlock("k"),
+    "vacuum": sl.lock.vacuum,
+    "create": lambda: sl.lock.create("k"),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_who_reads_stands_in_no_line(url: str, what: str) -> None:
+    with connected(url) as engine, engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode = wal")
+    holder, waiter = Party(url, "locks"), Party(url, "session")
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    waiting = later(waiter.take, lambda party: None)
+    until(lambda: queued(holder.engine, 0) == 1, unless=waiting)
+    # for ever, if it stood in line: neither of them leaves before it has its answer
+    with connected(url, connect_args={"timeout": PATIENCE}) as engine:
+        sl.Locks(engine).run(READS[what]())
+        with Session(engine) as session:
+            session.execute(READS[what]())
+    for party in (holder, waiter):
+        party.out.set()
+    for future in (held, waiting):
+        future.result(PATIENCE)
+    for party in (holder, waiter):
+        party.engine.dispose()
+
+
+@pytest.mark.parametrize("listener", ["the app's", "ours"])
+@pytest.mark.parametrize("what", ["exclusive", "try_exclusive", "mutex", "capture"])
+def test_a_transaction_that_begins_as_a_writer_is_one_whoever_waits(url: str, what: str, listener: str) -> None:
+    """The first statement on a connection may be ours; what waits then is the event, once, and not the statement."""
+    with connected(url) as engine, engine.begin() as connection:
+        connection.execute(text("CREATE TABLE written (id INTEGER PRIMARY KEY)"))
+        connection.execute(sl.Queue().put({"to": "somebody"}))
+    holder = Party(url, "locks")
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    operation = {
+        "exclusive": lambda: sl.lock.exclusive("k"),
+        "try_exclusive": lambda: sl.lock.try_exclusive("k"),
+        "mutex": lambda: sl.Mutex().acquire("m"),
+        "capture": lambda: sl.Queue().capture(1, host="me"),
+    }[what]
+
+    def work() -> None:
+        with engine.connect() as connection:
+            connection.execute(operation())
+            connection.execute(text("INSERT INTO written VALUES (1)"))
+            connection.rollback()
+
+    with connected(url, connect_args={"timeout": PATIENCE}) as engine:
+        if listener == "ours":
+            sl.sqlite.begin_immediate(engine)
+        else:
+            event.listen(engine, "connect", lambda raw, _: setattr(raw, "isolation_level", None))
+            event.listen(engine, "begin", lambda connection: waits(connection))
+        asked = threading.Event()
+
+        def waits(connection: Any) -> None:
+            asked.set()
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+        working = later(work)
+        until((lambda: queued(engine, 0) == 1) if listener == "ours" else asked.is_set, unless=working)
+        holder.out.set()
+        working.result(PATIENCE)
+        held.result(PATIENCE)
+        with engine.begin() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM written")) == 0
+            assert connection.scalar(sl.Mutex().acquire("m"))
+            assert len(connection.execute(sl.Queue().capture(1, host="me")).all()) == 1
+    holder.engine.dispose()
+
+
+def test_what_commits_by_itself_lets_no_new_readers_in(url: str) -> None:
+    """Readers that overlap would keep it from being committed for ever."""
+    at = url.removeprefix("sqlite:///")
+    reader = sqlite3.connect(at, isolation_level=None)
+    rows = reader.execute("SELECT 1 FROM lock_semaphore UNION ALL SELECT 2")
+    rows.fetchone()
+
+    def refused() -> bool:
+        other = sqlite3.connect(at, timeout=0)
+        try:
+            other.execute("SELECT count(*) FROM lock_semaphore").fetchone()
+        except sqlite3.OperationalError:
+            return True
+        finally:
+            other.close()
+        return False
+
+    with connected(url, isolation_level="AUTOCOMMIT", connect_args={"timeout": PATIENCE}) as engine:
+
+        def write() -> Any:
+            with engine.connect() as connection:
+                return connection.scalar(sl.Mutex().acquire("m"))
+
+        writing = later(write)
+        until(lambda: queued(engine, 0) == 1, unless=writing)
+        until(refused, unless=writing)
+        until(lambda: all(refused() for _ in range(500)), unless=writing)
+        rows.close()
+        assert writing.result(PATIENCE)
+    reader.close()
 
 
 def test_a_loop_goes_on_while_one_waits_in_line(url: str) -> None:
