@@ -99,9 +99,9 @@ def _writer_among_readers(outcome: Outcome) -> Check:
     sentence = (
         f"Worker 1 got the stock alone {len(waits)} times among all who share it, after {max(waits):.2f} s at most"
     )
-    if outcome.engine == "PostgreSQL":
-        return Check(True, f"{sentence}: PostgreSQL's queue is fair")
-    return Check(None, f"{sentence} (only PostgreSQL's queue is promised to be fair)")
+    if outcome.engine in ("PostgreSQL", "SQLite"):
+        return Check(True, f"{sentence}: {outcome.engine}'s queue is fair")
+    return Check(None, f"{sentence} (only PostgreSQL's and SQLite's queues are promised to be fair)")
 
 
 def _killed(outcome: Outcome) -> Check:

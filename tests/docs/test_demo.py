@@ -19,7 +19,9 @@ from .pages import ROOT
 #: Has every process of the demo, as it starts, replace the locks by something that locks nothing.
 BROKEN = """\
 from sqlalchemy_locks import lock
+from sqlalchemy_locks.dialects.sqlite import SQLite
 lock.exclusive = lock.shared = lambda name: lock.unlock(name)
+SQLite.begin_writing = SQLite.begin
 """
 
 

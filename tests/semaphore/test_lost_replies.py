@@ -27,9 +27,8 @@ def final(name: str, function: str) -> bytes:
     """The request after whose execution everything is done."""
     if name in INNODB:
         return b"\x03COMMIT"
-    # where there are lines, the first try sees whether others wait
-    lined = function == "acquire" and name.startswith("postgresql")
-    return b"semaphore_in_turn" if lined else f"semaphore_{function}".encode()
+    # the first try sees whether others wait
+    return b"semaphore_in_turn" if function == "acquire" else f"semaphore_{function}".encode()
 
 
 @sync
