@@ -229,7 +229,7 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         run = Run(connection, options, self._values, self, session, bind_arguments or {})
         if run.first_writes:
             with translated(run.engine):
-                run.engine.prepare(connection)
+                run.engine.prepare(connection, run.wait)
         verify(connection, run.engine)
         self._body.check_connection(run)
         return self._body.run(run)

@@ -135,8 +135,11 @@ class Engine:
         """As :meth:`begin`, for who is going to write: where one can at a time, it is this one's turn then."""
         return self.begin(connection, wait)
 
-    def prepare(self, connection: Connection) -> None:
-        """Begin, as SQLAlchemy would by itself at the first statement; asked if ``writes_in_turn``."""
+    def prepare(self, connection: Connection, wait: float | None) -> None:
+        """Begin, as SQLAlchemy would by itself at the first statement; asked if ``writes_in_turn``.
+
+        :param wait: how long that may wait, in seconds; as long as the app lets it without it.
+        """
         raise NotImplementedError
 
     def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:

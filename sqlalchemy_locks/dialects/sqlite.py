@@ -32,8 +32,8 @@ _LINE = "_sqlalchemy_locks_line"
 _WRITING = 0
 #: the name of a function that nobody calls
 _PROBE = "sqlalchemy_locks_probe"
-#: seconds for which one waits in SQLite itself, at least, when it is its turn
-_SHORTEST = 0.02
+#: seconds for which one waits in SQLite itself at a time: when it is its turn, at least; without a line, at the most
+_SHORTEST, _LONGEST = 0.02, 0.25
 
 
 class SQLite(Engine):
@@ -82,7 +82,7 @@ class SQLite(Engine):
         return math.ceil(min(seconds * 1000, 2**31 - 1))
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
-        transaction = _begun(connection, wait)
+        transaction = _begun(connection, wait, connection.begin)
         if not in_transaction(connection):
             connection.exec_driver_sql("BEGIN")
         return transaction, nothing
@@ -90,28 +90,34 @@ class SQLite(Engine):
     def begin_writing(
         self, connection: Connection, wait: float | None = None
     ) -> tuple[RootTransaction, Callable[[], None]]:
-        transaction = _begun(connection, wait)
+        transaction = _begun(connection, wait, connection.begin)
         if not in_transaction(connection):
             in_turn(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
         return transaction, nothing
 
-    def prepare(self, connection: Connection) -> None:
+    def prepare(self, connection: Connection, wait: float | None) -> None:
         # not by the statement that is run again: SQLAlchemy calls an event that begins, and fails, no second time
         if not connection.in_transaction():
-            connection.begin()
+            _begun(connection, wait, connection._autobegin)
 
     def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:
         # what a transaction has read may be in the way of whoever writes: it must not stand in a line
         if in_transaction(connection):
             return take()
         raw: Any = connection.connection.driver_connection
-        return in_turn(connection, take, commits=raw.isolation_level is None)
+        return in_turn(connection, take, commits=getattr(raw, "isolation_level", "") is None)
 
     def line_beside(self, of: sqlalchemy.Engine | Connection) -> Line | None:
-        known: dict[str, Any] = of.dialect.__dict__
-        if _LINE not in known:
-            with of.connect() if isinstance(of, sqlalchemy.Engine) else contextlib.nullcontext(of) as connection:
-                known[_LINE] = _line_of(connection)
+        known: dict[str, Any]
+        if isinstance(of, Connection):
+            known = of.info  # an engine's `creator` may lead to several files
+            if _LINE not in known:
+                known[_LINE] = _line_of(of)
+        else:
+            known = of.dialect.__dict__
+            if _LINE not in known:
+                with of.connect() as connection:
+                    known[_LINE] = self.line_beside(connection)
         line: Line | None = known[_LINE]
         return line
 
@@ -122,13 +128,17 @@ class SQLite(Engine):
             yield
 
 
-def _begun(connection: Connection, wait: float | None) -> RootTransaction:
-    if wait is None or wait == math.inf:
-        return connection.begin()
+def _begun(connection: Connection, wait: float | None, begin: Callable[[], T]) -> T:
     # the app's own event may begin with BEGIN IMMEDIATE, which waits
     with _Patience(connection) as patience:
-        patience.set(wait)
-        return connection.begin()
+        if wait is not None and wait < math.inf:
+            patience.set(wait)
+        try:
+            return begin()
+        except BaseException:
+            # else SQLAlchemy takes it that the event is still under way, and what follows is committed by itself
+            connection.__dict__["_Connection__in_begin"] = False
+            raise
 
 
 def _line_of(connection: Connection) -> Line | None:
@@ -195,13 +205,11 @@ def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = 
             patience.set(0)
             try:
                 return take()
-            except (DBAPIError, LockTimeout) as error:
+            except Exception as error:
                 if not _busy(error):
                     raise
         if _reading(connection):
-            # the holder's commit would wait for it, and it in line for the holder: SQLite refuses at once
-            patience.set(left)
-            return take()
+            return _without_a_line(take, patience, until)
         with line.ticket(_WRITING) as ticket:
             while True:
                 left = max(0.0, until - time.monotonic())
@@ -211,22 +219,40 @@ def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = 
                     patience.set(left if commits else min(left, max(_SHORTEST, ticket.pause())))
                     try:
                         return take()
-                    except (DBAPIError, LockTimeout) as error:
+                    except Exception as error:
                         if not left or not _busy(error):
                             raise
                 _pause(connection, max(0.0, min(until - time.monotonic(), ticket.pause())))
 
 
+def _without_a_line(take: Callable[[], T], patience: _Patience, until: float) -> T:
+    """As SQLite waits by itself, and not for so long that no signal is heard."""
+    while True:
+        asked = time.monotonic()
+        part = min(max(0.0, until - asked), _LONGEST)
+        patience.set(part)
+        try:
+            return take()
+        except Exception as error:
+            # at once: the holder's commit waits for what is read here, and never for whoever waits for the holder
+            refused = time.monotonic() - asked < part / 2
+            if part < _LONGEST or refused or not _busy(error):
+                raise
+
+
 def _reading(connection: Connection) -> bool:
-    """Whether rows of a SELECT are still to be fetched: as long as they are, the driver keeps others from committing.
+    """Whether rows of a SELECT are still to be fetched, which may keep others from committing; true if unknown.
 
     Nothing tells that but what SQLite refuses meanwhile: a function of one's own can't be defined anew.
     """
     raw: Any = connection.connection.driver_connection
+    define = getattr(raw, "create_function", None)
     refused: Any = connection.dialect.loaded_dbapi
     try:
         for _ in range(2):  # the first time, nothing is there to be defined anew
-            defined = raw.create_function(_PROBE, 0, nothing)
+            if define is None:
+                return True
+            defined = define(_PROBE, 0, nothing)
             if connection.dialect.is_async:
                 await_only(defined)
     except refused.OperationalError:
@@ -242,10 +268,17 @@ def _pause(connection: Connection, seconds: float) -> None:
         time.sleep(seconds)
 
 
-def _busy(error: DBAPIError | LockTimeout) -> bool:
-    if isinstance(error, LockTimeout):
-        return True
-    return isinstance(ENGINE.translate(error), LockTimeout)
+def _busy(error: BaseException | None) -> bool:
+    """Whether it came of a busy file, whatever the app's own ``handle_error`` has made of that."""
+    if isinstance(error, MustRollback):
+        return False
+    while error is not None:
+        if isinstance(error, DBAPIError) and isinstance(ENGINE.translate(error), LockTimeout):
+            return True
+        if "is locked" in str(error) and type(error).__name__ == "OperationalError":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @compiles(Later, "sqlite")

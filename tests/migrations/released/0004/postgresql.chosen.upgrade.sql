@@ -241,11 +241,11 @@ DECLARE
   free boolean;
 BEGIN
   FOR i IN 1 .. cardinality(names) LOOP
-    -- Whoever waits for room has this lock, or waits for it: the server says no in either case.
     IF strpos(version(), '-YB-') = 0 THEN
+      -- Whoever waits for room has this lock, or waits for it: the server says no in either case.
       free := pg_try_advisory_xact_lock_shared(lines[i]);
     ELSE
-      -- a row lock, whose row is there once somebody has waited
+      -- The lock of a row, which is there once somebody has waited; whoever is in front has it.
       free := NOT EXISTS (SELECT FROM "elsewhere".locked_keys AS line WHERE line.key = lines[i])
         OR "elsewhere".try_shared(lines[i], true);
     END IF;
