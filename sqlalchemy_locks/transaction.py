@@ -12,6 +12,8 @@ import math
 import os
 import random
 import re
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -174,6 +176,10 @@ class ShortTransaction:
         if self._forked:
             _inherited.append(self)  # the socket is the parent's, too
             return
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, Exception):
+            # a cursor of SQLite's that was cancelled keeps its locks, connection or not, for as long as it is known of
+            traceback.clear_frames(error.__traceback__)
         try:
             if connection.in_transaction() or connection.invalidated:
                 connection.rollback()

@@ -498,3 +498,91 @@ def test_a_relative_name_is_the_same_line(url: str, monkeypatch: pytest.MonkeyPa
     for party in (*parties, holder):
         party.engine.dispose()
     assert sorted(os.listdir(folder)) == ["app.db", "link.db"]
+
+
+def test_who_is_cancelled_leaves_no_lock_on_the_file(url: str) -> None:
+    """A cursor that was cancelled in its thread keeps the file locked, closed or not, while somebody knows of it."""
+    at = url.removeprefix("sqlite:///")
+    errors: list[BaseException] = []
+
+    def free() -> bool:
+        other = sqlite3.connect(at, timeout=0, isolation_level=None)
+        try:
+            other.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            other.close()
+        return True
+
+    async def main() -> None:
+        for turn in range(150):
+            async with async_connected(url.replace("sqlite:", "sqlite+aiosqlite:")) as engine:
+                asking = asyncio.ensure_future(sl.AsyncLocks(engine).acquire({"s": 10}, ttl=3600, timeout=PATIENCE))
+                for _ in range(5 * turn):
+                    await asyncio.sleep(0)
+                asking.cancel()
+                try:
+                    await asking
+                except asyncio.CancelledError as error:
+                    errors.append(error)
+            until(free)
+
+    with connected(url) as engine:
+        grant = sl.Locks(engine).acquire({"s": 1}, ttl=3600)
+        asyncio.run(main())
+        sl.Locks(engine).release(grant)
+    assert len(errors) == 150
+
+
+def test_a_lock_may_be_taken_as_a_transaction_begins(url: str) -> None:
+    with connected(url) as engine:
+
+        @event.listens_for(engine, "begin")
+        def lock(connection: Any) -> None:
+            connection.execute(sl.lock.exclusive("k"))
+
+        with engine.begin() as connection:
+            assert connection.connection.dbapi_connection.in_transaction  # type: ignore[union-attr]
+
+
+class OfTheApp(Exception):
+    """What an app makes of the driver's errors, as oslo.db does."""
+
+
+@pytest.mark.parametrize("way", ["locks", "session", "immediate"])
+def test_an_app_with_errors_of_its_own_waits_as_others_do(url: str, way: str) -> None:
+    holder, waiter = Party(url, "locks"), Party(url, way)
+
+    @event.listens_for(waiter.engine, "handle_error")
+    def handle(context: Any) -> None:
+        raise OfTheApp from context.original_exception
+
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    waiting = later(waiter.take, lambda party: None)
+    until(lambda: queued(holder.engine, 0) == 1, unless=waiting)
+    for party in (holder, waiter):
+        party.out.set()
+    for future in (held, waiting):
+        future.result(PATIENCE)
+    for party in (holder, waiter):
+        party.engine.dispose()
+
+
+def test_a_begin_that_fails_is_none(url: str) -> None:
+    """What comes after it begins a transaction, and is not committed statement by statement."""
+    holder = Party(url, "locks")
+    held = later(holder.take, lambda party: None)
+    until(holder.inside.is_set, unless=held)
+    with connected(url) as engine:
+        sl.sqlite.begin_immediate(engine)
+        with engine.connect() as connection:
+            with pytest.raises(sl.LockTimeout):
+                connection.execute(sl.Mutex().acquire("m"), execution_options={"locks_wait": 0.01})
+            holder.out.set()
+            held.result(PATIENCE)
+            assert connection.execute(sl.Mutex().acquire("m")).scalar()
+            connection.rollback()
+            assert connection.execute(sl.Mutex().acquire("m")).scalar()
+    holder.engine.dispose()
