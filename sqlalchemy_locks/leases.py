@@ -101,7 +101,8 @@ class Leases(Observed):
         :param resume: enter with an ``external_id`` that is held already, too; with ``False`` that is refused, so that
             two who ask with one id never work at once.
         :param reclaim: enter with an ``external_id`` whose time ran out before it was released, since its process
-            died, as with a new one; without it that is over, as one that was released is.
+            died, as with a new one; without it that is over, as one that was released is. Only with
+            ``resume=False``: else two who come with it at once would both be let in.
         :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.lease.Lease`: a ``Grant``, with
             ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks the
             database. It decorates functions, too: each call then has a block of its own.
@@ -149,8 +150,15 @@ class Leases(Observed):
         """Do what has to be done because its caller was cancelled, and perhaps is so again."""
         return work()
 
-    def _waiting(self, request: Operation[Any], patience: float | None, known: bool, own: Mapping[str, int]) -> Waiting:
-        return Waiting(self._engine, self._settled, self._sleep, request, patience, own, known)
+    def _waiting(
+        self,
+        request: Operation[Any],
+        patience: float | None,
+        known: bool,
+        own: Mapping[str, int],
+        reclaims: bool = False,
+    ) -> Waiting:
+        return Waiting(self._engine, self._settled, self._sleep, request, patience, own, known, reclaims)
 
     def _granted(self, waiting: Waiting, known: bool, block: str | None = None) -> Grant:
         """Wait for room.
