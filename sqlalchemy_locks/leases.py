@@ -67,7 +67,8 @@ class Leases(Observed):
         :raises LockTimeout: when there was no room in time; its ``holders`` are then those who held the permits, unless
             it was a try (``timeout=0``).
         :raises OutcomeUnknown: when the connection died, and so did those of three more tries; it tells the id.
-        :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again.
+        :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again,
+            but to a block that reclaims what ran out.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
 
         >>> grant = locks.acquire({"backup-slots": 1, "network": 2}, external_id="job-1", ttl=3600, timeout=10)
