@@ -31,7 +31,6 @@ from .operation import Operation
 from .pools import unattended
 from .renewal import Lost, Renewals, Renewed, clock
 from .semaphore.base import whole
-from .semaphore.reclaim import reclaim
 from .semaphore.release import release_once
 from .semaphore.room import holding, room, time_to_live
 from .values import Grant, Released
@@ -52,7 +51,12 @@ class Holder(Protocol):
     @property
     def owner(self) -> str: ...
     def _waiting(
-        self, request: Operation[Any], patience: float | None, known: bool, own: Mapping[str, int]
+        self,
+        request: Operation[Any],
+        patience: float | None,
+        known: bool,
+        own: Mapping[str, int],
+        reclaims: bool = False,
     ) -> Waiting: ...
     def _granted(self, waiting: Waiting, known: bool, block: str) -> Grant: ...
     def _of_request(self, operation: Operation[Any]) -> Any: ...
@@ -92,6 +96,11 @@ class Block:
             raise TypeError(
                 "a block needs a ttl, after which a process that died gives its permits back: use locks.acquire for "
                 "what is held until it is released"
+            )
+        if reclaim and resume:
+            raise TypeError(
+                "reclaim=True is for blocks with resume=False: else of those who come with one external_id at once all "
+                "would be let in"
             )
         self._leases = leases
         self._ttl = span(ttl, "ttl")
@@ -267,15 +276,8 @@ class Block:
         request = self._request(self._permits)
 
         def ask() -> tuple[Waiting, Grant]:
-            while True:
-                waiting = self._leases._waiting(request, self._patience, known, own)
-                try:
-                    return waiting, self._leases._granted(waiting, known, self._kind)
-                except RequestOver:
-                    # who reclaims is one of those who ask then, and perhaps not the one who is granted
-                    ident = request._values["external_id"]
-                    if not self._reclaim or not self._leases._of_request(reclaim(ident)):
-                        raise
+            waiting = self._leases._waiting(request, self._patience, known, own, self._reclaim)
+            return waiting, self._leases._granted(waiting, known, self._kind)
 
         try:
             waiting, grant = ask()

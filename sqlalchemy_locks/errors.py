@@ -74,7 +74,8 @@ class OutcomeUnknown(LockLost):
 class RequestOver(LockLost):
     """This ``external_id`` was granted before and is over: it is never granted again, so ask with another.
 
-    A block with ``reclaim=True`` is granted one whose time ran out before it was released.
+    A block with ``reclaim=True`` is granted one whose time ran out before it was released: where ids are reclaimed,
+    give ``release``, ``renew`` and ``guarded`` the grant, never the id.
 
     ``state`` is what became of it: ``RELEASED``, or ``EXPIRED``.
 

@@ -27,6 +27,12 @@ class _Runner(greenlet):  # type: ignore[misc]
     __sqlalchemy_greenlet_provider__ = True
 
     result: Any = None
+    #: what it answers when its function has returned; not itself, which its frame would have, and never be freed
+    done: Any
+
+    def __init__(self) -> None:
+        super().__init__(_serve)
+        self.done = object()
 
 
 class _Idle(threading.local):
@@ -38,11 +44,11 @@ _idle = _Idle()
 
 
 def _serve(function: Any, args: Any, kwargs: Any) -> None:
-    runner: Any = getcurrent()
+    # no name here is its own greenlet: the collector doesn't see the frames of one that waits, and would keep it
     while True:
-        runner.result = function(*args, **kwargs)
+        getcurrent().result = function(*args, **kwargs)
         function = args = kwargs = None  # they would live until the next call
-        function, args, kwargs = runner.parent.switch(runner)
+        function, args, kwargs = getcurrent().parent.switch(getcurrent().done)
 
 
 async def spawn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -51,11 +57,11 @@ async def spawn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     :return: what it returns. :raises BaseException: what it raises.
     """
     idle, driver = _idle.runners, getcurrent()
-    runner: Any = idle.pop() if idle else _Runner(_serve)
+    runner: Any = idle.pop() if idle else _Runner()
     runner.parent = driver
     runner.gr_context = driver.gr_context
     asked = runner.switch(function, args, kwargs)
-    while asked is not runner:
+    while asked is not runner.done:
         try:
             answer = await asked
         except BaseException:

@@ -67,7 +67,8 @@ class Leases(Observed):
         :raises LockTimeout: when there was no room in time; its ``holders`` are then those who held the permits, unless
             it was a try (``timeout=0``).
         :raises OutcomeUnknown: when the connection died, and so did those of three more tries; it tells the id.
-        :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again.
+        :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again,
+            but to a block that reclaims what ran out.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
 
         >>> grant = locks.acquire({"backup-slots": 1, "network": 2}, external_id="job-1", ttl=3600, timeout=10)
@@ -101,7 +102,8 @@ class Leases(Observed):
         :param resume: enter with an ``external_id`` that is held already, too; with ``False`` that is refused, so that
             two who ask with one id never work at once.
         :param reclaim: enter with an ``external_id`` whose time ran out before it was released, since its process
-            died, as with a new one; without it that is over, as one that was released is.
+            died, as with a new one; without it that is over, as one that was released is. Only with
+            ``resume=False``: else two who come with it at once would both be let in.
         :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.lease.Lease`: a ``Grant``, with
             ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks the
             database. It decorates functions, too: each call then has a block of its own.
@@ -149,8 +151,15 @@ class Leases(Observed):
         """Do what has to be done because its caller was cancelled, and perhaps is so again."""
         return work()
 
-    def _waiting(self, request: Operation[Any], patience: float | None, known: bool, own: Mapping[str, int]) -> Waiting:
-        return Waiting(self._engine, self._settled, self._sleep, request, patience, own, known)
+    def _waiting(
+        self,
+        request: Operation[Any],
+        patience: float | None,
+        known: bool,
+        own: Mapping[str, int],
+        reclaims: bool = False,
+    ) -> Waiting:
+        return Waiting(self._engine, self._settled, self._sleep, request, patience, own, known, reclaims)
 
     def _granted(self, waiting: Waiting, known: bool, block: str | None = None) -> Grant:
         """Wait for room.

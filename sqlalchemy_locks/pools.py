@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,9 +30,10 @@ def unattended(engine: Engine) -> Iterator[None]:
 
     What is given back after it goes to the pool that the engine had, and would stay open until somebody collects it.
     """
-    pool = engine.pool
+    pool, process = engine.pool, os.getpid()
     try:
         yield
     finally:
-        if engine.pool is not pool:
+        # a fork's are its parent's connections, and not its to close
+        if engine.pool is not pool and os.getpid() == process:
             pool.dispose()

@@ -29,6 +29,7 @@ from .keys import key
 from .lines import Pace, lines_of
 from .operation import Operation, fresh_nonce, place_of, translated
 from .renewal import clock
+from .semaphore.reclaim import reclaim
 from .semaphore.room import in_turn, place_key, room, short_of
 from .transaction import ShortTransaction, Sleep
 from .values import Grant
@@ -68,6 +69,7 @@ class Waiting:
         patience: float | None,
         own: Mapping[str, int],
         known: bool,
+        reclaims: bool = False,
     ) -> None:
         self._engine = engine
         self._settled = settled
@@ -86,7 +88,7 @@ class Waiting:
         self._beyond: set[str] = set()
         #: the semaphores that had no room when the wait was given up
         self.lacking: tuple[str, ...] = ()
-        self._known = known
+        self._known, self._reclaims = known, reclaims
         #: when what was granted was asked for, by this machine's own clock
         self.asked_at = clock()
         self._facts = engine_of(engine.dialect)
@@ -100,6 +102,26 @@ class Waiting:
 
         :raises LockTimeout: :raises RequestOver: :raises ReentryError: as ``Locks.acquire`` and its blocks.
         """
+        while True:
+            try:
+                return self._granted()
+            except RequestOver:
+                # who reclaims is one of those who ask then, and perhaps not the one who is granted
+                if not self._reclaims or not self._reclaimed():
+                    raise
+
+    def _reclaimed(self) -> bool:
+        """Whether the id is to be asked for again, its request forgotten or not: a write under its guard keeps it."""
+        operation = reclaim(self.request._values["external_id"])
+        try:
+            return bool(self._settled(operation.execution_options(locks_wait=self._patient())))
+        except LockTimeout as error:
+            if self.patience != 0 and self._left() != 0:
+                return True
+            self._busy = True
+            raise self._timed_out() from error
+
+    def _granted(self) -> Grant:
         once = self.patience == 0
         passing = bool(self._known or self._own)
         name = None if passing else self._somebody(memory=not once)

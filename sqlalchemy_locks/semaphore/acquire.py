@@ -208,7 +208,8 @@ def acquire(
     :return: a :class:`~sqlalchemy_locks.Grant`. ``grant.acquired`` is ``False`` when any of the semaphores had no
         room: nothing was taken then, and ``grant.exhausted`` names them. For an id that was asked for before:
         while it is held, ``True`` with the original fences (it isn't renewed by that); afterwards ``False``, with
-        its state. A request that was released is never granted again.
+        its state. A request that was released is never granted again, but for one whose time had run out before,
+        by a block that reclaims it.
     :raises UnknownSemaphore: when one of them was never created. Nothing was taken.
     :raises IdempotencyConflict: when the id was used for other semaphores or other counts.
     :raises LockTimeout: when another transaction kept one of them locked for longer than the database, or the

@@ -62,7 +62,8 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
     """Run an UPDATE only while permits are held, and keep them from being taken until its transaction ends.
 
     :param statement: an UPDATE of the same database, of a table or a mapped class, without RETURNING.
-    :param grant: what ``acquire`` gave, or the external id it was acquired with.
+    :param grant: what ``acquire`` gave, or the external id it was acquired with: where ids are reclaimed, the grant,
+        never the id, which is the new one's by then.
     :return: ``True`` when it was written, ``False`` when no row matches the statement's own condition.
     :raises LockLost: when the permits were released, taken back or swept, or their time ran out; nothing is written.
     :raises LockTimeout: when the release of this request, under way elsewhere, took longer than the database, or the

@@ -36,6 +36,7 @@ class Oldest(Read):
         return (
             select(
                 sem.c.name,
+                req.c.id.label("request_id"),
                 req.c.external_id,
                 req.c.owner,
                 held.c.count.label("permits"),
@@ -84,7 +85,8 @@ _OLDEST, _AGES, _CHANGES = Oldest(), Ages(), Changes()
 
 
 def oldest(each: int, name: str | None = None) -> RowsOperation[Any]:
-    """Who has held permits longest: ``name, external_id, owner, permits, fence, age, left, expired``.
+    """Who has held permits longest: ``name, request_id, external_id, owner, permits, fence, age, left,
+    expired``.
 
     :param each: how many of each semaphore. :param name: of one semaphore only.
 

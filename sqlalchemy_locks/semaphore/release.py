@@ -99,7 +99,8 @@ def release(external_id: str | Grant) -> Operation[Any]:
     """Give the permits of a request back.
 
     :param external_id: the id that they were acquired with, or the grant itself, which stands for its own request
-        only: not for a later one, made with the same id after a clean-up.
+        only: not for a later one, made with the same id after a clean-up, or by a block that reclaimed it. Where ids
+        are reclaimed, give the grant, never the id.
     :return: a :class:`~sqlalchemy_locks.Released`: ``RELEASED``; ``ALREADY_RELEASED`` when it was before, or was taken
         back or swept; ``UNKNOWN`` when there is no such request. Each of them is a ``str``.
     :raises LockTimeout: when a ``guarded`` write kept it locked for longer than the database, or the option
@@ -130,7 +131,8 @@ def withdraw(external_id: str) -> Operation[Any]:
 def renew(external_id: str | Grant) -> Operation[Any]:
     """Have the time of a request count from now.
 
-    :param external_id: the id that it was acquired with, or the grant itself, which stands for its own request only.
+    :param external_id: the id that it was acquired with, or the grant itself, which stands for its own request only:
+        where ids are reclaimed, give the grant, never the id.
     :return: ``True`` when it is held; ``False`` once its time ran out (swept or not), when it was released, or unknown.
     :raises LockTimeout: as :func:`release`.
 

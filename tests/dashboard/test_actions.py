@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -62,6 +63,18 @@ def test_release(engine: str, door: str, door_to: MakeDoor, semaphore: Make, aud
     assert f"&#39;{name}&#39; was released before" in said(page, page.post("release", token=token, external_id=name))
     assert state(page, name) == "ALREADY_RELEASED"
     assert "There is no request" in said(page, page.post("release", token=token, external_id=unused()))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_released_is_what_was_seen(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
+    """And not the request of whoever has reclaimed its id since."""
+    name = semaphore(engine)
+    page = door_to(engine, "wsgi", authorize=alice, secret="secret")
+    (seen,) = re.findall(r'name="request_id" value="(\d+)"', page.text(f"/?of={name}"))
+    token = page.token()
+    for number, told in ((int(seen) + 10**6, "There is no request"), (seen, "Released")):
+        assert told in said(page, page.post("release", token=token, external_id=name, request_id=str(number)))
+    assert page.post("release", token=token, external_id=name, request_id="1x").status_code == 400
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -167,9 +167,10 @@ def test_each_thread_has_its_own() -> None:
     seen: list[Any] = []
 
     def thread() -> None:
-        seen.append((run(spawn(current)), threading.get_ident()))
+        first = run(spawn(current))
         # another loop of this thread uses the same one
-        assert run(spawn(current)) is seen[-1][0]
+        assert run(spawn(current)) is first
+        seen.append((first, threading.get_ident()))
 
     mine = run(spawn(current))
     threads = [threading.Thread(target=thread, daemon=True) for _ in range(2)]
@@ -180,6 +181,25 @@ def test_each_thread_has_its_own() -> None:
     assert len(seen) == 2
     assert run(spawn(current)) is mine
     assert mine not in [runner for runner, _ in seen]
+
+
+def test_a_thread_that_ends_leaves_none() -> None:
+    """Where each request has a thread and a loop, what one thread left would be there for good."""
+    kept: list[weakref.ref[Any]] = []
+
+    async def tasks() -> None:
+        await asyncio.gather(*(spawn(current) for _ in range(3)))
+        kept.extend(map(weakref.ref, greenlets._idle.runners))
+
+    for _ in range(3):
+        thread = threading.Thread(target=run, args=(tasks(),), daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+    assert len(kept) == 9
+    # what a thread that ended left to greenlet is dropped when another greenlet is switched to
+    greenlet(gc.collect).switch()
+    gc.collect()
+    assert [each for each in kept if each() is not None] == []
 
 
 def test_it_comes_back_to_whoever_called_it_last() -> None:

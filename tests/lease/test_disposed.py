@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.util import greenlet_spawn
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.pools import unattended
 from sqlalchemy_locks.renewal import Lost, Renewed, clock
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, async_connected, connected, installed, until
@@ -85,3 +87,27 @@ def test_what_is_over_is_not_renewed() -> None:
     renewed.over = True
     assert renewed.renew() is False
     assert asked == []
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_fork_closes_nothing_of_its_parent(name: str, engine_to: MakeEngine) -> None:
+    """It disposes of the engine as SQLAlchemy tells forks to, and leaves the work by an exception."""
+    engine = engine_to(name)
+    engine.connect().close()
+    closed: list[int] = []
+    event.listen(engine, "close", lambda connection, record: closed.append(1))
+    left, child = 2, 0
+    try:
+        with unattended(engine):
+            child = os.fork()
+            if not child:
+                engine.dispose(close=False)
+                raise SystemExit
+    except SystemExit:
+        left = len(closed)
+    finally:
+        if not child:
+            os._exit(left)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT 1")) == 1

@@ -6,12 +6,12 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import column, table, update
+from sqlalchemy import column, event, table, text, update
 
 import sqlalchemy_locks as sl
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import EVERYWHERE, PATIENCE, all_of, unused
-from tests.semaphore.parties import expire_in, held, made
+from tests.semaphore.parties import expire_in, held, made, place
 
 
 def died(locks: sl.Locks, name: str, ident: str) -> sl.Grant:
@@ -110,6 +110,43 @@ def test_of_those_who_reclaim_at_once_one_is_let_in(name: str, engine_to: MakeEn
 
         assert sorted(all_of(*(lambda mine=mine: one(mine) for mine in parties))) == ["held"] * 3 + ["worked"]
         assert held(engine, room) == 0
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_who_writes_still_is_waited_for_so_long_and_no_longer(name: str, engine_to: MakeEngine) -> None:
+    """Whatever the server's own limit is: the dead one may be stopped in the middle of a guarded write."""
+    engine = engine_to(name)
+    if name != "postgresql15":
+        engine = engine_to(name, connect_args={"init_command": f"SET innodb_lock_wait_timeout={PATIENCE}"})
+    locks, room, ident = sl.Locks(engine), made(engine, 1), unused("request")
+    dead = died(locks, room, ident)
+    expire_in(engine, dead)
+    share = "FOR SHARE" if name == "postgresql15" else "LOCK IN SHARE MODE"
+    writes = f"SELECT id FROM {place(engine, 'permit_request')} WHERE external_id = :id {share}"
+    with engine.begin() as writing:
+        assert writing.scalar(text(writes), {"id": ident})
+        for timeout, within in ((1, "within 1 s"), (0, "at the only try")):
+            with pytest.raises(sl.LockTimeout, match=within) as late:
+                with locks.semaphore(room, external_id=ident, timeout=timeout, resume=False, reclaim=True):
+                    raise AssertionError("it may still be written")
+            assert late.value.kind == "semaphore"
+    with again(locks, room, ident) as grant:
+        assert grant.fence[room] > dead.fence[room]
+
+
+def test_it_is_for_blocks_that_refuse_what_is_held(engine_to: MakeEngine) -> None:
+    """Else the one who is granted what was reclaimed, and who resumes that, would both work."""
+    engine = engine_to("sqlite")
+    sent: list[int] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _(*_: Any) -> None:
+        sent.append(1)
+
+    locks = sl.Locks(engine)
+    with pytest.raises(TypeError, match="reclaim=True is for blocks with resume=False"):
+        locks.semaphore("slots", external_id="job-1", reclaim=True)
+    assert not sent
 
 
 def test_one_that_is_left_late_is_not_known_to_be_done(engine_to: MakeEngine) -> None:

@@ -10,7 +10,7 @@ from ...locks import Locks
 from ...names import plain
 from ...overview import STALLED, Own
 from ...queue import Queue
-from ...values import Released
+from ...values import Grant, Released
 
 #: of the form's fields, by whom, where it may be about a table of the app's own
 Act = Callable[[Locks, Mapping[str, str], str, Mapping[str, Own]], str]
@@ -27,8 +27,12 @@ _RELEASED = {
 
 def release(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Own]) -> str:
     """Give back the permits of a request; its holder finds out when it renews, or writes."""
-    external_id = form.get("external_id", "")
-    return _RELEASED[locks.release(external_id)].format(external_id)
+    external_id, number = form.get("external_id", ""), form.get("request_id", "")
+    if number and not (number.isascii() and number.isdigit() and len(number) < 19):
+        raise ValueError(f"a request's number is a whole number, not {number[:40]!r}")
+    # the one that was seen: its id may be another's by now, who has reclaimed it
+    seen = Grant(external_id, True, "ACQUIRED", {}, request_id=int(number)) if number else external_id
+    return _RELEASED[locks.release(seen)].format(external_id)
 
 
 def requeue(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Own]) -> str:
