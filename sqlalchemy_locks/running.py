@@ -162,7 +162,8 @@ class Run:
                 connection.invalidate(error)  # what the server still sends would be the next one's answer
                 raise
             finally:
-                if cursor is not None:
+                # an invalidated connection takes no more calls: what its driver says to one would hide the error
+                if cursor is not None and not connection.invalidated:
                     cursor.close()
 
     def _wrapped(self, error: Any, sql: str, parameters: Any, cursor: Any) -> BaseException:

@@ -98,7 +98,9 @@ class ShortTransaction:
             self.used = True
 
     def guard(self, lost: Callable[[LockLost], object]) -> None:
-        """From here on, no statement ends the transaction as text, and none is executed when it is known to be over.
+        """From here on, no statement ends the transaction, and none is executed when it is known to be over.
+
+        What is seen is how a statement's text begins.
 
         :param lost: hears of it when it is.
         """
@@ -108,6 +110,12 @@ class ShortTransaction:
                 raise Unsupported(
                     f"{ends[1].upper()} as text would end the transaction that holds the lock: leave the block, which "
                     "commits, or raise, which rolls back"
+                )
+            if self.facts.commits is not None and (commits := self.facts.commits.match(statement)):
+                told = " ".join(commits[1].upper().split())
+                raise Unsupported(
+                    f"{told} would commit on {self.facts.name}, and end the transaction that holds the lock: execute "
+                    "it before the block, or after it"
                 )
             if self.facts.ended(connection):
                 error = LockLost(ENDED)

@@ -188,7 +188,8 @@ class StateTransition(Given[E]):
         :param queue: the queue, where ``id`` is an id.
         :param claim: what the captured row's ``claim`` says, where ``id`` is an id, or the captured entity: nothing is
             set if somebody has captured it since.
-        :param force: whatever its status is (and whoever has it, unless ``claim`` is given).
+        :param force: whatever its status is; and whoever has it, where ``id`` is an id and ``claim`` is not given. What
+            was captured brings its claim, which holds nevertheless: to override another's capture, give the id.
         :return: whether it was set: ``False`` for a task that isn't captured, or isn't yours.
         :raises UnknownTask: for a task that isn't there.
         :raises ValueError: for an entity that was not captured, but loaded.

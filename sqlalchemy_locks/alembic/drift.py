@@ -97,7 +97,7 @@ def _variant(connection: Connection, options: Options) -> str:
     if "-YB-" in str(connection.scalar(sa.text("SELECT version()"))):
         return "yugabytedb"
     kind = connection.scalar(_RELATION, {"schema": options.schema})
-    return "table" if kind == "r" else "advisory"
+    return "table" if kind in ("r", "p") else "advisory"
 
 
 def _tables(connection: Connection, place: Place, steps: list[str], *, view: bool) -> Iterator[str]:

@@ -30,12 +30,13 @@ _SCHEMA = sa.text(
 )
 _RELATIONS = sa.text(
     """
-    SELECT relname, relkind::text AS kind, has_table_privilege(c.oid, 'SELECT') AS "SELECT",
+    SELECT relname, CASE relkind WHEN 'p' THEN 'r' ELSE relkind::text END AS kind,
+           row_security_active(c.oid) AS hidden, has_table_privilege(c.oid, 'SELECT') AS "SELECT",
            has_table_privilege(c.oid, 'INSERT') AS "INSERT", has_table_privilege(c.oid, 'UPDATE') AS "UPDATE",
            has_table_privilege(c.oid, 'DELETE') AS "DELETE"
     FROM pg_catalog.pg_class AS c
     JOIN pg_catalog.pg_namespace AS place ON place.oid = relnamespace
-    WHERE nspname = :schema AND relname IN :names AND relkind IN ('r', 'v')
+    WHERE nspname = :schema AND relname IN :names AND relkind IN ('r', 'p', 'v')
     """
 ).bindparams(sa.bindparam("names", expanding=True))
 _FUNCTIONS = sa.text(
@@ -98,6 +99,14 @@ def _postgresql(connection: Connection, place: Place) -> Iterator[Missing]:
             grant = f"GRANT {', '.join(lacks)} ON {', '.join(on)} TO {schema.role}"
             says = f"{schema.role} lacks {', '.join(lacks)} on {_named(on, 'tables')}: {grant}"
             yield Missing(says, needed, tuple(names) if "SELECT" in lacks else ())
+    for name in _tables(place):
+        if name in relations and relations[name].hidden:
+            table = place.table(name)
+            says = (
+                f"row-level security may hide rows of {table} from {schema.role}, who would pass over what they hold: "
+                f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"
+            )
+            yield Missing(says, True, (name,))
 
 
 def _mysql(connection: Connection, place: Place) -> Iterator[Missing]:

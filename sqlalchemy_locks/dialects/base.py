@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import socket
 import sys
@@ -59,6 +60,8 @@ class Engine:
     one_trip: ClassVar[bool] = False
     #: a row that is read to be locked must also be asked whether the server takes writes
     locks_on_replicas: ClassVar[bool] = False
+    #: statements that commit what is open without saying so, in a group: its words are told
+    commits: ClassVar[re.Pattern[str] | None] = None
     #: the statement that gives up every session lock of a connection, where the server has such locks
     release_session_locks: ClassVar[str | None] = None
 

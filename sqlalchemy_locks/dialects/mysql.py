@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -40,7 +41,15 @@ _JOIN = text(f"SELECT GET_LOCK({_LINE}, :seconds)")
 _LEAVE = text(f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_LINE}), SESSION wait_timeout = @sqlalchemy_locks_idle")
 _LINE_FREE = text(f"SELECT IS_FREE_LOCK({_LINE})")
 
-
+#: TEMPORARY tables come and go without a commit
+_COMMITS = re.compile(
+    r"""\s*(BEGIN(?!\s+NOT\b)|START\s+TRANSACTION|LOCK\s+TABLES?|TRUNCATE|ALTER|RENAME|GRANT|REVOKE|FLUSH|(?:UN)?INSTALL
+    |CREATE(?!(?:\s+OR\s+REPLACE)?\s+TEMPORARY\b)|DROP(?!\s+(?:TEMPORARY|PREPARE)\b)
+    |(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:(?:NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLES?|SET\s+PASSWORD
+    |SET\b\s*(?:(?:[^'"]|'[^']*'|"[^"]*")*,\s*)?
+     (?:(?:SESSION|LOCAL)\s+|@@\s*(?:(?:SESSION|LOCAL)\s*\.\s*)?)?`?AUTOCOMMIT(?=`?\s*:?=))\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
 _BLIND = "to this user, who needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
 
 
@@ -56,6 +65,7 @@ class MySQL(Engine):
     shortest_line = 1
     explain = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
+    commits = _COMMITS
 
     def translate(self, error: DBAPIError) -> LockError | None:
         code = _errno(error)

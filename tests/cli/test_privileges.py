@@ -71,6 +71,35 @@ def test_each_privilege_of_postgresql(engine: str, locking: str, servers: Server
         assert [level for level, _ in found(cli, "privileges")] == ["ok"]
 
 
+@pytest.mark.parametrize(("engine", "locking"), POSTGRESQL)
+def test_row_level_security(engine: str, locking: str, servers: Servers) -> None:
+    url, role, cli = of_postgresql(servers, engine, locking)
+    for table in ("job", "installed"):
+        executed(url, f"ALTER TABLE lock.{table} ENABLE ROW LEVEL SECURITY")
+        ((level, says),) = found(cli, "privileges", 1)
+        assert level == "problem"
+        mending = f"ALTER TABLE lock.{table} DISABLE ROW LEVEL SECURITY"
+        assert re.fullmatch(rf"row-level security may hide rows of lock\.{table} from {role}, .*: {mending}", says)
+        # whom it doesn't concern, as the tables' owner
+        assert [level for level, _ in found(Cli(url), "privileges")] == ["ok"]
+        executed(url, mending)
+        assert [level for level, _ in found(cli, "privileges")] == ["ok"]
+
+
+def test_a_table_in_partitions_is_one(servers: Servers) -> None:
+    url, role, cli = of_postgresql(servers, "postgresql15")
+    executed(
+        url,
+        "ALTER TABLE lock.task_timeout RENAME TO before",
+        "CREATE TABLE lock.task_timeout (LIKE lock.before INCLUDING DEFAULTS) PARTITION BY LIST (id)",
+    )
+    ((level, says),) = found(cli, "privileges", 1)
+    assert (level, says.partition(": ")[0]) == (
+        "problem",
+        f"{role} lacks SELECT, INSERT, UPDATE, DELETE on lock.task_timeout",
+    )
+
+
 def test_what_only_those_need_who_look(servers: Servers) -> None:
     url, role, cli = of_postgresql(servers, "postgresql15")
     executed(url, f"REVOKE SELECT ON lock.locked_keys FROM {role}")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -117,6 +118,63 @@ def test_a_cancelled_wait(servers: Any, watch: Callable[[str], Watch], which: st
                 async with holder.exclusive(key):
                     pass
             await became(lambda: server.waiting() == 0)
+            assert held_by_whom(engine) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", SERVERS_ASYNC)
+def test_a_cancelled_wait_for_a_row(servers: Any, watch: Callable[[str], Watch], which: str) -> None:
+    """What is cancelled is a statement through the driver's own cursor."""
+    name, driver = ASYNC[which]
+    server = watch(name)
+
+    async def main() -> None:
+        key, mutex = unused(), sl.Mutex()
+        url = installed(servers, name, driver)
+        async with async_connected(url, pool_size=2, max_overflow=0) as engine, async_connected(url) as other:
+            locks = sl.AsyncLocks(engine)
+            await locks.run(mutex.create(key))
+            async with other.begin() as holder:
+                assert await holder.scalar(mutex.acquire(key))
+                await became(lambda: server.waiting() == 0)
+                task = asyncio.create_task(locks.mutex.acquire(key))
+                await became(lambda: server.waiting() > 0)
+                await by_cancel(task)
+                assert held_by_whom(engine) == 0
+            async with _limit():
+                await locks.run(mutex.release(key))
+                assert await locks.mutex.acquire(key)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_statement_of_sqlite(servers: Any) -> None:
+    """Its driver takes no other one through a connection that is invalidated, and says so."""
+    entered, goes_on = threading.Event(), threading.Event()
+
+    def executing(statement: str) -> None:
+        if statement.startswith("UPDATE"):
+            entered.set()
+            goes_on.wait(PATIENCE)
+
+    async def main() -> None:
+        key = unused()
+        async with async_connected(installed(servers, *ASYNC["sqlite/aiosqlite"])) as engine:
+            locks = sl.AsyncLocks(engine)
+            await locks.run(sl.Mutex().create(key))
+            async with engine.connect() as connection:
+                raw = await connection.get_raw_connection()
+                driver: Any = raw.driver_connection
+                await driver.set_trace_callback(executing)
+            task = asyncio.create_task(locks.mutex.acquire(key))
+            try:
+                await became(entered.is_set)
+                task.cancel()
+            finally:
+                goes_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
             assert held_by_whom(engine) == 0
 
     asyncio.run(main())

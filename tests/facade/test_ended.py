@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, ENGINES, async_connected, installed, unused
 
 SYNC = [*(f"{name}/{driver}" for name, driver in ENGINES.items()), "postgresql15/psycopg2", "yugabytedb/psycopg2"]
+INNODB = [which for which in SYNC if which.startswith(("mysql", "mariadb"))]
 #: the same to the server, and not seen in the text
 HIDDEN = "/* so */ COMMIT"
 #: these are told at once, wherever it was ended; the others when the block ends
@@ -66,6 +68,76 @@ def test_what_ends_it_is_refused(noting: Any, which: str, statement: str) -> Non
         held.check()
         held.session.execute(write(2))
     assert written(engine) == [1, 2]
+
+
+@pytest.mark.parametrize("which", INNODB)
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("BEGIN", "BEGIN"),
+        ("begin work", "BEGIN"),
+        ("START  TRANSACTION READ ONLY", "START TRANSACTION"),
+        ("SET autocommit=1", "SET AUTOCOMMIT"),
+        ("set session autocommit = ON", "SET SESSION AUTOCOMMIT"),
+        ("SET @@session.autocommit := 1", "SET @@SESSION.AUTOCOMMIT"),
+        ("SET @x = 'a, b', autocommit=1", "SET @X = 'A, B', AUTOCOMMIT"),
+        ("\nCREATE TABLE another (id INTEGER)", "CREATE"),
+        ("CREATE INDEX another ON ended (id)", "CREATE"),
+        ("ALTER TABLE ended ADD COLUMN another INTEGER", "ALTER"),
+        ("DROP TABLE IF EXISTS another", "DROP"),
+        ("RENAME TABLE ended TO another", "RENAME"),
+        ("TRUNCATE ended", "TRUNCATE"),
+        ("LOCK TABLES ended READ", "LOCK TABLES"),
+        ("ANALYZE LOCAL TABLE ended", "ANALYZE LOCAL TABLE"),
+        ("FLUSH STATUS", "FLUSH"),
+    ],
+)
+def test_what_commits_without_saying_so_is_refused(noting: Any, which: str, statement: str, told: str) -> None:
+    engine, key = noting(which), unused()
+    with sl.Locks(engine).exclusive(key) as held:
+        held.session.execute(write(1))
+        with pytest.raises(sl.Unsupported, match=f"^{re.escape(told)} would commit on .*: execute it before the block"):
+            held.session.connection().exec_driver_sql(statement)
+        assert not free(engine, key)
+        held.check()
+        held.session.execute(write(2))
+    assert written(engine) == [1, 2]
+
+
+@pytest.mark.parametrize("which", INNODB)
+def test_what_commits_nothing_is_executed(noting: Any, which: str) -> None:
+    engine, key = noting(which), unused()
+    with sl.Locks(engine).exclusive(key) as held:
+        driver = held.session.connection().exec_driver_sql
+        for statement in [
+            "CREATE TEMPORARY TABLE passing (id INTEGER)",
+            "DROP TEMPORARY TABLE passing",
+            "PREPARE passing FROM 'SELECT 1'",
+            "DROP PREPARE passing",
+            "SET @autocommit = 1",
+            "SET @said = 'a, autocommit=1'",
+            "SET @said = @@session.autocommit",
+            "SELECT 'BEGIN', @@autocommit",
+            "(SELECT 1) UNION SELECT 2",
+            "CHECKSUM TABLE ended",
+            "SHOW CREATE TABLE ended",
+            "REPLACE INTO ended VALUES (1)",
+        ]:
+            driver(statement).close()
+            assert not free(engine, key), statement
+        held.check()
+    assert written(engine) == [1]
+
+
+@pytest.mark.parametrize("which", [which for which in SYNC if which not in INNODB])
+def test_a_table_is_created_where_that_commits_nothing(noting: Any, which: str) -> None:
+    engine, key = noting(which), unused()
+    with pytest.raises(ZeroDivisionError), sl.Locks(engine).exclusive(key) as held:
+        held.session.execute(text("CREATE TEMPORARY TABLE passing (id INTEGER)"))
+        held.session.execute(text("ALTER TABLE ended ADD COLUMN another INTEGER"))
+        assert not free(engine, key)
+        raise ZeroDivisionError
+    assert written(engine) == []
 
 
 @pytest.mark.parametrize("which", SYNC)

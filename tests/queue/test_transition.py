@@ -140,6 +140,7 @@ def test_a_claim_is_the_owners_proof(engine: Engine) -> None:
     assert scalar(engine, tasks.set_status("a", "done", claim=lost.claim)) is False
     assert scalar(engine, tasks.set_status("a", "done", claim=lost.claim, force=True)) is False
     assert scalar(engine, tasks.set_status(lost, "done")) is False
+    assert scalar(engine, tasks.set_status(lost, "done", force=True)) is False
     assert scalar(engine, tasks.set_status("a", "done", claim=mine.claim)) is True
     assert scalar(engine, tasks.set_status(mine, "failed", force=True)) is True
     (again,) = capture(engine, 1)
