@@ -41,14 +41,15 @@ class _Idle(threading.local):
 
 
 _idle = _Idle()
+_current: Any = getcurrent
 
 
 def _serve(function: Any, args: Any, kwargs: Any) -> None:
     # no name here is its own greenlet: the collector doesn't see the frames of one that waits, and would keep it
     while True:
-        getcurrent().result = function(*args, **kwargs)
+        _current().result = function(*args, **kwargs)
         function = args = kwargs = None  # they would live until the next call
-        function, args, kwargs = getcurrent().parent.switch(getcurrent().done)
+        function, args, kwargs = _current().parent.switch(_current().done)
 
 
 async def spawn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
