@@ -184,10 +184,7 @@ class ShortTransaction:
         if self._forked:
             _inherited.append(self)  # the socket is the parent's, too
             return
-        error = sys.exc_info()[1]
-        if error is not None and not isinstance(error, Exception):
-            # a cursor of SQLite's that was cancelled keeps its locks, connection or not, for as long as it is known of
-            traceback.clear_frames(error.__traceback__)
+        forget(sys.exc_info()[1])
         try:
             if connection.in_transaction() or connection.invalidated:
                 connection.rollback()
@@ -203,6 +200,12 @@ class ShortTransaction:
                 raise
         finally:
             connection.close()
+
+
+def forget(error: BaseException | None) -> None:
+    """Let go of the cursors of what was cancelled: SQLite's keep their locks, connection or not, while known of."""
+    if error is not None and not isinstance(error, Exception):
+        traceback.clear_frames(error.__traceback__)
 
 
 def roll_back(connection: Connection) -> None:
@@ -238,6 +241,9 @@ def run_one(connection: Connection, operation: Operation[Any], options: Mapping[
                     f"{operation.name}: the connection died before the answer came: it was done, or it was not"
                 ) from error
             roll_back(connection)
+            raise
+        except BaseException as error:
+            forget(error)
             raise
     nothing_open(connection)
     return value

@@ -500,7 +500,8 @@ def test_a_relative_name_is_the_same_line(url: str, monkeypatch: pytest.MonkeyPa
     assert sorted(os.listdir(folder)) == ["app.db", "link.db"]
 
 
-def test_who_is_cancelled_leaves_no_lock_on_the_file(url: str) -> None:
+@pytest.mark.parametrize("what", ["acquire", "mutex"])
+def test_who_is_cancelled_leaves_no_lock_on_the_file(url: str, what: str) -> None:
     """A cursor that was cancelled in its thread keeps the file locked, closed or not, while somebody knows of it."""
     at = url.removeprefix("sqlite:///")
     errors: list[BaseException] = []
@@ -515,10 +516,17 @@ def test_who_is_cancelled_leaves_no_lock_on_the_file(url: str) -> None:
             other.close()
         return True
 
+    async def mutex(locks: sl.AsyncLocks) -> None:
+        while True:
+            await locks.mutex.acquire("m")
+
     async def main() -> None:
         for turn in range(150):
             async with async_connected(url.replace("sqlite:", "sqlite+aiosqlite:")) as engine:
-                asking = asyncio.ensure_future(sl.AsyncLocks(engine).acquire({"s": 10}, ttl=3600, timeout=PATIENCE))
+                locks = sl.AsyncLocks(engine)
+                asking: asyncio.Future[Any] = asyncio.ensure_future(
+                    locks.acquire({"s": 10}, ttl=3600, timeout=PATIENCE) if what == "acquire" else mutex(locks)
+                )
                 for _ in range(5 * turn):
                     await asyncio.sleep(0)
                 asking.cancel()
