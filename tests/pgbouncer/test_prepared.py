@@ -8,7 +8,7 @@ import itertools
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import text
 
 import sqlalchemy_locks as sl
 from tests.operation.parties import all_of, async_connected, connected, unused
@@ -39,11 +39,7 @@ def test_by_psycopg(through: Any) -> None:
     url, connect_args = through("psycopg")
     names = [unused("prepared") for _ in range(PARTIES)]
 
-    def give_up_soon(driver: Any, _: Any) -> None:
-        driver.prepared_max = 3
-
     with connected(url, connect_args=connect_args) as engine:
-        event.listen(engine, "connect", give_up_soon)
         locks = sl.Locks(engine)
         locks.run(sl.semaphore.create(names[0], PARTIES))
 
