@@ -15,7 +15,6 @@ Any pattern that captures makes a :class:`Taking` of what it wants; the rest is 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -111,10 +110,7 @@ class Capture(Body):
 
     def _file(self, run: Run) -> Any:
         """Under the write lock, which a statement that begins with WITH doesn't take by itself."""
-        with contextlib.ExitStack() as around:
-            if run.wait is not None:
-                around.enter_context(run.engine.bounded(run.connection, run.wait))
-            around.enter_context(run.engine.judging(run.connection))
+        with run.waiting(), run.engine.judging(run.connection):
             if not run.engine.began(run.connection):
                 run.take_file(self.taking(run.place).table)
                 if self.statement(run.place) is None and not run.engine.began(run.connection):

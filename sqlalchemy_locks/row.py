@@ -83,10 +83,7 @@ class _Row(Body):
             statement: Any = self.locking(run.place)
         else:
             statement = self.statement(run.place)
-        if run.wait is not None:
-            with run.engine.bounded(run.connection, run.wait):
-                found = self._select(run, statement).freeze()
-        else:
+        with run.waiting():
             found = self._select(run, statement).freeze()
         if not found.data:
             self._explain(run)
