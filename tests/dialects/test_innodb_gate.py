@@ -66,6 +66,24 @@ def test_after_a_wait_in_vain(engine: Engine, level: str, make: Any) -> None:
 
 
 @level
+@pytest.mark.parametrize("make", EVERY[:2], ids=lambda make: make.__name__)
+def test_it_is_nobodys_while_a_row_is_waited_for(
+    engine: Engine, watch: Callable[[str], Watch], make: Any, level: str
+) -> None:
+    """A holder that acquires its key again would wait at the gate for the one that waits for the row."""
+    key = unused()
+    with engine.connect() as other, engine.connect() as waiter, engine.connect() as holder:
+        holder.execute(sl.lock.exclusive(key))
+        waiting = later(waiter.execute, make(key))
+        watch("mysql").until_waiting(waiting)
+        all_left(other)
+        holder.execute(sl.lock.exclusive(key))
+        assert not waiting.done()
+        holder.rollback()
+        waiting.result(PATIENCE)
+
+
+@level
 def test_after_a_deadlock(engine: Engine, watch: Callable[[str], Watch]) -> None:
     """Each holds a new key and asks for the other's; InnoDB ends one of them."""
     a, b = unused(), unused()
