@@ -22,7 +22,7 @@ import contextlib
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Insert, Select, Table, bindparam, delete, false, literal_column, select
+from sqlalchemy import BigInteger, Insert, Select, Table, bindparam, delete, literal_column, select
 
 from .elements import NowaitInsert, NowaitTakeRow, PlainReads, ReadCommitted, TakeRow, Writable
 from .errors import LockTimeout, Unsupported
@@ -258,8 +258,8 @@ def look(
     if not (shared and writes):
         return statement.select_from(table).with_for_update(read=shared, nowait=nowait)
     none = table.alias("written")
-    held = statement.select_from(table.outerjoin(none, false())).with_for_update(read=True, nowait=nowait, of=table)
-    return held.suffix_with("FOR UPDATE OF written")
+    joined = statement.select_from(table.outerjoin(none, literal_column("1 = 0")))
+    return joined.with_for_update(read=True, nowait=nowait, of=table).suffix_with("FOR UPDATE OF written")
 
 
 @cache
