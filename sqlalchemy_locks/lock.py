@@ -258,7 +258,8 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     :raises StaleSnapshot: see ``allow_stale``. :raises NotWritable: on a standby or in a read-only transaction.
     :raises MustRollback: SQLite, where this transaction has read before and somebody has written since.
 
-    On SQLite every key is the database's one write lock.
+    On SQLite every key is the database's one write lock. On MySQL outside READ COMMITTED a key that this engine has not
+    met is looked for through a connection of its own, opened and closed for it.
 
     >>> with Session(engine) as session, session.begin():
     ...     session.execute(sl.lock.exclusive("invoice:42"))
@@ -287,8 +288,8 @@ def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[An
 
     :return: ``True`` when it is held now, ``False`` when another transaction holds it, or is just taking it.
 
-    On MySQL outside READ COMMITTED a key that is not in the table yet is put there through a connection of its
-    own, opened and closed for it: looking for an absent row would lock its neighbourhood there.
+    On MySQL outside READ COMMITTED each try looks for the key, and puts it into the table if it isn't there, through a
+    connection of its own, opened and closed for it: looking for an absent row would lock its neighbourhood there.
 
     >>> session.scalar(sl.lock.try_exclusive("invoice:42"))
     True

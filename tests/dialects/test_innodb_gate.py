@@ -49,18 +49,38 @@ def test_it_is_passed_and_left(engine: Engine, make: Any) -> None:
 
 @level
 @every
-def test_after_a_wait_in_vain(engine: Engine, make: Any) -> None:
+def test_after_a_wait_in_vain(engine: Engine, level: str, make: Any) -> None:
     key = unused()
     with engine.connect() as holder, engine.connect() as other:
         holder.execute(sl.lock.exclusive(key))
         other.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
         if "try" in make.__name__:
             assert other.scalar(make(key)) is False
+        elif make is sl.lock.create and level == "REPEATABLE READ":
+            assert other.scalar(make(key)) == 0  # the row is committed from its first use on, and seen without a lock
         else:
             with pytest.raises(sl.LockTimeout):
                 other.execute(make(key))
         all_left(holder)
         other.invalidate()
+
+
+@level
+@pytest.mark.parametrize("make", EVERY[:2], ids=lambda make: make.__name__)
+def test_it_is_nobodys_while_a_row_is_waited_for(
+    engine: Engine, watch: Callable[[str], Watch], make: Any, level: str
+) -> None:
+    """A holder that acquires its key again would wait at the gate for the one that waits for the row."""
+    key = unused()
+    with engine.connect() as other, engine.connect() as waiter, engine.connect() as holder:
+        holder.execute(sl.lock.exclusive(key))
+        waiting = later(waiter.execute, make(key))
+        watch("mysql").until_waiting(waiting)
+        all_left(other)
+        holder.execute(sl.lock.exclusive(key))
+        assert not waiting.done()
+        holder.rollback()
+        waiting.result(PATIENCE)
 
 
 @level

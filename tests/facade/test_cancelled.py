@@ -379,3 +379,42 @@ def test_an_interrupt_from_the_keyboard(
         raise
     assert said == "had 1\n"
     assert child.returncode == 0
+
+
+@pytest.mark.parametrize("which", SERVERS_ASYNC)
+def test_inside_a_statement_of_a_block_the_lock_is_lost_before_the_task_goes_on(
+    servers: Any, watch: Callable[[str], Watch], engine_to: MakeEngine, which: str
+) -> None:
+    """The driver ends its connection, or the statement and so the transaction: a ``finally`` runs without the lock."""
+    name, driver = ASYNC[which]
+    key, waited_for, watched = unused(), unused(), watch(name)
+    lost: list[bool] = []
+
+    async def take(locks: sl.AsyncLocks) -> None:
+        async with locks.exclusive(key, timeout=PATIENCE):
+            pass
+
+    async def work(locks: sl.AsyncLocks, other: sl.AsyncLocks) -> None:
+        async with locks.exclusive(key) as held:
+            try:
+                await held.session.execute(sl.lock.exclusive(waited_for))
+            finally:
+                lost.append(held.lost)
+                if name.startswith("postgresql"):  # the others learn of it when their wait is over
+                    await asyncio.create_task(take(other))
+
+    async def main(holder: Any) -> None:
+        url = installed(servers, name, driver)
+        async with async_connected(url) as engine, async_connected(url) as another:
+            working = asyncio.create_task(work(sl.AsyncLocks(engine), sl.AsyncLocks(another)))
+            await became(watched.waiting)
+            working.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await working
+            await asyncio.to_thread(holder.rollback)
+            await take(sl.AsyncLocks(another))
+
+    with engine_to(name).connect() as holder:
+        holder.execute(sl.lock.exclusive(waited_for))
+        asyncio.run(main(holder))
+    assert lost == [True]

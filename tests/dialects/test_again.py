@@ -1,0 +1,120 @@
+"""A key that this transaction holds is had again at once, whoever waits for it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+import sqlalchemy_locks as sl
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import EVERYWHERE, PATIENCE, Watch, later, unused
+
+NAMES = [name for name in EVERYWHERE if name != "sqlite"]  # which has one lock, of the whole database
+LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+AGAIN: list[Any] = [sl.lock.try_shared, sl.lock.try_exclusive, sl.lock.shared, sl.lock.exclusive]
+
+engines = pytest.mark.parametrize("name", NAMES)
+level = pytest.mark.parametrize("level", LEVELS)
+brand_new = pytest.mark.parametrize("brand_new", [True, False], ids=["brand-new", "known"])
+
+
+def opened(engine_to: MakeEngine, name: str, level: str) -> tuple[Connection, Connection, Connection]:
+    engine = engine_to(name, isolation_level=level)
+    # closed in the opposite order: the holder first, for whom the waiter waits when an assertion has failed
+    return engine.connect(), engine.connect(), engine.connect()
+
+
+@engines
+@level
+@brand_new
+@pytest.mark.parametrize("waits", [sl.lock.shared, sl.lock.exclusive], ids=lambda make: make.__name__)
+def test_what_is_held_alone(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, level: str, brand_new: bool, waits: Any
+) -> None:
+    key = unused()
+    third, waiter, holder = opened(engine_to, name, level)
+    with third, waiter, holder:
+        if not brand_new:
+            holder.execute(sl.lock.create(key))
+            holder.commit()
+        holder.execute(sl.lock.exclusive(key, allow_stale=True))
+        waiting = later(waiter.execute, waits(key, allow_stale=True))
+        watch(name).until_waiting(waiting)
+        for make in AGAIN:
+            assert later(holder.scalar, make(key, allow_stale=True)).result(PATIENCE) in (True, None)
+        assert third.scalar(sl.lock.try_shared(key, allow_stale=True)) is False
+        third.rollback()
+        assert not waiting.done()
+        holder.rollback()
+        waiting.result(PATIENCE)
+        assert third.scalar(sl.lock.try_exclusive(key, allow_stale=True)) is False
+
+
+@engines
+def test_what_another_waits_for_is_nobody_elses(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
+) -> None:
+    """Nor is another key of the holder's, of this transaction's own before, or of one that is rolled back to."""
+    key, other = unused(), unused()
+    third, waiter, holder = opened(engine_to, name, "READ COMMITTED")
+    with third, waiter, holder:
+        holder.execute(sl.lock.create(key, other))
+        holder.commit()
+        third.execute(sl.lock.exclusive(other))
+        holder.execute(sl.lock.exclusive(key))
+        waiting = later(waiter.execute, sl.lock.exclusive(key))
+        watch(name).until_waiting(waiting)
+        for make in AGAIN[:2]:
+            assert third.scalar(make(key)) is False
+            assert holder.scalar(make(other)) is False
+        holder.rollback()
+        waiting.result(PATIENCE)
+        assert holder.scalar(sl.lock.try_shared(key)) is False
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
+def test_the_lock_of_a_session_is_shared_by_its_transaction(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
+) -> None:
+    """The session's own lock ends before the transaction; what was shared under it is held until the end."""
+    key = unused()
+    third, waiter, holder = opened(engine_to, name, "READ COMMITTED")
+    with third, waiter, holder:
+        holder.execute(sl.lock.session_exclusive(key))
+        waiting = later(waiter.execute, sl.lock.exclusive(key))
+        watch(name).until_waiting(waiting)
+        assert holder.scalar(sl.lock.try_shared(key)) is True
+        assert holder.scalar(sl.lock.session_unlock(key)) is True
+        watch(name).until_waiting(waiting)
+        assert third.scalar(sl.lock.try_exclusive(key)) is False
+        assert not waiting.done()
+        holder.commit()
+        waiting.result(PATIENCE)
+
+
+@engines
+@level
+def test_what_is_shared(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, level: str) -> None:
+    """Shared again it is. To hold it alone is more than that, and up to the server, but for that it doesn't wait."""
+    key = unused()
+    third, waiter, holder = opened(engine_to, name, level)
+    with third, waiter, holder:
+        holder.execute(sl.lock.create(key))
+        holder.commit()
+        holder.execute(sl.lock.shared(key, allow_stale=True))
+        waiting = later(waiter.execute, sl.lock.exclusive(key, allow_stale=True))
+        watch(name).until_waiting(waiting)
+        for make in (sl.lock.try_shared, sl.lock.shared):
+            assert later(holder.scalar, make(key, allow_stale=True)).result(PATIENCE) in (True, None)
+        got = later(holder.scalar, sl.lock.try_exclusive(key, allow_stale=True)).result(PATIENCE)
+        assert later(third.scalar, sl.lock.try_exclusive(key, allow_stale=True)).result(PATIENCE) is False
+        third.rollback()
+        if got:
+            assert later(third.scalar, sl.lock.try_shared(key, allow_stale=True)).result(PATIENCE) is False
+            third.rollback()
+        assert not waiting.done()
+        holder.rollback()
+        waiting.result(PATIENCE)
