@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from sqlalchemy import Engine
 
 from .dialects import engine_of
-from .errors import LockTimeout, OutcomeUnknown, UnknownTask, Unsupported
+from .errors import LockTimeout, OutcomeUnknown, PoolTimeout, UnknownTask, Unsupported
 from .hold import Held, Hold, Holding, Name
 from .leases import Leases
 from .maintenance import Maintained
@@ -25,7 +25,7 @@ from .mutexes import Mutexes
 from .names import checked
 from .once import OncePer
 from .operation import Operation, RowsOperation, ValueOperation, fresh_nonce, listed, place_of, seconds
-from .pools import one_for_all
+from .pools import connect, one_for_all
 from .timeout import Timeout
 from .transaction import ShortTransaction, Sleep, retried, run_one
 
@@ -237,9 +237,10 @@ class Locks(Leases, Maintained, Holding):
         # entities come of a session
         entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
         whole = entity or options["locks_short"]
+        within = every.get("locks_checkout")
         if not whole and operation._body.statement(place) is not None:
             bounded = every.get("locks_wait") is not None and not operation._body.sends_wait
-            with engine.connect() as connection:
+            with connect(engine, within) as connection:
                 for _ in range(0 if repeatable else _DEAD):
                     if not place.engine.hung_up(connection):
                         break
@@ -249,7 +250,10 @@ class Locks(Leases, Maintained, Holding):
         short = ShortTransaction(self._engine)
         wait = 0 if operation._body.impatient else every.get("locks_wait")
         try:
-            short.open(writes=operation._body.writes, wait=None if wait is None else seconds(wait, "locks_wait"))
+            wait = None if wait is None else seconds(wait, "locks_wait")
+            short.open(writes=operation._body.writes, wait=wait, within=within)
+        except PoolTimeout:
+            raise
         except LockTimeout:
             if not operation._body.impatient:
                 raise

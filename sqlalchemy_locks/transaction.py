@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from .dialects import engine_of
 from .errors import LockLost, MustRollback, OutcomeUnknown, Unsupported
 from .operation import Operation, translated
-from .pools import most
+from .pools import connect, most
 
 T = TypeVar("T")
 
@@ -55,14 +55,18 @@ class ShortTransaction:
         self._committed = False
         self._process = os.getpid()
 
-    def open(self, *, writes: bool = True, as_it_is: bool = False, wait: float | None = None) -> None:
+    def open(
+        self, *, writes: bool = True, as_it_is: bool = False, wait: float | None = None, within: float | None = None
+    ) -> None:
         """Check a connection out and begin.
 
         :param writes: what is to be done writes, or locks.
         :param as_it_is: leave the isolation level alone, for an operation that refuses a wrong one by itself.
         :param wait: how long beginning may wait, in seconds, where it can.
+        :param within: how long to wait for a free connection of the pool; as long as the pool lets one wait without it.
+        :raises PoolTimeout: when there was none.
         """
-        self.connection = self.engine.connect()
+        self.connection = connect(self.engine, within)
         # known for certain only now: a mysql:// URL may have led to MariaDB
         self.facts = engine_of(self.connection.dialect)
         self._restore: Callable[[], None] | None = None

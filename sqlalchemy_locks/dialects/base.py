@@ -248,8 +248,11 @@ class Engine:
         """Whether nobody stands in a line; asked only where there are ``lines``, and no functions that look."""
         raise NotImplementedError
 
-    def line_beside(self, of: sqlalchemy.Engine | Connection) -> Line | None:
-        """Where those who wait can stand in a line that is no part of the database; ``None`` without such a place."""
+    def line_beside(self, of: sqlalchemy.Engine | Connection, within: float | None = None) -> Line | None:
+        """Where those who wait can stand in a line that is no part of the database; ``None`` without such a place.
+
+        :param within: how long to wait for a free connection of the engine's pool, in seconds.
+        """
         return None
 
     def interrupted(self, error: DBAPIError) -> bool:

@@ -19,6 +19,7 @@ from sqlalchemy.util import await_only
 from ..clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
 from ..elements import InsertAbsent
 from ..errors import LockError, LockTimeout, MustRollback
+from ..pools import connect
 from .base import Engine, nothing
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class SQLite(Engine):
         raw: Any = connection.connection.driver_connection
         return in_turn(connection, take, commits=getattr(raw, "isolation_level", "") is None)
 
-    def line_beside(self, of: sqlalchemy.Engine | Connection) -> Line | None:
+    def line_beside(self, of: sqlalchemy.Engine | Connection, within: float | None = None) -> Line | None:
         known: dict[str, Any]
         if isinstance(of, Connection):
             known = of.info  # an engine's `creator` may lead to several files
@@ -116,7 +117,7 @@ class SQLite(Engine):
         else:
             known = of.dialect.__dict__
             if _LINE not in known:
-                with of.connect() as connection:
+                with connect(of, within) as connection:
                     known[_LINE] = self.line_beside(connection)
         line: Line | None = known[_LINE]
         return line
