@@ -14,7 +14,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from .elements import Writable
-from .errors import UnknownRow
+from .errors import LockTimeout, UnknownRow
 from .operation import Body, Operation, Place, Run, execute_in_session
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ class _Row(Body):
         return "which has no row locks, and whose write lock is taken first"
 
     def locking(self, place: Place) -> Select[Any]:
-        entity: Any = self.entity()
-        pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
-        statement: Select[Any] = select(entity).where(and_(*pairs))
+        statement = self._chosen(self.entity())
         if place.engine.locks_on_replicas:
             statement = statement.where(Writable())
         if place.engine.locking != "file":
@@ -74,6 +72,13 @@ class _Row(Body):
             statement = statement.options(lazyload("*")).execution_options(populate_existing=True)
         return statement
 
+    def _chosen(self, *what: Any) -> Select[Any]:
+        pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
+        return select(*what).where(and_(*pairs))
+
+    def _keys(self) -> Sequence[Any]:
+        return self.key_columns if self.mapper is None else [getattr(self.entity(), name) for name in self.names]
+
     def run(self, run: Run) -> Any:
         if run.engine.locking == "file":
             with run.waiting(), run.engine.judging(run.connection):
@@ -83,11 +88,14 @@ class _Row(Body):
             statement: Any = self.locking(run.place)
         else:
             statement = self.statement(run.place)
-        with run.waiting():
-            found = self._select(run, statement).freeze()
-        if not found.data:
-            self._explain(run)
-        return found()
+        for _ in run.tries():
+            with run.waiting():
+                found = self._select(run, statement).freeze()
+            if found.data:
+                return found()
+            if not (run.engine.misses_replaced and self._select(run, self._chosen(*self._keys())).first()):
+                self._explain(run)
+        raise LockTimeout(f"the row {_told(run)} of {self._entity_name()} was replaced each time that it was waited for: nothing was locked")
 
     def _select(self, run: Run, statement: Any) -> Any:
         if self.mapper is None or run.session is None:
@@ -98,8 +106,7 @@ class _Row(Body):
     def _explain(self, run: Run) -> None:
         if run.engine.locks_on_replicas and not run.execute(select(Writable()), {}).scalar():
             raise run.engine.not_writable()
-        ident = ", ".join(repr(value) for value in run.values.values())
-        raise UnknownRow(f"{self._entity_name()} has no row {ident}: nothing was locked")
+        raise UnknownRow(f"{self._entity_name()} has no row {_told(run)}: nothing was locked")
 
     def _entity_name(self) -> str:
         entity: Any = self.entity()
@@ -110,6 +117,10 @@ class _Row(Body):
             return {"clause": update(self.tables[0])}
         table: Any = self.mapper.local_table
         return {"mapper": self.mapper, "clause": update(table)}
+
+
+def _told(run: Run) -> str:
+    return ", ".join(repr(value) for value in run.values.values())
 
 
 _BODIES: weakref.WeakKeyDictionary[Any, _Row] = weakref.WeakKeyDictionary()

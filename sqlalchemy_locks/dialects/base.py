@@ -60,6 +60,8 @@ class Engine:
     one_trip: ClassVar[bool] = False
     #: a row that is read to be locked must also be asked whether the server takes writes
     locks_on_replicas: ClassVar[bool] = False
+    #: a statement that has waited for a row finds none where the row was deleted and inserted again meanwhile
+    misses_replaced: ClassVar[bool] = False
     #: statements that commit what is open without saying so, in a group: its words are told
     commits: ClassVar[re.Pattern[str] | None] = None
     #: the statement that gives up every session lock of a connection, where the server has such locks
