@@ -28,7 +28,7 @@ _AS_IT_IS = contextlib.nullcontext()
 class Conditional(Body):
     """One conditional UPDATE of one row; whether it changed anything is the answer."""
 
-    #: a row that was replaced while it was waited for is asked again: another's acquisition since can't meet the condition
+    #: ask a row again that was replaced while it was waited for: its condition can't be met by another's acquisition
     insists = True
 
     def __init__(self, rows: Rows, name: str) -> None:
@@ -75,6 +75,7 @@ class Conditional(Body):
         return self.rows.route()
 
     def run(self, run: Run) -> Any:
+        row: Any = None
         for _ in run.tries():
             answer = self.update(run)
             if not self.rows.unique:

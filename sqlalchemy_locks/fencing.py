@@ -109,6 +109,7 @@ class _Fenced(Body):
     def run(self, run: Run) -> bool:
         if not self.single:
             self._refuse_autocommit(run)
+        written = 0
         for _ in run.tries():
             with run.waiting():
                 written = run.execute(self._guarded(), {}).rowcount

@@ -194,6 +194,11 @@ def test_async(urls: Callable[[str], str], servers: Any, name: str) -> None:
             assert (await session.scalars(sl.lock.row(Customer, 1))).one() is customer
             with pytest.raises(sl.UnknownRow):
                 await session.scalar(sl.lock.row(Customer, 99))
+            customer.name = "changed"
+            with session.no_autoflush, pytest.raises(sl.Unsupported, match="would discard its changes"):
+                await session.scalar(sl.lock.row(Customer, 1))
+            assert customer.name == "changed"
+            await session.rollback()
             assert (await session.execute(select(Customer.name).where(Customer.id == 1))).scalar() == "old"
 
     asyncio.run(main())
@@ -330,3 +335,38 @@ def test_a_row_that_is_replaced_all_the_time(
     refused, _ = replaced_while(watch, kept("postgresql15"), 2)
     assert isinstance(refused, sl.LockTimeout)
     assert str(refused) == "the row 2 of Customer was replaced each time that it was waited for: nothing was locked"
+
+
+@pytest.mark.parametrize("way", ["autoflush=False", "no_autoflush", "option"])
+def test_changes_that_are_not_flushed_are_not_discarded(engine: Engine, way: str) -> None:
+    """Whoever flushes first has them kept; without a flush, reading the row anew would take them away."""
+    with Session(engine, autoflush=way != "autoflush=False") as session, ExitStack() as off:
+        customer, other = session.get_one(Customer, 2), session.get_one(Customer, 1)
+        if way == "no_autoflush":
+            off.enter_context(session.no_autoflush)
+        operations = [sl.lock.row(Customer, ident).execution_options(autoflush=way != "option") for ident in (2, "2")]
+        customer.name = "changed"
+        # PostgreSQL compares no number with a text, and would refuse that
+        for operation in operations:
+            with pytest.raises(sl.Unsupported, match="would discard its changes that are not flushed: flush the"):
+                session.scalar(operation)
+        assert customer.name == "changed"
+        assert session.scalar(sl.lock.row(Customer, 1).execution_options(autoflush=False)) is other
+        session.flush()
+        assert session.scalar(operations[0]) is customer
+        assert customer.name == "changed"
+        session.rollback()
+        customer.orders = [Order(number="z")]
+        with pytest.raises(sl.Unsupported, match="would discard"):
+            session.scalar(operations[0])
+        session.rollback()
+        customer.name = customer.name  # no change
+        assert session.scalar(operations[0]).name == "alone"
+
+
+def test_changes_that_are_not_flushed_of_an_inherited_class(engine: Engine) -> None:
+    with Session(engine, autoflush=False) as session:
+        session.get_one(Person, 2).machine = "mill"
+        for entity in (Engineer, Person):
+            with pytest.raises(sl.Unsupported, match=f"lock.row reads {entity.__name__} 2 anew"):
+                session.scalar(sl.lock.row(entity, 2))
