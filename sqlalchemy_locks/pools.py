@@ -45,7 +45,8 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
     try:
         if within is None or not isinstance(pool, QueuePool):
             return engine.connect()
-        return _checked_out(engine, _hurried(type(pool))(pool, min(within, threading.TIMEOUT_MAX)))
+        hurried = _hurried(type(pool))  # type: ignore[arg-type]
+        return _checked_out(engine, hurried(pool, min(within, threading.TIMEOUT_MAX)))
     except NoneFree as error:
         limit = "its own pool_timeout" if within is None else "the timeout"
         raise PoolTimeout(
@@ -72,7 +73,7 @@ def _hurried(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePool]:
         __slots__ = ("_seconds", "_shared")
 
         def __init__(self, pool: QueuePool, seconds: float) -> None:
-            self.__dict__ = pool.__dict__
+            self.__dict__ = pool.__dict__  # type: ignore[misc]
             self._shared, self._seconds = pool, seconds
 
         @property

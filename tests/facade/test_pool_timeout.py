@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,8 +66,8 @@ def out(engine: Engine | AsyncEngine) -> int:
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Iterator[Engine]:
-    yield engine_to(request.param, **ONE)
+def engine(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Engine:
+    return engine_to(request.param, **ONE)
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
