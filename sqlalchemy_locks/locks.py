@@ -237,21 +237,20 @@ class Locks(Leases, Maintained, Holding):
         # entities come of a session
         entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
         whole = entity or options["locks_short"]
-        within = every.get("locks_checkout")
+        within, wait = every.get("locks_checkout"), every.get("locks_wait")
+        wait, began = None if wait is None else seconds(wait, "locks_wait"), time.monotonic()
         if not whole and operation._body.statement(place) is not None:
-            bounded = every.get("locks_wait") is not None and not operation._body.sends_wait
+            bounded = wait is not None and not operation._body.sends_wait
             with connect(engine, within) as connection:
                 for _ in range(0 if repeatable else _DEAD):
                     if not place.engine.hung_up(connection):
                         break
                     connection.invalidate()  # not sent yet, and so not lost
                 if place.engine.alone(connection, bounded):
-                    return run_one(connection, operation, options)
+                    return run_one(connection, operation, options, wait)
         short = ShortTransaction(self._engine)
-        wait = 0 if operation._body.impatient else every.get("locks_wait")
         try:
-            wait = None if wait is None else seconds(wait, "locks_wait")
-            short.open(writes=operation._body.writes, wait=wait, within=within)
+            short.open(writes=operation._body.writes, wait=0 if operation._body.impatient else wait, within=within)
         except PoolTimeout:
             raise
         except LockTimeout:
@@ -264,7 +263,7 @@ class Locks(Leases, Maintained, Holding):
         except BaseException:
             short.abandon()
             raise
-        short.commit()
+        short.commit(None if wait is None else max(0.0, wait - (time.monotonic() - began)))
         return value
 
     def _rows(self, short: ShortTransaction, operation: Operation[Any], options: Mapping[str, Any]) -> list[Any]:

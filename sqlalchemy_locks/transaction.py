@@ -13,6 +13,7 @@ import os
 import random
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
-from .errors import LockLost, MustRollback, OutcomeUnknown, Unsupported
+from .errors import LockLost, LockTimeout, MustRollback, OutcomeUnknown, Unsupported
 from .operation import Operation, translated
 from .pools import connect, most
 
@@ -155,9 +156,11 @@ class ShortTransaction:
             raise LockLost(_OVER) from error
         raise LockLost(self._why)
 
-    def commit(self) -> None:
+    def commit(self, wait: float | None = None) -> None:
         """Commit, and give the connection back.
 
+        :param wait: how long COMMIT may wait for others, where it does; as long as the app lets it without it.
+        :raises LockTimeout: when that was not enough; it is rolled back.
         :raises LockLost: when the transaction had ended or failed before, so that nothing is committed.
         :raises OutcomeUnknown: when work was done in it, and the connection died while COMMIT was under way.
         """
@@ -168,7 +171,8 @@ class ShortTransaction:
             except DBAPIError as error:
                 raise LockLost(f"{_OVER}: nothing that was done in it is committed") from error
             try:
-                self.transaction.commit()
+                with self.facts.committing(self.connection, wait):
+                    self.transaction.commit()
                 self._committed = True
             except BaseException as error:
                 if not isinstance(error, DBAPIError) or not error.connection_invalidated:
@@ -219,12 +223,17 @@ def roll_back(connection: Connection) -> None:
     connection.rollback()
 
 
-def run_one(connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
+def run_one(
+    connection: Connection, operation: Operation[Any], options: Mapping[str, Any], wait: float | None = None
+) -> Any:
     """Run an operation of one statement by itself: without BEGIN and COMMIT where that can be had for nothing.
 
+    :param wait: how long it may wait for others, in seconds, COMMIT included where that waits.
+    :raises LockTimeout: when COMMIT could not be done in time; it is rolled back.
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
     facts = engine_of(connection.dialect)
+    until = None if wait is None else time.monotonic() + wait
     one_trip = facts.one_trip
     final = one_trip or facts.autocommit(connection)
     if one_trip:
@@ -237,7 +246,12 @@ def run_one(connection: Connection, operation: Operation[Any], options: Mapping[
             value = operation.value(connection, options)
             final = True
             if connection.in_transaction():
-                connection.commit()
+                with facts.committing(connection, None if until is None else max(0.0, until - time.monotonic())):
+                    connection.commit()
+        except LockTimeout:
+            if final and not one_trip:
+                roll_back(connection)  # its COMMIT has failed: for SQLAlchemy it is over, and nobody else would
+            raise
         except (DBAPIError, TimeoutError) as error:
             # a driver's own time limit (asyncpg's command_timeout) is no error of the database's
             if final and (isinstance(error, TimeoutError) or error.connection_invalidated):

@@ -107,6 +107,14 @@ class Engine:
     def verify(self, connection: Connection) -> None:
         """Refuse a server whose settings break a promise; asked once per engine."""
 
+    def committing(self, connection: Connection, wait: float | None) -> contextlib.AbstractContextManager[None]:
+        """Around a COMMIT, where that can wait for others.
+
+        :param wait: for how long, in seconds; as long as the app lets it without it.
+        :raises LockTimeout: when that was not enough; nothing is committed then, and the transaction is still open.
+        """
+        return contextlib.nullcontext()
+
     def autocommit(self, connection: Connection) -> bool:
         """Whether a statement's locks would end with the statement."""
         raise NotImplementedError

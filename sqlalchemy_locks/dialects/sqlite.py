@@ -61,6 +61,22 @@ class SQLite(Engine):
     def transient(self, error: DBAPIError) -> bool:
         return "is locked" in str(error.orig)
 
+    @contextlib.contextmanager
+    def committing(self, connection: Connection, wait: float | None) -> Iterator[None]:
+        with _Patience(connection) as patience:
+            if wait is not None:
+                patience.set(wait)
+            try:
+                yield
+            except DBAPIError as error:
+                if not self.transient(error):
+                    raise
+                raise LockTimeout(
+                    "COMMIT waits until nobody reads, and somebody still did when the busy timeout was over (a process "
+                    "that is stopped while it reads reads for ever; in WAL mode, readers are in nobody's way): nothing "
+                    "is committed"
+                ) from error
+
     def autocommit(self, connection: Connection) -> bool:
         return False  # Python's driver begins with the first write; see `began`
 
