@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection, Result
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import TimeoutError as NoneFree
 
 from .dialects import engine_of
 from .dialects.base import nothing
-from .errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable
+from .errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
 from .operation import Operation, place_of
 from .queue import Queue
 from .transaction import ShortTransaction, Sleep, retried
@@ -106,21 +106,21 @@ def database_away(error: Exception) -> bool:
     """Whether it is not the values of a statement that the database refused."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
-    return isinstance(error, (OperationalError, LockError, PoolTimeout, DriverTimeout, OSError))
+    return isinstance(error, (OperationalError, LockError, NoneFree, DriverTimeout, OSError))
 
 
 def answered(error: Exception) -> bool:
     """Whether the database is there, and has refused one statement only, for the time it took perhaps."""
     if isinstance(error, DBAPIError):
         return error.statement is not None and not error.connection_invalidated
-    return isinstance(error, LockError) and not isinstance(error, LockLost)
+    return isinstance(error, LockError) and not isinstance(error, (LockLost, PoolTimeout))
 
 
 def passes(error: Exception) -> bool:
     """Whether it is the database that can't be had for the moment, rather than a mistake that will not mend itself."""
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or not isinstance(error, (ProgrammingError, DataError, IntegrityError))
-    return isinstance(error, (LockTimeout, LockLost, MustRollback, NotWritable, PoolTimeout, DriverTimeout, OSError))
+    return isinstance(error, (LockTimeout, LockLost, MustRollback, NotWritable, NoneFree, DriverTimeout, OSError))
 
 
 @contextmanager

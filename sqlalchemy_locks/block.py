@@ -285,7 +285,7 @@ class Block:
             if not self._alone:
                 raise
             (name,) = self._permits
-            self._leases._settled(semaphore.create(name, 1))
+            self._leases._settled(semaphore.create(name, 1).execution_options(locks_checkout=self._patience))
             waiting, grant = ask()
         if not grant.replayed:
             return grant, waiting.asked_at, self._ttl

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, Literal
 
-from sqlalchemy import Select, Update, and_, func, or_, select, update
+from sqlalchemy import Select, Update, and_, func, or_, select, true, update
 from sqlalchemy.sql import Executable
 
 from .elements import ReadCommitted
@@ -27,6 +27,9 @@ _AS_IT_IS = contextlib.nullcontext()
 
 class Conditional(Body):
     """One conditional UPDATE of one row; whether it changed anything is the answer."""
+
+    #: ask a row again that was replaced while it was waited for: its condition can't be met by another's acquisition
+    insists = True
 
     def __init__(self, rows: Rows, name: str) -> None:
         super().__init__()
@@ -72,12 +75,18 @@ class Conditional(Body):
         return self.rows.route()
 
     def run(self, run: Run) -> Any:
-        answer = self.update(run)
-        if not self.rows.unique:
-            self._refuse_several(run)
-        if answer:
-            self.refresh(run)
-        return answer or self.otherwise(run, self.probe(run))
+        row: Any = None
+        for _ in run.tries():
+            answer = self.update(run)
+            if not self.rows.unique:
+                self._refuse_several(run)
+            if answer:
+                self.refresh(run)
+                return answer
+            row = self.probe(run)
+            if not (self.insists and run.engine.misses_replaced and row.meant):
+                break
+        return self.otherwise(run, row)
 
     def update(self, run: Run) -> Any:
         """Run the UPDATE; what it tells of itself, falsy when no row was changed."""
@@ -126,6 +135,8 @@ class Conditional(Body):
             if "token" in at:
                 # compared where the type is the column's own
                 told.append((at["token"] == bound(at["token"], "nonce")).label("mine"))
+            if self.insists and place.engine.misses_replaced:
+                told.append(and_(true(), *self.condition(at)).label("meant"))
             probe: Any = select(*told).where(*one(self.rows, at))
             self._probes[place] = probe
         return self._probes[place]
@@ -171,6 +182,8 @@ class Acquire(Conditional):
         #: the same, waiting, for one that doesn't
         self.patient = patient
         self.impatient = patient is not None
+        # whoever doesn't wait is refused by what a look still shows as free
+        self.insists = patient is None
         self.refused = False if answer == "whether" else None
 
     def repeatable(self, operation: Operation[Any]) -> bool:

@@ -47,6 +47,19 @@ class LockTimeout(LockError):
         self.kind = kind
 
 
+class PoolTimeout(LockTimeout):
+    """No connection was free in the pool of the engine: within the ``timeout`` of the call, or the pool's own.
+
+    Whether the lock is free isn't known. SQLAlchemy's ``TimeoutError`` is its cause.
+
+    >>> try:
+    ...     with locks.exclusive("report", timeout=5):
+    ...         send_report()
+    ... except sl.PoolTimeout:
+    ...     log.error("the pool is too small for what this process does at once")
+    """
+
+
 class LockLost(LockError):
     """The lock was held and is so no longer: its connection died, or its transaction was ended early.
 

@@ -93,18 +93,28 @@ class _Fenced(Body):
         return "where the statement doesn't name its row by the primary key, and may be for several"
 
     def _guarded(self) -> Update:
-        last = func.coalesce(self.fence, 0) if self.fence.nullable else self.fence
-        own = self.target.own_rows()
-        guarded = self.given.where(last <= self.token, *own).values({self.fence: self.token})
+        guarded = self.given.where(*self._not_newer()).values({self.fence: self.token})
         set_already = {column.name for column in self.columns}
         bumped = {column: value for column, value in self.target.bumped().items() if column.name not in set_already}
         return (guarded.values(bumped) if bumped else guarded).execution_options(synchronize_session=False)
 
+    def _not_newer(self) -> list[Any]:
+        last = func.coalesce(self.fence, 0) if self.fence.nullable else self.fence
+        return [last <= self.token, *self.target.own_rows()]
+
+    def _meant(self) -> Select[Any]:
+        condition = [] if self.given.whereclause is None else [self.given.whereclause]
+        return select(self.fence).where(*condition, *self._not_newer()).limit(1)
+
     def run(self, run: Run) -> bool:
         if not self.single:
             self._refuse_autocommit(run)
-        with run.waiting():
-            written = run.execute(self._guarded(), {}).rowcount
+        written = 0
+        for _ in run.tries():
+            with run.waiting():
+                written = run.execute(self._guarded(), {}).rowcount
+            if written or not run.engine.misses_replaced or run.execute(self._meant(), {}).first() is None:
+                break
         if not written or not self.single:
             newer = run.execute(self._newer(run), {}).scalar()
             if newer is not None:

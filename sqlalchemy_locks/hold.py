@@ -24,11 +24,12 @@ from . import lock, reentry
 from .decorate import in_block
 from .dialects import engine_of
 from .durations import longest_wait
-from .errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
+from .errors import LockLost, LockTimeout, PoolTimeout, ReentryError, StaleSnapshot
 from .events import Observed
 from .keys import as_key
 from .lines import Turn, lines_of
 from .observe import holders_now
+from .pools import connect
 from .transaction import ShortTransaction, Sleep, has_room, retried
 from .values import Holder, KeyHolder
 
@@ -267,6 +268,8 @@ class Hold:
         while True:
             try:
                 return retried(lambda: self._attempt(deadline, turn), locks._engine, locks._sleep, told=told)
+            except PoolTimeout:
+                raise
             except LockTimeout as error:
                 # a limit that the database sets of itself ends the wait, and not the caller's patience
                 if deadline is not None:
@@ -277,7 +280,8 @@ class Hold:
         # Setting the level costs about a round trip's time, and most apps run at READ COMMITTED as it is. Where
         # the server would refuse another level anyway, it is set from the first refusal on.
         trusting = short.facts.refuses_stale and not self._locks._sets_isolation
-        short.open(as_it_is=trusting, wait=math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        short.open(as_it_is=trusting, wait=math.inf if left is None else left, within=left)
         try:
             for key in self._names:
                 self._acquire(short, key, deadline)
@@ -327,7 +331,7 @@ class Hold:
         """The same without such a connection, where the pool has one to spare."""
         engine = self._locks._engine
         if has_room(engine):
-            with contextlib.suppress(Exception), engine.connect() as connection:
+            with contextlib.suppress(Exception), connect(engine, 0) as connection:
                 return holders_now(connection, self._names.values())
         return ()
 

@@ -210,7 +210,7 @@ class Leases(Observed):
             return ()
         with contextlib.suppress(Exception):
             short = ShortTransaction(self._engine)
-            short.open(writes=False, wait=0)
+            short.open(writes=False, wait=0, within=0)
             try:
                 with short.facts.brief(short.connection):
                     for name in names:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from sqlalchemy import Engine
 
 from .dialects import engine_of
-from .errors import LockLost, LockTimeout, OutcomeUnknown, UnknownTask, Unsupported
+from .errors import LockLost, LockTimeout, OutcomeUnknown, PoolTimeout, UnknownTask, Unsupported
 from .hold import Held, Hold, Holding, Name
 from .leases import Leases
 from .maintenance import Maintained
@@ -25,7 +25,7 @@ from .mutexes import Mutexes
 from .names import checked
 from .once import OncePer
 from .operation import Operation, RowsOperation, ValueOperation, fresh_nonce, listed, place_of, seconds
-from .pools import one_for_all
+from .pools import connect, one_for_all
 from .timeout import Timeout
 from .transaction import NotCommitted, ShortTransaction, Sleep, retried, run_one
 
@@ -237,19 +237,22 @@ class Locks(Leases, Maintained, Holding):
         # entities come of a session
         entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
         whole = entity or options["locks_short"]
+        within, wait = every.get("locks_checkout"), every.get("locks_wait")
+        wait, began = None if wait is None else seconds(wait, "locks_wait"), time.monotonic()
         if not whole and operation._body.statement(place) is not None:
-            bounded = every.get("locks_wait") is not None and not operation._body.sends_wait
-            with engine.connect() as connection:
+            bounded = wait is not None and not operation._body.sends_wait
+            with connect(engine, within) as connection:
                 for _ in range(0 if repeatable else _DEAD):
                     if not place.engine.hung_up(connection):
                         break
                     connection.invalidate()  # not sent yet, and so not lost
                 if place.engine.alone(connection, bounded):
-                    return run_one(connection, operation, options)
+                    return run_one(connection, operation, options, wait)
         short = ShortTransaction(self._engine)
-        wait = 0 if operation._body.impatient else every.get("locks_wait")
         try:
-            short.open(writes=operation._body.writes, wait=None if wait is None else seconds(wait, "locks_wait"))
+            short.open(writes=operation._body.writes, wait=0 if operation._body.impatient else wait, within=within)
+        except PoolTimeout:
+            raise
         except LockTimeout:
             if not operation._body.impatient:
                 raise
@@ -261,7 +264,7 @@ class Locks(Leases, Maintained, Holding):
             short.abandon()
             raise
         try:
-            short.commit()
+            short.commit(None if wait is None else max(0.0, wait - (time.monotonic() - began)))
         except LockLost as error:
             if isinstance(error, OutcomeUnknown):
                 raise

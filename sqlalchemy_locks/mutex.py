@@ -213,6 +213,7 @@ class _Release(Conditional):
     def __init__(self, rows: Rows, whose: str | None) -> None:
         super().__init__(rows, "mutex.release")
         self.whose = whose
+        self.insists = whose is not None
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return self.whose == "token"

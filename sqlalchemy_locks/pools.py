@@ -1,15 +1,26 @@
-"""How many connections a pool gives, and whether two who ask get two."""
+"""How many connections a pool gives, whether two callers get two, and a checkout that waits for no longer than asked.
+
+What SQLAlchemy keeps private of its pools is used here, and nowhere else.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import TimeoutError as NoneFree
+from sqlalchemy.pool import Pool, QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.pool.base import _ConnectionFairy
+from sqlalchemy.util.queue import Empty
+
+from .errors import PoolTimeout
 
 
 def most(pool: Any) -> float:
@@ -22,6 +33,64 @@ def most(pool: Any) -> float:
 def one_for_all(pool: Any) -> bool:
     """Whether who asks again, while the first one is out, is given the same connection, and so the same transaction."""
     return isinstance(pool, (StaticPool, SingletonThreadPool))
+
+
+def connect(engine: Engine, within: float | None = None) -> Connection:
+    """Check a connection out of the engine's pool, as ``engine.connect()`` does.
+
+    :param within: the longest wait for one that is free, in seconds; without it, the pool's own ``pool_timeout``.
+    :raises PoolTimeout: when none was free in time.
+    """
+    pool = engine.pool
+    try:
+        if within is None or not isinstance(pool, QueuePool):
+            return engine.connect()
+        hurried = _hurried(type(pool))  # type: ignore[arg-type]
+        return _checked_out(engine, hurried(pool, min(within, threading.TIMEOUT_MAX)))
+    except NoneFree as error:
+        limit = "its own pool_timeout" if within is None else "the timeout"
+        raise PoolTimeout(
+            f"no connection was free in the pool within {limit}: all {most(pool):g} are in use"
+        ) from error
+
+
+def _checked_out(engine: Engine, pool: Pool) -> Connection:
+    try:
+        return engine._connection_cls(engine, _ConnectionFairy._checkout(pool))
+    except engine.dialect.loaded_dbapi.Error as error:
+        Connection._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+
+
+@cache
+def _hurried(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePool]:
+    """A pool as one checkout sees it: the same in everything but how long it waits.
+
+    SQLAlchemy has one ``pool_timeout`` for a pool and none for a checkout, and a pool that had room when it was asked
+    may have none a moment later: so it is the checkout itself that has to know its limit.
+    """
+
+    class Hurried(kind):  # type: ignore[misc,valid-type]
+        __slots__ = ("_seconds", "_shared")
+
+        def __init__(self, pool: QueuePool, seconds: float) -> None:
+            self.__dict__ = pool.__dict__  # type: ignore[misc]
+            self._shared, self._seconds = pool, seconds
+
+        @property
+        def _timeout(self) -> float:
+            return self._seconds
+
+        def _do_get(self) -> Any:
+            try:
+                # asyncio.wait_for(0) gives up without a look at what is there
+                return self._pool.get(False)
+            except Empty:
+                return super()._do_get()
+
+        def _create_connection(self) -> Any:
+            return self._shared._create_connection()  # which is to know its pool, and not this look at it
+
+    return Hurried
 
 
 @contextlib.contextmanager

@@ -14,11 +14,11 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from .elements import Writable
-from .errors import UnknownRow
+from .errors import LockTimeout, UnknownRow, Unsupported
 from .operation import Body, Operation, Place, Run, execute_in_session
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Mapper
+    from sqlalchemy.orm import Mapper, Session
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Any)
@@ -60,9 +60,7 @@ class _Row(Body):
         return "which has no row locks, and whose write lock is taken first"
 
     def locking(self, place: Place) -> Select[Any]:
-        entity: Any = self.entity()
-        pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
-        statement: Select[Any] = select(entity).where(and_(*pairs))
+        statement = self._chosen(self.entity())
         if place.engine.locks_on_replicas:
             statement = statement.where(Writable())
         if place.engine.locking != "file":
@@ -74,7 +72,17 @@ class _Row(Body):
             statement = statement.options(lazyload("*")).execution_options(populate_existing=True)
         return statement
 
+    def _chosen(self, *what: Any) -> Select[Any]:
+        pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
+        chosen: Select[Any] = select(*what)  # pyright: ignore[reportAssignmentType]
+        return chosen.where(and_(*pairs))
+
+    def _keys(self) -> Sequence[Any]:
+        return self.key_columns if self.mapper is None else [getattr(self.entity(), name) for name in self.names]
+
     def run(self, run: Run) -> Any:
+        if self.mapper is not None and run.session is not None:
+            self._refuse_unflushed(self.mapper, run.session, run)
         if run.engine.locking == "file":
             with run.waiting(), run.engine.judging(run.connection):
                 run.take_file(self.tables[0])
@@ -83,11 +91,28 @@ class _Row(Body):
             statement: Any = self.locking(run.place)
         else:
             statement = self.statement(run.place)
-        with run.waiting():
-            found = self._select(run, statement).freeze()
-        if not found.data:
-            self._explain(run)
-        return found()
+        for _ in run.tries():
+            with run.waiting():
+                found = self._select(run, statement).freeze()
+            if found.data:
+                return found()
+            if not (run.engine.misses_replaced and self._select(run, self._chosen(*self._keys())).first()):
+                self._explain(run)
+        name = f"the row {_told(run)} of {self._entity_name()}"
+        raise LockTimeout(f"{name} was replaced each time that it was waited for: nothing was locked")
+
+    def _refuse_unflushed(self, mapper: Mapper[Any], session: Session, run: Run) -> None:
+        """Refuse to read anew what has changes that are to be flushed yet: autoflush is off, or they would be."""
+        key = mapper.identity_key_from_primary_key(tuple(run.values.values()))
+        for changed in session.dirty:
+            state: Any = inspect(changed)
+            # as text: an id may be given as what the database takes for it, "7" for 7
+            same = state.key[0] is key[0] and [*map(str, state.key[1])] == [*map(str, key[1])]
+            if same and session.is_modified(changed):
+                raise Unsupported(
+                    f"lock.row reads {self._entity_name()} {_told(run)} anew, which would discard its changes that are "
+                    "not flushed: flush the session first, since autoflush is off"
+                )
 
     def _select(self, run: Run, statement: Any) -> Any:
         if self.mapper is None or run.session is None:
@@ -98,8 +123,7 @@ class _Row(Body):
     def _explain(self, run: Run) -> None:
         if run.engine.locks_on_replicas and not run.execute(select(Writable()), {}).scalar():
             raise run.engine.not_writable()
-        ident = ", ".join(repr(value) for value in run.values.values())
-        raise UnknownRow(f"{self._entity_name()} has no row {ident}: nothing was locked")
+        raise UnknownRow(f"{self._entity_name()} has no row {_told(run)}: nothing was locked")
 
     def _entity_name(self) -> str:
         entity: Any = self.entity()
@@ -110,6 +134,10 @@ class _Row(Body):
             return {"clause": update(self.tables[0])}
         table: Any = self.mapper.local_table
         return {"mapper": self.mapper, "clause": update(table)}
+
+
+def _told(run: Run) -> str:
+    return ", ".join(repr(value) for value in run.values.values())
 
 
 _BODIES: weakref.WeakKeyDictionary[Any, _Row] = weakref.WeakKeyDictionary()
@@ -124,6 +152,8 @@ def _row(entity: Any, ident: Any) -> Operation[Any]:
     :return: the entity or the row.
     :raises UnknownRow: there is no such row, so nothing was locked.
     :raises LockTimeout: the database's own limit, or the option ``locks_wait``, ended the wait.
+    :raises Unsupported: when the entity has changes that are not flushed, since autoflush is off: to read it anew
+        would discard them.
     :raises NotWritable: on a standby or replica, and in a read-only transaction. (A transaction begun READ ONLY on
         a MySQL or MariaDB primary does lock rows, against everybody, and is let through.)
 

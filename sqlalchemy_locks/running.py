@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 T = TypeVar("T")
+
+#: so often a row may be replaced while it is waited for
+_REPLACED = 10
 
 
 class Place(NamedTuple):
@@ -107,6 +111,17 @@ class Run:
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Around statements that may wait for a lock: for no longer than was asked for."""
         return contextlib.nullcontext() if self.wait is None else self.engine.bounded(self.connection, self.wait)
+
+    def tries(self) -> Iterator[int]:
+        """The tries at a row that may be replaced while it is waited for: one, unless the engine then finds none.
+
+        Each may wait for as long as is left of ``wait``. They end, since each needs another replacement.
+        """
+        asked, wait = time.monotonic(), self.wait
+        for number in range(_REPLACED if self.engine.misses_replaced else 1):
+            if number and wait is not None:
+                self.wait = max(0.0, wait - (time.monotonic() - asked))
+            yield number
 
     def take_file(self, table: Table) -> None:
         """SQLite: take the write lock, by a write that writes nothing.

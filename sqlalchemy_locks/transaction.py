@@ -12,6 +12,7 @@ import math
 import os
 import random
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -21,9 +22,9 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
-from .errors import LockLost, MustRollback, OutcomeUnknown, Unsupported
+from .errors import LockLost, LockTimeout, MustRollback, OutcomeUnknown, Unsupported
 from .operation import Operation, translated
-from .pools import most
+from .pools import connect, most
 
 T = TypeVar("T")
 
@@ -76,14 +77,18 @@ class ShortTransaction:
         self._known: str | None = None
         self._process = os.getpid()
 
-    def open(self, *, writes: bool = True, as_it_is: bool = False, wait: float | None = None) -> None:
+    def open(
+        self, *, writes: bool = True, as_it_is: bool = False, wait: float | None = None, within: float | None = None
+    ) -> None:
         """Check a connection out and begin.
 
         :param writes: what is to be done writes, or locks.
         :param as_it_is: leave the isolation level alone, for an operation that refuses a wrong one by itself.
         :param wait: how long beginning may wait, in seconds, where it can.
+        :param within: how long to wait for a free connection of the pool; as long as the pool lets one wait without it.
+        :raises PoolTimeout: when there was none.
         """
-        self.connection = self.engine.connect()
+        self.connection = connect(self.engine, within)
         # known for certain only now: a mysql:// URL may have led to MariaDB
         self.facts = engine_of(self.connection.dialect)
         self._restore: Callable[[], None] | None = None
@@ -231,9 +236,11 @@ class ShortTransaction:
         # a deadlock that was passed over takes the mark along, and so does a COMMIT: only a guard sees which it was
         return _OVER if self._sent is None else _ENDED
 
-    def commit(self) -> None:
+    def commit(self, wait: float | None = None) -> None:
         """Commit, and give the connection back.
 
+        :param wait: how long COMMIT may wait for others, where it does; as long as the app lets it without it.
+        :raises LockTimeout: when that was not enough; it is rolled back.
         :raises LockLost: when the transaction had ended or failed before, so that nothing is committed by this.
         :raises OutcomeUnknown: when work was done in it, and the connection died while COMMIT was under way.
         """
@@ -248,7 +255,8 @@ class ShortTransaction:
                 raise LockLost(why)
             self._ending = True
             try:
-                self.transaction.commit()
+                with self.facts.committing(self.connection, wait):
+                    self.transaction.commit()
                 self._committed = True
             except BaseException as error:
                 if not isinstance(error, DBAPIError) or not error.connection_invalidated:
@@ -299,12 +307,17 @@ def roll_back(connection: Connection) -> None:
     connection.rollback()
 
 
-def run_one(connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
+def run_one(
+    connection: Connection, operation: Operation[Any], options: Mapping[str, Any], wait: float | None = None
+) -> Any:
     """Run an operation of one statement by itself: without BEGIN and COMMIT where that can be had for nothing.
 
+    :param wait: how long it may wait for others, in seconds, COMMIT included where that waits.
+    :raises LockTimeout: when COMMIT could not be done in time; it is rolled back.
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
     facts = engine_of(connection.dialect)
+    until = None if wait is None else time.monotonic() + wait
     one_trip = facts.one_trip
     final = one_trip or facts.autocommit(connection)
     if one_trip:
@@ -317,7 +330,12 @@ def run_one(connection: Connection, operation: Operation[Any], options: Mapping[
             value = operation.value(connection, options)
             final = True
             if connection.in_transaction():
-                connection.commit()
+                with facts.committing(connection, None if until is None else max(0.0, until - time.monotonic())):
+                    connection.commit()
+        except LockTimeout:
+            if final and not one_trip:
+                roll_back(connection)  # its COMMIT has failed: for SQLAlchemy it is over, and nobody else would
+            raise
         except (DBAPIError, TimeoutError) as error:
             # a driver's own time limit (asyncpg's command_timeout) is no error of the database's
             if final and (isinstance(error, TimeoutError) or error.connection_invalidated):

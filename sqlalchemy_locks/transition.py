@@ -307,6 +307,7 @@ class _SetStatus(Conditional):
     def __init__(self, rows: Rows, captured: Any, *, claimed: bool, force: bool) -> None:
         super().__init__(rows, "StateTransition.set_status")
         self.captured, self.claimed, self.force = captured, claimed, force
+        self.insists = claimed or force
 
     def condition(self, at: At) -> list[Any]:
         conditions = [] if self.force else [at["status"] == literal(self.captured, at["status"].type)]

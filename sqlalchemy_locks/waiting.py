@@ -24,7 +24,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
-from .errors import LockTimeout, ReentryError, RequestOver
+from .errors import LockTimeout, PoolTimeout, ReentryError, RequestOver
 from .keys import key
 from .lines import Pace, lines_of
 from .operation import Operation, fresh_nonce, place_of, translated
@@ -114,7 +114,9 @@ class Waiting:
         """Whether the id is to be asked for again, its request forgotten or not: a write under its guard keeps it."""
         operation = reclaim(self.request._values["external_id"])
         try:
-            return bool(self._settled(operation.execution_options(locks_wait=self._patient())))
+            return bool(self._ask(operation.execution_options(locks_wait=self._patient())))
+        except PoolTimeout:
+            raise
         except LockTimeout as error:
             if self.patience != 0 and self._left() != 0:
                 return True
@@ -155,7 +157,7 @@ class Waiting:
         if stood is not None:
             name: str = stood[-1]
             return name
-        line = self._facts.line_beside(self._engine)
+        line = self._facts.line_beside(self._engine, self._left())
         return None if line is None else next((n for n, k in self._keys.items() if line.anybody(k)), None)
 
     def _stood(self, name: str) -> Grant | str:
@@ -185,6 +187,8 @@ class Waiting:
             while connected and self._facts.lines and self._shortest() > self._facts.shortest_line:
                 try:
                     found = self._in_line(name)
+                except PoolTimeout:
+                    raise
                 except LockTimeout as error:
                     if self._left() == 0:
                         raise self._timed_out(name) from error
@@ -206,7 +210,7 @@ class Waiting:
                 if out_of_turn is not None:
                     return out_of_turn
                 self._pause(name, random.uniform(0, 0.05))
-        line = self._facts.line_beside(self._engine)
+        line = self._facts.line_beside(self._engine, self._left())
         if line is None:
             return self._looking(name)
         with line.ticket(self._keys[name]) as ticket:
@@ -225,7 +229,7 @@ class Waiting:
         if time.monotonic() < self._lines.aside_until:
             return None
         asked, short = time.monotonic(), ShortTransaction(self._engine)
-        short.open()
+        short.open(within=left)
         try:
             with translated(short.facts):
                 longest, pooled = TURN, short.facts.pooled(short.connection)
@@ -314,11 +318,13 @@ class Waiting:
     def _short(self, name: str) -> list[str]:
         """Which of the semaphores have no room, as far as a look tells; ``name`` where nobody can look."""
         if self._facts.locking != "file":
-            return self._short_of(self._settled(room(self.request)))
+            return self._short_of(self._ask(room(self.request)))
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
         short = ShortTransaction(self._engine)
         try:
-            short.open(writes=False, wait=self._patient())
+            short.open(writes=False, wait=self._patient(), within=self._left())
+        except PoolTimeout:
+            raise
         except LockTimeout:
             self._busy = True
             return [name]
@@ -340,9 +346,11 @@ class Waiting:
                 if not alone:
                     return None
                 self.asked_at = clock()
-                grant = self._decided(self._settled(request.execution_options(locks_wait=patience)))
+                grant = self._decided(self._ask(request.execution_options(locks_wait=patience)))
                 self._busy = False
                 return grant
+        except PoolTimeout:
+            raise
         except LockTimeout:
             return None
         except DBAPIError as error:
@@ -350,6 +358,10 @@ class Waiting:
             if error.connection_invalidated or not self._passing(error):
                 raise
             return None
+
+    def _ask(self, operation: Operation[Any]) -> Any:
+        """Run it in a transaction of its own, on a connection that is waited for no longer than for the whole."""
+        return self._settled(operation.execution_options(locks_checkout=self._left()))
 
     def _passing(self, error: DBAPIError) -> bool:
         facts = engine_of(self._engine.dialect)

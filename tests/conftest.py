@@ -13,6 +13,7 @@ import shutil
 import ssl
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -139,6 +140,8 @@ def in_memory() -> str | None:
     return str(place) if roomy else None
 
 
+#: seconds in which the threads of a test end when it is over
+ENDS_WITHIN = 30
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -183,6 +186,46 @@ def collect_what_is_left_of(error: BaseException | None) -> None:
         found.clear()
         gc.collect()
         sys.unraisablehook = hook
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> None:
+    """The collector looks at what the tests of a module make, and not each time at all that was imported before."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves open fails that test, and no later one: threads that don't end, connections without an owner.
+
+    A connection that nothing refers to any more is a ResourceWarning as soon as it is collected, which is done for those
+    only who have other files open than before.
+    """
+    threads, files = set(threading.enumerate()), open_files()
+    yield
+    if request.node.stash.get(_FAILED, False):
+        return  # its error keeps what it left, until it has been reported
+    until = time.monotonic() + ENDS_WITHIN
+    left = [thread for thread in threading.enumerate() if thread not in threads]
+    for thread in left:
+        thread.join(max(0.0, until - time.monotonic()))
+    if open_files() - files:
+        gc.collect()
+    alive = [thread for thread in left if thread.is_alive()]
+    assert not alive, f"threads of this test are still at work: {alive}"
+
+
+def open_files() -> set[str]:
+    """The numbers of the files and sockets that are open here."""
+    return set(os.listdir("/dev/fd"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unfrozen() -> Iterator[None]:
+    """What is left at the very end is looked for among everything, by pytest itself."""
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -59,6 +59,8 @@ class Engine:
     one_trip: ClassVar[bool] = False
     #: a row that is read to be locked must also be asked whether the server takes writes
     locks_on_replicas: ClassVar[bool] = False
+    #: a statement that has waited for a row finds none where the row was deleted and inserted again meanwhile
+    misses_replaced: ClassVar[bool] = False
     #: the statement that gives up every session lock of a connection, where the server has such locks
     release_session_locks: ClassVar[str | None] = None
 
@@ -101,6 +103,14 @@ class Engine:
 
     def verify(self, connection: Connection) -> None:
         """Refuse a server whose settings break a promise; asked once per engine."""
+
+    def committing(self, connection: Connection, wait: float | None) -> contextlib.AbstractContextManager[None]:
+        """Around a COMMIT, where that can wait for others.
+
+        :param wait: for how long, in seconds; as long as the app lets it without it.
+        :raises LockTimeout: when that was not enough; nothing is committed then, and the transaction is still open.
+        """
+        return contextlib.nullcontext()
 
     def autocommit(self, connection: Connection) -> bool:
         """Whether a statement's locks would end with the statement."""
@@ -260,8 +270,11 @@ class Engine:
         """Whether nobody stands in a line; asked only where there are ``lines``, and no functions that look."""
         raise NotImplementedError
 
-    def line_beside(self, of: sqlalchemy.Engine | Connection) -> Line | None:
-        """Where those who wait can stand in a line that is no part of the database; ``None`` without such a place."""
+    def line_beside(self, of: sqlalchemy.Engine | Connection, within: float | None = None) -> Line | None:
+        """Where those who wait can stand in a line that is no part of the database; ``None`` without such a place.
+
+        :param within: how long to wait for a free connection of the engine's pool, in seconds.
+        """
         return None
 
     def interrupted(self, error: DBAPIError) -> bool:

@@ -52,6 +52,7 @@ class PostgreSQL(Engine):
     explain = "EXPLAIN (FORMAT JSON)"
     update_returning = True
     refuses_stale = True
+    misses_replaced = True
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
     locking = "functions"
     release_session_locks = "SELECT pg_advisory_unlock_all()"

@@ -19,6 +19,7 @@ from sqlalchemy.util import await_only
 from ..clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
 from ..elements import InsertAbsent
 from ..errors import LockError, LockTimeout, MustRollback
+from ..pools import connect
 from .base import Engine, nothing
 
 if TYPE_CHECKING:
@@ -59,6 +60,22 @@ class SQLite(Engine):
 
     def transient(self, error: DBAPIError) -> bool:
         return "is locked" in str(error.orig)
+
+    @contextlib.contextmanager
+    def committing(self, connection: Connection, wait: float | None) -> Iterator[None]:
+        with _Patience(connection) as patience:
+            if wait is not None:
+                patience.set(wait)
+            try:
+                yield
+            except DBAPIError as error:
+                if not self.transient(error):
+                    raise
+                raise LockTimeout(
+                    "COMMIT waits until nobody reads, and somebody still did when the busy timeout was over (a process "
+                    "that is stopped while it reads reads for ever; in WAL mode, readers are in nobody's way): nothing "
+                    "is committed"
+                ) from error
 
     def autocommit(self, connection: Connection) -> bool:
         return False  # Python's driver begins with the first write; see `began`
@@ -110,7 +127,7 @@ class SQLite(Engine):
         raw: Any = connection.connection.driver_connection
         return in_turn(connection, take, commits=getattr(raw, "isolation_level", "") is None)
 
-    def line_beside(self, of: sqlalchemy.Engine | Connection) -> Line | None:
+    def line_beside(self, of: sqlalchemy.Engine | Connection, within: float | None = None) -> Line | None:
         known: dict[str, Any]
         if isinstance(of, Connection):
             known = of.info  # an engine's `creator` may lead to several files
@@ -119,7 +136,7 @@ class SQLite(Engine):
         else:
             known = of.dialect.__dict__
             if _LINE not in known:
-                with of.connect() as connection:
+                with connect(of, within) as connection:
                     known[_LINE] = self.line_beside(connection)
         line: Line | None = known[_LINE]
         return line

@@ -25,6 +25,7 @@ from ..errors import (
     MustRollback,
     NotWritable,
     OutcomeUnknown,
+    PoolTimeout,
     RequestHeld,
     RequestOver,
     SemaphoreHeld,
@@ -91,6 +92,7 @@ FAILED = Kind("failed", 500, "Internal Server Error", "The lock could not be ask
 
 #: the first that an error is one of
 _KINDS: tuple[tuple[type[LockError], Kind], ...] = (
+    (PoolTimeout, UNAVAILABLE),
     (LockTimeout, LOCKED),
     (IdempotencyConflict, ANOTHER_REQUEST),
     (RequestHeld, IN_PROGRESS),
@@ -134,14 +136,15 @@ class Problem:
 def kind_of(error: LockError) -> Kind:
     """Which kind of problem an error is.
 
-    A lock, a mutex or a lease that another has is *locked* (423); a semaphore without room has *no room* (429). What
+    A lock, a mutex or a lease that another has is *locked* (423); a semaphore without room has *no room* (429); a
+    pool without a free connection is *unavailable* (503). What
     only who runs the service can mend (a semaphore that was never created, tables that are not installed) *failed*
     (500).
 
     >>> kind_of(sl.LockTimeout("no room", kind="semaphore")).status
     429
     """
-    if isinstance(error, LockTimeout) and error.kind == "semaphore":
+    if isinstance(error, LockTimeout) and error.kind == "semaphore" and not isinstance(error, PoolTimeout):
         return NO_ROOM
     return next((kind for known, kind in _KINDS if isinstance(error, known)), FAILED)
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from sqlalchemy import make_url
 
@@ -25,8 +26,8 @@ class Proxy:
         self._lost: tuple[bytes, Callable[[], object]] | None = None
         #: the answers that were kept back
         self.losses = 0
-        self._acceptor = threading.Thread(target=self._accept, daemon=True)
-        self._acceptor.start()
+        self._threads: list[threading.Thread] = []
+        self._acceptor = self._start(self._accept)
 
     @property
     def url(self) -> str:
@@ -62,6 +63,15 @@ class Proxy:
         if threading.current_thread() is not self._acceptor:
             self._acceptor.join()  # what it has accepted last is cut, too
         self.cut()
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # one that is doing something meanwhile may close it
+                thread.join()
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
 
     def _accept(self) -> None:
         while True:
@@ -80,8 +90,8 @@ class Proxy:
                 self.accepted += 1
                 self._pairs.append((client, server))
             losing: list[Callable[[], object]] = []
-            threading.Thread(target=self._ask, args=(client, server, losing), daemon=True).start()
-            threading.Thread(target=self._answer, args=(server, client, losing), daemon=True).start()
+            self._start(self._ask, client, server, losing)
+            self._start(self._answer, server, client, losing)
 
     def _ask(self, source: socket.socket, target: socket.socket, losing: list[Callable[[], object]]) -> None:
         def sent(data: bytes) -> bool:

@@ -27,6 +27,8 @@ ANSWERS: list[tuple[LockError, int, str, str | None]] = [
     (sl.LockTimeout("'a' was not free"), 423, "locked", "1"),
     (sl.LockTimeout("'a' had no room", (), "lease"), 423, "locked", "1"),
     (sl.LockTimeout("'a' had no room", (), "semaphore"), 429, "no-room", "5"),
+    (sl.PoolTimeout("no connection was free"), 503, "unavailable", "1"),
+    (sl.PoolTimeout("no connection was free", (), "semaphore"), 503, "unavailable", "1"),
     (sl.IdempotencyConflict("for other semaphores"), 409, "another-request", None),
     (sl.RequestHeld("held"), 409, "in-progress", "5"),
     (sl.RequestOver("granted before", "RELEASED"), 409, "key-spent", None),

@@ -2,14 +2,17 @@
 
 python -m tests.lease.holder URL NAME TTL hold|wait
 
-Who waits is cut off by the server where it is silent for 2 seconds in front of a line.
+Who waits is cut off by the server where it is silent for 2 seconds in front of a line. It stops itself at the next pause
+between two looks when it is sent SIGUSR1: stopped in the middle of a look, it would read an SQLite database for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -31,6 +34,16 @@ def main(url: str, name: str, ttl: str, kind: str) -> None:
     block = locks.lease(name, ttl=float(ttl))
     if kind == "wait":
         cut_after(2, pytest.MonkeyPatch())
+        asked: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))
+
+        def pause(seconds: float) -> None:
+            if asked:
+                asked.clear()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(seconds)
+
+        locks._sleep = pause
         say("waiting")
     while True:
         try:

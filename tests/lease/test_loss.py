@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -60,9 +61,11 @@ class Holder:
         return self.hear()
 
     @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        self._process.send_signal(signal.SIGSTOP)
+    def stopped(self, *, between_looks: bool = False) -> Iterator[None]:
+        """Whoever waits can be stopped where it looks at nothing."""
+        self._process.send_signal(signal.SIGUSR1 if between_looks else signal.SIGSTOP)
         try:
+            until(lambda: os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG))
             yield
         finally:
             self._process.send_signal(signal.SIGCONT)

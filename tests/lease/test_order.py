@@ -238,7 +238,7 @@ def test_a_process_that_is_stopped_in_front_holds_nobody_up(
     grant = holder.acquire({sem: 1}, ttl=3600)
     with Holder(installed(servers, name), sem, 3600, "wait") as head:
         until(lambda: headed(watcher, name, sem))
-        with head.stopped():
+        with head.stopped(between_looks=True):
             holder.release(grant)
             second.release(second.acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
         assert head.hear() != ""  # it has lined up again, and has it

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, event, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks import running
 from tests.conftest import PLAIN
 
 from .library import ABSENT, STOCK, Base, Customer, Engineer, Manager, Order, Person, fill
-from .parties import PATIENCE, Watch, async_connected, connected, later, seen
+from .parties import PATIENCE, Watch, async_connected, connected, later, seen, until
 
 CUSTOMER, ORDERS = Base.metadata.tables["customer"], Base.metadata.tables["orders"]
 NAMES = ["postgresql15", "mysql", "mariadb", "sqlite"]
@@ -192,6 +194,179 @@ def test_async(urls: Callable[[str], str], servers: Any, name: str) -> None:
             assert (await session.scalars(sl.lock.row(Customer, 1))).one() is customer
             with pytest.raises(sl.UnknownRow):
                 await session.scalar(sl.lock.row(Customer, 99))
+            customer.name = "changed"
+            with session.no_autoflush, pytest.raises(sl.Unsupported, match="would discard its changes"):
+                await session.scalar(sl.lock.row(Customer, 1))
+            assert customer.name == "changed"
+            await session.rollback()
             assert (await session.execute(select(Customer.name).where(Customer.id == 1))).scalar() == "old"
 
     asyncio.run(main())
+
+
+def replace(connection: Any, entity: Any, value: str) -> None:
+    """Delete a row and insert it again, with the same key and another value."""
+    tables = Base.metadata.tables
+    rows: dict[Any, list[tuple[str, str, dict[str, Any]]]] = {
+        Customer: [("customer", "id", {"id": 2, "name": value})],
+        STOCK: [("stock", "shop", {"shop": 2, "item": value, "pieces": 4})],
+        Engineer: [
+            ("engineer", "id", {"id": 2, "machine": value}),
+            ("person", "id", {"id": 2, "kind": "engineer", "name": "E"}),
+        ],
+    }
+    for name, key, row in rows[entity]:
+        connection.execute(tables[name].delete().where(tables[name].c[key] == row[key]))
+    for name, _, row in reversed(rows[entity]):
+        connection.execute(tables[name].insert(), row)
+
+
+@pytest.fixture
+def kept(urls: Callable[[str], str]) -> Iterator[Callable[[str], Engine]]:
+    """An engine by whose database the rows that were replaced are found again as they were."""
+    with ExitStack() as opened:
+
+        def make(name: str, **options: Any) -> Engine:
+            engine = opened.enter_context(connected(urls(name), **options))
+            opened.callback(again, engine)
+            return engine
+
+        def again(engine: Engine) -> None:
+            with engine.begin() as connection:
+                for entity, value in {Customer: "alone", STOCK: "cup", Engineer: "loom"}.items():
+                    replace(connection, entity, value)
+
+        yield make
+
+
+def read(session: Session, entity: Any, **options: Any) -> Any:
+    """What ``lock.row`` gives of the row that is replaced: its value."""
+    operation = sl.lock.row(entity, (2, "cup") if entity is STOCK else 2).execution_options(**options)
+    found = session.execute(operation).one()
+    return found.pieces if entity is STOCK else found[0].name if entity is Customer else found[0].machine
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("entity", [Customer, STOCK, Engineer])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_that_its_holder_replaced(
+    kept: Callable[..., Engine], watch: Callable[[str], Watch], name: str, entity: Any, level: str
+) -> None:
+    if name == "sqlite":
+        level = "SERIALIZABLE"
+    engine = kept(name, isolation_level=level)
+    new: Any = "cup" if entity is STOCK else "replaced"
+    with Session(engine) as holder, Session(engine) as second:
+        read(holder, entity)
+        waiting = later(read, second, entity)
+        watched = watch(name)
+        watched.engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        watched.until_waiting(waiting)
+        replace(holder.connection(), entity, new)
+        holder.commit()
+        if name == "postgresql15" and level != "READ COMMITTED":
+            with pytest.raises(DBAPIError, match="could not serialize"):
+                waiting.result(PATIENCE)
+        else:
+            assert waiting.result(PATIENCE) == (4 if entity is STOCK else new)
+            assert not free(engine, CUSTOMER, CUSTOMER.c.id == 2) or entity is not Customer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_that_its_holder_deleted_is_no_such_row(
+    kept: Callable[..., Engine], watch: Callable[[str], Watch], name: str
+) -> None:
+    engine = kept(name)
+    with Session(engine) as holder, Session(engine) as second:
+        read(holder, Customer)
+        waiting = later(read, second, Customer)
+        watched = watch(name)
+        watched.engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        watched.until_waiting(waiting)
+        holder.connection().execute(CUSTOMER.delete().where(CUSTOMER.c.id == 2))
+        holder.commit()
+        with pytest.raises(sl.UnknownRow, match="Customer has no row 2"):
+            waiting.result(PATIENCE)
+
+
+def replaced_while(watch: Callable[[str], Watch], engine: Engine, tries: int) -> tuple[Any, list[str]]:
+    """Have a row replaced ``tries`` times, each time while it is waited for: the outcome, and the limits of the waits."""
+    limits: list[str] = []
+    with connected(engine.url.render_as_string(hide_password=False)) as others, Session(others) as holder:
+        read(holder, Customer)
+        watched = watch("postgresql15")
+        watched.engine = others.execution_options(isolation_level="AUTOCOMMIT")
+
+        @event.listens_for(engine, "before_cursor_execute")
+        def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+            if "FOR UPDATE" in statement:
+                looks.append(None)
+                if 1 < len(looks) <= tries:
+                    read(holder, Customer)  # the next one has it again before it is looked for again
+            elif "'lock_timeout'" in statement and "wait" in parameters:
+                limits.append(parameters["wait"])
+
+        looks: list[None] = []
+        with Session(engine) as second:
+            waiting = later(read, second, Customer, locks_wait=PATIENCE)
+            for number in range(1, tries + 1):
+                until(lambda number=number: len(looks) == number, unless=waiting)
+                watched.until_waiting(waiting)
+                replace(holder.connection(), Customer, "again")
+                holder.commit()
+            return waiting.exception(PATIENCE) or waiting.result(), limits
+
+
+def test_what_is_left_of_the_wait_is_what_the_next_try_may_wait(
+    kept: Callable[..., Engine], watch: Callable[[str], Watch]
+) -> None:
+    found, limits = replaced_while(watch, kept("postgresql15"), 3)
+    assert found == "again"
+    left = [int(limit.removesuffix("ms")) for limit in limits]
+    assert len(left) == 4
+    assert sorted(left, reverse=True) == left
+    assert left[0] == PATIENCE * 1000 > left[-1]
+
+
+def test_a_row_that_is_replaced_all_the_time(
+    kept: Callable[..., Engine], watch: Callable[[str], Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_REPLACED", 2)
+    refused, _ = replaced_while(watch, kept("postgresql15"), 2)
+    assert isinstance(refused, sl.LockTimeout)
+    assert str(refused) == "the row 2 of Customer was replaced each time that it was waited for: nothing was locked"
+
+
+@pytest.mark.parametrize("way", ["autoflush=False", "no_autoflush", "option"])
+def test_changes_that_are_not_flushed_are_not_discarded(engine: Engine, way: str) -> None:
+    """Whoever flushes first has them kept; without a flush, reading the row anew would take them away."""
+    with Session(engine, autoflush=way != "autoflush=False") as session, ExitStack() as off:
+        customer, other = session.get_one(Customer, 2), session.get_one(Customer, 1)
+        if way == "no_autoflush":
+            off.enter_context(session.no_autoflush)
+        operations = [sl.lock.row(Customer, ident).execution_options(autoflush=way != "option") for ident in (2, "2")]
+        customer.name = "changed"
+        # PostgreSQL compares no number with a text, and would refuse that
+        for operation in operations:
+            with pytest.raises(sl.Unsupported, match="would discard its changes that are not flushed: flush the"):
+                session.scalar(operation)
+        assert customer.name == "changed"
+        assert session.scalar(sl.lock.row(Customer, 1).execution_options(autoflush=False)) is other
+        session.flush()
+        assert session.scalar(operations[0]) is customer
+        assert customer.name == "changed"
+        session.rollback()
+        customer.orders = [Order(number="z")]
+        with pytest.raises(sl.Unsupported, match="would discard"):
+            session.scalar(operations[0])
+        session.rollback()
+        customer.name = customer.name  # no change
+        assert session.scalar(operations[0]).name == "alone"
+
+
+def test_changes_that_are_not_flushed_of_an_inherited_class(engine: Engine) -> None:
+    with Session(engine, autoflush=False) as session:
+        session.get_one(Person, 2).machine = "mill"
+        for entity in (Engineer, Person):
+            with pytest.raises(sl.Unsupported, match=f"lock.row reads {entity.__name__} 2 anew"):
+                session.scalar(sl.lock.row(entity, 2))

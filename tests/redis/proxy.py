@@ -23,6 +23,7 @@ class Proxy:
         self.requests: list[bytes] = []
         self._loses: tuple[bytes, Callable[[], object]] | None = None
         self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
         self._acceptor.start()
 
@@ -39,7 +40,9 @@ class Proxy:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(self._server)
                 self._open += [client, server]
-                threading.Thread(target=self._carry, args=(client, server), daemon=True).start()
+                carrier = threading.Thread(target=self._carry, args=(client, server), daemon=True)
+                self._threads.append(carrier)
+                carrier.start()
 
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
         # Redis answers each request before the next is sent: redis-py doesn't pipeline what these tests ask
@@ -71,3 +74,5 @@ class Proxy:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+        for carrier in self._threads:
+            carrier.join()

@@ -1,0 +1,162 @@
+"""SQLite: a COMMIT waits for whoever reads, and says so when that takes too long; without a second try of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+import sqlalchemy_locks as sl
+from tests.conftest import install
+from tests.operation.parties import PATIENCE, async_connected, connected, later, until, unused
+
+REFUSED = "COMMIT waits until nobody reads"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = f"{tmp_path / 'of_its_own'}.db"
+    install(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def engine(file: str) -> Iterator[Engine]:
+    with connected(f"sqlite:///{file}?timeout=0.1") as engine:
+        yield engine
+
+
+class Reader:
+    """Whoever is in the middle of a SELECT, as a process is that was stopped there."""
+
+    def __init__(self, file: str) -> None:
+        self._file = sqlite3.connect(file, check_same_thread=False)
+
+    def __enter__(self) -> Reader:
+        self._rows = self._file.execute("SELECT 1 FROM sqlite_master")
+        assert self._rows.fetchone() == (1,)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def commits(engine: Engine) -> list[None]:
+    """Notes each COMMIT that is tried."""
+    tried: list[None] = []
+    event.listen(engine, "commit", lambda connection: tried.append(None))
+    return tried
+
+
+def released(locks: sl.Locks, grant: sl.Grant) -> Any:
+    return locks.release(grant)
+
+
+def renewed(locks: sl.Locks, grant: sl.Grant) -> Any:
+    return locks.renew(grant)
+
+
+def mutex(locks: sl.Locks, grant: sl.Grant) -> Any:
+    return locks.mutex.acquire("task")
+
+
+def once(locks: sl.Locks, grant: sl.Grant) -> Any:
+    return bool(locks.once_per("daily", every=86400))
+
+
+def put(locks: sl.Locks, grant: sl.Grant) -> Any:
+    return locks.run(sl.Queue().put({}))
+
+
+def written(locks: sl.Locks, grant: sl.Grant) -> Any:
+    with locks.exclusive(unused()) as held:
+        held.session.execute(text("INSERT INTO work VALUES (1)"))
+    return True
+
+
+WORKS: list[Callable[[sl.Locks, sl.Grant], Any]] = [released, renewed, mutex, once, put, written]
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_it_is_refused_once_and_nothing_is_done(
+    engine: Engine, file: str, work: Callable[[sl.Locks, sl.Grant], Any]
+) -> None:
+    locks, told = sl.Locks(engine), []
+    event.listen(locks, "retried", lambda one: told.append(one))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE work (value INTEGER)")
+    locks.run(sl.semaphore.create("room", capacity=1))
+    locks.mutex.acquire("task")
+    locks.mutex.release("task")
+    locks.run(sl.Timeout(every=86400).create("daily"))
+    grant = locks.acquire({"room": 1}, ttl=3600)
+    tried = commits(engine)
+    with Reader(file):
+        with pytest.raises(sl.LockTimeout, match=REFUSED):
+            work(locks, grant)
+        assert len(tried) == 1
+    assert told == []
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    assert [row.used for row in locks.run(sl.semaphore.usage())] == [1]
+    assert work(locks, grant)
+
+
+@pytest.mark.parametrize("options", [{}, {"pool_reset_on_return": None}])
+def test_nothing_stays_open(file: str, options: dict[str, Any]) -> None:
+    with connected(f"sqlite:///{file}?timeout=0.1", **options) as engine, connected(f"sqlite:///{file}") as other:
+        locks = sl.Locks(engine)
+        with Reader(file), pytest.raises(sl.LockTimeout, match=REFUSED):
+            locks.mutex.acquire("task")
+        assert sl.Locks(other).mutex.acquire("task")
+
+
+def test_room_is_waited_for_as_long_as_asked(file: str) -> None:
+    """Whatever the app lets SQLite wait."""
+    with connected(f"sqlite:///{file}?timeout={PATIENCE}") as engine:
+        locks = sl.Locks(engine)
+        locks.run(sl.semaphore.create("room", capacity=1))
+        tried = commits(engine)
+        with Reader(file), pytest.raises(sl.LockTimeout):
+            locks.acquire({"room": 1}, timeout=0.2)
+        assert tried
+        with Reader(file), pytest.raises(sl.LockTimeout, match=REFUSED):
+            locks.run(sl.Queue().put({}).execution_options(locks_wait=0.1))
+
+
+def test_it_is_done_when_nobody_reads_any_more(file: str) -> None:
+    with connected(f"sqlite:///{file}?timeout={PATIENCE}") as engine:
+        tried = commits(engine)
+        with Reader(file):
+            waiting = later(sl.Locks(engine).run, sl.Queue().put({}))
+            until(lambda: tried, unless=waiting)
+        waiting.result(PATIENCE)
+        assert len(tried) == 1
+
+
+def test_in_wal_mode_a_reader_is_in_nobodys_way(engine: Engine, file: str) -> None:
+    with closing(sqlite3.connect(file)) as own:
+        assert own.execute("PRAGMA journal_mode = wal").fetchone() == ("wal",)
+    with Reader(file):
+        assert sl.Locks(engine).mutex.acquire("task")
+
+
+def test_async(file: str) -> None:
+    async def main() -> None:
+        async with async_connected(f"sqlite+aiosqlite:///{file}?timeout=0.1") as engine:
+            locks = sl.AsyncLocks(engine)
+            tried = commits(engine.sync_engine)
+            with Reader(file), pytest.raises(sl.LockTimeout, match=REFUSED):
+                await locks.run(sl.Queue().put({}))
+            assert len(tried) == 1
+            with Reader(file), pytest.raises(sl.LockTimeout, match=REFUSED):
+                async with locks.exclusive("work") as held:
+                    await held.session.execute(text("CREATE TABLE work (value INTEGER)"))
+            assert await locks.mutex.acquire("task")
+
+    asyncio.run(main())

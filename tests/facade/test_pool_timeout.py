@@ -1,0 +1,257 @@
+"""A pool that has no connection left: what ``timeout=`` promises includes the wait for one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, QueuePool, event, exc
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.pools import connect
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import (
+    ASYNC,
+    ENGINES,
+    PATIENCE,
+    all_of,
+    async_connected,
+    connected,
+    installed,
+    later,
+    until,
+    unused,
+)
+
+#: one connection, and a limit of the pool's own that is never what ends a wait here
+ONE: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE}
+WITHIN = "no connection was free in the pool within the timeout: all 1 are in use"
+
+
+def exclusive(locks: Any, name: str, timeout: float | None) -> Any:
+    return locks.exclusive(name, timeout=timeout)
+
+
+def shared(locks: Any, name: str, timeout: float | None) -> Any:
+    return locks.shared(name, timeout=timeout)
+
+
+def several(locks: Any, name: str, timeout: float | None) -> Any:
+    return locks.exclusive(name, unused(), timeout=timeout)
+
+
+def semaphore(locks: Any, name: str, timeout: float | None) -> Any:
+    return locks.semaphore(name, ttl=3600, timeout=timeout)
+
+
+def lease(locks: Any, name: str, timeout: float | None) -> Any:
+    return locks.lease(name, ttl=3600, timeout=timeout)
+
+
+def made_before(locks: Any, name: str, timeout: float | None) -> Any:
+    return locks.semaphore({name: 1}, ttl=3600, timeout=timeout, external_id=unused("id"))
+
+
+BLOCKS = [exclusive, shared, several, semaphore, lease, made_before]
+
+
+def out(engine: Engine | AsyncEngine) -> int:
+    pool = engine.pool
+    assert isinstance(pool, QueuePool)
+    return pool.checkedout()
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Engine:
+    return engine_to(request.param, **ONE)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block(engine: Engine, block: Callable[..., Any], timeout: float) -> None:
+    locks, name = sl.Locks(engine), unused()
+    locks.run(sl.semaphore.create(name, capacity=1))
+    with engine.connect():
+        with pytest.raises(sl.PoolTimeout, match=WITHIN) as late:
+            block(locks, name, timeout).__enter__()
+        assert isinstance(late.value.__cause__, exc.TimeoutError)
+        assert out(engine) == 1
+    with block(locks, name, PATIENCE):
+        pass
+    assert out(engine) == 0
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+def test_acquire(engine: Engine, timeout: float) -> None:
+    locks, name = sl.Locks(engine), unused()
+    locks.run(sl.semaphore.create(name, capacity=1))
+    with engine.connect():
+        with pytest.raises(sl.PoolTimeout, match=WITHIN) as late:
+            locks.acquire({name: 1}, timeout=timeout)
+        assert late.value.holders == ()
+    locks.release(locks.acquire({name: 1}, timeout=PATIENCE, ttl=3600))
+
+
+def test_a_connection_that_waits_in_the_pool_is_had_at_the_only_try(engine: Engine) -> None:
+    locks, name = sl.Locks(engine), unused()
+    for _ in range(3):
+        with locks.exclusive(name, timeout=0):
+            pass
+    assert out(engine) == 0
+
+
+def test_a_lock_that_another_has_is_told_apart(engine: Engine, engine_to: MakeEngine) -> None:
+    locks, name = sl.Locks(engine), unused()
+    with connected(engine.url.render_as_string(hide_password=False)) as other, sl.Locks(other).exclusive(name):
+        with pytest.raises(sl.LockTimeout, match="not free at the only try") as late:
+            locks.exclusive(name, timeout=0).__enter__()
+    assert not isinstance(late.value, sl.PoolTimeout)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("name", ENGINES)
+def test_without_a_timeout_the_pool_has_the_last_word(
+    name: str, engine_to: MakeEngine, block: Callable[..., Any]
+) -> None:
+    engine = engine_to(name, **ONE | {"pool_timeout": 0.1})
+    locks, key = sl.Locks(engine), unused()
+    locks.run(sl.semaphore.create(key, capacity=1))
+    with engine.connect():
+        with pytest.raises(sl.PoolTimeout, match="within its own pool_timeout"):
+            block(locks, key, None).__enter__()
+        with pytest.raises(sl.PoolTimeout, match="within its own pool_timeout"):
+            locks.run(sl.Mutex().acquire(key, nowait=True))
+        with pytest.raises(sl.PoolTimeout, match="within its own pool_timeout"):
+            locks.mutex.acquire(key)
+    assert out(engine) == 0
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_it_is_waited_for_as_long_as_asked_whatever_the_pool_would_wait(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name, **ONE | {"pool_timeout": 0.01})
+    locks, key, pool = sl.Locks(engine), unused(), engine.pool
+
+    def hold() -> None:
+        with locks.exclusive(key, timeout=PATIENCE):
+            pass
+
+    with engine.connect():
+        waiting = later(hold)
+        until(lambda: pool._pool.not_empty._waiters, unless=waiting)  # type: ignore[attr-defined]
+    waiting.result(PATIENCE)
+    assert out(engine) == 0
+
+
+def test_threads_that_want_one_connection_wait_for_no_longer_than_asked(engine: Engine) -> None:
+    """A pool that had room when it was asked may have none a moment later."""
+    locks = sl.Locks(engine)
+
+    def tries() -> int:
+        got = 0
+        for _ in range(20):
+            with contextlib.suppress(sl.LockTimeout), locks.exclusive(unused(), timeout=0):
+                got += 1
+        return got
+
+    assert sum(all_of(*[tries] * 8)) > 0
+    assert out(engine) == 0
+
+
+@pytest.mark.parametrize("place", ASYNC)
+def test_async(place: str, servers: Any) -> None:
+    name, driver = ASYNC[place]
+
+    async def main() -> None:
+        async with async_connected(installed(servers, name, driver), **ONE) as engine:
+            locks, key = sl.AsyncLocks(engine), unused()
+            await locks.run(sl.semaphore.create(key, capacity=1))
+            for timeout in (0, 0.2):
+                async with engine.connect():
+                    for block in BLOCKS:
+                        with pytest.raises(sl.PoolTimeout, match=WITHIN):
+                            await block(locks, key, timeout).__aenter__()
+                    with pytest.raises(sl.PoolTimeout, match=WITHIN):
+                        await locks.acquire({key: 1}, timeout=timeout)
+                    assert out(engine) == 1
+                async with locks.exclusive(key, timeout=0):
+                    pass
+            async with engine.connect():
+                waiting = asyncio.create_task(in_a_block(locks, key))
+                while not engine.pool._pool._queue._getters:  # type: ignore[attr-defined]
+                    await asyncio.sleep(0)
+                    assert not waiting.done()
+            await waiting
+            assert out(engine) == 0
+
+    async def in_a_block(locks: sl.AsyncLocks, key: str) -> None:
+        async with locks.exclusive(key, timeout=PATIENCE):
+            pass
+
+    asyncio.run(main())
+
+
+class Own(QueuePool):
+    """A class of an app's own, which works as SQLAlchemy's."""
+
+
+class Chosen(QueuePool):
+    """One that has its own way to choose a connection, and so its own limit."""
+
+    def _do_get(self) -> Any:
+        return super()._do_get()
+
+
+@pytest.mark.parametrize("pool", [Own, Chosen])
+def test_a_pool_of_ones_own(pool: type[QueuePool], engine_to: MakeEngine) -> None:
+    own = {"pool_timeout": PATIENCE if pool is Own else 0.1}
+    engine = engine_to("postgresql15", poolclass=pool, **ONE | own)
+    with engine.connect():
+        with pytest.raises(sl.PoolTimeout, match=WITHIN):
+            sl.Locks(engine).exclusive(unused(), timeout=0).__enter__()
+    with sl.Locks(engine).exclusive(unused(), timeout=0):
+        pass
+
+
+def test_a_pool_without_a_limit(engine_to: MakeEngine) -> None:
+    for options in ({"poolclass": NullPool}, {"pool_size": 1, "max_overflow": -1}, {"pool_size": 0}):
+        engine = engine_to("postgresql15", **options)
+        with engine.connect(), engine.connect(), sl.Locks(engine).exclusive(unused(), timeout=0):
+            pass
+
+
+def test_a_checkout_with_a_limit_is_a_checkout(engine_to: MakeEngine) -> None:
+    """Events, options and the pool's own accounts are those of ``engine.connect()``."""
+    engine = engine_to("postgresql15", **ONE, pool_pre_ping=True, execution_options={"mine": 1})
+    heard: list[str] = []
+    for what in ("connect", "checkout", "checkin", "invalidate"):
+        event.listen(engine, what, lambda *_, what=what: heard.append(what))
+    found = []
+    for checked_out in (lambda: connect(engine, 0), engine.connect):
+        with checked_out() as connection:
+            assert connection.engine is engine
+            assert connection.get_execution_options()["mine"] == 1
+            assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+            connection.invalidate()
+            connection.rollback()
+            assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+        found.append(heard.copy())
+        heard.clear()
+        engine.dispose()
+    assert found[0] == found[1] != []
+    with connect(engine.execution_options(mine=2), 5) as connection:
+        assert connection.get_execution_options()["mine"] == 2
+    assert out(engine) == 0
+
+
+def test_a_server_that_is_not_there_is_sqlalchemys_error(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15", **ONE)
+    away = engine.url.set(port=1)
+    with connected(away.render_as_string(hide_password=False), **ONE) as unreachable:
+        for _ in range(3):  # and it counts for nothing
+            with pytest.raises(exc.OperationalError):
+                sl.Locks(unreachable).exclusive(unused(), timeout=5).__enter__()
+        assert out(unreachable) == 0
