@@ -36,6 +36,20 @@ asynchronous = pytest.mark.parametrize(("name", "driver"), ASYNC, ids=["-".join(
 ONE: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE}
 
 
+#: what a driver that encrypts where it can has to be told where the proxy is to read what is asked
+_CLEAR: dict[str, dict[str, Any]] = {
+    "psycopg": {"sslmode": "disable"},
+    "psycopg2": {"sslmode": "disable"},
+    "asyncpg": {"ssl": "disable"},
+    "pymysql": {"ssl_disabled": True},
+}
+
+
+def clear(driver: str) -> dict[str, Any]:
+    """The options of an engine whose requests the proxy can read."""
+    return {"connect_args": _CLEAR.get(driver, {})}
+
+
 @contextlib.contextmanager
 def through_a_proxy(servers: Any, name: str, driver: str, **options: Any) -> Iterator[tuple[Engine, Proxy]]:
     """An engine with one connection, which can be cut."""

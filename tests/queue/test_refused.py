@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.operation import place_of
 from sqlalchemy_locks.shift import Shift
-from tests.faults.drivers import asynchronous, sync, through_an_async_proxy
+from tests.faults.drivers import asynchronous, clear, sync, through_an_async_proxy
 from tests.faults.proxy import Proxy
 from tests.operation.parties import PATIENCE, async_connected, until
 from tests.tasks.test_lost_replies import final, in_the_clear
@@ -202,7 +202,7 @@ def test_what_a_cancelled_worker_was_not_told_of_goes_back(servers: Any, other: 
         assert running == [2]
 
     async def main() -> None:
-        async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
+        async with through_an_async_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
             await body(engine, proxy)
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""PostgreSQL: 15 as Debian packages it, 18 as a Python package carries it."""
+"""PostgreSQL: 15 as Debian packages it, with TLS; 18 as a Python package carries it, without."""
 
 import importlib.metadata
 import importlib.util
@@ -13,6 +13,7 @@ from typing import ClassVar
 from . import cache
 from .process import Unavailable, program, run
 from .sql import SQLServer
+from .tls import certificate
 
 SETTINGS = {
     # A killed server loses nothing by this: the machine itself stays up.
@@ -92,6 +93,7 @@ class PostgreSQL(SQLServer):
         super().__init__(f"{self.kind}{version}{suffix}")
         self.version = version
         self.primary = primary
+        self.tls = version == 15
 
     def standby(self) -> "PostgreSQL":
         """Start a hot standby of this server, by physical streaming replication."""
@@ -136,6 +138,9 @@ class PostgreSQL(SQLServer):
 
     def _command(self) -> list[str | Path]:
         settings = {**self.settings, "unix_socket_directories": str(self.directory)}
+        if self.tls:
+            folder = certificate()
+            settings |= {"ssl": "on", "ssl_cert_file": f"{folder}/server.crt", "ssl_key_file": f"{folder}/server.key"}
         return [
             *(self.programs / "postgres", "-D", self.data),
             *("-h", self.host, "-p", str(self.port)),

@@ -84,6 +84,7 @@ class YugabyteDB(PostgreSQL):
     def __init__(self) -> None:
         super().__init__()
         self.name = self.kind
+        self.tls = False  # psycopg2 is to be seen without it, too
 
     def standby(self) -> PostgreSQL:
         """YugabyteDB has none of this kind."""

@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.schema import tables
-from tests.faults.drivers import asynchronous, sync, through_a_proxy, through_an_async_proxy
+from tests.faults.drivers import asynchronous, clear, sync, through_a_proxy, through_an_async_proxy
 from tests.faults.proxy import Proxy
 from tests.operation.parties import PATIENCE, Watch, connected, installed, later, until, unused
 
@@ -48,9 +48,8 @@ def final(name: str) -> bytes:
 
 
 def in_the_clear(servers: Any, name: str, driver: str) -> Any:
-    """Through a proxy that can read what is asked: MySQL's driver encrypts where it can."""
-    clear = {"connect_args": {"ssl_disabled": True}} if (name, driver) == ("mysql", "pymysql") else {}
-    return through_a_proxy(servers, name, driver, **clear)
+    """Through a proxy that can read what is asked."""
+    return through_a_proxy(servers, name, driver, **clear(driver))
 
 
 def row(engine: Engine, id: str) -> Any:
@@ -217,7 +216,7 @@ def test_the_same_awaited(servers: Any, other: Engine, name: str, driver: str) -
         assert row(other, id).fence == 1
 
     async def main() -> None:
-        async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
+        async with through_an_async_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
             await body(engine, proxy)
 
     id = unused()

@@ -1,0 +1,46 @@
+"""The certificate of the servers that speak TLS: PostgreSQL 15, its standby and whatever is a PostgreSQL 15 inside.
+
+Drivers of PostgreSQL prefer TLS, so that every cell of it goes through TLS, and every one of PostgreSQL 18 and of
+YugabyteDB's stand-in does not. MySQL makes a certificate of its own: pymysql prefers TLS too, aiomysql and asyncmy
+take it where they are told to (`ssl=`). MariaDB speaks none.
+"""
+
+import datetime
+from pathlib import Path
+
+from . import cache
+from .process import own
+
+
+def certificate() -> Path:
+    """The folder of `server.crt` and `server.key`, self-signed, in the servers' account and closed to others."""
+    return cache.prepared("certificate", _make)
+
+
+def _make(folder: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=36500))
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    own(folder)
+    for file, content in (("server.crt", signed.public_bytes(serialization.Encoding.PEM)), ("server.key", private)):
+        path = folder / file
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+        own(path)
