@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from sqlalchemy import Engine
 
 from .dialects import engine_of
-from .errors import LockTimeout, OutcomeUnknown, UnknownTask, Unsupported
+from .errors import IdempotencyConflict, LockTimeout, OutcomeUnknown, UnknownSemaphore, UnknownTask, Unsupported
 from .hold import Held, Hold, Holding, Name
 from .leases import Leases
 from .maintenance import Maintained
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: errors that say that no try has done anything, an earlier one without an answer included
+_NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
 #: so many dead connections of the pool are passed over
 _DEAD = 20
 
@@ -213,9 +215,13 @@ class Locks(Leases, Maintained, Holding):
         def attempt() -> Any:
             try:
                 return self._run_once(operation, options, repeatable)
-            except OutcomeUnknown:
+            except OutcomeUnknown as error:
+                if not operation._body.writes and error.__cause__ is not None:
+                    raise error.__cause__ from None  # there was nothing to be done
                 options["locks_again"] = True
                 raise
+            except _NEVER_DONE:
+                raise  # an earlier try has met with the same
             except Exception as error:
                 if "locks_again" not in options:
                     raise

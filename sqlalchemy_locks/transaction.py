@@ -22,6 +22,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
+from .dialects.base import driver_calls
 from .errors import LockLost, MustRollback, OutcomeUnknown, Unsupported
 from .operation import Operation, translated
 from .pools import most
@@ -209,20 +210,31 @@ def forget(error: BaseException | None) -> None:
 
 
 def roll_back(connection: Connection) -> None:
-    """Leave nothing open, even where COMMIT has failed: for SQLAlchemy the transaction is then over, for SQLite not."""
-    if not connection.invalidated and not connection.closed:
-        connection.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+    """Leave nothing open, even where COMMIT has failed: for SQLAlchemy the transaction is then over, for SQLite not.
+
+    A connection that dies of it is invalidated, and nothing is open on it either.
+    """
+    try:
+        if not connection.invalidated and not connection.closed:
+            with driver_calls(connection):
+                connection.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
     connection.rollback()
 
 
 def run_one(connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
     """Run an operation of one statement by itself: without BEGIN and COMMIT where that can be had for nothing.
 
+    Once the answer to what commits is there, it is the result: a connection that dies while it is put back as the app
+    had it is replaced.
+
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
     facts = engine_of(connection.dialect)
     one_trip = facts.one_trip
-    final = one_trip or facts.autocommit(connection)
+    committed = final = one_trip or facts.autocommit(connection)
     if one_trip:
         options = {**options, "locks_alone": True}
     with facts.autocommitted(connection) if one_trip else contextlib.nullcontext():
@@ -231,9 +243,13 @@ def run_one(connection: Connection, operation: Operation[Any], options: Mapping[
                 with translated(facts):
                     connection.begin()
             value = operation.value(connection, options)
-            final = True
             if connection.in_transaction():
-                connection.commit()
+                try:
+                    final = True
+                    connection.commit()
+                except DBAPIError as error:
+                    if not (committed and error.connection_invalidated):
+                        raise
         except (DBAPIError, TimeoutError) as error:
             # a driver's own time limit (asyncpg's command_timeout) is no error of the database's
             if final and (isinstance(error, TimeoutError) or error.connection_invalidated):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Integer, String, func, insert, select, update
+from sqlalchemy import Engine, Integer, String, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -133,11 +133,22 @@ def way(servers: Any, request: pytest.FixtureRequest) -> Iterator[Way]:
         other = stack.enter_context(connected(installed(servers, name)))
         Base.metadata.create_all(other)
         proxy = stack.enter_context(Proxy(installed(servers, name, driver)))
-        options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE}
+        options = {"pool_size": 5, "pool_timeout": PATIENCE}
         arguments = encryption(driver, tls)
+        emptied(other)
         locks, engine = stack.enter_context(opened(face, proxy.url, connect_args=arguments, **options))
         yield Way(name, locks, engine, proxy, other, sl.Locks(other))
         assert (proxy.encrypted == proxy.accepted) if tls else not proxy.encrypted
+
+
+def emptied(engine: Engine) -> None:
+    """What other tests have left would make each look a longer one."""
+    tables = place_of(engine.dialect, {}).tables
+    with engine.begin() as connection:
+        for table in (tables.permit, tables.permit_request, tables.semaphore_history, tables.semaphore):
+            connection.execute(delete(table))
+        for table in (tables.job, tables.task, tables.task_state, tables.task_timeout):
+            connection.execute(delete(table))
 
 
 @dataclass
@@ -179,7 +190,7 @@ def case(function: Callable[[Way], tuple[Act, Judge]]) -> Callable[[Way], tuple[
 
 def free(way: Way, *keys: str) -> None:
     """Nobody holds a key."""
-    with way.direct.exclusive(*keys, timeout=0):
+    with way.direct.exclusive(*keys, timeout=PATIENCE):  # the server may not have noticed a death yet
         pass
 
 
@@ -722,7 +733,7 @@ def transition_set_status(way: Way) -> tuple[Act, Judge]:
         else:
             assert (said.done(), statuses) == (True, ["done"])
 
-    return lambda locks: locks.run(tasks.set_status(task, "done", queue=name)), judge
+    return lambda locks: locks.run(tasks.set_status(task, "done")), judge
 
 
 @case
@@ -825,10 +836,8 @@ def queue_requeue(way: Way) -> tuple[Act, Judge]:
 
     def judge(said: Said) -> None:
         (row,) = way.of("job", queue_id=name)
-        if said.unknown:
-            assert way.commits
-        else:
-            assert (said.done(), row.started_at) == (1, None)
+        assert said.done() in range(2)  # how many the last try found
+        assert row.started_at is None
 
     return lambda locks: locks.run(queue.requeue_stalled(3600, queue=name)), judge
 
