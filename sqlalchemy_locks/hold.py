@@ -97,7 +97,7 @@ class Held:
         self._session = session
 
     def _stay(self, *_: Any) -> None:
-        if (why := self._short.over()) is not None:
+        if (why := self._short.over(wire=False)) is not None:
             # what follows would be another transaction, which commits, and which no lock guards
             raise LockLost(why)
         if not self._short.used:

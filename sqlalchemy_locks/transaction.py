@@ -62,6 +62,8 @@ class ShortTransaction:
         self.facts = engine_of(engine.dialect)
         #: somebody works in it, besides the lock
         self.used = False
+        #: the driver has told since that one is open: only the first statement that needs it may begin it
+        self._open = False
         #: how many statements were sent since it is guarded
         self._sent: int | None = None
         #: its last statement failed and left it aborted, in a way that the driver doesn't remember
@@ -106,13 +108,16 @@ class ShortTransaction:
     def _forked(self) -> bool:
         return os.getpid() != self._process
 
-    def over(self) -> str | None:
-        """Why the lock is known to be gone, without asking the server; ``None`` as long as nothing tells so."""
+    def over(self, *, wire: bool = True) -> str | None:
+        """Why the lock is known to be gone, without asking the server; ``None`` as long as nothing tells so.
+
+        :param wire: look at the connection, too, which the server may have closed.
+        """
         if self._known is None:
-            self._known = self._look()
+            self._known = self._look(wire)
         return self._known
 
-    def _look(self) -> str | None:
+    def _look(self, wire: bool) -> str | None:
         if self._forked:
             return _ANOTHERS
         connection, guarded = self.connection, self._sent is not None
@@ -120,11 +125,14 @@ class ShortTransaction:
             if self._ending and not self._committed:
                 return _ENDED
             return _DIED if guarded and connection.invalidated else _OVER
-        if self.used and self.facts.ended(connection):
-            return _ENDED if guarded and not self._rolled_back else _OVER
-        if self._failed() or self.facts.hung_up(connection):
-            return _OVER
-        return None
+        if self.used:
+            ended = self.facts.ended(connection)
+            if ended and self._open:
+                return _ENDED if guarded and not self._rolled_back else _OVER
+            self._open = not ended
+            if self._failed():
+                return _OVER
+        return _OVER if wire and self.facts.hung_up(connection) else None
 
     def _failed(self) -> bool:
         """Whether the server has given it up for an error, and with it the lock.
@@ -147,6 +155,7 @@ class ShortTransaction:
         if not self.used:
             self.facts.mark(self.connection)
             self.used = True
+            self._open = not self.facts.ended(self.connection)
 
     def guard(self, lost: Callable[[LockLost], object]) -> None:
         """From here on, no statement is executed when the transaction is known to be over.
@@ -158,7 +167,7 @@ class ShortTransaction:
 
         def before(*_: Any) -> None:
             assert self._sent is not None
-            if (why := self.over()) is not None:
+            if (why := self.over(wire=False)) is not None:
                 error = LockLost(why)
                 lost(error)
                 raise error
