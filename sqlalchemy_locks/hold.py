@@ -29,7 +29,7 @@ from .events import Observed
 from .keys import as_key
 from .lines import Turn, lines_of
 from .observe import holders_now
-from .transaction import ENDED, ShortTransaction, Sleep, has_room, retried
+from .transaction import ShortTransaction, Sleep, has_room, retried
 from .values import Holder, KeyHolder
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ class Held:
         self._session = session
 
     def _stay(self, *_: Any) -> None:
-        if not self._short.active:
+        if (why := self._short.over(wire=False)) is not None:
             # what follows would be another transaction, which commits, and which no lock guards
-            raise LockLost(ENDED)
+            raise LockLost(why)
         if not self._short.used:
             self._short.use()
             self._short.guard(self.lose)
@@ -107,8 +107,7 @@ class Held:
     @property
     def lost(self) -> bool:
         """Whether the lock is known to be gone, without asking the server; :meth:`check` asks."""
-        short = self._short
-        if not self._lost and (not short.active or short.ended or short.facts.hung_up(short.connection)):
+        if not self._lost and self._short.over() is not None:
             self.lose(None)
         return self._lost
 
@@ -129,8 +128,6 @@ class Held:
         ...     held.check()
         ...     send_report()
         """
-        if self.lost:
-            raise LockLost("the transaction that held the lock is over, or its connection died")
         try:
             self._short.check()
         except LockLost as error:
@@ -349,7 +346,7 @@ class Hold:
                 held._short.abandon()
             return
         try:
-            if session is not None and held._short.active:
+            if session is not None and held._short.over() is None:
                 session.commit()
                 session.close()
         except BaseException:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from sqlalchemy import Engine
 
 from .dialects import engine_of
-from .errors import IdempotencyConflict, LockTimeout, OutcomeUnknown, UnknownSemaphore, UnknownTask, Unsupported
+from .errors import IdempotencyConflict, LockLost, LockTimeout, OutcomeUnknown, UnknownSemaphore, UnknownTask, Unsupported
 from .hold import Held, Hold, Holding, Name
 from .leases import Leases
 from .maintenance import Maintained
@@ -27,7 +27,7 @@ from .once import OncePer
 from .operation import Operation, RowsOperation, ValueOperation, fresh_nonce, listed, place_of, seconds
 from .pools import one_for_all
 from .timeout import Timeout
-from .transaction import ShortTransaction, Sleep, retried, run_one
+from .transaction import NotCommitted, ShortTransaction, Sleep, retried, run_one
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, sessionmaker
@@ -266,7 +266,12 @@ class Locks(Leases, Maintained, Holding):
         except BaseException:
             short.abandon()
             raise
-        short.commit()
+        try:
+            short.commit()
+        except LockLost as error:
+            if isinstance(error, OutcomeUnknown):
+                raise
+            raise NotCommitted(str(error)) from error
         return value
 
     def _rows(self, short: ShortTransaction, operation: Operation[Any], options: Mapping[str, Any]) -> list[Any]:

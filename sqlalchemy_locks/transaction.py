@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import random
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -31,15 +30,26 @@ T = TypeVar("T")
 
 Sleep = Callable[[float], None]
 RETRIES = 3
-_OVER = "the transaction that held the lock has failed or is over, or its connection died"
-ENDED = "the transaction that held the lock was ended inside its block: leave the block first"
-_ANOTHERS = "the lock is held by the process that forked this one"
-#: a statement that ends a transaction, and not only what came after a savepoint
-_ENDS = re.compile(
-    r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\b)|PREPARE\s+TRANSACTION)\b", re.IGNORECASE
+#: why a lock is gone, and what has become of the work
+_OVER = (
+    "the transaction that held the lock has failed or is over, or its connection died: nothing that was done in it is "
+    "committed"
 )
+_DIED = (
+    "the connection of the transaction that held the lock died: nothing that was done in it is committed, unless the "
+    "statement at which it died commits"
+)
+_ENDED = (
+    "the transaction that held the lock was ended inside its block: what was done before is committed or rolled back, "
+    "by what ended it, and nothing that was done afterwards is committed"
+)
+_ANOTHERS = "the lock is held by the process that forked this one: nothing that was done in it is committed here"
 #: what a fork has of its parent's transactions: whatever becomes of it here, they go on there
 _inherited: list[Any] = []
+
+
+class NotCommitted(LockLost):
+    """Nothing of an operation is committed: it may be run again."""
 
 
 class ShortTransaction:
@@ -53,7 +63,18 @@ class ShortTransaction:
         self.facts = engine_of(engine.dialect)
         #: somebody works in it, besides the lock
         self.used = False
+        #: the driver has told since that one is open: only the first statement that needs it may begin it
+        self._open = False
+        #: how many statements were sent since it is guarded
+        self._sent: int | None = None
+        #: its last statement failed and left it aborted, in a way that the driver doesn't remember
+        self._aborted = False
+        #: what ended it was the error of a statement
+        self._rolled_back = False
+        #: COMMIT was asked for
+        self._ending = False
         self._committed = False
+        self._known: str | None = None
         self._process = os.getpid()
 
     def open(self, *, writes: bool = True, as_it_is: bool = False, wait: float | None = None) -> None:
@@ -88,47 +109,91 @@ class ShortTransaction:
     def _forked(self) -> bool:
         return os.getpid() != self._process
 
-    @property
-    def _why(self) -> str:
-        return _ANOTHERS if self._forked else _OVER
+    def over(self, *, wire: bool = True) -> str | None:
+        """Why the lock is known to be gone, without asking the server; ``None`` as long as nothing tells so.
+
+        :param wire: look at the connection, too, which the server may have closed.
+        """
+        if self._known is None:
+            self._known = self._look(wire)
+        return self._known
+
+    def _look(self, wire: bool) -> str | None:
+        if self._forked:
+            return _ANOTHERS
+        connection, guarded = self.connection, self._sent is not None
+        if not self.active:
+            if self._ending and not self._committed:
+                return _ENDED
+            return _DIED if guarded and connection.invalidated else _OVER
+        if self.used:
+            ended = self.facts.ended(connection)
+            if ended and self._open:
+                return _ENDED if guarded and not self._rolled_back else _OVER
+            self._open = not ended
+            if self._failed():
+                return _OVER
+        return _OVER if wire and self.facts.hung_up(connection) else None
+
+    def _failed(self) -> bool:
+        """Whether the server has given it up for an error, and with it the lock.
+
+        An error inside ``begin_nested()`` costs what was done there only. Once that was rolled back, its savepoint is
+        still there for the server, which then keeps the lock of what fails afterwards; but nothing goes back to it.
+        """
+
+        def aborted() -> bool:
+            return self._aborted or self.facts.aborted(self.connection)
+
+        sent = self._sent
+        # looked at from another thread, a savepoint may come or go meanwhile: then the next look tells
+        return (
+            self.used and aborted() and not self.connection.in_nested_transaction() and aborted() and sent == self._sent
+        )
 
     def use(self) -> None:
         """Somebody is about to work in the transaction: its end, from here on, must not pass unnoticed."""
         if not self.used:
             self.facts.mark(self.connection)
             self.used = True
+            self._open = not self.facts.ended(self.connection)
 
     def guard(self, lost: Callable[[LockLost], object]) -> None:
-        """From here on, no statement ends the transaction, and none is executed when it is known to be over.
-
-        What is seen is how a statement's text begins.
+        """From here on, no statement is executed when the transaction is known to be over.
 
         :param lost: hears of it when it is.
         """
+        connection: Any = self.connection
+        self._sent = 0
 
-        def before(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
-            if ends := _ENDS.match(statement):
-                raise Unsupported(
-                    f"{ends[1].upper()} as text would end the transaction that holds the lock: leave the block, which "
-                    "commits, or raise, which rolls back"
-                )
-            if self.facts.commits is not None and (commits := self.facts.commits.match(statement)):
-                told = " ".join(commits[1].upper().split())
-                raise Unsupported(
-                    f"{told} would commit on {self.facts.name}, and end the transaction that holds the lock: execute "
-                    "it before the block, or after it"
-                )
-            if self.facts.ended(connection):
-                error = LockLost(ENDED)
+        def before(*_: Any) -> None:
+            assert self._sent is not None
+            if (why := self.over(wire=False)) is not None:
+                error = LockLost(why)
                 lost(error)
                 raise error
+            self._sent += 1
 
-        event.listen(self.connection, "before_cursor_execute", before)
+        def after(*_: Any) -> None:
+            self._aborted = False  # an aborted transaction takes no statement but the one that ends it, or goes back
 
-    @property
-    def ended(self) -> bool:
-        """Whether a statement of the caller's is known to have ended it."""
-        return self.used and self.facts.ended(self.connection)
+        def failed(error: BaseException, *rest: Any, **named: Any) -> None:
+            if isinstance(error, Exception) and self.active and not self._ending:
+                with contextlib.suppress(Exception):
+                    self._aborted = self.facts.heed(self.connection, error)
+                with contextlib.suppress(Exception):
+                    self._rolled_back = self.facts.rolls_back(error) and self.facts.ended(self.connection)
+            handle(error, *rest, **named)
+
+        def commit(_: Connection) -> None:
+            self._ending = True
+
+        event.listen(connection, "before_cursor_execute", before)
+        event.listen(connection, "after_cursor_execute", after)
+        event.listen(connection, "commit", commit)
+        # SQLAlchemy's event of an error is one of all connections of the engine, and would slow all of them down
+        handle = connection._handle_dbapi_exception
+        connection._handle_dbapi_exception = failed
 
     def check(self) -> None:
         """Ask the server whether the transaction is still the one that was begun.
@@ -136,34 +201,50 @@ class ShortTransaction:
         :raises LockLost: when it is not, can only be rolled back, or its connection is dead.
         :raises Unsupported: where asking would take the caller's savepoint away.
         """
-        if self.facts.marks_by_savepoint and self.active and self.connection.in_nested_transaction():
+        why = self.over()
+        nested = self.active and self.connection.in_nested_transaction()
+        if why is None and self.facts.marks_by_savepoint and nested:
             raise Unsupported(
                 f"check() inside begin_nested() can't be answered on {self.facts.name}, where asking ends the "
                 "savepoint: ask before it, or after it"
             )
         try:
-            # the mark first: asking anything may begin another transaction where this one was ended
-            if self.active and not (self.used and self.facts.unmarked(self.connection)):
-                self.connection.exec_driver_sql("SELECT 1")
-                if self.used:
+            if why is None and self.used and self.facts.marks_by_savepoint:
+                if self.facts.unmarked(self.connection):
+                    why = self._known = self._mark_lost
+                else:
                     self.facts.mark(self.connection)
-                return
+            elif why is None:
+                self.connection.exec_driver_sql("SELECT 1")
         except DBAPIError as error:
-            raise LockLost(_OVER) from error
-        raise LockLost(self._why)
+            # the server has refused it for an error behind a savepoint, and so it is there, and holds the lock
+            if not nested or error.connection_invalidated:
+                self._known = _OVER
+                raise LockLost(_OVER) from error
+        if why is not None:
+            raise LockLost(why)
+
+    @property
+    def _mark_lost(self) -> str:
+        # a deadlock that was passed over takes the mark along, and so does a COMMIT: only a guard sees which it was
+        return _OVER if self._sent is None else _ENDED
 
     def commit(self) -> None:
         """Commit, and give the connection back.
 
-        :raises LockLost: when the transaction had ended or failed before, so that nothing is committed.
+        :raises LockLost: when the transaction had ended or failed before, so that nothing is committed by this.
         :raises OutcomeUnknown: when work was done in it, and the connection died while COMMIT was under way.
         """
         try:
+            why = self.over() if self.used or not self.active else None
             try:
-                if not self.active or (self.used and self.facts.unmarked(self.connection)):
-                    raise LockLost(f"{self._why}: nothing that was done in it is committed")
+                if why is None and self.used and self.facts.unmarked(self.connection):
+                    why = self._mark_lost if self.facts.marks_by_savepoint else _OVER
             except DBAPIError as error:
-                raise LockLost(f"{_OVER}: nothing that was done in it is committed") from error
+                raise LockLost(_OVER) from error
+            if why is not None:
+                raise LockLost(why)
+            self._ending = True
             try:
                 self.transaction.commit()
                 self._committed = True
@@ -307,7 +388,7 @@ def retried(
     def worth(error: BaseException) -> bool:
         if isinstance(error, DBAPIError):
             return error.connection_invalidated or engine_of(engine.dialect).transient(error)
-        return isinstance(error, MustRollback) or (repeatable and isinstance(error, OutcomeUnknown))
+        return isinstance(error, (MustRollback, NotCommitted)) or (repeatable and isinstance(error, OutcomeUnknown))
 
     try:
         return attempt()  # by itself, since a retrying object costs as much as a round trip

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import socket
 import sys
@@ -60,8 +59,6 @@ class Engine:
     one_trip: ClassVar[bool] = False
     #: a row that is read to be locked must also be asked whether the server takes writes
     locks_on_replicas: ClassVar[bool] = False
-    #: statements that commit what is open without saying so, in a group: its words are told
-    commits: ClassVar[re.Pattern[str] | None] = None
     #: the statement that gives up every session lock of a connection, where the server has such locks
     release_session_locks: ClassVar[str | None] = None
 
@@ -176,6 +173,21 @@ class Engine:
 
     def ended(self, connection: Connection) -> bool:
         """Whether a transaction that was open is known to be over, without asking the server."""
+        return False
+
+    def aborted(self, connection: Connection) -> bool:
+        """Whether an open transaction takes no statement any more but the way back, as far as the driver remembers."""
+        return False
+
+    def heed(self, connection: Connection, error: Exception) -> bool:
+        """Learn what has become of the transaction of a statement that failed, where the driver has to ask for that.
+
+        :return: it is aborted, and the driver will not remember.
+        """
+        return False
+
+    def rolls_back(self, error: Exception) -> bool:
+        """Whether what ended the transaction, with this error of the driver's, was a rollback for certain."""
         return False
 
     def heard(self, driver: Any) -> list[str]:
@@ -299,16 +311,12 @@ def driver_calls(connection: Connection) -> Iterator[None]:
         raise_translated(connection, error)
 
 
-def _readable(descriptor: int) -> bool:
-    if hasattr(select, "poll"):  # select() takes no number above 1023
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(0))
-    return bool(select.select([descriptor], [], [], 0)[0])
-
-
 def arrived(connection: Connection) -> bytes | None:
-    """What the server has sent unasked: ``b""`` for a closed connection, ``None`` for nothing, or unknown."""
+    """What the server has sent unasked, or how the connection stands.
+
+    :return: ``b""`` for a connection that it has closed, whatever it sent before; else the first byte of what is there,
+        which over TLS says little; ``None`` for nothing, or unknown.
+    """
     driver: Any = connection.connection.driver_connection
     owner: Any = driver if hasattr(driver, "fileno") else getattr(driver, "_sock", driver)
     if owner is None:
@@ -317,9 +325,24 @@ def arrived(connection: Connection) -> bytes | None:
         return None
     try:
         # asked first, and not by MSG_DONTWAIT, which gevent's sockets wait all the same
-        if not _readable(owner.fileno()):
-            return None
+        readable, closed = _events(owner.fileno())
+        if closed or not readable:
+            return b"" if closed else None
         with socket.socket(fileno=os.dup(owner.fileno())) as twin:
             return twin.recv(1, socket.MSG_PEEK)
     except Exception:  # each driver says in its own words that there is no socket any more
         return b""
+
+
+def _events(descriptor: int) -> tuple[bool, bool]:
+    """Whether something is to be read, and whether the other end has closed the connection, as far as that is told."""
+    monkey = sys.modules.get("gevent.monkey")
+    poll = getattr(select, "poll", None) if monkey is None else monkey.get_original("select", "poll")
+    if poll is None:  # Windows; elsewhere, select() takes no number above 1023
+        return bool(select.select([descriptor], [], [], 0)[0]), False
+    # macOS tells by POLLHUP what Linux is to be asked for
+    end = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
+    asked = poll()
+    asked.register(descriptor, select.POLLIN | end)
+    events = sum(found for _, found in asked.poll(0))
+    return bool(events & select.POLLIN), bool(events & end)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -41,15 +40,9 @@ _JOIN = text(f"SELECT GET_LOCK({_LINE}, :seconds)")
 _LEAVE = text(f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_LINE}), SESSION wait_timeout = @sqlalchemy_locks_idle")
 _LINE_FREE = text(f"SELECT IS_FREE_LOCK({_LINE})")
 
-#: TEMPORARY tables come and go without a commit
-_COMMITS = re.compile(
-    r"""\s*(BEGIN(?!\s+NOT\b)|START\s+TRANSACTION|LOCK\s+TABLES?|TRUNCATE|ALTER|RENAME|GRANT|REVOKE|FLUSH|(?:UN)?INSTALL
-    |CREATE(?!(?:\s+OR\s+REPLACE)?\s+TEMPORARY\b)|DROP(?!\s+(?:TEMPORARY|PREPARE)\b)
-    |(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:(?:NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLES?|SET\s+PASSWORD
-    |SET\b\s*(?:(?:[^'"]|'[^']*'|"[^"]*")*,\s*)?
-     (?:(?:SESSION|LOCAL)\s+|@@\s*(?:(?:SESSION|LOCAL)\s*\.\s*)?)?`?AUTOCOMMIT(?=`?\s*:?=))\b""",
-    re.IGNORECASE | re.VERBOSE,
-)
+_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
+#: a deadlock, a row that has changed since (MariaDB), a full table of locks: InnoDB rolls all of the transaction back
+_ROLLED_BACK = (1213, 1020, 1206)
 _BLIND = "to this user, who needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
 
 
@@ -65,7 +58,6 @@ class MySQL(Engine):
     shortest_line = 1
     explain = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
-    commits = _COMMITS
 
     def translate(self, error: DBAPIError) -> LockError | None:
         code = _errno(error)
@@ -131,13 +123,35 @@ class MySQL(Engine):
             raise
         return False
 
+    def ended(self, connection: Connection) -> bool:
+        driver: Any = connection.connection.driver_connection
+        status = getattr(driver, "server_status", None)
+        if connection.dialect.driver == "asyncmy":
+            # which passes over a status without any flag in it; what its last result was told is kept there
+            result = getattr(driver, "_result", None)
+            if result is not None and result.description is None:
+                status = result.server_status
+        return status is not None and not status & _IN_TRANSACTION
+
+    def heed(self, connection: Connection, error: Exception) -> bool:
+        # An error comes without the flags that tell whether a transaction is open, and may have ended it: a deadlock
+        # rolls all of it back, and a DDL statement commits before it fails.
+        if isinstance(error, connection.dialect.loaded_dbapi.Error):
+            raw: Any = connection.connection.dbapi_connection
+            raw.ping(reconnect=False)
+        return False
+
+    def rolls_back(self, error: Exception) -> bool:
+        return bool(error.args) and error.args[0] in _ROLLED_BACK
+
     def duplicate(self, error: DBAPIError) -> bool:
         return bool(_errno(error) == 1062)
 
     def hung_up(self, connection: Connection) -> bool:
-        if connection.dialect.is_async:  # aiomysql reads through asyncio; asyncmy keeps its reader to itself
-            reader = getattr(connection.connection.driver_connection, "_reader", None)
-            return bool(getattr(reader, "_eof", False))
+        if connection.dialect.is_async:  # aiomysql reads through a stream of asyncio's, asyncmy through its protocol
+            driver: Any = connection.connection.driver_connection
+            reader, protocol = getattr(driver, "_reader", None), getattr(driver, "_proto", None)
+            return bool(getattr(reader, "_eof", False) or getattr(protocol, "eof", False))
         return arrived(connection) is not None  # the server never speaks first, but to say good-bye
 
     @contextlib.contextmanager

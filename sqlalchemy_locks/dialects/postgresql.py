@@ -38,7 +38,7 @@ _JOIN_BY_ROW = select(
     func.set_config("statement_timeout", bindparam("was", type_=Text()), True),
 )
 
-_IDLE, _IN_TRANSACTION = 0, 2  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS
+_IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS, PQTRANS_INERROR
 _POOLED = "_sqlalchemy_locks_pooled"
 
 
@@ -163,6 +163,24 @@ class PostgreSQL(Engine):
         info: Any = getattr(driver, "info", None)
         return info.transaction_status == _IDLE if info is not None else not driver.is_in_transaction()
 
+    def aborted(self, connection: Connection) -> bool:
+        info: Any = getattr(connection.connection.driver_connection, "info", None)
+        return info is not None and bool(info.transaction_status == _IN_ERROR)
+
+    def heed(self, connection: Connection, error: Exception) -> bool:
+        # asyncpg keeps to itself whether its transaction is aborted, and not every error of its aborts one
+        if hasattr(connection.connection.driver_connection, "info"):
+            return False
+        raw: Any = connection.connection.dbapi_connection
+        cursor = raw.cursor()
+        try:
+            cursor.execute("SELECT 1")
+        except Exception as refused:
+            return getattr(refused, "sqlstate", None) == "25P02"
+        finally:
+            cursor.close()
+        return False
+
     def heard(self, driver: Any) -> list[str]:
         if hasattr(driver, "pgconn"):  # psycopg, of either kind
             driver.pgconn.consume_input()
@@ -179,7 +197,8 @@ class PostgreSQL(Engine):
         driver: Any = connection.connection.driver_connection
         if hasattr(driver, "is_closed"):  # asyncpg reads all the time, and knows
             return bool(driver.is_closed())
-        return arrived(connection) in (b"", b"E")  # an error that nobody asked for is a FATAL one
+        # an error that nobody asked for is a FATAL one, which over TLS nobody sees: the end follows
+        return arrived(connection) in (b"", b"E")
 
     @contextlib.contextmanager
     def brief(self, connection: Connection) -> Iterator[None]:

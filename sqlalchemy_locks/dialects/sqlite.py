@@ -72,6 +72,9 @@ class SQLite(Engine):
     def ended(self, connection: Connection) -> bool:
         return not in_transaction(connection)  # the driver would begin another one by itself
 
+    def rolls_back(self, error: Exception) -> bool:
+        return True  # ON CONFLICT ROLLBACK, RAISE(ROLLBACK), a full disk: what fails commits nothing
+
     def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         return judged(connection)
 

@@ -191,8 +191,6 @@ def test_async_block(servers: Any, engine_to: MakeEngine, name: str, driver: str
 @asynchronous
 def test_async_without_being_asked(servers: Any, name: str, driver: str) -> None:
     """``lost`` costs no round trip, and turns by itself once the loop has run."""
-    if driver == "asyncmy":
-        pytest.skip("asyncmy does not show its socket, so that only check() can tell")
 
     async def main() -> None:
         async with through_an_async_proxy(servers, name, driver) as (engine, proxy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -116,7 +117,7 @@ def test_a_cut_connection_is_a_lost_lock(
     with sl.Locks(engine).exclusive("cut") as held:
         held.check()
         assert held.lost is False
-    with pytest.raises(sl.LockLost):
+    with pytest.raises(sl.LockLost) as raised:
         with sl.Locks(engine).exclusive("cut") as held:
             backend = held.session.scalar(text(backend_of(engine)))
             cut(other, backend)
@@ -125,6 +126,26 @@ def test_a_cut_connection_is_a_lost_lock(
                     with pytest.raises(sl.LockLost):
                         held.check()
                 until(lambda: held.lost)  # known without a question, once the server's good-bye has arrived
+    assert type(raised.value) is sl.LockLost  # and so no COMMIT is sent, whose outcome would be unknown
+    assert str(raised.value).endswith("nothing that was done in it is committed")
+    usable(engine)
+
+
+@pytest.mark.parametrize(("name", "driver"), SYNC)
+def test_a_connection_that_the_server_has_closed_is_not_asked_to_release(
+    servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, one_connection: Callable[..., Engine]
+) -> None:
+    engine, other = one_connection(servers.installed(name, driver)), plain(name)
+    locks = sl.Locks(engine)
+    assert locks.mutex.acquire("closed meanwhile")
+    with engine.connect() as connection:
+        pooled: Any = connection.connection.driver_connection
+        backend = connection.scalar(text(backend_of(engine)))
+    cut(other, backend)
+    end = select.poll()
+    end.register(pooled if hasattr(pooled, "fileno") else pooled._sock, select.POLLRDHUP)
+    assert end.poll(PATIENCE * 1000)
+    assert locks.run(sl.Mutex().release("closed meanwhile")) is True
     usable(engine)
 
 
