@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from sqlalchemy import Engine
 
 from .dialects import engine_of
-from .errors import IdempotencyConflict, LockLost, LockTimeout, OutcomeUnknown, UnknownSemaphore, UnknownTask, Unsupported
+from .errors import (
+    IdempotencyConflict,
+    LockLost,
+    LockTimeout,
+    OutcomeUnknown,
+    UnknownSemaphore,
+    UnknownTask,
+    Unsupported,
+)
 from .hold import Held, Hold, Holding, Name
 from .leases import Leases
 from .maintenance import Maintained

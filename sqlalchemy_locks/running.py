@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
 from .dialects import Engine, engine_of
-from .dialects.base import raise_translated
+from .dialects.base import driver_calls, raise_translated
 from .durations import seconds
 from .schema import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
@@ -218,8 +218,11 @@ def beside(run: Run) -> Iterator[Connection]:
     aside = sqlalchemy.Engine(app.pool.recreate(), app.dialect, app.url)
     try:
         with translated(run.engine), aside.connect() as connection:
-            yield connection.execution_options(
-                **{**run.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
-            )
+            with driver_calls(connection):
+                connection.execution_options(
+                    **{**run.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
+                )
+            connection.detach()  # a pool would put the isolation level back, and pass on what the driver says to that
+            yield connection
     finally:
         aside.dispose()

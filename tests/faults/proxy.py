@@ -27,8 +27,8 @@ from sqlalchemy import make_url
 
 #: codes in the place of a protocol version, before a PostgreSQL connection begins
 _SSL, _GSS = 80877103, 80877104
-#: the bit of a MySQL client that goes on with TLS
-_CLIENT_SSL = 0x800
+#: bits of a MySQL client: it goes on with TLS; the columns of a result have no end of their own
+_CLIENT_SSL, _DEPRECATE_EOF = 0x800, 1 << 24
 
 
 class Proxy:
@@ -160,7 +160,9 @@ class Request:
 class Link:
     """One connection, with a thread of its own: neither end of TLS takes two at a time."""
 
-    def __init__(self, proxy: Proxy, protocol: PostgreSQL | MySQL, client: socket.socket, server: socket.socket) -> None:
+    def __init__(
+        self, proxy: Proxy, protocol: PostgreSQL | MySQL, client: socket.socket, server: socket.socket
+    ) -> None:
         self._proxy, self._protocol = proxy, protocol
         self.client, self.server = client, server
         self._loses: Callable[[], object] | None = None
@@ -306,13 +308,15 @@ class MySQL:
 
     def __init__(self) -> None:
         self._asking, self._answering = b"", b""
-        self._first, self._answered, self._ends = True, True, 0
+        self._first, self._answered, self._ends, self._all = True, True, 0, 2
 
     def begin(self, link: Link) -> None:
         link.client.sendall(self._packet(link.server))
         packet = self._packet(link.client)
         link.server.sendall(packet)
-        if len(packet) == 4 + 32 and int.from_bytes(packet[4:8], "little") & _CLIENT_SSL:
+        bits = int.from_bytes(packet[4:8], "little")
+        self._all = 1 if bits & _DEPRECATE_EOF else 2
+        if len(packet) == 4 + 32 and bits & _CLIENT_SSL:
             link.encrypt()
 
     def requests(self, data: bytes) -> Iterator[Request | bytes]:
@@ -331,9 +335,9 @@ class MySQL:
                 self._first, self._answered = False, packet[4] in (0x00, 0xFF)
             elif packet[4] == 0xFF:
                 self._answered = True
-            elif packet[4] == 0xFE and len(packet) < 4 + 9:
+            elif packet[4] == 0xFE:  # else the length of a column that has 16 MB
                 self._ends += 1
-                self._answered |= self._ends == 2
+                self._answered |= self._ends == self._all
         return self._answered
 
     def _packets(self, data: bytes) -> tuple[list[bytes], bytes]:
