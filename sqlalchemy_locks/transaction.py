@@ -126,7 +126,11 @@ class ShortTransaction:
             if self._ending and not self._committed:
                 return _ENDED
             return _DIED if guarded and connection.invalidated else _OVER
+<<<<<<< HEAD
         if self.used:
+=======
+        if self.used and not self._ending:
+>>>>>>> ha
             ended = self.facts.ended(connection)
             if ended and self._open:
                 return _ENDED if guarded and not self._rolled_back else _OVER

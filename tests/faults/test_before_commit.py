@@ -59,12 +59,10 @@ def test_an_operation_is_done_again(
     assert again(lambda: locks.release(grant)) is sl.Released.RELEASED
     assert again(lambda: locks.acquire({sem: 3}, ttl=60).acquired)
     assert again(lambda: locks.run(sl.lock.create(unused()))) is not None
-    print("DONE", done)
-    assert sum(done) >= 5
     other = unused("semaphore")
     locks.run(semaphore.create(other, 1))
     again(lambda: locks.run(semaphore.delete(other)))
-    assert done[-1] == 1
+    assert done == [1] * 8
     with pytest.raises(sl.LockError):
         locks.acquire({other: 1}, timeout=0)
 
