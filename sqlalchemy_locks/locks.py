@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlalchemy import Engine
+from sqlalchemy.engine import Connection
 
 from .dialects import engine_of
 from .errors import (
@@ -33,7 +35,7 @@ from .mutexes import Mutexes
 from .names import checked
 from .once import OncePer
 from .operation import Operation, RowsOperation, ValueOperation, fresh_nonce, listed, place_of, seconds
-from .pools import one_for_all
+from .pools import connected, one_for_all
 from .timeout import Timeout
 from .transaction import NotCommitted, ShortTransaction, Sleep, retried, run_one
 
@@ -253,11 +255,7 @@ class Locks(Leases, Maintained, Holding):
         whole = entity or options["locks_short"]
         if not whole and operation._body.statement(place) is not None:
             bounded = every.get("locks_wait") is not None and not operation._body.sends_wait
-            with engine.connect() as connection:
-                for _ in range(0 if repeatable else _DEAD):
-                    if not place.engine.hung_up(connection):
-                        break
-                    connection.invalidate()  # not sent yet, and so not lost
+            with self._connected(0 if repeatable else _DEAD) as connection:
                 if place.engine.alone(connection, bounded):
                     return run_one(connection, operation, options)
         short = ShortTransaction(self._engine)
@@ -281,6 +279,17 @@ class Locks(Leases, Maintained, Holding):
                 raise
             raise NotCommitted(str(error)) from error
         return value
+
+    @contextlib.contextmanager
+    def _connected(self, dead: int) -> Iterator[Connection]:
+        """A connection of the pool; so many are replaced that the server has closed, as far as that is known."""
+        while True:
+            with connected(self._engine) as connection:
+                if not dead or not engine_of(connection.dialect).hung_up(connection):
+                    yield connection
+                    return
+                connection.invalidate()  # nothing was sent yet, and so nothing is lost
+            dead -= 1
 
     def _rows(self, short: ShortTransaction, operation: Operation[Any], options: Mapping[str, Any]) -> list[Any]:
         held = Held(short, lambda **named: self._session_maker(**named, expire_on_commit=False))

@@ -1,4 +1,4 @@
-"""How many connections a pool gives, and whether two who ask get two."""
+"""A pool's connections: how one is checked out and given back, how many there are, and whether two who ask get two."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
 
@@ -22,6 +24,50 @@ def most(pool: Any) -> float:
 def one_for_all(pool: Any) -> bool:
     """Whether who asks again, while the first one is out, is given the same connection, and so the same transaction."""
     return isinstance(pool, (StaticPool, SingletonThreadPool))
+
+
+def connect(engine: Engine) -> Connection:
+    """Check a connection out.
+
+    ``engine.connect()`` itself talks to the server where the isolation level is an execution option of the engine, and
+    passes on what the driver raises then; this translates it as SQLAlchemy does for a connection that can't be made.
+    """
+    try:
+        return engine.connect()
+    except engine.dialect.loaded_dbapi.Error as error:
+        private: Any = Connection
+        private._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+        raise
+
+
+def give_back(connection: Connection) -> None:
+    """Close a connection; one that dies while its isolation level is put back is invalidated.
+
+    ``close()`` would raise what the driver says to that, and the pool would count the connection as checked out for
+    ever. The record that keeps what is to be put back is private to SQLAlchemy's pool.
+    """
+    if not connection.closed and not connection.invalidated:
+        pooled: Any = connection.connection
+        record = pooled._connection_record
+        try:
+            if record is not None and record.finalize_callback:
+                if connection.in_transaction():
+                    connection.rollback()
+                while record.finalize_callback:
+                    record.finalize_callback.pop()(pooled.dbapi_connection)
+        except (connection.dialect.loaded_dbapi.Error, DBAPIError) as error:
+            connection.invalidate(error)
+    connection.close()
+
+
+@contextlib.contextmanager
+def connected(engine: Engine) -> Iterator[Connection]:
+    """A connection of the pool, checked out meanwhile."""
+    connection = connect(engine)
+    try:
+        yield connection
+    finally:
+        give_back(connection)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from .dialects import engine_of
 from .dialects.base import driver_calls
 from .errors import LockLost, MustRollback, OutcomeUnknown, Unsupported
 from .operation import Operation, translated
-from .pools import most
+from .pools import connect, give_back, most
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class ShortTransaction:
         :param as_it_is: leave the isolation level alone, for an operation that refuses a wrong one by itself.
         :param wait: how long beginning may wait, in seconds, where it can.
         """
-        self.connection = self.engine.connect()
+        self.connection = connect(self.engine)
         # known for certain only now: a mysql:// URL may have led to MariaDB
         self.facts = engine_of(self.connection.dialect)
         self._restore: Callable[[], None] | None = None
@@ -126,11 +126,7 @@ class ShortTransaction:
             if self._ending and not self._committed:
                 return _ENDED
             return _DIED if guarded and connection.invalidated else _OVER
-<<<<<<< HEAD
-        if self.used:
-=======
         if self.used and not self._ending:
->>>>>>> ha
             ended = self.facts.ended(connection)
             if ended and self._open:
                 return _ENDED if guarded and not self._rolled_back else _OVER
@@ -285,7 +281,7 @@ class ShortTransaction:
             if not isinstance(error, DBAPIError):
                 raise
         finally:
-            connection.close()
+            give_back(connection)
 
 
 def forget(error: BaseException | None) -> None:

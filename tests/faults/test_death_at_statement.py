@@ -151,8 +151,10 @@ class Way:
     def commits(self) -> bool:
         """Whether what the connection died of was the end of its transaction, or a transaction of its own."""
         commit = re.compile(rb"\bCOMMIT\b")
-        return bool(commit.search(self.proxy.fatal or b"")) or not any(map(commit.search, self.undisturbed))
+        return self.alone or bool(commit.search(self.proxy.fatal or b"")) or not any(map(commit.search, self.undisturbed))
 
+    #: the app's engine is in autocommit
+    alone: bool = False
     #: what was asked for when nothing died
     undisturbed: tuple[bytes, ...] = ()
 
@@ -172,7 +174,7 @@ def way(servers: Any, request: pytest.FixtureRequest) -> Iterator[Way]:
         emptied(other)
         locks, engine = stack.enter_context(opened(face, proxy.url, connect_args=arguments, **options))
         accustom(engine)
-        yield Way(name, locks, engine, proxy, other, sl.Locks(other))
+        yield Way(name, locks, engine, proxy, other, sl.Locks(other), habit == "autocommit")
         assert (proxy.encrypted == proxy.accepted) if tls else not proxy.encrypted
 
 
