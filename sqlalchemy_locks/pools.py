@@ -27,16 +27,26 @@ def one_for_all(pool: Any) -> bool:
 
 
 def connect(engine: Engine) -> Connection:
-    """Check a connection out.
+    """Check a connection out, as ``engine.connect()`` does.
 
-    ``engine.connect()`` itself talks to the server where the isolation level is an execution option of the engine, and
-    passes on what the driver raises then; this translates it as SQLAlchemy does for a connection that can't be made.
+    That one talks to the server by itself where the isolation level is an execution option of the engine. When the
+    connection is dead, it raises the driver's own error, and the connection stays checked out; here the error is
+    translated as SQLAlchemy translates it where no connection can be made, and the pool replaces the dead one and its
+    contemporaries. SQLAlchemy keeps both steps private.
     """
+    pool, dialect, private = engine.pool, engine.dialect, Connection  # type: Any, Any, Any
+    pooled = None
     try:
-        return engine.connect()
-    except engine.dialect.loaded_dbapi.Error as error:
-        private: Any = Connection
-        private._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+        pooled = engine.raw_connection()
+        return Connection(engine, pooled)
+    except dialect.loaded_dbapi.Error as error:
+        if pooled is not None:
+            pool._invalidate(pooled, error)
+        private._handle_dbapi_exception_noconnection(error, dialect, engine)
+        raise
+    except BaseException:
+        if pooled is not None:
+            pooled.invalidate()
         raise
 
 

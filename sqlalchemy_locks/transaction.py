@@ -356,6 +356,8 @@ def nothing_open(connection: Connection) -> None:
 class _Ended:
     """What SQLAlchemy takes for a transaction that it has rolled back itself when it closes a connection."""
 
+    is_active = False
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
