@@ -138,8 +138,8 @@ class ShortTransaction:
     def _failed(self) -> bool:
         """Whether the server has given it up for an error, and with it the lock.
 
-        An error inside ``begin_nested()`` costs what was done there only. Once that was rolled back, its savepoint is
-        still there for the server, which then keeps the lock of what fails afterwards; but nothing goes back to it.
+        An error inside ``begin_nested()`` costs what was done there only. Once that was rolled back, the server still
+        has its savepoint, and keeps the lock for it when something fails later; but SQLAlchemy never returns to it.
         """
 
         def aborted() -> bool:
@@ -179,10 +179,13 @@ class ShortTransaction:
 
         def failed(error: BaseException, *rest: Any, **named: Any) -> None:
             if isinstance(error, Exception) and self.active and not self._ending:
-                with contextlib.suppress(Exception):
+                try:
                     self._aborted = self.facts.heed(self.connection, error)
-                with contextlib.suppress(Exception):
-                    self._rolled_back = self.facts.rolls_back(error) and self.facts.ended(self.connection)
+                    self._rolled_back |= self.facts.rolls_back(error) and self.facts.ended(self.connection)
+                except Exception:
+                    pass  # without an answer, the block's end finds out
+                except BaseException as stopped:
+                    handle(stopped, *rest, **named)  # as if it had come a moment sooner
             handle(error, *rest, **named)
 
         def commit(_: Connection) -> None:

@@ -335,7 +335,7 @@ def arrived(connection: Connection) -> bytes | None:
 
 
 def _events(descriptor: int) -> tuple[bool, bool]:
-    """Whether something is to be read, and whether the other end has closed the connection, as far as that is told."""
+    """Whether there is something to read, and whether the other end is known to have closed the connection."""
     monkey = sys.modules.get("gevent.monkey")
     poll = getattr(select, "poll", None) if monkey is None else monkey.get_original("select", "poll")
     if poll is None:  # Windows; elsewhere, select() takes no number above 1023

@@ -197,7 +197,7 @@ class PostgreSQL(Engine):
         driver: Any = connection.connection.driver_connection
         if hasattr(driver, "is_closed"):  # asyncpg reads all the time, and knows
             return bool(driver.is_closed())
-        # an error that nobody asked for is a FATAL one, which over TLS nobody sees: the end follows
+        # an unasked error is a FATAL one; over TLS it can't be recognised, but the end of the connection follows it
         return arrived(connection) in (b"", b"E")
 
     @contextlib.contextmanager

@@ -52,7 +52,7 @@ def clear(driver: str) -> dict[str, Any]:
 
 
 def encrypted(driver: str) -> dict[str, Any]:
-    """The options of an engine that speaks TLS to a MySQL whose certificate nobody has signed."""
+    """The options of an engine that speaks TLS to MySQL, whose certificate is self-signed."""
     if driver == "pymysql":
         return {}  # it does wherever it can
     context = ssl.create_default_context()

@@ -90,7 +90,7 @@ def test_the_same_awaited(servers: Any, watch: Callable[[str], Watch], name: str
 
 @pytest.mark.parametrize(("name", "driver"), SYNC)
 def test_a_block_is_lost(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str) -> None:
-    """Nobody but its user can do it again."""
+    """Only its user can do the work again."""
     engine, watched = engine_to(name, driver), watch(name)
     with dying(engine, watched) as cut:
         with pytest.raises(sl.LockLost, match="nothing that was done in it is committed$") as raised:

@@ -202,7 +202,7 @@ def test_awaited(servers: Any, rows: Engine, name: str, driver: str) -> None:
                     assert not await asyncio.to_thread(free, rows, key)
                     with pytest.raises(DBAPIError):
                         await held.session.execute(insert(1))
-                    # the server would keep the lock for who went back to the savepoint again: nobody can any more
+                    # the server keeps the lock for the savepoint that was rolled back to, but SQLAlchemy never returns to it
                     assert await asyncio.to_thread(lambda: held.lost)
                     with pytest.raises(sl.LockLost, match=NOTHING):
                         await held.session.execute(insert(4))

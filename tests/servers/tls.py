@@ -2,7 +2,7 @@
 
 Drivers of PostgreSQL prefer TLS, so that every cell of it goes through TLS, and every one of PostgreSQL 18 and of
 YugabyteDB's stand-in does not. MySQL makes a certificate of its own: pymysql prefers TLS too, aiomysql and asyncmy
-take it where they are told to (`ssl=`). MariaDB speaks none.
+use it if given `ssl=`. MariaDB speaks none.
 """
 
 import datetime
