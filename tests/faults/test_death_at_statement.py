@@ -151,7 +151,9 @@ class Way:
     def commits(self) -> bool:
         """Whether what the connection died of was the end of its transaction, or a transaction of its own."""
         commit = re.compile(rb"\bCOMMIT\b")
-        return self.alone or bool(commit.search(self.proxy.fatal or b"")) or not any(map(commit.search, self.undisturbed))
+        return (
+            self.alone or bool(commit.search(self.proxy.fatal or b"")) or not any(map(commit.search, self.undisturbed))
+        )
 
     #: the app's engine is in autocommit
     alone: bool = False
