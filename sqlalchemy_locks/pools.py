@@ -34,15 +34,16 @@ def connect(engine: Engine) -> Connection:
     translated as SQLAlchemy translates it where no connection can be made, and the pool replaces the dead one and its
     contemporaries. SQLAlchemy keeps both steps private.
     """
-    pool, dialect, private = engine.pool, engine.dialect, Connection  # type: Any, Any, Any
-    pooled = None
+    private: Any = engine.pool, Connection
+    pool, connection_class = private
+    pooled: Any = None
     try:
         pooled = engine.raw_connection()
         return Connection(engine, pooled)
-    except dialect.loaded_dbapi.Error as error:
+    except engine.dialect.loaded_dbapi.Error as error:
         if pooled is not None:
             pool._invalidate(pooled, error)
-        private._handle_dbapi_exception_noconnection(error, dialect, engine)
+        connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
         raise
     except BaseException:
         if pooled is not None:

@@ -47,7 +47,8 @@ WAYS = {
     "asyncpg": ("postgresql15", "asyncpg", ASYNC),
     "asyncpg-tls": ("postgresql15", "asyncpg", ASYNC),
     "aiomysql": ("mysql", "aiomysql", ASYNC),
-    "aiomysql-tls": ("mysql", "aiomysql", ASYNC),
+    "asyncmy-tls": ("mysql", "asyncmy", ASYNC),
+    # not aiomysql, which leaves a transport open where it begins with TLS
     "asyncmy": ("mysql", "asyncmy", ASYNC),
     "async-mariadb": ("mariadb", "mariadb+aiomysql", ASYNC),
 }
