@@ -18,6 +18,7 @@ from .dialects import engine_of
 from .dialects.base import nothing
 from .errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
 from .operation import Operation, place_of
+from .pools import connected
 from .queue import Queue
 from .transaction import ShortTransaction, Sleep, retried
 
@@ -46,7 +47,7 @@ def perform(engine: Engine, operation: Operation[Any], sleep: Sleep, again: Call
     def attempt() -> Any:
         place = place_of(engine.dialect, engine.get_execution_options())
         if place.engine.one_trip and operation._body.statement(place) is not None:
-            with engine.connect() as connection:
+            with connected(engine) as connection:
                 if place.engine.alone(connection, False):
                     with place.engine.autocommitted(connection):
                         return operation.value(connection, _ALONE)
@@ -62,7 +63,7 @@ def perform(engine: Engine, operation: Operation[Any], sleep: Sleep, again: Call
 
 def hears(engine: Engine) -> bool:
     """Whether a connection that listens would be told that something was put, and not whoever is in its place then."""
-    with engine.connect() as connection:
+    with connected(engine) as connection:
         pooled = engine_of(connection.dialect).pooled(connection)
     if pooled:
         say(

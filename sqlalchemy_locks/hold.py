@@ -29,7 +29,7 @@ from .events import Observed
 from .keys import as_key
 from .lines import Turn, lines_of
 from .observe import holders_now
-from .pools import connect
+from .pools import connected
 from .transaction import ShortTransaction, Sleep, has_room, retried
 from .values import Holder, KeyHolder
 
@@ -331,7 +331,7 @@ class Hold:
         """The same without such a connection, where the pool has one to spare."""
         engine = self._locks._engine
         if has_room(engine):
-            with contextlib.suppress(Exception), connect(engine, 0) as connection:
+            with contextlib.suppress(Exception), connected(engine, 0) as connection:
                 return holders_now(connection, self._names.values())
         return ()
 

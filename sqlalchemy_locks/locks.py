@@ -5,18 +5,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlalchemy import Engine
+from sqlalchemy.engine import Connection
 
 from .dialects import engine_of
-from .errors import LockLost, LockTimeout, OutcomeUnknown, PoolTimeout, UnknownTask, Unsupported
+from .errors import (
+    IdempotencyConflict,
+    LockLost,
+    LockTimeout,
+    OutcomeUnknown,
+    PoolTimeout,
+    UnknownSemaphore,
+    UnknownTask,
+    Unsupported,
+)
 from .hold import Held, Hold, Holding, Name
 from .leases import Leases
 from .maintenance import Maintained
@@ -25,7 +36,7 @@ from .mutexes import Mutexes
 from .names import checked
 from .once import OncePer
 from .operation import Operation, RowsOperation, ValueOperation, fresh_nonce, listed, place_of, seconds
-from .pools import connect, one_for_all
+from .pools import connected, one_for_all
 from .timeout import Timeout
 from .transaction import NotCommitted, ShortTransaction, Sleep, retried, run_one
 
@@ -34,6 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: errors that say that no try has done anything, an earlier one without an answer included
+_NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
 #: so many dead connections of the pool are passed over
 _DEAD = 20
 
@@ -213,9 +226,13 @@ class Locks(Leases, Maintained, Holding):
         def attempt() -> Any:
             try:
                 return self._run_once(operation, options, repeatable)
-            except OutcomeUnknown:
+            except OutcomeUnknown as error:
+                if not operation._body.writes and error.__cause__ is not None:
+                    raise error.__cause__ from None  # there was nothing to be done
                 options["locks_again"] = True
                 raise
+            except _NEVER_DONE:
+                raise  # an earlier try has met with the same
             except Exception as error:
                 if "locks_again" not in options:
                     raise
@@ -241,11 +258,7 @@ class Locks(Leases, Maintained, Holding):
         wait, began = None if wait is None else seconds(wait, "locks_wait"), time.monotonic()
         if not whole and operation._body.statement(place) is not None:
             bounded = wait is not None and not operation._body.sends_wait
-            with connect(engine, within) as connection:
-                for _ in range(0 if repeatable else _DEAD):
-                    if not place.engine.hung_up(connection):
-                        break
-                    connection.invalidate()  # not sent yet, and so not lost
+            with self._connected(0 if repeatable else _DEAD, within) as connection:
                 if place.engine.alone(connection, bounded):
                     return run_one(connection, operation, options, wait)
         short = ShortTransaction(self._engine)
@@ -270,6 +283,17 @@ class Locks(Leases, Maintained, Holding):
                 raise
             raise NotCommitted(str(error)) from error
         return value
+
+    @contextlib.contextmanager
+    def _connected(self, dead: int, within: float | None) -> Iterator[Connection]:
+        """A connection of the pool; so many are replaced that the server has closed, as far as that is known."""
+        while True:
+            with connected(self._engine, within) as connection:
+                if not dead or not engine_of(connection.dialect).hung_up(connection):
+                    yield connection
+                    return
+                connection.invalidate()  # nothing was sent yet, and so nothing is lost
+            dead -= 1
 
     def _rows(self, short: ShortTransaction, operation: Operation[Any], options: Mapping[str, Any]) -> list[Any]:
         held = Held(short, lambda **named: self._session_maker(**named, expire_on_commit=False))

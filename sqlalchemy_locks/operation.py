@@ -85,8 +85,8 @@ class Body:
         self._built: dict[Place, Executable | None] = {}
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        """Whether it may be run again when nobody knows if it was done: ``Locks`` then does so."""
-        return False
+        """Whether it may be run again when it is not known if it was done: ``Locks`` then does so."""
+        return not self.writes
 
     def build(self, place: Place) -> Executable | None:
         """The one statement that does it there; ``None`` where the engine needs several."""

@@ -20,6 +20,7 @@ from .health import Finding, examine
 from .locks import Locks
 from .maintenance import QUEUE
 from .mutex import Mutex
+from .pools import connected
 from .queue import Queue
 from .schema import DEFAULT_PREFIX, DEFAULT_SCHEMA
 from .semaphore import look
@@ -120,7 +121,7 @@ def changes(locks: Locks) -> Rows:
 
 def instant(locks: Locks) -> datetime:
     """Now, by the server; whoever asks it first finds out whether there is one."""
-    with locks._engine.connect() as connection:
+    with connected(locks._engine) as connection:
         now = utc(connection.scalar(select(Now())))
     assert now is not None
     return now
@@ -130,7 +131,7 @@ def facts(locks: Locks) -> list[Finding]:
     """What ``health.examine`` finds, where these locks are."""
     options = locks._engine.get_execution_options()
     schema = options.get("schema_translate_map", {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
-    with locks._engine.connect() as connection:
+    with connected(locks._engine) as connection:
         return examine(connection, schema=schema, prefix=options.get("locks_prefix", DEFAULT_PREFIX))
 
 

@@ -1,4 +1,4 @@
-"""How many connections a pool gives, whether two callers get two, and a checkout that waits for no longer than asked.
+"""A pool's connections: how one is checked out and given back, how many there are, and whether two callers get two.
 
 What SQLAlchemy keeps private of its pools is used here, and nowhere else.
 """
@@ -15,8 +15,9 @@ from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoneFree
-from sqlalchemy.pool import Pool, QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.pool.base import _ConnectionFairy
 from sqlalchemy.util.queue import Empty
 
@@ -36,29 +37,40 @@ def one_for_all(pool: Any) -> bool:
 
 
 def connect(engine: Engine, within: float | None = None) -> Connection:
-    """Check a connection out of the engine's pool, as ``engine.connect()`` does.
+    """Check a connection out of the engine's pool, as ``engine.connect()`` does, and more safely.
+
+    ``engine.connect()`` talks to the server by itself where the isolation level is an execution option of the engine.
+    When the connection is dead, it raises the driver's own error, and the connection stays checked out; here the error
+    is translated as SQLAlchemy translates it where no connection can be made, and the pool replaces the dead one and
+    its contemporaries.
 
     :param within: the longest wait for one that is free, in seconds; without it, the pool's own ``pool_timeout``.
     :raises PoolTimeout: when none was free in time.
     """
-    pool = engine.pool
+    private: Any = engine.pool, Connection
+    pool, connection_class = private
+    pooled: Any = None
     try:
         if within is None or not isinstance(pool, QueuePool):
-            return engine.connect()
-        hurried = _hurried(type(pool))  # type: ignore[arg-type]
-        return _checked_out(engine, hurried(pool, min(within, threading.TIMEOUT_MAX)))
+            pooled = engine.raw_connection()
+        else:
+            hurried = _hurried(type(pool))  # type: ignore[arg-type]
+            pooled = _ConnectionFairy._checkout(hurried(pool, min(within, threading.TIMEOUT_MAX)))
+        return engine._connection_cls(engine, pooled)
     except NoneFree as error:
         limit = "its own pool_timeout" if within is None else "the timeout"
         raise PoolTimeout(
             f"no connection was free in the pool within {limit}: all {most(pool):g} are in use"
         ) from error
-
-
-def _checked_out(engine: Engine, pool: Pool) -> Connection:
-    try:
-        return engine._connection_cls(engine, _ConnectionFairy._checkout(pool))
     except engine.dialect.loaded_dbapi.Error as error:
-        Connection._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+        if pooled is not None:
+            pool._invalidate(pooled, error)
+        connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+        raise
+    except BaseException:
+        if pooled is not None:
+            pooled.invalidate()
+        raise
 
 
 @cache
@@ -91,6 +103,36 @@ def _hurried(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePool]:
             return self._shared._create_connection()  # which is to know its pool, and not this look at it
 
     return Hurried
+
+
+def give_back(connection: Connection) -> None:
+    """Close a connection; one that dies while its isolation level is put back is invalidated.
+
+    ``close()`` would raise what the driver says to that, and the pool would count the connection as checked out for
+    ever. The record that keeps what is to be put back is private to SQLAlchemy's pool.
+    """
+    if not connection.closed and not connection.invalidated:
+        pooled: Any = connection.connection
+        record = pooled._connection_record
+        try:
+            if record is not None and record.finalize_callback:
+                if connection.in_transaction():
+                    connection.rollback()
+                while record.finalize_callback:
+                    record.finalize_callback.pop()(pooled.dbapi_connection)
+        except (connection.dialect.loaded_dbapi.Error, DBAPIError) as error:
+            connection.invalidate(error)
+    connection.close()
+
+
+@contextlib.contextmanager
+def connected(engine: Engine, within: float | None = None) -> Iterator[Connection]:
+    """A connection of the pool, checked out meanwhile; as :func:`connect`."""
+    connection = connect(engine, within)
+    try:
+        yield connection
+    finally:
+        give_back(connection)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
 from .dialects import Engine, engine_of
+from .dialects.base import driver_calls, raise_translated
 from .durations import seconds
 from .schema import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
@@ -170,30 +171,17 @@ class Run:
             try:
                 cursor = connection.connection.cursor()
                 cursor.execute(sql, parameters)
-                return read(cursor)
+                found = read(cursor)
             except dialect.loaded_dbapi.Error as error:
-                raise self._wrapped(error, sql, parameters, cursor) from error
+                raise_translated(connection, error, sql, parameters, cursor)
             except BaseException as error:
                 connection.invalidate(error)  # what the server still sends would be the next one's answer
                 raise
-            finally:
-                # an invalidated connection takes no more calls: what its driver says to one would hide the error
-                if cursor is not None and not connection.invalidated:
-                    cursor.close()
-
-    def _wrapped(self, error: Any, sql: str, parameters: Any, cursor: Any) -> BaseException:
-        """As SQLAlchemy would have raised it."""
-        connection: Any = self.connection
-        dialect = connection.dialect
-        lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, cursor)
-        if lost:
-            # its contemporaries in the pool have died with it
-            connection.engine.pool._invalidate(connection.connection, error)
-            connection.invalidate(error)
-        wrapped: BaseException = DBAPIError.instance(
-            sql, parameters, error, dialect.loaded_dbapi.Error, connection_invalidated=lost, dialect=dialect
-        )
-        return wrapped
+        try:
+            cursor.close()
+        except Exception as error:
+            connection.invalidate(error)  # the answer has been read
+        return found
 
 
 def fresh_nonce() -> str:
@@ -245,8 +233,11 @@ def beside(run: Run) -> Iterator[Connection]:
     aside = sqlalchemy.Engine(app.pool.recreate(), app.dialect, app.url)
     try:
         with translated(run.engine), aside.connect() as connection:
-            yield connection.execution_options(
-                **{**run.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
-            )
+            with driver_calls(connection):
+                connection.execution_options(
+                    **{**run.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
+                )
+            connection.detach()  # a pool would put the isolation level back, and pass on what the driver says to that
+            yield connection
     finally:
         aside.dispose()

@@ -23,7 +23,7 @@ from sqlalchemy.sql import Executable
 from .capturing import Capture
 from .clock import Ago, Began, Instant
 from .jobs import Jobs, OnJobs
-from .operation import Place
+from .operation import Operation, Place
 from .roles import At
 from .settling import failed
 from .taking import Taking
@@ -44,6 +44,9 @@ class Requeue(Capture):
         super().__init__("Queue.requeue_stalled")
         self.jobs, self.one = jobs, one
         self.needs_installation = jobs.target is None
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True  # the first time leaves nothing for a second one
 
     def taken(self, place: Place) -> Taking:
         at = self.jobs.at(place)
@@ -74,6 +77,9 @@ class Delete(Capture):
         super().__init__("Queue.delete_finished")
         self.jobs, self.role, self.one = jobs, role, one
         self.needs_installation = jobs.target is None
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True  # the first time leaves nothing for a second one
 
     def taken(self, place: Place) -> Taking:
         at = self.jobs.at(place)

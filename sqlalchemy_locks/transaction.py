@@ -22,9 +22,10 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
+from .dialects.base import driver_calls
 from .errors import LockLost, LockTimeout, MustRollback, OutcomeUnknown, Unsupported
 from .operation import Operation, translated
-from .pools import connect, most
+from .pools import connect, give_back, most
 
 T = TypeVar("T")
 
@@ -291,7 +292,7 @@ class ShortTransaction:
             if not isinstance(error, DBAPIError):
                 raise
         finally:
-            connection.close()
+            give_back(connection)
 
 
 def forget(error: BaseException | None) -> None:
@@ -301,9 +302,17 @@ def forget(error: BaseException | None) -> None:
 
 
 def roll_back(connection: Connection) -> None:
-    """Leave nothing open, even where COMMIT has failed: for SQLAlchemy the transaction is then over, for SQLite not."""
-    if not connection.invalidated and not connection.closed:
-        connection.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+    """Leave nothing open, even where COMMIT has failed: for SQLAlchemy the transaction is then over, for SQLite not.
+
+    A connection that dies of it is invalidated, and nothing is open on it either.
+    """
+    try:
+        if not connection.invalidated and not connection.closed:
+            with driver_calls(connection):
+                connection.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
     connection.rollback()
 
 
@@ -312,6 +321,9 @@ def run_one(
 ) -> Any:
     """Run an operation of one statement by itself: without BEGIN and COMMIT where that can be had for nothing.
 
+    Once the answer to what commits is there, it is the result: a connection that dies while it is put back as the app
+    had it is replaced.
+
     :param wait: how long it may wait for others, in seconds, COMMIT included where that waits.
     :raises LockTimeout: when COMMIT could not be done in time; it is rolled back.
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
@@ -319,7 +331,7 @@ def run_one(
     facts = engine_of(connection.dialect)
     until = None if wait is None else time.monotonic() + wait
     one_trip = facts.one_trip
-    final = one_trip or facts.autocommit(connection)
+    committed = final = one_trip or facts.autocommit(connection)
     if one_trip:
         options = {**options, "locks_alone": True}
     with facts.autocommitted(connection) if one_trip else contextlib.nullcontext():
@@ -328,10 +340,14 @@ def run_one(
                 with translated(facts):
                     connection.begin()
             value = operation.value(connection, options)
-            final = True
             if connection.in_transaction():
-                with facts.committing(connection, None if until is None else max(0.0, until - time.monotonic())):
-                    connection.commit()
+                try:
+                    final = True
+                    with facts.committing(connection, None if until is None else max(0.0, until - time.monotonic())):
+                        connection.commit()
+                except DBAPIError as error:
+                    if not (committed and error.connection_invalidated):
+                        raise
         except LockTimeout:
             if final and not one_trip:
                 roll_back(connection)  # its COMMIT has failed: for SQLAlchemy it is over, and nobody else would
@@ -360,6 +376,8 @@ def nothing_open(connection: Connection) -> None:
 
 class _Ended:
     """What SQLAlchemy takes for a transaction that it has rolled back itself when it closes a connection."""
+
+    is_active = False
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -291,6 +291,9 @@ class _Expire(Capture):
     def route(self) -> dict[str, Any]:
         return self.rows.route()
 
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True  # the first time leaves nothing for a second one
+
     def taken(self, place: Place) -> Taking:
         at = _timed(self.rows, place)
         status, since, timeout = at["status"], at["updated_at"], at["timeout"]

@@ -11,7 +11,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
 import sqlalchemy
 from sqlalchemy import Column
@@ -298,6 +298,30 @@ class Engine:
             f"{self.name} answered that this connection can't write (a standby, a replica, or a read-only "
             "transaction): its locks would bind nobody else; use a read-write transaction on the primary"
         )
+
+
+def raise_translated(
+    connection: Connection, error: BaseException, sql: str | None = None, parameters: Any = None, cursor: Any = None
+) -> NoReturn:
+    """Raise a driver's error as SQLAlchemy raises it, and invalidate a connection that it has ended.
+
+    To be called where the error is caught, after a call of the driver's own that SQLAlchemy knows nothing of. What it
+    does with an error is private (``Connection._handle_dbapi_exception``), and used here only: it asks the dialect
+    whether the connection is dead, calls ``handle_error`` listeners, and has the pool replace the dead one's
+    contemporaries.
+    """
+    private: Any = connection
+    private._handle_dbapi_exception(error, sql, parameters, cursor, None)
+    raise AssertionError("SQLAlchemy raises every error that it is given")
+
+
+@contextlib.contextmanager
+def driver_calls(connection: Connection) -> Iterator[None]:
+    """Around calls of the driver's own connection, any of which may talk to the server: its errors are SQLAlchemy's."""
+    try:
+        yield
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise_translated(connection, error)
 
 
 def arrived(connection: Connection) -> bytes | None:

@@ -26,7 +26,7 @@ from ..elements import (
     Writable,
 )
 from ..errors import LockError, LockTimeout, Unsupported
-from .base import IDLE, Engine, arrived, nothing
+from .base import IDLE, Engine, arrived, driver_calls, nothing
 
 _MARK = "sqlalchemy_locks"
 _WAIT = text(
@@ -87,20 +87,27 @@ class MySQL(Engine):
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
         raw: Any = connection.connection.dbapi_connection
-        autocommit = self.autocommit(connection)
-        if autocommit:
-            raw.autocommit(False)
+        restore = nothing
+        if self.autocommit(connection):
+
+            def restore() -> None:
+                with driver_calls(connection):
+                    raw.autocommit(True)
+
+            with driver_calls(connection):
+                raw.autocommit(False)
         try:
             transaction = connection.begin()
+            # for the next transaction only: nothing is left on the connection, whatever the app gave it
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except BaseException:
-            if autocommit:
-                raw.autocommit(True)
+            if not connection.invalidated:
+                connection.rollback()
+                restore()
             raise
-        # for the next transaction only: nothing is left on the connection, whatever the app gave it
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # the server's variable goes on telling the session's level, so the connection has to remember this one
         connection.execution_options(locks_read_committed=True)
-        return transaction, (lambda: raw.autocommit(True)) if autocommit else nothing
+        return transaction, restore
 
     def mark(self, connection: Connection) -> None:
         connection.exec_driver_sql(f"SAVEPOINT {_MARK}")

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from ..elements import HeldKeys, LockFunction, Void
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from . import postgresql_elements  # noqa: F401  (registers how they are spelt)
-from .base import IDLE, Engine, arrived
+from .base import IDLE, Engine, arrived, driver_calls
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
@@ -95,19 +95,22 @@ class PostgreSQL(Engine):
         # The level is the driver's own attribute, sent with its BEGIN: no round trip, and, unlike the
         # execution option, put back to what the app's connect event had set rather than to a default.
         raw = _raw(connection)
-        autocommit = raw.autocommit
-        source = raw if hasattr(raw, "isolation_level") else raw.driver_connection
-        level = source.isolation_level
-        connection.dialect.set_isolation_level(raw, "READ COMMITTED")
+        with driver_calls(connection):
+            autocommit = raw.autocommit
+            source = raw if hasattr(raw, "isolation_level") else raw.driver_connection
+            level = source.isolation_level
+            connection.dialect.set_isolation_level(raw, "READ COMMITTED")
 
         def restore() -> None:
-            raw.set_isolation_level(level)
-            raw.autocommit = autocommit
+            with driver_calls(connection):
+                raw.set_isolation_level(level)
+                raw.autocommit = autocommit
 
         try:
             return connection.begin(), restore
         except BaseException:
-            restore()
+            if not connection.invalidated:
+                restore()
             raise
 
     def alone(self, connection: Connection, bounded: bool) -> bool:
@@ -275,19 +278,27 @@ class _Autocommitted:
 
     def __enter__(self) -> None:
         raw = _raw(self._connection)
-        if not raw.autocommit:
+        if raw.autocommit:
+            return
+        with driver_calls(self._connection):  # psycopg2 sends the engine's isolation level along
             try:
                 raw.autocommit = True
             except Exception:
                 raw.rollback()  # the app's connect event has run something, and left its transaction open
                 raw.autocommit = True
-            self._raw = raw
+        self._raw = raw
 
     def __exit__(self, *_: object) -> None:
-        if self._connection.in_transaction():
-            self._connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
-        if self._raw is not None and not self._connection.invalidated:
-            self._raw.autocommit = False
+        try:
+            if self._connection.in_transaction():
+                self._connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
+            if self._raw is not None and not self._connection.invalidated:
+                self._raw.autocommit = False
+        except BaseException as error:
+            # the answer is there, or an error that says more than this one
+            self._connection.invalidate(error)
+            if not isinstance(error, Exception):
+                raise
 
 
 def process_told(driver: Any) -> int | None:

@@ -1,0 +1,1001 @@
+"""One connection dies, at whatever request of whatever operation: what is said of it afterwards is true.
+
+Each operation is run again and again; its connection dies at its first request, at its second, and so on until there
+is no such request. It does so before the server gets the request, or after the server has executed it. The operation
+is then done, its repetition included; or it says what is so: ``LockLost`` where nothing is committed, and
+``OutcomeUnknown`` where that can't be known, and it can't be done twice. No error of a driver's leaves ``Locks``, and
+nothing stays held, or checked out.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, Integer, NullPool, String, delete, event, func, insert, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.maintenance import QUEUE
+from sqlalchemy_locks.operation import place_of
+from tests.matrix.faces import ASYNC, SYNC, opened
+from tests.operation.parties import PATIENCE, connected, installed, unused
+from tests.queue.conftest import silenced
+from tests.semaphore.parties import expire, held
+
+from .proxy import Proxy
+
+#: which driver, on which façade, and whether it speaks TLS
+WAYS = {
+    "psycopg": ("postgresql15", "psycopg", SYNC),
+    "psycopg-tls": ("postgresql15", "psycopg", SYNC),
+    "psycopg2": ("postgresql15", "psycopg2", SYNC),
+    "psycopg2-tls": ("postgresql15", "psycopg2", SYNC),
+    "yugabytedb": ("yugabytedb", "yugabytedb", SYNC),
+    "pymysql": ("mysql", "pymysql", SYNC),
+    "pymysql-tls": ("mysql", "pymysql", SYNC),
+    "mariadb": ("mariadb", "mariadb+pymysql", SYNC),
+    "async-psycopg": ("postgresql15", "psycopg", ASYNC),
+    "async-psycopg-tls": ("postgresql15", "psycopg", ASYNC),
+    "asyncpg": ("postgresql15", "asyncpg", ASYNC),
+    "asyncpg-tls": ("postgresql15", "asyncpg", ASYNC),
+    "aiomysql": ("mysql", "aiomysql", ASYNC),
+    "asyncmy-tls": ("mysql", "asyncmy", ASYNC),
+    # not aiomysql, which leaves a transport open where it begins with TLS
+    "asyncmy": ("mysql", "asyncmy", ASYNC),
+    "async-mariadb": ("mariadb", "mariadb+aiomysql", ASYNC),
+}
+
+
+def listened(engine: Engine) -> None:
+    """No driver's own cursor, and the app hears of each error."""
+    for what in ("before_cursor_execute", "handle_error"):
+        event.listen(engine, what, lambda *_: None)
+
+
+def only_the_dead_one(engine: Engine) -> None:
+    """A connection's death is not held against the others of the pool."""
+
+    def keep(context: Any) -> None:
+        context.invalidate_pool_on_disconnect = False
+
+    event.listen(engine, "handle_error", keep)
+
+
+#: how an app may have made its engine, and what it may have it do
+HABITS: dict[str, tuple[dict[str, Any], Callable[[Engine], None]]] = {
+    "serializable": ({"isolation_level": "SERIALIZABLE"}, lambda engine: None),
+    "repeatable": ({"isolation_level": "REPEATABLE READ"}, lambda engine: None),
+    "committed": ({"isolation_level": "READ COMMITTED"}, lambda engine: None),
+    "autocommit": ({"isolation_level": "AUTOCOMMIT"}, lambda engine: None),
+    "option": ({"execution_options": {"isolation_level": "SERIALIZABLE"}}, lambda engine: None),
+    "unpooled": ({"poolclass": NullPool}, lambda engine: None),
+    "ping": ({"pool_pre_ping": True}, lambda engine: None),
+    "listened": ({}, listened),
+    "kept": ({}, only_the_dead_one),
+}
+#: which drivers they are tried with, and in which operations
+HABITUAL = ("psycopg", "psycopg2", "asyncpg", "pymysql", "aiomysql")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Note(Base):
+    """What an app writes under a lock."""
+
+    __tablename__ = "note_of_a_death"
+    id: Mapped[str] = mapped_column(String(60), primary_key=True)
+    status: Mapped[str] = mapped_column(String(20), default="new")
+    number: Mapped[int] = mapped_column(Integer, default=0)
+    fence: Mapped[int] = sl.Fence()
+
+
+class Import(Base):
+    """A mutex without a column for the nonce."""
+
+    __tablename__ = "import_of_a_death"
+    name: Mapped[str] = mapped_column(String(60), primary_key=True)
+    locked: Mapped[bool]
+
+
+mutex, hourly, tasks, queue = sl.Mutex(), sl.Timeout(every=3600), sl.StateTransition(), sl.Queue()
+imports = sl.Mutex(Import, id=Import.name, acquired=Import.locked)
+
+
+def encryption(driver: str, tls: bool) -> dict[str, Any]:
+    """What a driver is told, to speak TLS or not to."""
+    if driver in ("aiomysql", "asyncmy", "mariadb+aiomysql"):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return {"ssl": context} if tls else {}
+    if driver.endswith("pymysql"):
+        return {"ssl": {"check_hostname": False}} if tls else {"ssl_disabled": True}
+    if driver == "asyncpg":
+        return {"ssl": "require" if tls else "disable"}
+    return {"sslmode": "require" if tls else "disable"}
+
+
+@dataclass
+class Way:
+    """A façade with one connection, which dies, and the same database by another one, which doesn't."""
+
+    name: str
+    locks: Any
+    engine: Engine
+    proxy: Proxy
+    other: Engine
+    direct: sl.Locks
+
+    def rows(self, statement: Any) -> list[Any]:
+        with self.other.connect() as connection:
+            return list(connection.execute(statement))
+
+    def write(self, statement: Any) -> None:
+        with self.other.begin() as connection:
+            connection.execute(statement)
+
+    def of(self, table: str, **named: Any) -> Any:
+        """The rows of a shipped table."""
+        shipped = getattr(place_of(self.other.dialect, {}).tables, table)
+        return self.rows(select(shipped).where(*(shipped.c[key] == value for key, value in named.items())))
+
+    @property
+    def commits(self) -> bool:
+        """Whether what the connection died of was the end of its transaction, or a transaction of its own."""
+        commit = re.compile(rb"\bCOMMIT\b")
+        return (
+            self.alone or bool(commit.search(self.proxy.fatal or b"")) or not any(map(commit.search, self.undisturbed))
+        )
+
+    #: the app's engine is in autocommit
+    alone: bool = False
+    #: what was asked for when nothing died
+    undisturbed: tuple[bytes, ...] = ()
+
+
+@pytest.fixture(scope="module")
+def way(servers: Any, request: pytest.FixtureRequest) -> Iterator[Way]:
+    way_, _, habit = request.param.partition("/")
+    name, driver, face = WAYS[way_]
+    tls = way_.endswith("-tls")
+    more, accustom = HABITS[habit] if habit else ({}, lambda engine: None)
+    with ExitStack() as stack:
+        other = stack.enter_context(connected(installed(servers, name)))
+        Base.metadata.create_all(other)
+        proxy = stack.enter_context(Proxy(installed(servers, name, driver)))
+        options = more if "poolclass" in more else {"pool_size": 5, "pool_timeout": PATIENCE, **more}
+        arguments = encryption(driver, tls)
+        emptied(other)
+        locks, engine = stack.enter_context(opened(face, proxy.url, connect_args=arguments, **options))
+        accustom(engine)
+        yield Way(name, locks, engine, proxy, other, sl.Locks(other), habit == "autocommit")
+        assert (proxy.encrypted == proxy.accepted) if tls else not proxy.encrypted
+
+
+def emptied(engine: Engine) -> None:
+    """What other tests have left would make each look a longer one."""
+    tables = place_of(engine.dialect, {}).tables
+    with engine.begin() as connection:
+        for table in (tables.permit, tables.permit_request, tables.semaphore_history, tables.semaphore):
+            connection.execute(delete(table))
+        for table in (tables.job, tables.task, tables.task_state, tables.task_timeout):
+            connection.execute(delete(table))
+
+
+@dataclass
+class Said:
+    """What an operation has answered, or raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+    @property
+    def unknown(self) -> bool:
+        return isinstance(self.error, sl.OutcomeUnknown)
+
+    @property
+    def lost(self) -> bool:
+        return isinstance(self.error, sl.LockLost) and not self.unknown
+
+    def done(self) -> Any:
+        assert self.error is None, repr(self.error)
+        return self.value
+
+
+class OfTheApp(Exception):
+    """A statement of the app's own has failed."""
+
+
+Act, Judge = Callable[[Any], Any], Callable[[Said], None]
+CASES: dict[str, Callable[[Way], tuple[Act, Judge]]] = {}
+
+
+def case(function: Callable[[Way], tuple[Act, Judge]]) -> Callable[[Way], tuple[Act, Judge]]:
+    """An operation: what is done, and the judgement of what it said, by the state that the database is in."""
+    CASES[function.__name__] = function
+    return function
+
+
+# blocks
+
+
+def free(way: Way, *keys: str) -> None:
+    """Nobody holds a key."""
+    with way.direct.exclusive(*keys, timeout=PATIENCE):  # the server may not have noticed a death yet
+        pass
+
+
+@case
+def exclusive(way: Way) -> tuple[Act, Judge]:
+    keys, inside = (unused(), unused()), []
+
+    def act(locks: Any) -> None:
+        with locks.exclusive(*keys, timeout=PATIENCE):
+            inside.append(True)
+
+    def judge(said: Said) -> None:
+        assert inside == [True]
+        assert said.lost or said.done() is None
+        free(way, *keys)
+
+    return act, judge
+
+
+@case
+def exclusive_tried(way: Way) -> tuple[Act, Judge]:
+    key, inside = unused(), []
+
+    def act(locks: Any) -> None:
+        with locks.exclusive(key, timeout=0):
+            inside.append(True)
+
+    def judge(said: Said) -> None:
+        assert inside == [True]
+        assert said.lost or said.done() is None
+        free(way, key)
+
+    return act, judge
+
+
+@case
+def exclusive_refused(way: Way) -> tuple[Act, Judge]:
+    key = unused()
+    holder = way.other.connect()
+    holder.execute(sl.lock.exclusive(key))
+
+    def act(locks: Any) -> None:
+        with locks.exclusive(key, timeout=0):
+            raise AssertionError
+
+    def judge(said: Said) -> None:
+        holder.close()
+        assert isinstance(said.error, sl.LockTimeout), repr(said.error)
+
+    return act, judge
+
+
+@case
+def shared(way: Way) -> tuple[Act, Judge]:
+    key, inside = unused(), []
+
+    def act(locks: Any) -> None:
+        with locks.shared(key, timeout=PATIENCE) as held, locks_left(held):
+            held.check()
+            inside.append(True)
+        inside.append(True)
+
+    def judge(said: Said) -> None:
+        assert said.lost or (said.done(), inside) == (None, [True] * 2)
+        free(way, key)
+
+    return act, judge
+
+
+class locks_left:
+    """A ``check()`` that raises, and one that doesn't, are both as they should be."""
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        assert error is None or (isinstance(error, sl.LockLost) and self._held.lost)
+
+
+@case
+def worked(way: Way) -> tuple[Act, Judge]:
+    key, id = unused(), unused("note")
+
+    def act(locks: Any) -> None:
+        with locks.exclusive(key, timeout=PATIENCE) as held:
+            try:
+                held.session.execute(insert(Note).values(id=id, status="new", number=0, fence=0))
+                held.session.execute(update(Note).where(Note.id == id).values(number=1))
+            except DBAPIError as error:
+                raise OfTheApp from error
+
+    def judge(said: Said) -> None:
+        written = way.rows(select(Note.number).where(Note.id == id))
+        if isinstance(said.error, OfTheApp) or said.lost:
+            assert written == []
+        elif said.unknown:
+            assert way.commits
+        else:
+            assert (said.done(), written) == (None, [(1,)])
+        free(way, key)
+
+    return act, judge
+
+
+# mutexes and timeouts
+
+
+def owned(way: Way, id: str, fence: int = 1) -> None:
+    """A mutex is held, by one acquisition, whose own release frees it."""
+    (row,) = way.of("task_state", id=id)
+    assert (row.acquired, row.fence) == (True, fence)
+    assert way.locks.mutex.release(id) is True
+
+
+@case
+def mutex_acquire(way: Way) -> tuple[Act, Judge]:
+    id = unused("mutex")
+    way.direct.run(mutex.create(id))
+
+    def judge(said: Said) -> None:
+        assert said.done() is True
+        owned(way, id)
+
+    return lambda locks: locks.mutex.acquire(id), judge
+
+
+@case
+def mutex_first_use(way: Way) -> tuple[Act, Judge]:
+    id = unused("mutex")
+
+    def judge(said: Said) -> None:
+        assert said.done() == 1
+        owned(way, id)
+
+    return lambda locks: locks.mutex.acquire_token(id), judge
+
+
+@case
+def mutex_held(way: Way) -> tuple[Act, Judge]:
+    id = unused("mutex")
+    assert way.direct.mutex.acquire(id) is True
+
+    def judge(said: Said) -> None:
+        assert said.done() is False
+        assert way.direct.mutex.release(id) is True
+
+    return lambda locks: locks.mutex.acquire(id), judge
+
+
+@case
+def mutex_release(way: Way) -> tuple[Act, Judge]:
+    id = unused("mutex")
+    assert way.locks.mutex.acquire(id) is True
+
+    def judge(said: Said) -> None:
+        assert said.done() is True
+        assert way.direct.mutex.acquire(id) is True
+
+    return lambda locks: locks.mutex.release(id), judge
+
+
+@case
+def mutex_release_of_anothers(way: Way) -> tuple[Act, Judge]:
+    id = unused("mutex")
+    assert way.direct.mutex.acquire(id) is True
+
+    def judge(said: Said) -> None:
+        if said.unknown:
+            assert way.commits
+        else:
+            assert said.done() is True
+            assert way.direct.mutex.acquire(id) is True
+
+    return lambda locks: locks.mutex.release(id), judge
+
+
+@case
+def mutex_nowait(way: Way) -> tuple[Act, Judge]:
+    id = unused("mutex")
+    way.direct.run(mutex.create(id))
+
+    def judge(said: Said) -> None:
+        assert said.done() is True
+        (row,) = way.of("task_state", id=id)
+        assert (row.acquired, row.fence) == (True, 1)
+
+    return lambda locks: locks.run(mutex.acquire(id, nowait=True)), judge
+
+
+@case
+def mutex_without_nonce(way: Way) -> tuple[Act, Judge]:
+    name = unused("import")
+    way.direct.run(imports.create(name))
+
+    def judge(said: Said) -> None:
+        if said.unknown:
+            assert way.commits
+        else:
+            assert said.done() is True
+            assert way.direct.run(imports.release(name)) is True
+
+    return lambda locks: locks.run(imports.acquire(name)), judge
+
+
+@case
+def mutex_create(way: Way) -> tuple[Act, Judge]:
+    ids = unused("mutex"), unused("mutex")
+
+    def judge(said: Said) -> None:
+        assert said.done() in range(3)  # how many of them the last try found absent
+        assert [way.direct.mutex.acquire(id) for id in ids] == [True, True]
+
+    return lambda locks: locks.run(mutex.create(*ids)), judge
+
+
+@case
+def mutex_capture(way: Way) -> tuple[Act, Judge]:
+    name = unused("queue")
+    way.direct.run(mutex.create("a", "b", queue=name))
+
+    def judge(said: Said) -> None:
+        acquired = sum(row.acquired for row in way.of("task_state", queue_id=name))
+        if said.unknown:
+            assert way.commits
+            assert acquired in (0, 2)
+        else:
+            assert (said.done(), acquired) == (["a", "b"], 2)
+
+    return lambda locks: locks.run(mutex.capture(2, queue=name)), judge
+
+
+@case
+def mutex_set_retries(way: Way) -> tuple[Act, Judge]:
+    id = unused("mutex")
+    way.direct.run(mutex.create(id))
+
+    def judge(said: Said) -> None:
+        assert (said.unknown and way.commits) or said.done() is True
+        (row,) = way.of("task_state", id=id)
+        assert row.retries_left == 3 or said.unknown
+
+    return lambda locks: locks.run(mutex.set_retries(id, 3)), judge
+
+
+@case
+def once_per(way: Way) -> tuple[Act, Judge]:
+    id = unused("timeout")
+    way.direct.run(hourly.create(id))
+
+    def judge(said: Said) -> None:
+        assert said.done() is True
+        assert bool(way.direct.once_per(id, every=3600)) is False
+
+    return lambda locks: bool(locks.once_per(id, every=3600)), judge
+
+
+@case
+def once_per_first_use(way: Way) -> tuple[Act, Judge]:
+    id = unused("timeout")
+
+    def judge(said: Said) -> None:
+        assert said.done() is True
+        assert [row.fence for row in way.of("task_timeout", id=id)] == [1]
+
+    return lambda locks: bool(locks.once_per(id, every=3600)), judge
+
+
+@case
+def once_per_not_due(way: Way) -> tuple[Act, Judge]:
+    id = unused("timeout")
+    assert bool(way.direct.once_per(id, every=3600)) is True
+
+    def judge(said: Said) -> None:
+        assert said.done() is False
+
+    return lambda locks: bool(locks.once_per(id, every=3600)), judge
+
+
+# semaphores
+
+
+def room(way: Way, capacity: int = 2) -> str:
+    name = unused("room")
+    assert way.direct.run(sl.semaphore.create(name, capacity)) is True
+    return name
+
+
+@case
+def semaphore_acquire(way: Way) -> tuple[Act, Judge]:
+    first, second = room(way), room(way)
+
+    def judge(said: Said) -> None:
+        grant = said.done()
+        assert (grant.acquired, dict(grant.fence)) == (True, {first: 1, second: 1})
+        assert (held(way.other, first), held(way.other, second)) == (1, 2)
+        assert way.direct.release(grant) is sl.Released.RELEASED
+        assert (held(way.other, first), held(way.other, second)) == (0, 0)
+
+    return lambda locks: locks.acquire({second: 2, first: 1}, ttl=3600, timeout=PATIENCE), judge
+
+
+@case
+def semaphore_refused(way: Way) -> tuple[Act, Judge]:
+    name = room(way)
+    way.direct.acquire({name: 2})
+
+    def judge(said: Said) -> None:
+        assert isinstance(said.error, sl.LockTimeout), repr(said.error)
+        assert "had no room" in str(said.error)
+        assert held(way.other, name) == 2
+
+    return lambda locks: locks.acquire({name: 1}, timeout=0), judge
+
+
+@case
+def semaphore_of_what_expired(way: Way) -> tuple[Act, Judge]:
+    name = room(way)
+    with way.other.begin() as connection:
+        expire(connection, way.direct.acquire({name: 2}, ttl=3600))
+
+    def judge(said: Said) -> None:
+        assert said.done().acquired
+        assert held(way.other, name) == 1
+
+    return lambda locks: locks.acquire({name: 1}, timeout=PATIENCE), judge
+
+
+@case
+def semaphore_unknown(way: Way) -> tuple[Act, Judge]:
+    def judge(said: Said) -> None:
+        assert isinstance(said.error, sl.UnknownSemaphore), repr(said.error)
+
+    return lambda locks: locks.acquire({unused("never made"): 1}), judge
+
+
+@case
+def semaphore_again(way: Way) -> tuple[Act, Judge]:
+    name, ident = room(way), unused("job")
+    first = way.direct.acquire({name: 1}, external_id=ident)
+
+    def judge(said: Said) -> None:
+        assert (said.done().replayed, said.done().fence) == (True, first.fence)
+        assert held(way.other, name) == 1
+
+    return lambda locks: locks.acquire({name: 1}, external_id=ident), judge
+
+
+@case
+def semaphore_renew(way: Way) -> tuple[Act, Judge]:
+    grant = way.direct.acquire({room(way): 1}, ttl=3600)
+
+    def judge(said: Said) -> None:
+        assert said.done() is True
+
+    return lambda locks: locks.renew(grant), judge
+
+
+@case
+def semaphore_release(way: Way) -> tuple[Act, Judge]:
+    name = room(way)
+    grant = way.direct.acquire({name: 1})
+
+    def judge(said: Said) -> None:
+        # what the last try found: an earlier one may have done it
+        assert said.done() in (sl.Released.RELEASED, sl.Released.ALREADY_RELEASED)
+        assert held(way.other, name) == 0
+
+    return lambda locks: locks.release(grant), judge
+
+
+@case
+def semaphore_block(way: Way) -> tuple[Act, Judge]:
+    name = room(way)
+
+    def act(locks: Any) -> None:
+        with locks.semaphore({name: 2}, ttl=3600, timeout=PATIENCE) as grant:
+            grant.check()
+            assert held(way.other, name) == 2
+
+    def judge(said: Said) -> None:
+        assert said.done() is None
+        assert held(way.other, name) == 0
+
+    return act, judge
+
+
+@case
+def lease(way: Way) -> tuple[Act, Judge]:
+    name = unused("lease")
+
+    def act(locks: Any) -> None:
+        with locks.lease(name, ttl=3600, timeout=PATIENCE) as grant:
+            grant.check()
+            assert held(way.other, name) == 1
+
+    def judge(said: Said) -> None:
+        assert said.done() is None
+        assert held(way.other, name) == 0
+
+    return act, judge
+
+
+@case
+def semaphore_create(way: Way) -> tuple[Act, Judge]:
+    name = unused("room")
+
+    def judge(said: Said) -> None:
+        assert said.done() in (True, False)  # whether the last try found it absent
+        assert held(way.other, name) == 0
+
+    return lambda locks: locks.run(sl.semaphore.create(name, 3)), judge
+
+
+def capacities(way: Way, name: str) -> list[Any]:
+    return [row.new_capacity for row in way.direct.run(sl.semaphore.history(name))]
+
+
+@case
+def semaphore_resize(way: Way) -> tuple[Act, Judge]:
+    name = room(way)
+
+    def judge(said: Said) -> None:
+        assert said.unknown or said.done() in (2, None, True)
+        assert capacities(way, name) in ([[2, 3], [2]] if said.unknown else [[2, 3]])
+        assert not said.unknown or way.commits
+
+    return lambda locks: locks.run(sl.semaphore.resize(name, 3, by="ops")), judge
+
+
+@case
+def semaphore_delete(way: Way) -> tuple[Act, Judge]:
+    name = room(way)
+
+    def judge(said: Said) -> None:
+        assert said.unknown or said.done() in (True, False, None)
+        assert capacities(way, name) in ([[2, None], [2]] if said.unknown else [[2, None]])
+        assert not said.unknown or way.commits
+
+    return lambda locks: locks.run(sl.semaphore.delete(name)), judge
+
+
+@case
+def semaphore_reads(way: Way) -> tuple[Act, Judge]:
+    name = room(way)
+    way.direct.acquire({name: 1}, owner="me")
+
+    def act(locks: Any) -> Any:
+        used = [row.used for row in locks.run(sl.semaphore.usage()) if row.name == name]
+        return (
+            used,
+            [row.owner for row in locks.run(sl.semaphore.holders(name))],
+            len(locks.run(sl.semaphore.history(name))),
+        )
+
+    def judge(said: Said) -> None:
+        assert said.done() == ([1], ["me"], 1)
+
+    return act, judge
+
+
+@case
+def semaphore_guarded(way: Way) -> tuple[Act, Judge]:
+    id, grant = unused("note"), way.direct.acquire({room(way): 1}, ttl=3600)
+    way.write(insert(Note).values(id=id, status="new", number=0, fence=0))
+
+    def judge(said: Said) -> None:
+        numbers = way.rows(select(Note.number).where(Note.id == id))
+        if said.unknown:
+            assert way.commits
+            assert numbers in ([(0,)], [(1,)])
+        else:
+            assert (said.done(), numbers) == (True, [(1,)])
+
+    write = update(Note).where(Note.id == id).values(number=Note.number + 1)
+    return lambda locks: locks.run(sl.guarded(write, grant)), judge
+
+
+@case
+def sweep(way: Way) -> tuple[Act, Judge]:
+    name = room(way)
+    with way.other.begin() as connection:
+        expire(connection, way.direct.acquire({name: 1}, ttl=3600))
+    way.direct.acquire({name: 1}, owner="dead")
+
+    def judge(said: Said) -> None:
+        assert said.done() in range(3)  # what the tries that were answered have released
+        assert held(way.other, name) == 0
+
+    return lambda locks: locks.sweep(alive=lambda owners: [owner for owner in owners if owner != "dead"]), judge
+
+
+@case
+def semaphore_clean(way: Way) -> tuple[Act, Judge]:
+    name, ident = room(way), unused("job")
+    way.direct.acquire({name: 1}, external_id=ident)
+    way.direct.release(ident)
+
+    def act(locks: Any) -> Any:
+        locks.run(sl.semaphore.clean(older_than=0))
+        return locks.run(sl.semaphore.clean_history(older_than=0))
+
+    def judge(said: Said) -> None:
+        assert isinstance(said.done(), int)
+        assert way.of("permit_request", external_id=ident) == []
+        assert capacities(way, name) == []
+
+    return act, judge
+
+
+# captures, queues, and the rest
+
+
+@case
+def transition_capture(way: Way) -> tuple[Act, Judge]:
+    name = unused("queue")
+    way.direct.run(tasks.create("a", "b", queue=name))
+
+    def judge(said: Said) -> None:
+        captured = [row.id for row in way.of("task", queue_id=name) if row.status == "in_progress"]
+        if said.unknown:
+            assert way.commits
+            assert len(captured) in (0, 2)
+        else:
+            assert [row.id for row in said.done()] == captured == ["a", "b"]
+
+    return lambda locks: locks.run(tasks.capture(2, queue=name)), judge
+
+
+@case
+def transition_set_status(way: Way) -> tuple[Act, Judge]:
+    name = unused("queue")
+    way.direct.run(tasks.create("a", queue=name))
+    (task,) = way.direct.run(tasks.capture(queue=name))
+
+    def judge(said: Said) -> None:
+        statuses = [row.status for row in way.of("task", queue_id=name)]
+        if said.unknown:
+            assert way.commits
+        else:
+            assert (said.done(), statuses) == (True, ["done"])
+
+    return lambda locks: locks.run(tasks.set_status(task, "done")), judge
+
+
+@case
+def capture_of_entities(way: Way) -> tuple[Act, Judge]:
+    ids, status = sorted((unused("note"), unused("note"))), unused("status")[:20]
+    way.write(insert(Note).values([{"id": id, "status": status, "number": 0, "fence": 0} for id in ids]))
+
+    def judge(said: Said) -> None:
+        taken = way.rows(select(func.count()).where(Note.id.in_(ids), Note.status == "taken"))
+        if said.unknown:
+            assert way.commits
+            assert taken in ([(0,)], [(2,)])
+        else:
+            assert [note.id for note in said.done()] == ids
+            assert taken == [(2,)]
+
+    capturing = sl.capture(Note, where=Note.status == status, values={"status": "taken"}, order_by=Note.id, limit=2)
+    return lambda locks: locks.run(capturing), judge
+
+
+@case
+def fenced(way: Way) -> tuple[Act, Judge]:
+    id = unused("note")
+    way.write(insert(Note).values(id=id, status="new", number=0, fence=0))
+
+    def judge(said: Said) -> None:
+        numbers = way.rows(select(Note.number).where(Note.id == id))
+        if said.unknown:
+            assert way.commits
+            assert numbers in ([(0,)], [(1,)])
+        else:
+            assert (said.done(), numbers) == (True, [(1,)])
+
+    write = update(Note).where(Note.id == id).values(number=Note.number + 1)
+    return lambda locks: locks.run(sl.fenced(write, Note.fence, 7)), judge
+
+
+@case
+def queue_put(way: Way) -> tuple[Act, Judge]:
+    name = unused("queue")
+
+    def judge(said: Said) -> None:
+        assert [row.external_id for row in way.of("job", queue_id=name)] == [said.done()]
+
+    return lambda locks: locks.run(queue.put({"n": 1}, queue=name)), judge
+
+
+@case
+def queue_capture(way: Way) -> tuple[Act, Judge]:
+    name = unused("queue")
+    way.direct.run(queue.put({"n": 1}, queue=name))
+
+    def judge(said: Said) -> None:
+        (row,) = way.of("job", queue_id=name)
+        if said.unknown:
+            assert way.commits
+        else:
+            assert [(job.internal_id, job.claim) for job in said.done()] == [(row.internal_id, row.claim)]
+
+    return lambda locks: locks.run(queue.capture(5, queue=name, host="web-1")), judge
+
+
+def settled(way: Way, operation: Callable[[Any], Any], true: Callable[[Any], bool]) -> tuple[Act, Judge]:
+    name = unused("queue")
+    way.direct.run(queue.put({"n": 1}, queue=name))
+    (job,) = way.direct.run(queue.capture(queue=name, host="web-1"))
+
+    def judge(said: Said) -> None:
+        (row,) = way.of("job", queue_id=name)
+        if said.unknown:
+            assert way.commits
+        else:
+            assert said.done() == 1
+            assert true(row)
+
+    return lambda locks: locks.run(operation(job)), judge
+
+
+@case
+def queue_complete(way: Way) -> tuple[Act, Judge]:
+    return settled(way, queue.complete, lambda row: row.completed_at is not None)
+
+
+@case
+def queue_fail(way: Way) -> tuple[Act, Judge]:
+    return settled(way, lambda job: queue.fail(job, error="mine", retry_in=30), lambda row: row.error == "mine")
+
+
+@case
+def queue_heartbeat(way: Way) -> tuple[Act, Judge]:
+    return settled(way, queue.heartbeat, lambda row: row.heartbeat_at is not None)
+
+
+@case
+def queue_requeue(way: Way) -> tuple[Act, Judge]:
+    name = unused("queue")
+    way.direct.run(queue.put({"n": 1}, queue=name))
+    with way.other.begin() as connection:
+        silenced(connection, *connection.execute(queue.capture(queue=name)).all())
+
+    def judge(said: Said) -> None:
+        (row,) = way.of("job", queue_id=name)
+        assert said.done() in range(2)  # how many the last try found
+        assert row.started_at is None
+
+    return lambda locks: locks.run(queue.requeue_stalled(3600, queue=name)), judge
+
+
+@case
+def reads(way: Way) -> tuple[Act, Judge]:
+    name, id = unused("queue"), unused("mutex")
+    way.direct.run(queue.put({"n": 1}, queue=name))
+    way.direct.mutex.acquire(id, owner="me")
+
+    def act(locks: Any) -> Any:
+        waiting = [row.waiting for row in locks.run(queue.stats()) if row.queue_id == name]
+        return waiting, [row.owner for row in locks.run(mutex.held(100_000)) if row.id == id]
+
+    def judge(said: Said) -> None:
+        assert said.done() == ([1], ["me"])
+        way.direct.mutex.release(id)
+
+    return act, judge
+
+
+@case
+def keys(way: Way) -> tuple[Act, Judge]:
+    def act(locks: Any) -> Any:
+        return locks.run(sl.lock.create(unused(), unused())), locks.run(sl.lock.vacuum())
+
+    def judge(said: Said) -> None:
+        created, removed = said.done()
+        assert created in range(3)
+        assert removed >= 0
+
+    return act, judge
+
+
+@case
+def maintain(way: Way) -> tuple[Act, Judge]:
+    shipped = place_of(way.other.dialect, {}).tables.task_timeout
+    way.write(update(shipped).where(shipped.c.queue_id == QUEUE).values(ts=int(time.time())))
+    way.write(update(shipped).where(shipped.c.queue_id == QUEUE, shipped.c.id == "orphans").values(ts=0))
+    name = room(way)
+    with way.other.begin() as connection:
+        expire(connection, way.direct.acquire({name: 1}, ttl=3600))
+
+    def judge(said: Said) -> None:
+        assert "orphans" in said.done().done
+        assert held(way.other, name) == 0
+
+    return lambda locks: locks.maintain(), judge
+
+
+def assert_checked_in(way: Way) -> None:
+    if not isinstance(way.engine.pool, NullPool):
+        assert way.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+def said(way: Way, act: Act) -> Said:
+    try:
+        return Said(value=act(way.locks))
+    except (Exception, pytest.fail.Exception) as error:
+        return Said(error=error)
+
+
+#: drivers that differ in what they send, or in how they tell of a death, in every operation
+THOROUGH = ("psycopg", "psycopg2", "asyncpg", "pymysql", "mariadb", "aiomysql")
+#: elsewhere: one for each way in which an operation is run
+BRIEF = [
+    *(exclusive, worked, mutex_acquire, mutex_first_use, mutex_release_of_anothers, once_per, capture_of_entities),
+    *(semaphore_acquire, semaphore_release, semaphore_reads, lease),
+]
+#: and with an app's own habits
+BRIEFEST = [worked, mutex_first_use, mutex_release_of_anothers, semaphore_acquire, semaphore_reads]
+CELLS = [
+    *((each, name) for each in WAYS for name in CASES if each in THOROUGH or CASES[name] in BRIEF),
+    *((f"{each}/{habit}", case.__name__) for each in HABITUAL for habit in HABITS for case in BRIEFEST),
+]
+
+
+def at_every_way(pairs: list[tuple[str, str]]) -> Any:
+    return pytest.mark.parametrize(("way", "name"), pairs, indirect=["way"], ids=["-".join(pair) for pair in pairs])
+
+
+@pytest.mark.parametrize("executed", [False, True], ids=["unsent", "executed"])
+@at_every_way(CELLS)
+def test_what_is_said_is_true(way: Way, name: str, executed: bool) -> None:
+    act, judge = CASES[name](way)
+    way.proxy.die_at(0, executed=executed)
+    judge(said(way, act))
+    way.undisturbed = tuple(way.proxy.asked)
+    number = 0
+    while True:
+        number += 1
+        act, judge = CASES[name](way)
+        way.proxy.die_at(number, executed=executed)
+        found = said(way, act)
+        if way.proxy.fatal is None:
+            break
+        told = f"{'after' if executed else 'before'} no. {number}, {way.proxy.fatal!r}, of {way.proxy.asked}"
+        try:
+            judge(found)
+            assert_checked_in(way)
+        except Exception as wrong:
+            wrong.add_note(told) if hasattr(wrong, "add_note") else None
+            raise
+    way.proxy.die_at(0, executed=executed)  # by which it is made sure that nothing dies any more
+    judge(found)
+    assert number > 1
+
+
+@at_every_way([(each, name) for each, name in CELLS if "/" not in each])
+def test_a_pool_whose_connections_the_server_has_closed(way: Way, name: str) -> None:
+    """As after each failover, and each time that the server ends what was idle."""
+    act, judge = CASES[name](way)
+    connections = [way.engine.connect() for _ in range(3)] if isinstance(way.locks, sl.Locks) else []
+    for connection in connections:
+        connection.close()
+    way.proxy.die_at(0, executed=False)
+    way.proxy.cut()
+    judge(said(way, act))
+    assert_checked_in(way)
