@@ -28,6 +28,7 @@ from sqlalchemy import NullPool, create_engine, make_url
 from sqlalchemy_locks.alembic import ops  # noqa: F401  (registers op.upgrade_locks)
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests import servers as real
+from tests.operation.parties import OUTLIVES
 
 SQLITE_DRIVERS = {"pysqlite": "sqlite", "aiosqlite": "sqlite+aiosqlite"}
 #: a synchronous driver of each engine, for what the tests themselves do there
@@ -207,7 +208,7 @@ def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.stash.get(_FAILED, False):
         return  # its error keeps what it left, until it has been reported
     until = time.monotonic() + ENDS_WITHIN
-    left = [thread for thread in threading.enumerate() if thread not in threads]
+    left = [thread for thread in threading.enumerate() if thread not in threads and thread.name != OUTLIVES]
     for thread in left:
         thread.join(max(0.0, until - time.monotonic()))
     if open_files() - files:
