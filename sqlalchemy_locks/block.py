@@ -30,6 +30,7 @@ from .errors import (
 from .operation import Operation
 from .pools import unattended
 from .renewal import Lost, Renewals, Renewed, clock
+from .semaphore.admin import on_first_use
 from .semaphore.base import whole
 from .semaphore.release import release_once
 from .semaphore.room import holding, room, time_to_live
@@ -279,14 +280,15 @@ class Block:
             waiting = self._leases._waiting(request, self._patience, known, own, self._reclaim)
             return waiting, self._leases._granted(waiting, known, self._kind)
 
-        try:
-            waiting, grant = ask()
-        except UnknownSemaphore:
-            if not self._alone:
-                raise
-            (name,) = self._permits
-            self._leases._settled(semaphore.create(name, 1))
-            waiting, grant = ask()
+        # once more where a clean-up has removed it before it was used
+        for makes in (self._alone, self._alone, False):
+            try:
+                waiting, grant = ask()
+                break
+            except UnknownSemaphore:
+                if not makes:
+                    raise
+                self._leases._settled(on_first_use(*self._permits))
         if not grant.replayed:
             return grant, waiting.asked_at, self._ttl
         if not self._resume:

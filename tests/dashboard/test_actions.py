@@ -70,11 +70,11 @@ def test_what_is_released_is_what_was_seen(engine: str, door_to: MakeDoor, semap
     """And not the request of whoever has reclaimed its id since."""
     name = semaphore(engine)
     page = door_to(engine, "wsgi", authorize=alice, secret="secret")
-    (seen,) = re.findall(r'name="request_id" value="(\d+)"', page.text(f"/?of={name}"))
+    (seen,) = re.findall(r'name="request" value="(\w+)"', page.text(f"/?of={name}"))
     token = page.token()
-    for number, told in ((int(seen) + 10**6, "There is no request"), (seen, "Released")):
-        assert told in said(page, page.post("release", token=token, external_id=name, request_id=str(number)))
-    assert page.post("release", token=token, external_id=name, request_id="1x").status_code == 400
+    for nonce, told in (("0" * 32, "There is no request"), (seen, "Released")):
+        assert told in said(page, page.post("release", token=token, external_id=name, request=nonce))
+    assert page.post("release", token=token, external_id=name, request="1-x").status_code == 400
 
 
 @pytest.mark.parametrize("engine", ENGINES)
