@@ -41,6 +41,7 @@ B = TypeVar("B", bound="Block")
 
 _log = logging.getLogger("sqlalchemy_locks")
 _IDS = "_sqlalchemy_locks_ids"
+_ROUNDS = 100
 _guard = threading.Lock()
 
 
@@ -280,13 +281,13 @@ class Block:
             waiting = self._leases._waiting(request, self._patience, known, own, self._reclaim)
             return waiting, self._leases._granted(waiting, known, self._kind)
 
-        # once more where a clean-up has removed it before it was used
-        for makes in (self._alone, self._alone, False):
+        for turn in range(_ROUNDS):
             try:
                 waiting, grant = ask()
                 break
             except UnknownSemaphore:
-                if not makes:
+                # again where a clean-up has removed it before it was used
+                if not self._alone or turn == _ROUNDS - 1:
                     raise
                 self._leases._settled(on_first_use(*self._permits))
         if not grant.replayed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select, true
@@ -47,12 +48,16 @@ class Create(SemaphoreBody):
         raise LockTimeout(f"the semaphore {called!r} comes and goes: others make it, and clean it up")
 
     def _insert(self, run: Run, made: Any) -> Any:
-        # at least what any that was removed has given, of whatever name; shared, so that none is removed before this
-        # one is there
+        # above what any that was removed has given, of whatever name; shared, so that none is removed before this one
+        # is there
         floor = run.execute(made.floor, {}).first()
+        if floor is None:  # the table was emptied
+            with contextlib.suppress(IntegrityError):
+                run.execute(made.create, {"name": "", "capacity": None, "on_demand": False, "fence": 0})
+            floor = run.execute(made.floor, {}).one()
         values = {key: run.values[key] for key in ("name", "capacity", "on_demand")}
         try:
-            result = run.execute(made.create, {**values, "fence": 0 if floor is None else floor.fence})
+            result = run.execute(made.create, {**values, "fence": floor.fence})
         except IntegrityError as error:
             if run.engine.locking == "file" or not run.engine.duplicate(error):
                 raise

@@ -167,6 +167,7 @@ def _sweeps(tables: Tables) -> dict[str, Any]:
         "unused": select(sem.c.id, sem.c.fence)
         .where(sem.c.id > bindparam("after", type_=BigInteger()), sem.c.on_demand, sem.c.updated_at <= cutoff)
         .where(~select(per.c.id).where(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE).exists())
+        .where(~select(his.c.id).where(his.c.semaphore_id == sem.c.id).exists())
         .order_by(sem.c.id)
         .limit(BATCH),
         "used_by": select(per.c.semaphore_id).where(per.c.semaphore_id.in_(ids)).distinct(),

@@ -131,7 +131,7 @@ def test_sweep_and_vacuum(cli: Cli) -> None:
     assert cli.json("sweep", "--expired-only")["released"] == 0
     locks.release("long")
     done = cli.json("sweep", "--due")["done"]
-    assert set(done) == {"tasks", "orphans", "requests", "history", "keys"}
+    assert set(done) == {"tasks", "orphans", "requests", "leases", "history", "keys"}
     assert cli.json("sweep", "--due")["done"] == {}
     assert "Nothing was due" in cli("sweep", "--due").stdout
     with locks.exclusive("a key"):

@@ -336,11 +336,15 @@ BEGIN
     -- Without a lock first: who finds it there shall not wait, nor lock it.
     SELECT s.capacity, s.on_demand INTO there FROM lock.semaphore AS s WHERE s.name = semaphore_create.name;
     IF NOT FOUND THEN
-      -- It begins above what any that was removed has given, of whatever name. That row is locked, so that none is
-      -- removed before this one is there.
+      -- It begins above what any that was removed has given, of whatever name, which the row without a name keeps.
+      -- Locked, so that none is removed before this one is there.
+      SELECT s.fence INTO there FROM lock.semaphore AS s WHERE s.name = '' FOR SHARE;
+      IF NOT FOUND THEN  -- the table was emptied
+        INSERT INTO lock.semaphore (name) VALUES ('') ON CONFLICT DO NOTHING;
+        CONTINUE;
+      END IF;
       INSERT INTO lock.semaphore AS s (name, capacity, on_demand, fence)
-      VALUES (semaphore_create.name, semaphore_create.capacity, semaphore_create.on_demand,
-        coalesce((SELECT floor.fence FROM lock.semaphore AS floor WHERE floor.name = '' FOR SHARE), 0))
+      VALUES (semaphore_create.name, semaphore_create.capacity, semaphore_create.on_demand, there.fence)
       ON CONFLICT DO NOTHING RETURNING s.id INTO made;
     ELSIF there.capacity IS NULL THEN
       -- What a deleted one has left keeps its fence, and so the name goes on counting.
