@@ -281,15 +281,17 @@ class Block:
             waiting = self._leases._waiting(request, self._patience, known, own, self._reclaim)
             return waiting, self._leases._granted(waiting, known, self._kind)
 
-        for turn in range(_ROUNDS):
+        for _ in range(_ROUNDS):
             try:
                 waiting, grant = ask()
                 break
             except UnknownSemaphore:
-                # again where a clean-up has removed it before it was used
-                if not self._alone or turn == _ROUNDS - 1:
+                if not self._alone:
                     raise
+                # and once more where a clean-up has removed it before it was used
                 self._leases._settled(on_first_use(*self._permits))
+        else:
+            waiting, grant = ask()
         if not grant.replayed:
             return grant, waiting.asked_at, self._ttl
         if not self._resume:

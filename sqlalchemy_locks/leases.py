@@ -291,7 +291,8 @@ class Leases(Observed):
         """
         old = stale(stale_after)
         dead = [] if alive is None else self._dead(alive)
-        swept, after = 0, 0
+        swept: int = 0
+        after = 0
         while judged := self._settled(overdue(old, after)):
             swept += self._settled(taken(judged))
             after = judged[-1][0]

@@ -73,8 +73,9 @@ class Maintained:
 
         Every minute captured tasks of the shipped table end whose own ``timeout`` has passed. Every 5 minutes requests
         are released that have expired, whose owner is dead (``alive``, as for :meth:`sweep`), or that have no time to
-        live and are older than a day. Every 4 hours those are deleted that were released 7 days ago; every day semaphores of leases that were not
-        used since, changes of capacity that are 30 days old, and keys of locks that nobody holds. Stalled jobs are given back by the workers of their queue.
+        live and are older than a day. Every 4 hours those are deleted that were released 7 days ago; every day
+        semaphores of leases that were not used since, changes of capacity that are 30 days old, and keys of locks that
+        nobody holds. Stalled jobs are given back by the workers of their queue.
 
         :return: a :class:`~sqlalchemy_locks.Report`: for each task that was due, how many rows it was about.
 

@@ -83,7 +83,9 @@ def resize(screen: Screen, database: Database, called: str, capacity: int, by: s
 @semaphore.command("list")
 @click.argument("called", metavar="[NAME]", required=False)
 @click.option("--history", is_flag=True, help="The last changes of capacity instead, newest first.")
-@click.option("--limit", type=click.IntRange(1, 2**31 - 1), default=100, show_default=True, help="How many changes at most.")
+@click.option(
+    "--limit", type=click.IntRange(1, 2**31 - 1), default=100, show_default=True, help="How many changes at most."
+)
 @on_database()
 def list_(screen: Screen, database: Database, called: str | None, history: bool, limit: int) -> int | None:
     """Show every semaphore, or the holders of one.

@@ -22,7 +22,15 @@ _ROUNDS = 100
 
 class Create(SemaphoreBody):
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_create", _NAME, _CAPACITY, _BY, LOCK_WAIT, bindparam("on_demand", type_=Boolean()), type_=Boolean())
+        return LockFunction(
+            "semaphore_create",
+            _NAME,
+            _CAPACITY,
+            _BY,
+            LOCK_WAIT,
+            bindparam("on_demand", type_=Boolean()),
+            type_=Boolean(),
+        )
 
     def by_statements(self, run: Run, made: Any) -> bool:
         called, capacity, on_demand = (run.values[key] for key in ("name", "capacity", "on_demand"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from sqlalchemy import BigInteger, Integer, String, and_, bindparam, case, cast, func, literal, or_, select, type_coerce
+from sqlalchemy import BigInteger, Integer, String, and_, bindparam, case, cast, func, literal, or_, select
 from sqlalchemy.sql import Executable
 
 from ..clock import Elapsed, Now
@@ -86,4 +86,3 @@ def oldest(each: int, name: str | None = None) -> RowsOperation[Any]:
 def ages() -> RowsOperation[Any]:
     """One row: how many permits are held for less than each of ``AGES``, for longer, and by who has ``expired``."""
     return RowsOperation(_AGES, {})
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Integer, Select, String, and_, bindparam, cast, func, literal, select, type_coerce
+from sqlalchemy import BigInteger, Integer, String, and_, bindparam, cast, func, literal, select, type_coerce
 from sqlalchemy.sql import Executable
 
 from ..clock import UTC, Now
@@ -91,9 +91,10 @@ class History(Read):
             .order_by(his.c.id.desc())
             .limit(bindparam("limit", type_=Integer()))
         )
-        return self.narrowed(changes, sem, his)
+        narrowed: Executable = self.narrowed(changes, sem, his)
+        return narrowed
 
-    def narrowed(self, changes: Select[Any], sem: Any, his: Any) -> Select[Any]:
+    def narrowed(self, changes: Any, sem: Any, his: Any) -> Any:
         return changes
 
 
@@ -102,7 +103,7 @@ class HistoryOf(History):
         super().__init__()
         self.name = "semaphore.history"
 
-    def narrowed(self, changes: Select[Any], sem: Any, his: Any) -> Select[Any]:
+    def narrowed(self, changes: Any, sem: Any, his: Any) -> Any:
         of = select(sem.c.id).where(sem.c.name == _NAME).correlate(None).scalar_subquery()
         return changes.where(his.c.semaphore_id == of)
 

@@ -64,7 +64,13 @@ class Withdraw(Release):
         return None
 
     def by_statements(self, run: Run, made: Any) -> Released:
-        row = {"external_id": run.values["external_id"], "owner": None, "ttl_seconds": None, "state": RELEASED, "token": None}
+        row = {
+            "external_id": run.values["external_id"],
+            "owner": None,
+            "ttl_seconds": None,
+            "state": RELEASED,
+            "token": None,
+        }
         try:
             run.execute(made.withdraw, row)
         except IntegrityError as error:

@@ -103,7 +103,11 @@ def statements(tables: Tables, *, rows: bool) -> Any:
         resize=update(sem).where(sem.c.id == _ID).values(capacity=bindparam("size", type_=Integer()), updated_at=Now()),
         revive=update(sem)
         .where(sem.c.id == _ID, sem.c.capacity.is_(None))
-        .values(capacity=bindparam("size", type_=Integer()), on_demand=bindparam("first_use", type_=Boolean()), updated_at=Now()),
+        .values(
+            capacity=bindparam("size", type_=Integer()),
+            on_demand=bindparam("first_use", type_=Boolean()),
+            updated_at=Now(),
+        ),
         keep=update(sem).where(sem.c.id == _ID, sem.c.capacity.is_not(None)).values(on_demand=False),
         floor=floor.with_for_update(read=True),
         floor_locked=floor.with_for_update(skip_locked=True),
@@ -117,7 +121,11 @@ def _shared(req: Any, which: Any, rows: bool) -> Any:
     if rows:
         return _told(req).where(which).with_for_update(read=True)
     # PostgreSQL calculates what a statement gives before it waits for the row, so the lock is a step of its own
-    row = select(req.c.id, req.c.state, req.c.token, req.c.renewed_at, req.c.ttl_seconds).where(which).with_for_update(read=True)
+    row = (
+        select(req.c.id, req.c.state, req.c.token, req.c.renewed_at, req.c.ttl_seconds)
+        .where(which)
+        .with_for_update(read=True)
+    )
     return _told(row.cte("kept").prefix_with("MATERIALIZED"))
 
 
@@ -140,7 +148,7 @@ def _sweeps(tables: Tables) -> dict[str, Any]:
     stale = and_(req.c.ttl_seconds.is_(None), req.c.renewed_at <= cutoff)
     held = per.join(sem, and_(sem.c.id == per.c.semaphore_id, per.c.state == HELD_STATE))
     old: Select[Any] = select(req.c.id).where(req.c.state == _GONE)
-    ids = bindparam("ids", expanding=True)
+    ids: Any = bindparam("ids", expanding=True)
     chosen = req.c.id.in_(ids)
     return {
         "expired_of": judged.where(
@@ -148,9 +156,7 @@ def _sweeps(tables: Tables) -> dict[str, Any]:
             req.c.state == HELD_STATE,
             until(req) <= Now(),
         ).limit(BATCH),
-        "overdue": judged.where(after, or_(until(req) <= Now(), stale, without))
-        .order_by(req.c.id)
-        .limit(BATCH),
+        "overdue": judged.where(after, or_(until(req) <= Now(), stale, without)).order_by(req.c.id).limit(BATCH),
         "owned": judged.add_columns(req.c.owner).where(after, req.c.owner.is_not(None)).order_by(req.c.id).limit(BATCH),
         "still": judged.add_columns((until(req) <= Now()).label("expired"))
         # not "= 'ACQUIRED'", for which an index on states may be chosen, and every request that is held be locked

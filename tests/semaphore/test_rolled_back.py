@@ -45,7 +45,9 @@ def rolled_back_and_again(engine: Engine, again: bool) -> tuple[str, sl.Grant, s
         number = connection.scalar(seen, {"id": gone.external_id})
         connection.rollback()
     # the same operation, executed once more, or another one of the same id
-    later: Any = sl.Locks(engine).run(acquire if again else sl.semaphore.acquire({sem: 1}, external_id=gone.external_id))
+    later: Any = sl.Locks(engine).run(
+        acquire if again else sl.semaphore.acquire({sem: 1}, external_id=gone.external_id)
+    )
     if request_of(engine, later) != number:
         same_number(engine, later, number)
     return sem, gone, later
