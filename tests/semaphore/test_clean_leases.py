@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, NullPool, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
 from sqlalchemy_locks.semaphore.admin import on_first_use
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, all_of, later
+from tests.operation.parties import PATIENCE, all_of, connected, later
 
+from ..conftest import PLAIN, Servers, install
 from .parties import ENGINES, EVERYWHERE, SERVERS, despite_deadlocks, place, unused
+
+
+@pytest.fixture(scope="module")
+def apart(servers: Servers) -> Callable[[str], str]:
+    """A database of this module alone: others' semaphores are to begin with the token 1."""
+
+    @cache
+    def url(name: str) -> str:
+        engine, _, locking = name.partition("-")
+        made = servers.fresh(engine, PLAIN[engine])
+        install(made, locking=locking or "native")
+        return made
+
+    return url
+
+
+@pytest.fixture
+def engine_to(apart: Callable[[str], str]) -> Iterator[MakeEngine]:
+    with ExitStack() as opened:
+        yield lambda name, **options: opened.enter_context(connected(apart(name), **options))
+
 
 OLD = "2020-01-01 00:00:00.000000"
 
@@ -166,6 +191,8 @@ def test_who_makes_one_keeps_others_from_being_removed(name: str, engine_to: Mak
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_lease_waits_for_its_removal_and_makes_it_again(name: str, engine_to: MakeEngine, watch: Any) -> None:
     engine, watcher = engine_to(name), watch(name)
+    watcher.engine.dispose()
+    watcher.engine = engine_to(name, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     sem = unused("lease")
     token = leased(engine, sem)
     aged(engine, sem)
