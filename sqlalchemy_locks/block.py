@@ -30,6 +30,7 @@ from .errors import (
 from .operation import Operation
 from .pools import unattended
 from .renewal import Lost, Renewals, Renewed, clock
+from .semaphore.admin import on_first_use
 from .semaphore.base import whole
 from .semaphore.release import release_once
 from .semaphore.room import holding, room, time_to_live
@@ -40,6 +41,7 @@ B = TypeVar("B", bound="Block")
 
 _log = logging.getLogger("sqlalchemy_locks")
 _IDS = "_sqlalchemy_locks_ids"
+_ROUNDS = 100
 _guard = threading.Lock()
 
 
@@ -279,13 +281,17 @@ class Block:
             waiting = self._leases._waiting(request, self._patience, known, own, self._reclaim)
             return waiting, self._leases._granted(waiting, known, self._kind)
 
-        try:
-            waiting, grant = ask()
-        except UnknownSemaphore:
-            if not self._alone:
-                raise
-            (name,) = self._permits
-            self._leases._settled(semaphore.create(name, 1).execution_options(locks_checkout=self._patience))
+        for _ in range(_ROUNDS):
+            try:
+                waiting, grant = ask()
+                break
+            except UnknownSemaphore:
+                if not self._alone:
+                    raise
+                # and once more where a clean-up has removed it before it was used
+                make = on_first_use(*self._permits)
+                self._leases._settled(make.execution_options(locks_checkout=self._patience))
+        else:
             waiting, grant = ask()
         if not grant.replayed:
             return grant, waiting.asked_at, self._ttl

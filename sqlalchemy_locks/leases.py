@@ -26,7 +26,7 @@ from .names import checked
 from .operation import Operation, fresh_nonce
 from .renewal import Renewals
 from .semaphore.release import withdraw
-from .semaphore.sweep import overdue, owned, stale, taken
+from .semaphore.sweep import overdue, owned, stale, strays, taken
 from .transaction import ShortTransaction, Sleep, has_room
 from .values import Grant, PermitHolder, Released
 from .waiting import PATIENCE, Waiting
@@ -277,11 +277,12 @@ class Leases(Observed):
     def sweep(self, *, stale_after: float | timedelta | None = DAY, alive: Alive | None = None) -> int:
         """Release what nobody will give back: what has expired, is stale, or whose owner is dead.
 
-        :param stale_after: what was neither renewed nor released for that long, in seconds or as a ``timedelta``;
-            ``None``: leave it alone.
+        :param stale_after: what was acquired without a time to live, and neither renewed nor released for that long,
+            in seconds or as a ``timedelta``; ``None``: leave it alone. What has a time to live is judged by that
+            alone, however long it is.
         :param alive: is given owners, up to 800 at once and each only once, and gives the living ones back. When it
             raises, nobody is released. ``AsyncLocks`` takes a coroutine function, too.
-        :return: how many requests were released.
+        :return: how many requests were released, with the permits, if there are any, that belong to no request.
 
         A lease that is renewed while this looks stays, and so does what somebody is releasing, or writing under
         ``guarded``. An ``acquire`` that finds no room takes back what has expired by itself, without any sweep.
@@ -290,12 +291,14 @@ class Leases(Observed):
         """
         old = stale(stale_after)
         dead = [] if alive is None else self._dead(alive)
-        swept, after = 0, 0
+        swept: int = 0
+        after = 0
         while judged := self._settled(overdue(old, after)):
             swept += self._settled(taken(judged))
             after = judged[-1][0]
         for start in range(0, len(dead), semaphore.BATCH):
             swept += self._settled(taken(dead[start : start + semaphore.BATCH]))
+        swept += self._settled(strays())
         if swept:
             self._tell("swept", "semaphore", (), count=swept)
         return swept

@@ -56,6 +56,7 @@ TASKS = (
     Task("tasks", 60, _until_none(StateTransition().expire())),
     Task("orphans", 300, lambda locks, alive: locks.sweep(stale_after=DAY, alive=alive)),
     Task("requests", 4 * 3600, _until_none(semaphore.clean(older_than=7 * DAY))),
+    Task("leases", DAY, _until_none(semaphore.clean_leases(older_than=7 * DAY))),
     Task("history", DAY, lambda locks, alive: locks.run(semaphore.clean_history(older_than=30 * DAY))),
     Task("keys", DAY, lambda locks, alive: locks.run(lock.vacuum())),
 )
@@ -71,9 +72,10 @@ class Maintained:
         """Do every sweep and clean-up that is due, and that nobody else has done in its period.
 
         Every minute captured tasks of the shipped table end whose own ``timeout`` has passed. Every 5 minutes requests
-        are released that have expired, whose owner is dead (``alive``, as for :meth:`sweep`), or that are older than a
-        day. Every 4 hours those are deleted that were released 7 days ago; every day changes of capacity that are 30
-        days old, and keys of locks that nobody holds. Stalled jobs are given back by the workers of their queue.
+        are released that have expired, whose owner is dead (``alive``, as for :meth:`sweep`), or that have no time to
+        live and are older than a day. Every 4 hours those are deleted that were released 7 days ago; every day
+        semaphores of leases that were not used since, changes of capacity that are 30 days old, and keys of locks that
+        nobody holds. Stalled jobs are given back by the workers of their queue.
 
         :return: a :class:`~sqlalchemy_locks.Report`: for each task that was due, how many rows it was about.
 
@@ -81,7 +83,7 @@ class Maintained:
         back: it is due again after a minute, for whoever of the fleet asks first.
 
         >>> locks.maintain().done
-        {'tasks': 0, 'orphans': 0, 'requests': 0, 'history': 0, 'keys': 0}
+        {'tasks': 0, 'orphans': 0, 'requests': 0, 'leases': 0, 'history': 0, 'keys': 0}
         """
         done: dict[str, int] = {}
         failed: list[Exception] = []

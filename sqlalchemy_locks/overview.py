@@ -116,7 +116,7 @@ def keys(locks: Locks) -> Rows:
 
 def changes(locks: Locks) -> Rows:
     """The last changes of capacity, newest first."""
-    return _dicts(locks.run(look.changes(CHANGES)))
+    return _dicts(locks.run(semaphore.history(limit=CHANGES)))
 
 
 def instant(locks: Locks) -> datetime:

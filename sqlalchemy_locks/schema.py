@@ -209,6 +209,8 @@ def _semaphore(metadata: MetaData, prefix: str) -> Table:
         # NULL: deleted, and the row kept for its fence
         Column("capacity", Integer()),
         Column("fence", BigInteger(), nullable=False, server_default=text("0")),
+        # made by a lease on its first use, and removed again when it is no longer used
+        Column("on_demand", Boolean(), nullable=False, server_default=false()),
         *_stamps("created_at", "updated_at"),
         UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
         **_INNODB,
@@ -225,6 +227,7 @@ def _permit_request(metadata: MetaData, prefix: str) -> Table:
         Column("owner", _name(255)),
         Column("state", _name(16), nullable=False),
         Column("ttl_seconds", Double()),
+        Column("token", _name(32)),
         *_stamps("renewed_at", "created_at", "updated_at"),
         UniqueConstraint("external_id", name=f"{prefix}request_by_id"),
         Index(f"{prefix}request_by_state", "state", "updated_at"),
@@ -260,7 +263,7 @@ def _semaphore_history(metadata: MetaData, prefix: str) -> Table:
         Column("new_capacity", Integer()),
         Column("changed_by", _name(255)),
         *_stamps("changed_at"),
-        Index(f"{prefix}history_by_semaphore", "semaphore_id"),
+        Index(f"{prefix}history_by_semaphore", "semaphore_id", "id"),
         **_INNODB,
         sqlite_autoincrement=True,
     )

@@ -52,7 +52,9 @@ class Grant:
     replayed: bool = False
     #: when it ends unless it is renewed, in UTC by the server's clock; ``None``: when it is released
     expires_at: datetime | None = None
-    request_id: int | None = None
+    #: what tells this request from any other, of the same id too: a nonce, since the number of a row is given again
+    #: where the transaction that drew it was rolled back
+    token: str | None = None
 
     def __bool__(self) -> bool:
         return self.acquired

@@ -20,14 +20,12 @@ _ACQUIRE = "text[], integer[], text, text, double precision, text"
 FUNCTIONS: Mapping[str, str] = {
     "semaphore_checked": "text, text",
     "semaphore_take_back": "bigint",
-    "semaphore_grant": "bigint, text[], integer[]",
-    "semaphore_known": "text, text[], integer[]",
     "semaphore_acquire": _ACQUIRE,
     "semaphore_in_turn": f"bigint[], {_ACQUIRE}",
-    "semaphore_release": "text, bigint, text",
-    "semaphore_renew": "text, bigint, text",
-    "semaphore_create": "text, integer, text, text",
-    "semaphore_resize": "text, integer, text, text",
+    "semaphore_release": "text, text, text",
+    "semaphore_renew": "text, text, text",
+    "semaphore_create": "text, integer, text, text, boolean",
+    "semaphore_resize": "text, integer, text, text, boolean",
     "semaphore_delete": "text, text, text",
 }
 BODIES: Mapping[str, Mapping[str, str]] = {
@@ -39,11 +37,29 @@ _TYPES: Mapping[Family, Mapping[str, str]] = {
         "id": "BIGINT",
         "name": "TEXT",
         "state": "TEXT",
+        "token": "TEXT",
+        "flag": "BOOLEAN",
         "seconds": "DOUBLE PRECISION",
         "at": "TIMESTAMP WITH TIME ZONE",
     },
-    "mysql": {"id": "BIGINT", "name": "VARCHAR(255)", "state": "VARCHAR(16)", "seconds": "DOUBLE", "at": "DATETIME(6)"},
-    "sqlite": {"id": "INTEGER", "name": "VARCHAR(255)", "state": "VARCHAR(16)", "seconds": "DOUBLE", "at": "DATETIME"},
+    "mysql": {
+        "id": "BIGINT",
+        "name": "VARCHAR(255)",
+        "state": "VARCHAR(16)",
+        "token": "VARCHAR(32)",
+        "flag": "TINYINT",
+        "seconds": "DOUBLE",
+        "at": "DATETIME(6)",
+    },
+    "sqlite": {
+        "id": "INTEGER",
+        "name": "VARCHAR(255)",
+        "state": "VARCHAR(16)",
+        "token": "VARCHAR(32)",
+        "flag": "BOOLEAN",
+        "seconds": "DOUBLE",
+        "at": "DATETIME",
+    },
 }
 
 
@@ -54,6 +70,7 @@ def _tables(types: Mapping[str, str]) -> dict[str, dict[str, str]]:
             "name": types["name"],
             "capacity": "INTEGER NULL",
             "fence": "BIGINT",
+            "on_demand": types["flag"],
             "created_at": types["at"],
             "updated_at": types["at"],
         },
@@ -63,6 +80,7 @@ def _tables(types: Mapping[str, str]) -> dict[str, dict[str, str]]:
             "owner": f"{types['name']} NULL",
             "state": types["state"],
             "ttl_seconds": f"{types['seconds']} NULL",
+            "token": f"{types['token']} NULL",
             "renewed_at": types["at"],
             "created_at": types["at"],
             "updated_at": types["at"],
@@ -105,7 +123,7 @@ _COLUMNS = {
     "request_by_state": ("permit_request", "state, updated_at"),
     "permit_held": ("permit", "semaphore_id, state, permit_request_id, count"),
     "permit_by_request": ("permit", "permit_request_id"),
-    "history_by_semaphore": ("semaphore_history", "semaphore_id"),
+    "history_by_semaphore": ("semaphore_history", "semaphore_id, id"),
 }
 #: Where an index can leave rows out: what was released would only be in the way of what is held.
 _WHERE = {"permit_held": " WHERE state = 'ACQUIRED'"}
@@ -121,6 +139,17 @@ _NOW: Mapping[Family, str] = {
     "postgresql": "clock_timestamp()",
     "mysql": "(UTC_TIMESTAMP(6))",
     "sqlite": "(strftime('%Y-%m-%d %H:%M:%f', 'now'))",
+}
+_DEFAULTS: Mapping[Family, Mapping[str, str]] = {
+    "postgresql": {"fence": "0", "on_demand": "false"},
+    "mysql": {"fence": "0", "on_demand": "0"},
+    "sqlite": {"fence": "0", "on_demand": "0"},
+}
+#: The row without a name keeps the greatest fence of all that were removed: what is made begins there.
+_FLOOR: Mapping[Family, str] = {
+    "postgresql": "INSERT INTO {} (name) VALUES ('') ON CONFLICT DO NOTHING",
+    "mysql": "INSERT IGNORE INTO {} (name) VALUES ('')",
+    "sqlite": "INSERT INTO {} (name) VALUES ('') ON CONFLICT DO NOTHING",
 }
 
 
@@ -142,6 +171,7 @@ def upgrade(op: Operations, options: Options) -> None:
         for name, (table, on) in _COLUMNS.items():
             where = _WHERE.get(name, "")
             script.run(f"CREATE INDEX IF NOT EXISTS {_name(script, name)} ON {script.table(table)} ({on}){where}")
+    script.run(_FLOOR[script.family].format(script.table("semaphore")))
     if script.family == "postgresql":
         for path in BODIES["advisory"].values():
             script.run(script.body(path))
@@ -153,8 +183,8 @@ def _column(script: Script, table: str, name: str, type_: str) -> str:
     default = ""
     if name.endswith("_at"):
         default = f" DEFAULT {_NOW[script.family]}"
-    elif (table, name) == ("semaphore", "fence"):
-        default = " DEFAULT 0"
+    elif table == "semaphore" and name in _DEFAULTS[script.family]:
+        default = f" DEFAULT {_DEFAULTS[script.family][name]}"
     return f"{name} {bare}{default}{' NOT NULL' if bare == type_ else ''}"
 
 

@@ -82,16 +82,19 @@ def resize(screen: Screen, database: Database, called: str, capacity: int, by: s
 
 @semaphore.command("list")
 @click.argument("called", metavar="[NAME]", required=False)
-@click.option("--history", is_flag=True, help="The changes of capacity instead.")
+@click.option("--history", is_flag=True, help="The last changes of capacity instead, newest first.")
+@click.option(
+    "--limit", type=click.IntRange(1, 2**31 - 1), default=100, show_default=True, help="How many changes at most."
+)
 @on_database()
-def list_(screen: Screen, database: Database, called: str | None, history: bool) -> int | None:
+def list_(screen: Screen, database: Database, called: str | None, history: bool, limit: int) -> int | None:
     """Show every semaphore, or the holders of one.
 
     What has expired is counted, and shown, until somebody takes it back: an acquire that needs the room, or a sweep.
     """
     locks = Locks(database.engine)
     if history:
-        changes: list[Any] = locks.run(operations.history(called))
+        changes: list[Any] = locks.run(operations.history(called, limit=limit))
         screen.show({"history": [dict(row._mapping) for row in changes]}, _history(changes))
         return None
     rows = [dict(row._mapping) for row in locks.run(operations.usage()) if called in (None, row.name)]

@@ -18,9 +18,9 @@ from .target import Database
     "--stale-after",
     default="24h",
     show_default=True,
-    help="Also what was neither renewed nor released for so long, though it has a longer time to live, or none.",
+    help="Also what has no time to live, and was neither renewed nor released for so long.",
 )
-@click.option("--expired-only", is_flag=True, help="Leave alone whatever hasn't expired, however old.")
+@click.option("--expired-only", is_flag=True, help="Leave alone whatever has no time to live, however old.")
 @click.option("--due", is_flag=True, help="Every sweep and clean-up that is due, and that nobody else has done.")
 @on_database()
 def sweep(screen: Screen, database: Database, stale_after: float, expired_only: bool, due: bool) -> None:

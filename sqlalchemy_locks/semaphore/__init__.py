@@ -16,13 +16,14 @@ from .guarded import guarded
 from .read import history, holders, usage
 from .release import release, renew
 from .statements import BATCH
-from .sweep import clean, clean_history, sweep
+from .sweep import clean, clean_history, clean_leases, sweep
 
 __all__ = [
     "BATCH",
     "acquire",
     "clean",
     "clean_history",
+    "clean_leases",
     "create",
     "delete",
     "guarded",

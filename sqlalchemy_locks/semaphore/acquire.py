@@ -44,7 +44,7 @@ from .statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
 
 _ROUNDS = 100
 _QUOTED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"
-_ANSWER = ("state", "replayed", "request_id", "expires_at", "fences", "exhausted")
+_ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted")
 
 
 class Acquire(SemaphoreBody):
@@ -65,9 +65,9 @@ class Acquire(SemaphoreBody):
         return select(*(granted.c[name] for name in _ANSWER))
 
     def answer(self, run: Run, row: Any) -> Grant:
-        state, replayed, request_id, expires_at, fences, exhausted = row
+        state, replayed, token, expires_at, fences, exhausted = row
         _explain(run, state, exhausted)
-        return _grant(run, state, request_id, expires_at, fences or (), exhausted or (), replayed)
+        return _grant(run, state, token, expires_at, fences or (), exhausted or (), replayed)
 
     def by_statements(self, run: Run, made: Any) -> Grant:
         for turn in range(_ROUNDS):
@@ -93,7 +93,7 @@ class Acquire(SemaphoreBody):
         if looks and run.execute(made.request, {"called": values["external_id"]}).first():
             return None
         try:
-            result = run.execute(made.ask, {**values, "state": ACQUIRED})
+            result = run.execute(made.ask, {**values, "state": ACQUIRED, "token": run.nonce})
         except IntegrityError as error:
             if run.engine.locking == "file" or not run.engine.duplicate(error):
                 raise
@@ -117,7 +117,7 @@ class Acquire(SemaphoreBody):
             _explain(run, CONFLICT, ())
         state = EXPIRED if request.state == ACQUIRED and request.expired else request.state
         fences = [found[name].fence for name in asked]
-        return _grant(run, state, request.id, request.until, fences, (), True)
+        return _grant(run, state, request.token, request.until, fences, (), True)
 
     def _decide(self, run: Run, made: Any, request: int) -> Grant:
         permits = run.values["permits"]
@@ -148,7 +148,7 @@ class Acquire(SemaphoreBody):
         run.execute(made.stamp, {"which": request, "now": now})
         ttl = run.values["ttl_seconds"]
         until = None if ttl is None else now + timedelta(seconds=ttl)
-        return _grant(run, ACQUIRED, request, until, [row.fence + 1 for row in rows], (), False)
+        return _grant(run, ACQUIRED, run.nonce, until, [row.fence + 1 for row in rows], (), False)
 
 
 def _array(items: Iterable[str]) -> str:
@@ -167,7 +167,7 @@ def _explain(run: Run, state: str, names: Any) -> None:
         )
 
 
-def _grant(run: Run, state: str, request: Any, until: Any, fences: Any, exhausted: Any, replayed: bool) -> Grant:
+def _grant(run: Run, state: str, token: str | None, until: Any, fences: Any, exhausted: Any, replayed: bool) -> Grant:
     permits = run.values["permits"]
     return Grant(
         external_id=run.values["external_id"],
@@ -178,7 +178,7 @@ def _grant(run: Run, state: str, request: Any, until: Any, fences: Any, exhauste
         exhausted=tuple(exhausted),
         replayed=replayed,
         expires_at=utc(until) if state in (ACQUIRED, EXPIRED) else None,
-        request_id=request,
+        token=token,
     )
 
 

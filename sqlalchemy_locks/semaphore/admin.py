@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select
+from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select, true
 from sqlalchemy.exc import IntegrityError
 
 from ..elements import LockFunction
-from ..errors import SemaphoreHeld, UnknownSemaphore
+from ..errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
 from ..names import checked
 from ..operation import Operation, Run, shaped
 from .base import LOCK_WAIT, SemaphoreBody, locked, make_room, surely, touch, used, whole
@@ -16,33 +17,55 @@ from .statements import DELETED, HELD, UNKNOWN
 
 _NAME, _BY = bindparam("name", type_=Text()), bindparam("changed_by", type_=Text())
 _CAPACITY = bindparam("capacity", type_=Integer())
+_ROUNDS = 100
 
 
 class Create(SemaphoreBody):
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_create", _NAME, _CAPACITY, _BY, LOCK_WAIT, type_=Boolean())
+        return LockFunction(
+            "semaphore_create",
+            _NAME,
+            _CAPACITY,
+            _BY,
+            LOCK_WAIT,
+            bindparam("on_demand", type_=Boolean()),
+            type_=Boolean(),
+        )
 
     def by_statements(self, run: Run, made: Any) -> bool:
-        name, capacity = run.values["name"], run.values["capacity"]
+        called, capacity, on_demand = (run.values[key] for key in ("name", "capacity", "on_demand"))
         # without a lock first: who finds it there shall not wait, nor lock it
-        row = run.execute(made.look, {"called": name}).first()
-        if row is not None and row.capacity is not None:
-            return False
-        semaphore = None if row is not None else self._insert(run, made, name, capacity)
-        if semaphore is None:
-            row = run.execute(made.lock, {"called": name}).first()
-            if row is None or row.capacity is not None:
+        row = run.execute(made.look, {"called": called}).first()
+        for _ in range(_ROUNDS):
+            semaphore = None
+            if row is None:
+                semaphore = self._insert(run, made)
+            elif row.capacity is None:
+                # what a deleted one has left keeps its fence, and so the name goes on counting
+                values = {"which": row.id, "size": capacity, "first_use": on_demand}
+                semaphore = row.id if run.execute(made.revive, values).rowcount else None
+            elif on_demand or not row.on_demand or run.execute(made.keep, {"which": row.id}).rowcount:
                 return False
-            # what a deleted one has left keeps its fence, and so the name goes on counting
-            semaphore = row.id
-            run.execute(made.resize, {"which": semaphore, "size": capacity})
-        touch(run, semaphore)
-        record(run, made, semaphore, None, capacity)
-        return True
+            if semaphore is not None:
+                touch(run, semaphore)
+                if not on_demand:
+                    record(run, made, semaphore, None, capacity)
+                return True
+            # made, deleted or removed by others since
+            row = run.execute(made.lock, {"called": called}).first()
+        raise LockTimeout(f"the semaphore {called!r} comes and goes: others make it, and clean it up")
 
-    def _insert(self, run: Run, made: Any, name: str, capacity: int) -> Any:
+    def _insert(self, run: Run, made: Any) -> Any:
+        # above what any that was removed has given, of whatever name; shared, so that none is removed before this one
+        # is there
+        floor = run.execute(made.floor, {}).first()
+        if floor is None:  # the table was emptied
+            with contextlib.suppress(IntegrityError):
+                run.execute(made.create, {"name": "", "capacity": None, "on_demand": False, "fence": 0})
+            floor = run.execute(made.floor, {}).one()
+        values = {key: run.values[key] for key in ("name", "capacity", "on_demand")}
         try:
-            result = run.execute(made.create, {"name": name, "capacity": capacity})
+            result = run.execute(made.create, {**values, "fence": floor.fence})
         except IntegrityError as error:
             if run.engine.locking == "file" or not run.engine.duplicate(error):
                 raise
@@ -56,7 +79,7 @@ class Resize(SemaphoreBody):
         return False  # done again, it would undo what others did meanwhile
 
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, LOCK_WAIT, type_=Integer())
+        return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, LOCK_WAIT, true(), type_=Integer())
 
     def answer(self, run: Run, row: Any) -> int:
         if row[0] is None:
@@ -69,6 +92,7 @@ class Resize(SemaphoreBody):
             raise unknown(run)
         if row.capacity != capacity:
             run.execute(made.resize, {"which": row.id, "size": capacity})
+            run.execute(made.keep, {"which": row.id})
             touch(run, row.id)
             record(run, made, row.id, row.capacity, capacity)
         return int(row.capacity)
@@ -136,9 +160,16 @@ def create(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]
     :param by: who does it, for ``history``.
     :return: ``True`` when it was made; ``False`` when there was one, which keeps its capacity: see :func:`resize`.
 
+    One that a lease has made on its first use is kept from now on, whether it is used or not.
+
     >>> session.execute(sl.semaphore.create("backup-slots", capacity=10))
     """
-    return Operation(_CREATE, _values(name, by, capacity=whole(capacity, "a capacity", 0)))
+    return Operation(_CREATE, _values(name, by, capacity=whole(capacity, "a capacity", 0), on_demand=False))
+
+
+def on_first_use(name: str) -> Operation[Any]:
+    """Make the semaphore of a lease, which :func:`clean_leases` removes when it is no longer used."""
+    return Operation(_CREATE, _values(name, None, capacity=1, on_demand=True))
 
 
 @shaped(select(literal(1)))

@@ -34,12 +34,12 @@ class Guarded(SemaphoreBody):
 
     def run(self, run: Run) -> bool:
         # not by_statements of the base, as the wait is for the look only: the write is the app's own
-        called, number = run.values["external_id"], run.values["request_id"]
+        called, token = run.values["external_id"], run.values["token"]
         with run.waiting():
             if run.engine.locking == "file":
                 self._take_file(run)
             request = request_shared(run, self.statements(run))
-        if request is None or request.state == RELEASED or request.expired or number not in (None, request.id):
+        if request is None or request.state == RELEASED or request.expired or token not in (None, request.token):
             raise LockLost(
                 f"the permits of the request {called!r} are held no longer, so the write was not made: "
                 f"{'there is no such request' if request is None else 'they were released, or their time ran out'}"
@@ -81,5 +81,5 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
         raise Unsupported("guarded answers True or False: leave RETURNING out of its statement, and read afterwards")
     if isinstance(grant, Grant) and not grant.acquired:
         raise LockLost(f"the request {grant.external_id!r} was not granted: there is nothing to write under")
-    values = {"external_id": id_of(grant), "request_id": getattr(grant, "request_id", None)}
+    values = {"external_id": id_of(grant), "token": getattr(grant, "token", None)}
     return Operation(Guarded(statement), values)

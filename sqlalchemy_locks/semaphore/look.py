@@ -1,14 +1,14 @@
-"""oldest, ages, changes: what a page shows of the semaphores, so much of it and no more, as one SELECT each."""
+"""oldest, ages: what a page shows of the semaphores, so much of it and no more, as one SELECT each."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from sqlalchemy import BigInteger, Integer, String, and_, bindparam, case, cast, func, literal, or_, select, type_coerce
+from sqlalchemy import BigInteger, Integer, String, and_, bindparam, case, cast, func, literal, or_, select
 from sqlalchemy.sql import Executable
 
-from ..clock import UTC, Elapsed, Now
+from ..clock import Elapsed, Now
 from ..counts import counted
 from ..names import checked
 from ..operation import RowsOperation
@@ -19,7 +19,6 @@ from .statements import HELD_STATE, until
 #: the ages that permits are counted by: so many seconds at most; older ones are counted apart
 AGES = (60, 600, 3600, 6 * 3600, 86400)
 _EACH = bindparam("each", type_=Integer())
-_LIMIT = bindparam("limit", type_=Integer())
 _NAME = bindparam("name", type_=String())
 
 
@@ -36,7 +35,7 @@ class Oldest(Read):
         return (
             select(
                 sem.c.name,
-                req.c.id.label("request_id"),
+                req.c.token,
                 req.c.external_id,
                 req.c.owner,
                 held.c.count.label("permits"),
@@ -65,28 +64,15 @@ class Ages(Read):
         return select(*parts, expired).select_from(joined).where(per.c.state == HELD_STATE)
 
 
-class Changes(Read):
-    def select(self, tables: Tables) -> Executable:
-        sem, his = tables.semaphore, tables.semaphore_history
-        at = type_coerce(his.c.changed_at, UTC()).label("changed_at")
-        return (
-            select(sem.c.name, his.c.old_capacity, his.c.new_capacity, his.c.changed_by, at)
-            .select_from(his.join(sem, sem.c.id == his.c.semaphore_id))
-            .order_by(his.c.id.desc())
-            .limit(_LIMIT)
-        )
-
-
 def _sum(condition: Any, column: Any) -> Any:
     return cast(func.coalesce(func.sum(case((condition, column), else_=0)), 0), BigInteger())
 
 
-_OLDEST, _AGES, _CHANGES = Oldest(), Ages(), Changes()
+_OLDEST, _AGES = Oldest(), Ages()
 
 
 def oldest(each: int, name: str | None = None) -> RowsOperation[Any]:
-    """Who has held permits longest: ``name, request_id, external_id, owner, permits, fence, age, left,
-    expired``.
+    """Who has held permits longest: ``name, token, external_id, owner, permits, fence, age, left, expired``.
 
     :param each: how many of each semaphore. :param name: of one semaphore only.
 
@@ -100,11 +86,3 @@ def oldest(each: int, name: str | None = None) -> RowsOperation[Any]:
 def ages() -> RowsOperation[Any]:
     """One row: how many permits are held for less than each of ``AGES``, for longer, and by who has ``expired``."""
     return RowsOperation(_AGES, {})
-
-
-def changes(limit: int) -> RowsOperation[Any]:
-    """The last changes of capacity, newest first, as ``history`` tells them.
-
-    :param limit: how many at most.
-    """
-    return RowsOperation(_CHANGES, {"limit": counted(limit, "limit")})

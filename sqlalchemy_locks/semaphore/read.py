@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, String, and_, bindparam, cast, func, literal, or_, select, type_coerce
+from sqlalchemy import BigInteger, Integer, String, and_, bindparam, cast, func, literal, select, type_coerce
 from sqlalchemy.sql import Executable
 
 from ..clock import UTC, Now
+from ..counts import counted
 from ..names import checked
 from ..operation import Body, Place, RowsOperation, Run
 from ..schema import Tables
@@ -82,16 +83,32 @@ class History(Read):
     def select(self, tables: Tables) -> Executable:
         sem, his = tables.semaphore, tables.semaphore_history
         at = type_coerce(his.c.changed_at, UTC()).label("changed_at")
-        asked = bindparam("name", type_=String())
-        return (
-            select(sem.c.name, his.c.old_capacity, his.c.new_capacity, his.c.changed_by, at)
-            .select_from(his.join(sem, sem.c.id == his.c.semaphore_id))
-            .where(or_(asked.is_(None), sem.c.name == asked))
-            .order_by(his.c.id)
+        # in the order of an index, whether it is of one semaphore or of all, so that no more is read than is given: no
+        # join, which MariaDB would begin with the semaphores, and sort
+        called = select(sem.c.name).where(sem.c.id == his.c.semaphore_id).scalar_subquery()
+        changes = (
+            select(called.label("name"), his.c.old_capacity, his.c.new_capacity, his.c.changed_by, at)
+            .order_by(his.c.id.desc())
+            .limit(bindparam("limit", type_=Integer()))
         )
+        narrowed: Executable = self.narrowed(changes, sem, his)
+        return narrowed
+
+    def narrowed(self, changes: Any, sem: Any, his: Any) -> Any:
+        return changes
 
 
-_USAGE, _HOLDERS, _HISTORY = Usage(), Holders(), History()
+class HistoryOf(History):
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "semaphore.history"
+
+    def narrowed(self, changes: Any, sem: Any, his: Any) -> Any:
+        of = select(sem.c.id).where(sem.c.name == _NAME).correlate(None).scalar_subquery()
+        return changes.where(his.c.semaphore_id == of)
+
+
+_USAGE, _HOLDERS, _HISTORY, _HISTORY_OF = Usage(), Holders(), History(), HistoryOf()
 
 
 def usage() -> RowsOperation[Any]:
@@ -115,13 +132,19 @@ def holders(name: str) -> RowsOperation[Any]:
     return RowsOperation(_HOLDERS, {"name": checked(name, "a semaphore's name")})
 
 
-def history(name: str | None = None) -> RowsOperation[Any]:
-    """Changes of capacity, oldest first: ``name``, ``old_capacity``, ``new_capacity``, ``changed_by``, ``changed_at``.
+def history(name: str | None = None, *, limit: int = 100) -> RowsOperation[Any]:
+    """The last changes of capacity, newest first: ``name``, ``old_capacity``, ``new_capacity``, ``changed_by``,
+    ``changed_at``.
 
-    ``old_capacity`` is ``None`` where the semaphore was made, ``new_capacity`` where it was deleted.
+    ``old_capacity`` is ``None`` where the semaphore was made, ``new_capacity`` where it was deleted. That a lease made
+    one on its first use is not recorded.
 
     :param name: of one semaphore; without it, of all.
+    :param limit: how many at most, at least 1; no more than these are read.
 
-    >>> changes = session.execute(sl.semaphore.history("network")).all()
+    >>> changes = session.execute(sl.semaphore.history("network", limit=10)).all()
     """
-    return RowsOperation(_HISTORY, {"name": None if name is None else checked(name, "a semaphore's name")})
+    most = counted(limit, "limit")
+    if name is None:
+        return RowsOperation(_HISTORY, {"limit": most})
+    return RowsOperation(_HISTORY_OF, {"name": checked(name, "a semaphore's name"), "limit": most})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Text, bindparam, literal, select
+from sqlalchemy import Boolean, Text, bindparam, literal, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
@@ -17,7 +17,7 @@ from .statements import RELEASED
 
 _ARGUMENTS = (
     bindparam("external_id", type_=Text()),
-    bindparam("request_id", type_=BigInteger()),
+    bindparam("token", type_=Text()),
     LOCK_WAIT,
 )
 
@@ -26,7 +26,7 @@ class _OfRequest(SemaphoreBody):
     def locked(self, run: Run, made: Any) -> Any:
         """The request's row, locked; ``None`` without one, or when it is another's who has had the id since."""
         row = request_locked(run, made)
-        return row if row is not None and run.values["request_id"] in (None, row.id) else None
+        return row if row is not None and run.values["token"] in (None, row.token) else None
 
 
 class Release(_OfRequest):
@@ -64,7 +64,13 @@ class Withdraw(Release):
         return None
 
     def by_statements(self, run: Run, made: Any) -> Released:
-        row = {"external_id": run.values["external_id"], "owner": None, "ttl_seconds": None, "state": RELEASED}
+        row = {
+            "external_id": run.values["external_id"],
+            "owner": None,
+            "ttl_seconds": None,
+            "state": RELEASED,
+            "token": None,
+        }
         try:
             run.execute(made.withdraw, row)
         except IntegrityError as error:
@@ -91,7 +97,7 @@ _RELEASE, _RELEASE_ONCE, _WITHDRAW, _RENEW = Release(), ReleaseOnce(), Withdraw(
 
 def _of(given: str | Grant) -> dict[str, Any]:
     # lock_wait for whoever has it compiled: each run gives its own
-    return {"external_id": id_of(given), "request_id": getattr(given, "request_id", None), "lock_wait": None}
+    return {"external_id": id_of(given), "token": getattr(given, "token", None), "lock_wait": None}
 
 
 @shaped(select(literal(Released.RELEASED)))

@@ -50,7 +50,7 @@ class Holding(Read):
         req = tables.permit_request
         return select(func.count()).where(
             req.c.external_id == _CALLED,
-            req.c.id == bindparam("request_id", type_=BigInteger()),
+            req.c.token == bindparam("token", type_=String()),
             req.c.state == HELD_STATE,
             or_(req.c.ttl_seconds.is_(None), until(req) > Now()),
         )
@@ -62,7 +62,7 @@ class TimeToLive(Read):
     def select(self, tables: Tables) -> Executable:
         req = tables.permit_request
         return select(req.c.ttl_seconds).where(
-            req.c.external_id == _CALLED, req.c.id == bindparam("request_id", type_=BigInteger())
+            req.c.external_id == _CALLED, req.c.token == bindparam("token", type_=String())
         )
 
 
@@ -115,12 +115,12 @@ def short_of(rows: Any, permits: Mapping[str, int]) -> list[str]:
 
 def holding(grant: Grant) -> Operation[Any]:
     """1 while the permits of a grant are held, 0 afterwards."""
-    return Operation(_HOLDING, {"external_id": grant.external_id, "request_id": grant.request_id})
+    return Operation(_HOLDING, {"external_id": grant.external_id, "token": grant.token})
 
 
 def time_to_live(grant: Grant) -> Operation[Any]:
     """How long a grant is held without being renewed, in seconds: as it was asked for when it was granted."""
-    return Operation(_TTL, {"external_id": grant.external_id, "request_id": grant.request_id})
+    return Operation(_TTL, {"external_id": grant.external_id, "token": grant.token})
 
 
 def in_turn(request: Operation[Any], keys: Mapping[str, int]) -> Operation[Any]:

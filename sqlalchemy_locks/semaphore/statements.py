@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Float,
     Integer,
     Select,
@@ -52,9 +53,12 @@ def statements(tables: Tables, *, rows: bool) -> Any:
     dirty = ReadUncommitted() if rows else literal_column("0", Integer())
     held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
     total = func.coalesce(func.sum(per.c.count), 0)
-    names = select(sem.c.id, sem.c.capacity, sem.c.fence, dirty.label("dirty")).where(sem.c.name == _NAME)
+    names = select(sem.c.id, sem.c.capacity, sem.c.fence, sem.c.on_demand, dirty.label("dirty")).where(
+        sem.c.name == _NAME
+    )
+    floor = select(sem.c.id, sem.c.fence).where(sem.c.name == "")
     called, chosen = req.c.external_id == _NAME, req.c.id == _ID
-    state = select(req.c.id, req.c.state)
+    state = select(req.c.id, req.c.state, req.c.token)
     permits = select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ID)
     held_of = select(total).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)
     return SimpleNamespace(
@@ -82,7 +86,7 @@ def statements(tables: Tables, *, rows: bool) -> Any:
         held_of=held_of,
         used_now=held_of.with_for_update(read=True),
         clock=select(Now()),
-        bump=update(sem).where(sem.c.id == _ID).values(fence=sem.c.fence + 1),
+        bump=update(sem).where(sem.c.id == _ID).values(fence=sem.c.fence + 1, updated_at=Now()),
         grant=insert(per),
         stamp=update(req).where(req.c.id == _ID).values(renewed_at=bindparam("now", type_=Instant())),
         # the end of a request
@@ -97,6 +101,16 @@ def statements(tables: Tables, *, rows: bool) -> Any:
         # a semaphore's life
         create=insert(sem),
         resize=update(sem).where(sem.c.id == _ID).values(capacity=bindparam("size", type_=Integer()), updated_at=Now()),
+        revive=update(sem)
+        .where(sem.c.id == _ID, sem.c.capacity.is_(None))
+        .values(
+            capacity=bindparam("size", type_=Integer()),
+            on_demand=bindparam("first_use", type_=Boolean()),
+            updated_at=Now(),
+        ),
+        keep=update(sem).where(sem.c.id == _ID, sem.c.capacity.is_not(None)).values(on_demand=False),
+        floor=floor.with_for_update(read=True),
+        floor_locked=floor.with_for_update(skip_locked=True),
         record=insert(his),
         **_sweeps(tables),
     )
@@ -107,42 +121,67 @@ def _shared(req: Any, which: Any, rows: bool) -> Any:
     if rows:
         return _told(req).where(which).with_for_update(read=True)
     # PostgreSQL calculates what a statement gives before it waits for the row, so the lock is a step of its own
-    row = select(req.c.id, req.c.state, req.c.renewed_at, req.c.ttl_seconds).where(which).with_for_update(read=True)
+    row = (
+        select(req.c.id, req.c.state, req.c.token, req.c.renewed_at, req.c.ttl_seconds)
+        .where(which)
+        .with_for_update(read=True)
+    )
     return _told(row.cte("kept").prefix_with("MATERIALIZED"))
 
 
 def _told(request: Any) -> Any:
     expired = until(request) <= Fresh()
-    told: Any = select(request.c.id, request.c.state, until(request).label("until"), expired.label("expired"))
+    told: Any = select(
+        request.c.id, request.c.state, request.c.token, until(request).label("until"), expired.label("expired")
+    )
     shaped: Select[Any] = told
     return shaped
 
 
 def _sweeps(tables: Tables) -> dict[str, Any]:
-    req, per, his = tables.permit_request, tables.permit, tables.semaphore_history
+    sem, req, per, his = tables.semaphore, tables.permit_request, tables.permit, tables.semaphore_history
     after = and_(req.c.state == HELD_STATE, req.c.id > bindparam("after", type_=BigInteger()))
     without = ~select(per.c.id).where(per.c.permit_request_id == req.c.id, per.c.state == HELD_STATE).exists()
     judged = select(req.c.id, req.c.renewed_at)
     cutoff = bindparam("cutoff", type_=Instant())
+    # never of what has a time to live: that is renewed three times in it, however long it is
+    stale = and_(req.c.ttl_seconds.is_(None), req.c.renewed_at <= cutoff)
+    held = per.join(sem, and_(sem.c.id == per.c.semaphore_id, per.c.state == HELD_STATE))
     old: Select[Any] = select(req.c.id).where(req.c.state == _GONE)
-    chosen = req.c.id.in_(bindparam("ids", expanding=True))
+    ids: Any = bindparam("ids", expanding=True)
+    chosen = req.c.id.in_(ids)
     return {
         "expired_of": judged.where(
             req.c.id.in_(select(per.c.permit_request_id).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)),
             req.c.state == HELD_STATE,
             until(req) <= Now(),
         ).limit(BATCH),
-        "overdue": judged.where(after, or_(until(req) <= Now(), req.c.renewed_at <= cutoff, without))
-        .order_by(req.c.id)
-        .limit(BATCH),
+        "overdue": judged.where(after, or_(until(req) <= Now(), stale, without)).order_by(req.c.id).limit(BATCH),
         "owned": judged.add_columns(req.c.owner).where(after, req.c.owner.is_not(None)).order_by(req.c.id).limit(BATCH),
         "still": judged.add_columns((until(req) <= Now()).label("expired"))
         # not "= 'ACQUIRED'", for which an index on states may be chosen, and every request that is held be locked
         .where(chosen, req.c.state != _GONE)
         .with_for_update(skip_locked=True),
+        "strays": select(per.c.id, req.c.id.label("request_id"))
+        .select_from(held.outerjoin(req, req.c.id == per.c.permit_request_id))
+        .where(per.c.id > bindparam("after", type_=BigInteger()), or_(req.c.id.is_(None), req.c.state != HELD_STATE))
+        .order_by(per.c.id)
+        .limit(BATCH),
         "ago": select(Later(Now(), bindparam("seconds", type_=Float()))),
         "old": old.where(req.c.updated_at <= cutoff).order_by(req.c.updated_at).limit(BATCH),
         "old_locked": old.where(chosen).with_for_update(skip_locked=True),
+        "unused": select(sem.c.id, sem.c.fence)
+        .where(sem.c.id > bindparam("after", type_=BigInteger()), sem.c.on_demand, sem.c.updated_at <= cutoff)
+        .where(~select(per.c.id).where(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE).exists())
+        .where(~select(his.c.id).where(his.c.semaphore_id == sem.c.id).exists())
+        .order_by(sem.c.id)
+        .limit(BATCH),
+        "used_by": select(per.c.semaphore_id).where(per.c.semaphore_id.in_(ids)).distinct(),
+        "unused_locked": select(sem.c.id, sem.c.fence, sem.c.on_demand)
+        .where(sem.c.id.in_(ids))
+        .with_for_update(skip_locked=True),
+        "raise_floor": update(sem).where(sem.c.id == _ID).values(fence=bindparam("least", type_=BigInteger())),
+        "remove": delete(sem).where(sem.c.id.in_(ids)),
         "drop_permits": delete(per).where(per.c.permit_request_id == _ID),
         "drop_history": delete(his).where(his.c.changed_at <= cutoff),
     }

@@ -53,13 +53,27 @@ class Take(_Batches):
         return len(take(run, made, run.values["judged"]))
 
 
-class Sweep(_Batches):
+class Strays(_Batches):
+    """End the permits that are held under a request that was released, or that isn't there: rows written by hand."""
+
+    def by_statements(self, run: Run, made: Any) -> int:
+        after, ended = 0, 0
+        while found := run.execute(made.strays, {"after": after}).all():
+            for row in found:
+                # neither can ever be held again, so there is nothing to judge once more; clean() would never find
+                # the one without a request
+                run.execute(made.drop_permit if row.request_id is None else made.free_one, {"which": row.id})
+            after, ended = found[-1].id, ended + len(found)
+        return ended
+
+
+class Sweep(Strays):
     def by_statements(self, run: Run, made: Any) -> int:
         cutoff, after, swept = before(run, made, run.values["stale_after"]), 0, 0
         while judged := [tuple(row) for row in run.execute(made.overdue, {"after": after, "cutoff": cutoff})]:
             swept += len(take(run, made, judged))
             after = judged[-1][0]
-        return swept
+        return swept + super().by_statements(run, made)
 
 
 class Clean(_Batches):
@@ -71,6 +85,36 @@ class Clean(_Batches):
             each = [{"which": request} for request in ids]
             run.execute(made.drop_permits, each)
             run.execute(made.forget, each)
+        return len(ids)
+
+
+class CleanLeases(_Batches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "semaphore.clean_leases"
+
+    def by_statements(self, run: Run, made: Any) -> int:
+        values = {"cutoff": before(run, made, run.values["older_than"]), "after": 0}
+        while found := run.execute(made.unused, values).all():
+            # a released permit, too, as long as its request is remembered: what asks again is told of its semaphores
+            used = set(run.execute(made.used_by, {"ids": [row.id for row in found]}).scalars())
+            judged = {row.id: row.fence for row in found if row.id not in used}
+            if judged and (removed := self._remove(run, made, judged)):
+                return removed
+            values["after"] = found[-1].id
+        return 0
+
+    def _remove(self, run: Run, made: Any, judged: dict[int, int]) -> int:
+        # each grant raises the fence before it writes a permit: where that is as it was, there is none since
+        rows = run.execute(made.unused_locked, {"ids": list(judged)}).all()
+        ids = [row.id for row in rows if row.on_demand and row.fence == judged[row.id]]
+        # without the row that keeps it nothing is removed; where somebody is making a semaphore, next time
+        floor = run.execute(made.floor_locked, {}).first() if ids else None
+        if floor is None:
+            return 0
+        least = max(floor.fence, *(judged[semaphore] for semaphore in ids))
+        run.execute(made.raise_floor, {"which": floor.id, "least": least})
+        run.execute(made.remove, {"ids": ids})
         return len(ids)
 
 
@@ -88,8 +132,8 @@ def before(run: Run, made: Any, age: float | None) -> Any:
     return _NEVER if age is None else run.execute(made.ago, {"seconds": -age}).scalar()
 
 
-_OVERDUE, _OWNED, _TAKE, _SWEEP = Overdue(), Owned(), Take(), Sweep()
-_CLEAN, _CLEAN_HISTORY = Clean(), CleanHistory()
+_OVERDUE, _OWNED, _TAKE, _STRAYS, _SWEEP = Overdue(), Owned(), Take(), Strays(), Sweep()
+_CLEAN, _CLEAN_LEASES, _CLEAN_HISTORY = Clean(), CleanLeases(), CleanHistory()
 
 
 def overdue(stale_after: float | None, after: int) -> Operation[Any]:
@@ -107,13 +151,19 @@ def taken(judged: list[tuple[Any, ...]]) -> Operation[Any]:
     return Operation(_TAKE, {"judged": judged})
 
 
+def strays() -> Operation[Any]:
+    """End the permits that belong to no request that is held; how many they were."""
+    return Operation(_STRAYS, {})
+
+
 @shaped(select(literal(1)))
 def sweep(*, stale_after: float | timedelta | None = None) -> Operation[Any]:
     """Release what has expired, what is stale, and what a crash left half released.
 
-    :param stale_after: what was neither renewed nor released for that long, in seconds or as a ``timedelta``, is
-        released though it has no time to live, or a longer one; ``None``: only what has expired.
-    :return: how many requests were released.
+    :param stale_after: what was acquired without a time to live, and neither renewed nor released for that long, in
+        seconds or as a ``timedelta``, is released; ``None``: only what has expired. What has a time to live is
+        judged by that alone, however long it is.
+    :return: how many requests were released, with the permits, if there are any, that belong to no request.
 
     ``locks.sweep()`` does it in transactions of its own, batch by batch, and can ask whether owners are alive.
 
@@ -143,6 +193,24 @@ def clean(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
 
 
 @shaped(select(literal(1)))
+def clean_leases(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
+    """Delete semaphores that a lease made on its first use, and that are no longer used: one batch of about 800.
+
+    :param older_than: since when nobody has acquired one of them, in seconds or as a ``timedelta``. Besides, its
+        requests must be cleaned up: :func:`clean` deletes them seven days after they were released.
+    :return: how many were deleted. Run it again, each time in a transaction of its own, until that is 0.
+
+    Never one that :func:`create` or :func:`resize` was called for, nor one that is held. A lease makes it again when it
+    needs it, and its fencing tokens go on: the greatest of all that were deleted is kept, and a new semaphore, of
+    whatever name, begins above it.
+
+    >>> session.scalar(sl.semaphore.clean_leases())
+    0
+    """
+    return Operation(_CLEAN_LEASES, {"older_than": span(older_than, "older_than")})
+
+
+@shaped(select(literal(1)))
 def clean_history(*, older_than: float | timedelta = 30 * _DAY) -> Operation[Any]:
     """Delete records of changes of capacity.
 
@@ -155,4 +223,4 @@ def clean_history(*, older_than: float | timedelta = 30 * _DAY) -> Operation[Any
     return Operation(_CLEAN_HISTORY, {"older_than": span(older_than, "older_than")})
 
 
-__all__ = ["BATCH", "clean", "clean_history", "sweep"]
+__all__ = ["BATCH", "clean", "clean_history", "clean_leases", "sweep"]

@@ -166,7 +166,7 @@ def test_resizing_is_not_taken_from_under_ones_hands(browser: Chromium, locks: s
         tab.click(".under > .act button")
         tab.until("document.querySelector('.told') !== null")
         assert "has a capacity of 17 now; it was 3" in tab.text()
-    change: Any = locks.run(sl.semaphore.history(name))[-1]
+    change: Any = locks.run(sl.semaphore.history(name))[0]
     assert (change.new_capacity, change.changed_by) == (17, "bob")
 
 

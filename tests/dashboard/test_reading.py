@@ -106,7 +106,14 @@ def test_the_others(engine: Engine) -> None:
         ("search-index", "shop", "worker-1"),
     ]
     assert [row["id"] for row in look.timeouts.rows] == ["daily-report", "exchange-rates", "heartbeat"]
-    assert [row["name"] for row in look.maintenance.rows] == ["tasks", "orphans", "requests", "history", "keys"]
+    assert [row["name"] for row in look.maintenance.rows] == [
+        "tasks",
+        "orphans",
+        "requests",
+        "leases",
+        "history",
+        "keys",
+    ]
     assert all(row["due"] is not None for row in look.maintenance.rows)
     changes = [(row["name"], row["old_capacity"], row["new_capacity"], row["changed_by"]) for row in look.changes.rows]
     assert changes[:2] == [("api-calls", 50, 40, "bob@example.org"), ("api-calls", 40, 50, "alice@example.org")]

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
+import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic import check
 from sqlalchemy_locks.alembic.script import Family
 from sqlalchemy_locks.alembic.steps import STEPS, load
@@ -37,12 +38,30 @@ FORBIDDEN = (
     "ALTER TABLE lock.installed ADD x int",
 )
 
+#: each function of the semaphores, called with what somebody made up, or mistook
+MADE_UP = {
+    "semaphore_checked": "SELECT lock.semaphore_checked('made up', 'what')",
+    "semaphore_take_back": "SELECT lock.semaphore_take_back(id) FROM lock.semaphore",
+    "semaphore_acquire": "SELECT lock.semaphore_acquire('{slots}', '{1}', 'made up')",
+    "semaphore_in_turn": "SELECT lock.semaphore_in_turn('{}', '{slots}', '{1}', 'made up, too')",
+    "semaphore_release": "SELECT lock.semaphore_release('held', 'made up')",
+    "semaphore_renew": "SELECT lock.semaphore_renew('held', 'made up')",
+    "semaphore_create": "SELECT lock.semaphore_create('slots', 1)",
+    "semaphore_resize": "SELECT lock.semaphore_resize('slots', 4)",
+    "semaphore_delete": "SELECT lock.semaphore_delete('slots')",
+}
+HELD = (
+    "SELECT count(*), count(r.id) FROM lock.permit AS p"
+    " LEFT JOIN lock.permit_request AS r ON r.id = p.permit_request_id AND r.state = 'ACQUIRED'"
+    " WHERE p.state = 'ACQUIRED'"
+)
+
 
 def used(table: str, column: str) -> list[str]:
     """What is done with the rows of a table."""
     return [
         f"SELECT * FROM {table} FOR UPDATE",
-        f"INSERT INTO {table} SELECT * FROM {table}",
+        f"INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0",
         f"UPDATE {table} SET {column} = {column}",
         f"DELETE FROM {table}",
     ]
@@ -118,6 +137,44 @@ def test_a_role_of_postgresql(fresh: Fresh, engine_: str, driver: str, locking: 
             run(url, f'GRANT USAGE ON SCHEMA lock TO "{stranger}"')
         assert allowed(url.set(username=stranger), *calls) == []
         assert executable(url.set(username=stranger)) == []
+
+
+@pytest.mark.parametrize(
+    ("engine_", "driver"), [("postgresql15", "psycopg"), ("postgresql18", "psycopg"), ("yugabytedb", "yugabytedb")]
+)
+def test_no_function_that_a_role_may_call_leaves_half_a_request(
+    fresh: Fresh, engine_: str, driver: str, tmp_path: Path
+) -> None:
+    url = fresh(engine_, driver)
+    app = f"app_{url.database}"
+    run(url, f"CREATE ROLE {app} LOGIN")
+    Project(tmp_path, url, "directives", grant_to=app).upgrade()
+    role = url.set(username=app)
+    assert {name for name in executable(role) if name.startswith("semaphore_")} == set(MADE_UP)
+    run(role, "SELECT lock.semaphore_create('slots', 3)", "SELECT lock.semaphore_acquire('{slots}', '{1}', 'held')")
+    for call in MADE_UP.values():
+        run(role, call)
+        ((held, known),) = run(role, HELD)
+        assert held == known
+    assert run(role, "SELECT lock.semaphore_release('held')") == [("RELEASED",)]
+
+
+@pytest.mark.parametrize(
+    ("engine_", "driver"), [("postgresql15", "psycopg"), ("postgresql18", "psycopg"), ("yugabytedb", "yugabytedb")]
+)
+def test_a_role_has_what_leases_and_their_upkeep_need(fresh: Fresh, engine_: str, driver: str, tmp_path: Path) -> None:
+    url = fresh(engine_, driver)
+    app = f"app_{url.database}"
+    run(url, f"CREATE ROLE {app} LOGIN")
+    Project(tmp_path, url, "directives", grant_to=app).upgrade()
+    engine = sa.create_engine(url.set(username=app), poolclass=sa.NullPool)
+    locks = sl.Locks(engine)
+    with locks.lease("nightly-import", ttl=3600, timeout=0) as grant:
+        grant.check()
+    assert locks.run(sl.semaphore.clean(older_than=0)) == 1
+    assert locks.run(sl.semaphore.clean_leases(older_than=0)) == 1
+    assert set(locks.maintain().done) >= {"orphans", "leases"}
+    engine.dispose()
 
 
 def test_a_holder_of_another_role_is_seen(fresh: Fresh, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "in_memory",
     "made",
     "place",
+    "request_of",
     "unused",
 ]
 
@@ -76,6 +77,13 @@ def expire(connection: Any, grant: Any) -> None:
         text(f"UPDATE {table} SET renewed_at = {day_ago} WHERE external_id = :id"), {"id": ident}
     )
     assert changed.rowcount == 1
+
+
+def request_of(engine: Engine, grant: Any) -> int:
+    """The number of the row of a request."""
+    with engine.connect() as connection:
+        statement = f"SELECT id FROM {place(engine, 'permit_request')} WHERE external_id = :id"
+        return int(connection.execute(text(statement), {"id": grant.external_id}).scalar_one())
 
 
 def held(engine: Engine, name: str) -> int:

@@ -60,6 +60,16 @@ def test_numbers(number: Any, error: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("limit", "error"),
+    [(0, ValueError), (-1, ValueError), (2**31, ValueError), (True, TypeError), (1.0, TypeError), (None, TypeError)],
+)
+def test_limits(limit: Any, error: type[Exception]) -> None:
+    for name in (None, "a"):
+        with pytest.raises(error, match="limit"):
+            sl.semaphore.history(name, limit=limit)
+
+
+@pytest.mark.parametrize(
     ("length", "error"),
     [("5m", TypeError), (True, TypeError), (-1, ValueError), (float("nan"), ValueError), (timedelta(-1), ValueError)],
 )
@@ -70,6 +80,7 @@ def test_lengths_of_time(length: Any, error: type[Exception]) -> None:
         lambda: sl.semaphore.sweep(stale_after=length),
         lambda: sl.semaphore.clean(older_than=length),
         lambda: sl.semaphore.clean_history(older_than=length),
+        lambda: sl.semaphore.clean_leases(older_than=length),
         lambda: locks.acquire({"a": 1}, timeout=length),
         lambda: locks.sweep(stale_after=length),
     ):
@@ -118,5 +129,5 @@ def test_compile_says_why_it_refuses() -> None:
         for dialect in (mysql.dialect(), sqlite.dialect()):
             with pytest.raises(CompileError, match="not one statement on (MySQL|SQLite), where its rows are locked"):
                 operation.compile(dialect=dialect)
-    for read in (sl.semaphore.usage(), sl.semaphore.holders("a"), sl.semaphore.history()):
+    for read in (sl.semaphore.usage(), sl.semaphore.holders("a"), sl.semaphore.history(), sl.semaphore.history("a")):
         assert str(read.compile(dialect=mysql.dialect())).startswith("SELECT ")

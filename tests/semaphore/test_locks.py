@@ -130,7 +130,7 @@ def test_half_a_release_is_finished_by_the_sweep(name: str, engine_to: MakeEngin
     """Whoever freed the permits and died before the request: as the pattern's release without a transaction may."""
     from sqlalchemy import text
 
-    from .parties import place
+    from .parties import place, request_of
 
     engine = engine_to(name)
     sem = made(engine, 1)
@@ -139,7 +139,7 @@ def test_half_a_release_is_finished_by_the_sweep(name: str, engine_to: MakeEngin
     with engine.begin() as connection:
         connection.execute(
             text(f"UPDATE {place(engine, 'permit')} SET state = 'RELEASED' WHERE permit_request_id = :id"),
-            {"id": grant.request_id},
+            {"id": request_of(engine, grant)},
         )
     assert locks.sweep(stale_after=None) >= 1
     assert locks.release(grant) is sl.Released.ALREADY_RELEASED

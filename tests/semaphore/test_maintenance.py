@@ -52,6 +52,7 @@ def test_everything_once_by_one_of_a_fleet(engine: Engine) -> None:
         "tasks": 0,
         "orphans": 0,
         "requests": 1,
+        "leases": 0,
         "history": 0,
         "keys": 0,
     }

@@ -16,6 +16,8 @@ from .parties import made, unused
 
 LONG = "x" * 256
 ACQUIRE = "SELECT * FROM lock.semaphore_acquire(:names, :counts, :id, :owner, :ttl)"
+ARRAYS = "SELECT * FROM lock.semaphore_acquire(CAST(:names AS text[]), CAST(:counts AS integer[]), :id, :owner, :ttl)"
+IN_TURN = "SELECT * FROM lock.semaphore_in_turn('{1,2}', CAST(:names AS text[]), CAST(:counts AS integer[]), :id, :owner, :ttl)"
 GIVEN: dict[str, Any] = {"names": ["s"], "counts": [1], "id": "job", "owner": None, "ttl": None}
 CREATE, RESIZE = (
     "SELECT lock.semaphore_create(:name, :capacity, :by)",
@@ -66,6 +68,14 @@ NULLS = [
     (ACQUIRE, {**GIVEN, "names": [], "counts": []}, "needs at least one semaphore, and one count for each name"),
     (ACQUIRE, {**GIVEN, "counts": [1, 1]}, "needs at least one semaphore, and one count for each name"),
     (ACQUIRE, {**GIVEN, "counts": None}, "needs at least one semaphore, and one count for each name"),
+    (ARRAYS, {**GIVEN, "names": "[2:3]={a,b}", "counts": "{1,1}"}, "of one dimension that begins at 1"),
+    (ARRAYS, {**GIVEN, "names": "{a,b}", "counts": "[0:1]={1,1}"}, "of one dimension that begins at 1"),
+    (ARRAYS, {**GIVEN, "names": "{{a,b},{c,d}}", "counts": "{1,1,1,1}"}, "of one dimension that begins at 1"),
+    (ARRAYS, {**GIVEN, "names": "{{a,b}}", "counts": "{{1,1}}"}, "of one dimension that begins at 1"),
+    (ARRAYS, {**GIVEN, "names": "{a,a}", "counts": "{2147483647,1}"}, "the counts of 'a' add up to 2147483648"),
+    (IN_TURN, {**GIVEN, "names": None}, "needs at least one semaphore, and one count for each name"),
+    (IN_TURN, {**GIVEN, "names": "[2:3]={a,b}", "counts": "{1,1}"}, "of one dimension that begins at 1"),
+    (RESIZE, {**NAMED, "name": "never made"}, "there is no semaphore 'never made': make it with semaphore.create"),
     (ACQUIRE, {**GIVEN, "names": [None]}, "a semaphore's name must not be NULL"),
     (ACQUIRE, {**GIVEN, "counts": [None]}, "a count of permits is from 1 to 2147483647, not NULL"),
     (ACQUIRE, {**GIVEN, "id": None}, "the external_id of a request must not be NULL"),
@@ -126,3 +136,12 @@ def test_a_name_given_twice_is_one_semaphore(engine_to: MakeEngine) -> None:
         asked = {**GIVEN, "names": [name, name], "counts": [1, 2], "id": unused("job")}
         assert connection.execute(text(ACQUIRE), asked).one().semaphores == [name]
         assert not connection.execute(text(ACQUIRE), {**asked, "id": unused("job"), "counts": [1, 1]}).one().acquired
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_python_is_told_of_no_semaphore_without_an_error_of_the_server(name: str, engine_to: MakeEngine) -> None:
+    """Which would end the caller's transaction."""
+    with engine_to(name).begin() as connection:
+        with pytest.raises(sl.UnknownSemaphore):
+            connection.scalar(sl.semaphore.resize(unused(), 2))
+        assert connection.scalar(sl.semaphore.create(unused(), 1)) is True

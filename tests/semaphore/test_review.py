@@ -18,7 +18,7 @@ from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import PATIENCE, connected, installed, later
 from tests.tasks.test_lost_replies import in_the_clear
 
-from .parties import EVERYWHERE, INNODB, held, made, place, unused
+from .parties import EVERYWHERE, INNODB, held, made, place, request_of, unused
 from .test_lost_replies import final
 
 
@@ -78,7 +78,7 @@ def test_a_release_that_timed_out_can_be_done_again(name: str, engine_to: MakeEn
     grant = sl.Locks(engine).acquire({sem: 1})
     with engine.connect() as keeper, engine.connect() as caller:
         lock = f"SELECT id FROM {place(name, 'permit')} WHERE permit_request_id = :id FOR UPDATE"
-        keeper.execute(text(lock), {"id": grant.request_id})
+        keeper.execute(text(lock), {"id": request_of(engine, grant)})
         with pytest.raises(sl.LockTimeout):
             caller.scalar(sl.semaphore.release(grant).execution_options(locks_wait=1))
         caller.commit()

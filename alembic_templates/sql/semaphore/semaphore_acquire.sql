@@ -1,15 +1,18 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_acquire(names text[], counts integer[], external_id text,
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
   lock_wait text DEFAULT NULL::text, OUT acquired boolean, OUT state text, OUT replayed boolean,
-  OUT request_id bigint, OUT expires_at timestamp with time zone, OUT semaphores text[],
+  OUT token text, OUT expires_at timestamp with time zone, OUT semaphores text[],
   OUT fences bigint[], OUT exhausted text[]) RETURNS record
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
 DECLARE
   was text := current_setting('lock_timeout');
-  asked integer[] := counts;
-  decided record;
+  asked bigint[] := counts;
+  request bigint;
+  ids bigint[];
+  sem record;
+  held record;
 BEGIN
   external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF owner IS NOT NULL THEN
@@ -18,6 +21,9 @@ BEGIN
   IF coalesce(cardinality(names), 0) = 0 OR cardinality(names) IS DISTINCT FROM cardinality(counts) THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
       'semaphore.acquire needs at least one semaphore, and one count for each name';
+  ELSIF (array_ndims(names), array_ndims(counts), array_lower(names, 1), array_lower(counts, 1)) <> (1, 1, 1, 1) THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+      'the names and the counts are two plain arrays, of one dimension that begins at 1';
   ELSIF NOT (ttl_seconds BETWEEN 0.001 AND 3155760000) THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'ttl ' || CASE
       WHEN ttl_seconds <= 0 THEN 'must be more than 0 seconds'
@@ -36,8 +42,14 @@ BEGIN
     -- In one order for everybody, whatever the collation, so that two requests can't deadlock; each name once.
     SELECT array_agg(given.name ORDER BY given.name COLLATE "C"), array_agg(given.count ORDER BY given.name COLLATE "C")
     INTO semaphores, asked
-    FROM (SELECT u.name, sum(u.count)::integer AS count
+    FROM (SELECT u.name, sum(u.count) AS count
           FROM unnest(names, counts) AS u (name, count) GROUP BY u.name) AS given;
+    FOR i IN 1 .. cardinality(asked) LOOP
+      IF asked[i] > 2147483647 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the counts of '
+          || quote_literal(semaphores[i]) || ' add up to ' || asked[i] || ', and 2147483647 are the most';
+      END IF;
+    END LOOP;
   END IF;
   -- A denial rolls this block back: it leaves no row, and the gate and the semaphores are free at once.
   BEGIN
@@ -45,39 +57,85 @@ BEGIN
       PERFORM set_config('lock_timeout', lock_wait, true);
     END IF;
     FOR attempt IN 1 .. 100 LOOP
-      -- The gate: who asks with the same id waits here until this request is decided.
-      INSERT INTO lock.permit_request AS made (external_id, owner, state, ttl_seconds)
-      VALUES (semaphore_acquire.external_id, semaphore_acquire.owner, 'ACQUIRED', semaphore_acquire.ttl_seconds)
-      ON CONFLICT DO NOTHING RETURNING made.id INTO request_id;
-      replayed := request_id IS NULL;
-      IF replayed THEN
-        decided := lock.semaphore_known(semaphore_acquire.external_id, semaphores, asked);
-        request_id := decided.request_id;
-        expires_at := decided.expires_at;
-      ELSE
-        decided := lock.semaphore_grant(request_id, semaphores, asked);
-        exhausted := decided.exhausted;
-      END IF;
-      EXIT WHEN decided.state IS NOT NULL;  -- unless it was known, and is being cleaned up
+      -- The gate: who asks with the same id waits here until this request is decided. The token tells it from any
+      -- other that ever has this id.
+      INSERT INTO lock.permit_request AS made (external_id, owner, state, ttl_seconds, token)
+      VALUES (semaphore_acquire.external_id, semaphore_acquire.owner, 'ACQUIRED', semaphore_acquire.ttl_seconds,
+        to_hex((random() * 9007199254740992)::bigint) || to_hex((random() * 9007199254740992)::bigint))
+      ON CONFLICT DO NOTHING RETURNING made.id, made.token INTO request, token;
+      replayed := request IS NULL;
+      EXIT WHEN NOT replayed;
+      -- Locked, so that the answer is the one after a release that is under way, whatever the isolation level.
+      SELECT r.id, r.token, r.state, r.renewed_at + r.ttl_seconds * interval '1 second'
+      INTO request, token, state, expires_at
+      FROM lock.permit_request AS r WHERE r.external_id = semaphore_acquire.external_id FOR UPDATE;
+      EXIT WHEN state IS NOT NULL;  -- unless it was known, and is being cleaned up
     END LOOP;
-    state := decided.state;
-    fences := decided.fences;
-    IF exhausted IS NOT NULL THEN
-      RAISE EXCEPTION USING ERRCODE = 'SL010', MESSAGE = 'denied';
-    ELSIF state IS NULL THEN
-      RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE =
-        'could not serialize access: the request is not visible to this transaction, begin it again';
-    END IF;
-    IF ttl_seconds IS NOT NULL AND NOT replayed THEN
-      -- The lease counts from now, not from before the waits.
-      UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp() WHERE r.id = request_id
-      RETURNING r.renewed_at + r.ttl_seconds * interval '1 second' INTO expires_at;
+    IF replayed THEN
+      IF state IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE =
+          'could not serialize access: the request is not visible to this transaction, begin it again';
+      END IF;
+      SELECT array_agg(s.name ORDER BY s.name COLLATE "C") AS names,
+             array_agg(p.count::bigint ORDER BY s.name COLLATE "C") AS counts,
+             array_agg(p.fence ORDER BY s.name COLLATE "C") AS fences
+      INTO held FROM lock.permit AS p JOIN lock.semaphore AS s ON s.id = p.semaphore_id
+      WHERE p.permit_request_id = request;
+      fences := held.fences;
+      IF held.names IS DISTINCT FROM semaphores OR held.counts IS DISTINCT FROM asked THEN
+        state := 'CONFLICT';
+      ELSIF state = 'ACQUIRED' AND expires_at <= clock_timestamp() THEN
+        state := 'EXPIRED';
+      END IF;
+    ELSE
+      FOR i IN 1 .. cardinality(semaphores) LOOP
+        SELECT s.id, s.capacity, s.fence INTO sem FROM lock.semaphore AS s WHERE s.name = semaphores[i] FOR UPDATE;
+        ids[i] := sem.id;
+        fences[i] := sem.fence;
+        IF sem.capacity IS NULL THEN  -- none of that name, or what a deleted one has left
+          state := 'UNKNOWN';
+          exhausted := exhausted || semaphores[i];
+        END IF;
+      END LOOP;
+      -- In later statements than the locks': only those see what the holder before us has committed.
+      FOR i IN 1 .. CASE WHEN state IS NULL THEN cardinality(semaphores) ELSE 0 END LOOP
+        FOR attempt IN 1 .. 2 LOOP
+          SELECT s.capacity, s.fence, (SELECT coalesce(sum(p.count), 0) FROM lock.permit AS p
+            WHERE p.semaphore_id = s.id AND p.state = 'ACQUIRED') AS used
+          INTO sem FROM lock.semaphore AS s WHERE s.id = ids[i];
+          IF sem.fence IS DISTINCT FROM fences[i] THEN
+            RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE =
+              'could not serialize access: the snapshot is older than the lock, begin the transaction again';
+          END IF;
+          EXIT WHEN sem.used + asked[i] <= sem.capacity;
+          IF attempt = 2 OR lock.semaphore_take_back(ids[i]) = 0 THEN
+            exhausted := exhausted || semaphores[i];
+            EXIT;
+          END IF;
+        END LOOP;
+      END LOOP;
+      IF exhausted IS NOT NULL THEN
+        state := coalesce(state, 'DENIED');
+        RAISE EXCEPTION USING ERRCODE = 'SL010', MESSAGE = 'denied';
+      END IF;
+      state := 'ACQUIRED';
+      FOR i IN 1 .. cardinality(semaphores) LOOP
+        fences[i] := fences[i] + 1;
+        UPDATE lock.semaphore AS s SET fence = fences[i], updated_at = clock_timestamp() WHERE s.id = ids[i];
+        INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)
+        VALUES (ids[i], request, asked[i], fences[i], 'ACQUIRED');
+      END LOOP;
+      IF ttl_seconds IS NOT NULL THEN
+        -- The lease counts from now, not from before the waits.
+        UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp() WHERE r.id = request
+        RETURNING r.renewed_at + r.ttl_seconds * interval '1 second' INTO expires_at;
+      END IF;
     END IF;
     IF lock_wait IS NOT NULL THEN
       PERFORM set_config('lock_timeout', was, true);
     END IF;
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
-    request_id := NULL;
+    token := NULL;
     fences := NULL;
   END;
   acquired := coalesce(state = 'ACQUIRED', false);

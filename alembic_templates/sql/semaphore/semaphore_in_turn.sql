@@ -1,7 +1,7 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_in_turn(lines bigint[], names text[], counts integer[], external_id text,
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
   lock_wait text DEFAULT NULL::text, OUT acquired boolean, OUT state text, OUT replayed boolean,
-  OUT request_id bigint, OUT expires_at timestamp with time zone, OUT semaphores text[],
+  OUT token text, OUT expires_at timestamp with time zone, OUT semaphores text[],
   OUT fences bigint[], OUT exhausted text[]) RETURNS record
 LANGUAGE plpgsql
 AS $body$
@@ -9,7 +9,7 @@ AS $body$
 DECLARE
   free boolean;
 BEGIN
-  FOR i IN 1 .. cardinality(names) LOOP
+  FOR i IN 1 .. coalesce(cardinality(names), 0) LOOP
     IF strpos(version(), '-YB-') = 0 THEN
       -- Whoever waits for room has this lock, or waits for it: the server says no in either case.
       free := pg_try_advisory_xact_lock_shared(lines[i]);
@@ -32,7 +32,7 @@ BEGIN
     semaphores := names;
     RETURN;
   END IF;
-  SELECT granted.* INTO acquired, state, replayed, request_id, expires_at, semaphores, fences, exhausted
+  SELECT granted.* INTO acquired, state, replayed, token, expires_at, semaphores, fences, exhausted
   FROM lock.semaphore_acquire(names, counts, semaphore_in_turn.external_id, semaphore_in_turn.owner,
     semaphore_in_turn.ttl_seconds, semaphore_in_turn.lock_wait) AS granted;
 END

@@ -1,5 +1,5 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_release(external_id text,
-  request_id bigint DEFAULT NULL::bigint, lock_wait text DEFAULT NULL::text) RETURNS text
+  token text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS text
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
@@ -15,14 +15,15 @@ BEGIN
   -- the planner may prefer an index on what is held to the one on the id.
   UPDATE lock.permit_request AS r SET state = 'RELEASED', updated_at = clock_timestamp()
   WHERE r.external_id = semaphore_release.external_id AND r.state <> 'RELEASED'
-    AND r.id = coalesce(semaphore_release.request_id, r.id)
+    AND (semaphore_release.token IS NULL OR r.token = semaphore_release.token)
   RETURNING r.id INTO request;
   IF lock_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', was, true);
   END IF;
   IF request IS NULL THEN
     PERFORM 1 FROM lock.permit_request AS r
-    WHERE r.external_id = semaphore_release.external_id AND r.id = coalesce(semaphore_release.request_id, r.id);
+    WHERE r.external_id = semaphore_release.external_id
+      AND (semaphore_release.token IS NULL OR r.token = semaphore_release.token);
     RETURN CASE WHEN FOUND THEN 'ALREADY_RELEASED' ELSE 'UNKNOWN' END;
   END IF;
   UPDATE lock.permit AS p SET state = 'RELEASED' WHERE p.permit_request_id = request AND p.state <> 'RELEASED';

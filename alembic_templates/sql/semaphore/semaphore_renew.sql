@@ -1,4 +1,4 @@
-CREATE OR REPLACE FUNCTION lock.semaphore_renew(external_id text, request_id bigint DEFAULT NULL::bigint,
+CREATE OR REPLACE FUNCTION lock.semaphore_renew(external_id text, token text DEFAULT NULL::text,
   lock_wait text DEFAULT NULL::text) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
@@ -12,7 +12,8 @@ BEGIN
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
   SELECT r.id INTO request FROM lock.permit_request AS r
-  WHERE r.external_id = semaphore_renew.external_id AND r.id = coalesce(semaphore_renew.request_id, r.id)
+  WHERE r.external_id = semaphore_renew.external_id
+    AND (semaphore_renew.token IS NULL OR r.token = semaphore_renew.token)
   FOR NO KEY UPDATE;
   IF lock_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', was, true);

@@ -1,5 +1,6 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_resize(name text, capacity integer,
-  changed_by text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS integer
+  changed_by text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text,
+  missing_ok boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0004
@@ -22,8 +23,12 @@ BEGIN
   IF lock_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', was, true);
   END IF;
-  IF sem.capacity <> semaphore_resize.capacity THEN
-    UPDATE lock.semaphore AS s SET capacity = semaphore_resize.capacity, updated_at = clock_timestamp()
+  IF sem.capacity IS NULL AND missing_ok IS NOT TRUE THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+      'there is no semaphore ' || quote_literal(name) || ': make it with semaphore.create';
+  ELSIF sem.capacity <> semaphore_resize.capacity THEN
+    UPDATE lock.semaphore AS s
+    SET capacity = semaphore_resize.capacity, on_demand = false, updated_at = clock_timestamp()
     WHERE s.id = sem.id;
     INSERT INTO lock.semaphore_history (semaphore_id, old_capacity, new_capacity, changed_by)
     VALUES (sem.id, sem.capacity, semaphore_resize.capacity, semaphore_resize.changed_by);

@@ -231,6 +231,6 @@ async def test_who_knows_the_password_acts(asking: httpx.AsyncClient) -> None:
             done = await visitor.post("resize", data=form, headers={"Origin": "http://backup"})
             assert done.status_code == 303
     assert (await asking.get("/slots")).json()["capacity"] == 9
-    change = (await locks.run(sl.semaphore.history(SLOTS)))[-1]
+    change = (await locks.run(sl.semaphore.history(SLOTS)))[0]
     assert (change.new_capacity, change.changed_by) == (9, "ops")
     await asking.put("/slots", json={"capacity": before, "by": "tests"})

@@ -27,11 +27,11 @@ _RELEASED = {
 
 def release(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Own]) -> str:
     """Give back the permits of a request; its holder finds out when it renews, or writes."""
-    external_id, number = form.get("external_id", ""), form.get("request_id", "")
-    if number and not (number.isascii() and number.isdigit() and len(number) < 19):
-        raise ValueError(f"a request's number is a whole number, not {number[:40]!r}")
+    external_id, nonce = form.get("external_id", ""), form.get("request", "")
+    if nonce and not (nonce.isascii() and nonce.isalnum() and len(nonce) <= 32):
+        raise ValueError(f"a request's token is up to 32 letters and digits, not {nonce[:40]!r}")
     # the one that was seen: its id may be another's by now, who has reclaimed it
-    seen = Grant(external_id, True, "ACQUIRED", {}, request_id=int(number)) if number else external_id
+    seen = Grant(external_id, True, "ACQUIRED", {}, token=nonce) if nonce else external_id
     return _RELEASED[locks.release(seen)].format(external_id)
 
 

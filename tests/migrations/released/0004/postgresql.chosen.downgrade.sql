@@ -1,20 +1,16 @@
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_delete(text, text, text);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_resize(text, integer, text, text);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_resize(text, integer, text, text, boolean);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_create(text, integer, text, text);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_create(text, integer, text, text, boolean);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_renew(text, bigint, text);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_renew(text, text, text);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_release(text, bigint, text);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_release(text, text, text);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text);
-
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_known(text, text[], integer[]);
-
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_grant(bigint, text[], integer[]);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_take_back(bigint);
 

@@ -1,6 +1,6 @@
-CREATE TABLE IF NOT EXISTS "my_semaphore" (id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, name VARCHAR(255) NOT NULL, capacity INTEGER, fence BIGINT DEFAULT 0 NOT NULL, created_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) NOT NULL, updated_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) NOT NULL, CONSTRAINT "my_semaphore_by_name" UNIQUE (name));
+CREATE TABLE IF NOT EXISTS "my_semaphore" (id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, name VARCHAR(255) NOT NULL, capacity INTEGER, fence BIGINT DEFAULT 0 NOT NULL, on_demand BOOLEAN DEFAULT 0 NOT NULL, created_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) NOT NULL, updated_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) NOT NULL, CONSTRAINT "my_semaphore_by_name" UNIQUE (name));
 
-CREATE TABLE IF NOT EXISTS "my_permit_request" (id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, external_id VARCHAR(255) NOT NULL, owner VARCHAR(255), state VARCHAR(16) NOT NULL, ttl_seconds DOUBLE, renewed_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) NOT NULL, created_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) NOT NULL, updated_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) NOT NULL, CONSTRAINT "my_request_by_id" UNIQUE (external_id));
+CREATE TABLE IF NOT EXISTS "my_permit_request" (id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, external_id VARCHAR(255) NOT NULL, owner VARCHAR(255), state VARCHAR(16) NOT NULL, ttl_seconds DOUBLE, token VARCHAR(32), renewed_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) NOT NULL, created_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) NOT NULL, updated_at DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')) NOT NULL, CONSTRAINT "my_request_by_id" UNIQUE (external_id));
 
 CREATE TABLE IF NOT EXISTS "my_permit" (id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, semaphore_id BIGINT NOT NULL, permit_request_id BIGINT NOT NULL, count INTEGER NOT NULL, fence BIGINT NOT NULL, state VARCHAR(16) NOT NULL);
 
@@ -12,6 +12,8 @@ CREATE INDEX IF NOT EXISTS "my_permit_held" ON "my_permit" (semaphore_id, state,
 
 CREATE INDEX IF NOT EXISTS "my_permit_by_request" ON "my_permit" (permit_request_id);
 
-CREATE INDEX IF NOT EXISTS "my_history_by_semaphore" ON "my_semaphore_history" (semaphore_id);
+CREATE INDEX IF NOT EXISTS "my_history_by_semaphore" ON "my_semaphore_history" (semaphore_id, id);
+
+INSERT INTO "my_semaphore" (name) VALUES ('') ON CONFLICT DO NOTHING;
 
 INSERT INTO "my_installed" (step, door) VALUES ('0004', 'directives') ON CONFLICT DO NOTHING;

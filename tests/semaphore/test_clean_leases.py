@@ -1,0 +1,268 @@
+"""What a lease makes on its first use is removed when nobody uses it any more; its fencing tokens go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, text
+from sqlalchemy.exc import DBAPIError
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.semaphore.admin import on_first_use
+from tests.operation.fixtures import MakeEngine
+from tests.operation.parties import PATIENCE, all_of, connected, later
+
+from ..conftest import PLAIN, Servers, install
+from .parties import ENGINES, EVERYWHERE, SERVERS, despite_deadlocks, place, unused
+
+
+@pytest.fixture(scope="module")
+def apart(servers: Servers) -> Callable[[str], str]:
+    """A database of this module alone: others' semaphores are to begin with the token 1."""
+
+    @cache
+    def url(name: str) -> str:
+        engine, _, locking = name.partition("-")
+        made = servers.fresh(engine, PLAIN[engine])
+        install(made, locking=locking or "native")
+        return made
+
+    return url
+
+
+@pytest.fixture
+def engine_to(apart: Callable[[str], str]) -> Iterator[MakeEngine]:
+    with ExitStack() as opened:
+        yield lambda name, **options: opened.enter_context(connected(apart(name), **options))
+
+
+OLD = "2020-01-01 00:00:00.000000"
+
+
+def leased(engine: Engine, name: str) -> int:
+    """Use a lease once; its fencing token."""
+    with sl.Locks(engine).lease(name, ttl=3600, timeout=PATIENCE) as grant:
+        return int(grant.fence[name])
+
+
+def aged(engine: Engine, *names: str) -> None:
+    """Have nobody have used them for years, and their requests be cleaned up."""
+    for name in names:
+        statement = f"UPDATE {place(engine, 'semaphore')} SET updated_at = :old WHERE name = :name"
+        assert despite_deadlocks(engine, statement, old=OLD, name=name) == 1
+    while sl.Locks(engine).run(sl.semaphore.clean(older_than=0)):
+        pass
+
+
+def cleaned(engine: Engine) -> None:
+    while sl.Locks(engine).run(sl.semaphore.clean_leases()):
+        pass
+
+
+def there(engine: Engine, *names: str) -> list[str]:
+    """Those of the semaphores that have a row."""
+    with engine.connect() as connection:
+        found = set(connection.execute(text(f"SELECT name FROM {place(engine, 'semaphore')}")).scalars())
+    return [name for name in names if name in found]
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_what_nobody_uses_goes_and_what_somebody_made_stays(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    locks = sl.Locks(engine)
+    unused_, recent, held, resized, created, adopted, deleted = (unused("lease") for _ in range(7))
+    for each in (unused_, recent, held, resized, adopted, deleted):
+        leased(engine, each)
+    grant = locks.acquire({held: 1})
+    locks.run(sl.semaphore.resize(resized, 2))
+    locks.run(sl.semaphore.create(created, 1))
+    assert locks.run(sl.semaphore.create(adopted, 1)) is False
+    locks.run(sl.semaphore.delete(deleted))
+    aged(engine, unused_, held, resized, created, adopted, deleted)
+    cleaned(engine)
+    assert there(engine, unused_) == []
+    # a deleted one until its record is cleaned up
+    kept = [recent, held, resized, created, adopted, deleted]
+    assert there(engine, *kept) == kept
+    locks.run(sl.semaphore.clean_history(older_than=0))
+    cleaned(engine)
+    assert there(engine, *kept) == kept[:-1]
+    assert locks.release(grant) is sl.Released.RELEASED
+    # what was made by whom is what create() tells
+    assert locks.run(sl.semaphore.create(unused_, 3)) is True
+    aged(engine, unused_)
+    cleaned(engine)
+    assert there(engine, unused_) == [unused_]
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_name_goes_on_counting(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    one, other = unused("lease"), unused("lease")
+    for number in range(1, 4):
+        token = leased(engine, one)
+        assert token >= number
+    aged(engine, one)
+    cleaned(engine)
+    assert there(engine, one) == []
+    assert leased(engine, one) > token
+    # so does a name that never was: the greatest of all that were removed is kept once for all of them
+    assert leased(engine, other) > token
+    with engine.begin() as connection:
+        assert connection.scalar(sl.semaphore.create(unused("made"), 1)) is True
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_not_before_its_requests_are_forgotten(name: str, engine_to: MakeEngine) -> None:
+    """Who asks again with an id is told what came of it, and of which semaphores it was."""
+    engine = engine_to(name)
+    sem, ident = unused("lease"), unused("job")
+    locks = sl.Locks(engine)
+    leased(engine, sem)
+    locks.acquire({sem: 1}, external_id=ident)
+    locks.release(ident)
+    statement = f"UPDATE {place(engine, 'semaphore')} SET updated_at = :old WHERE name = :name"
+    despite_deadlocks(engine, statement, old=OLD, name=sem)
+    cleaned(engine)
+    with pytest.raises(sl.RequestOver):
+        locks.acquire({sem: 1}, external_id=ident, timeout=0)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_one_that_is_being_acquired_is_passed_over(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = unused("lease")
+    leased(engine, sem)
+    aged(engine, sem)
+    with engine.connect() as acquirer:
+        grant = acquirer.scalar(sl.semaphore.acquire({sem: 1}))
+        assert grant
+        later(cleaned, engine).result(PATIENCE)
+        acquirer.commit()
+    assert there(engine, sem) == [sem]
+    assert sl.Locks(engine).release(grant) is sl.Released.RELEASED
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_one_that_was_used_since_it_was_looked_at_stays(
+    name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sqlalchemy_locks.semaphore.sweep import CleanLeases
+
+    engine = engine_to(name)
+    sem, tokens = unused("lease"), list[int]()
+    leased(engine, sem)
+    aged(engine, sem)
+    remove = CleanLeases._remove
+
+    def late(self: Any, run: Any, made: Any, judged: dict[int, int]) -> int:
+        if not tokens:
+            tokens.append(leased(engine, sem))
+        return remove(self, run, made, judged)
+
+    monkeypatch.setattr(CleanLeases, "_remove", late)
+    cleaned(engine)
+    assert tokens
+    assert there(engine, sem) == [sem]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_who_makes_one_keeps_others_from_being_removed(name: str, engine_to: MakeEngine) -> None:
+    """Its tokens begin above all that were removed, so none is removed between that look and its commit."""
+    engine = engine_to(name)
+    sem, new = unused("lease"), unused("lease")
+    leased(engine, sem)
+    aged(engine, sem)
+    with engine.connect() as maker:
+        assert maker.scalar(on_first_use(new)) is True
+        later(cleaned, engine).result(PATIENCE)
+        assert there(engine, sem) == [sem]
+        maker.commit()
+    cleaned(engine)
+    assert there(engine, sem, new) == [new]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_lease_waits_for_its_removal_and_makes_it_again(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    engine, watcher = engine_to(name), watch(name)
+    watcher.engine.dispose()
+    watcher.engine = engine_to(name, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    sem = unused("lease")
+    token = leased(engine, sem)
+    aged(engine, sem)
+    with engine.connect() as cleaner:
+        assert cleaner.scalar(sl.semaphore.clean_leases()) >= 1
+        waiting = later(leased, engine, sem)
+        watcher.until_waiting(waiting)
+        cleaner.commit()
+    assert waiting.result(PATIENCE) > token
+    aged(engine, sem)
+    # and where it is not removed after all, it is as it was
+    with engine.connect() as cleaner:
+        assert cleaner.scalar(sl.semaphore.clean_leases()) >= 1
+        waiting = later(leased, engine, sem)
+        watcher.until_waiting(waiting)
+        cleaner.rollback()
+    assert waiting.result(PATIENCE) > token + 1
+
+
+@pytest.mark.parametrize("create", [True, False])
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_snapshot_from_before_the_removal(name: str, create: bool, engine_to: MakeEngine) -> None:
+    """It doesn't show how far the tokens went: they go on all the same, or it fails to serialize."""
+    engine = engine_to(name, isolation_level="REPEATABLE READ")
+    sem = unused("lease")
+    for _ in range(3):
+        token = leased(engine, sem)
+    aged(engine, sem)
+    with engine.connect() as old:
+        old.execute(sl.semaphore.usage()).all()
+        cleaned(engine)
+        assert there(engine, sem) == []
+        try:
+            old.scalar(sl.semaphore.create(sem, 1) if create else on_first_use(sem))
+            old.commit()
+        except DBAPIError as error:
+            if not engine_of(engine.dialect).transient(error):
+                raise
+            old.rollback()
+    assert leased(engine, sem) > token
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_leases_go_on_while_they_are_removed(name: str, engine_to: MakeEngine) -> None:
+    """Tokens of a name never go back and never come twice, however often it was removed in between."""
+    engine = engine_to(name, pool_size=10)
+    names, turns = [unused("lease") for _ in range(2)], 12
+    tokens: dict[str, list[int]] = {each: [] for each in names}
+    over = threading.Event()
+
+    def work() -> None:
+        locks = sl.Locks(engine)
+        for turn in range(turns):
+            name = names[turn % 2]
+            with locks.lease(name, ttl=3600, timeout=PATIENCE) as grant:
+                tokens[name].append(grant.fence[name])
+
+    def clean() -> None:
+        locks = sl.Locks(engine)
+        while not over.is_set():
+            locks.run(sl.semaphore.clean(older_than=0))
+            locks.run(sl.semaphore.clean_leases(older_than=0))
+
+    cleaning = later(clean)
+    try:
+        all_of(work, work, work)
+    finally:
+        over.set()
+        cleaning.result(PATIENCE)
+    for found in tokens.values():
+        assert len(found) == 3 * turns // 2
+        # noted by the holder, in the order in which they held it
+        assert found == sorted(set(found))
