@@ -21,6 +21,7 @@ from ..elements import LockFunction, ReadCommitted
 from ..errors import Unsupported
 from ..names import checked
 from ..operation import Body, Operation, Place, Run, beside
+from ..values import Grant
 from .statements import statements
 
 #: of the functions: how long to wait, as the server's own setting takes it
@@ -250,6 +251,12 @@ def drop(run: Run, made: Any, request: int) -> None:
 def external_id(value: Any) -> str:
     """The id of a request, as it is stored; a grant stands for its own."""
     return checked(getattr(value, "external_id", value), "the external_id of a request")
+
+
+def token_of(value: str | Grant) -> str | None:
+    """What tells the request of a grant from every other of its id; ``None`` for a bare id, which stands for any."""
+    # one that was denied has no request: it stands for nobody else's either
+    return value.token or "" if isinstance(value, Grant) else None
 
 
 def whole(value: Any, what: str, least: int) -> int:

@@ -14,7 +14,7 @@ from sqlalchemy import Update, literal, select
 from ..errors import LockLost, Unsupported
 from ..operation import Operation, Place, Run, execute_in_session, shaped
 from ..values import Grant
-from .base import SemaphoreBody, request_shared
+from .base import SemaphoreBody, request_shared, token_of
 from .base import external_id as id_of
 from .statements import RELEASED
 
@@ -81,5 +81,5 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
         raise Unsupported("guarded answers True or False: leave RETURNING out of its statement, and read afterwards")
     if isinstance(grant, Grant) and not grant.acquired:
         raise LockLost(f"the request {grant.external_id!r} was not granted: there is nothing to write under")
-    values = {"external_id": id_of(grant), "token": getattr(grant, "token", None)}
+    values = {"external_id": id_of(grant), "token": token_of(grant)}
     return Operation(Guarded(statement), values)

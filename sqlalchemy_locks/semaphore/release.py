@@ -11,7 +11,7 @@ from sqlalchemy.sql import Executable
 from ..elements import LockFunction
 from ..operation import Operation, Place, Run, shaped
 from ..values import Grant, Released
-from .base import LOCK_WAIT, SemaphoreBody, end, request_locked
+from .base import LOCK_WAIT, SemaphoreBody, end, request_locked, token_of
 from .base import external_id as id_of
 from .statements import RELEASED
 
@@ -97,7 +97,7 @@ _RELEASE, _RELEASE_ONCE, _WITHDRAW, _RENEW = Release(), ReleaseOnce(), Withdraw(
 
 def _of(given: str | Grant) -> dict[str, Any]:
     # lock_wait for whoever has it compiled: each run gives its own
-    return {"external_id": id_of(given), "token": getattr(given, "token", None), "lock_wait": None}
+    return {"external_id": id_of(given), "token": token_of(given), "lock_wait": None}
 
 
 @shaped(select(literal(Released.RELEASED)))
@@ -105,8 +105,8 @@ def release(external_id: str | Grant) -> Operation[Any]:
     """Give the permits of a request back.
 
     :param external_id: the id that they were acquired with, or the grant itself, which stands for its own request
-        only: not for a later one, made with the same id after a clean-up, or by a block that reclaimed it. Where ids
-        are reclaimed, give the grant, never the id.
+        only: not for a later one, made with the same id after a clean-up, or by a block that reclaimed it, and a denial
+        for none. Where ids are reclaimed, give the grant, never the id.
     :return: a :class:`~sqlalchemy_locks.Released`: ``RELEASED``; ``ALREADY_RELEASED`` when it was before, or was taken
         back or swept; ``UNKNOWN`` when there is no such request. Each of them is a ``str``.
     :raises LockTimeout: when a ``guarded`` write kept it locked for longer than the database, or the option
