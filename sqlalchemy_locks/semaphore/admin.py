@@ -95,6 +95,8 @@ class Resize(SemaphoreBody):
             run.execute(made.keep, {"which": row.id})
             touch(run, row.id)
             record(run, made, row.id, row.capacity, capacity)
+        elif row.on_demand:
+            run.execute(made.keep, {"which": row.id})  # somebody's own now, though nothing has changed
         return int(row.capacity)
 
 
@@ -176,7 +178,8 @@ def on_first_use(name: str) -> Operation[Any]:
 def resize(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]:
     """Change how many permits there are.
 
-    :param capacity: at least 0. Below what is held it evicts nobody, and nobody gets a permit until there is room.
+    :param capacity: at least 0. Below what is held it evicts nobody, and nobody gets a permit until there is room. One
+        that a lease has made on its first use is kept from now on, though its capacity may be the same.
     :param by: who does it, for ``history``.
     :return: the capacity it had.
     :raises UnknownSemaphore: when there is none of that name.

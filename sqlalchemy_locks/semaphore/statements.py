@@ -181,7 +181,7 @@ def _sweeps(tables: Tables) -> dict[str, Any]:
         .where(sem.c.id.in_(ids))
         .with_for_update(skip_locked=True),
         "raise_floor": update(sem).where(sem.c.id == _ID).values(fence=bindparam("least", type_=BigInteger())),
-        "remove": delete(sem).where(sem.c.id.in_(ids)),
+        "remove": delete(sem).where(sem.c.id == _ID),
         "drop_permits": delete(per).where(per.c.permit_request_id == _ID),
         "drop_history": delete(his).where(his.c.changed_at <= cutoff),
     }

@@ -14,7 +14,7 @@ from sqlalchemy import literal, select
 
 from ..durations import span
 from ..operation import Operation, Place, Run, shaped
-from .base import SemaphoreBody, take
+from .base import SemaphoreBody, may_be_old, take
 from .statements import BATCH
 
 #: before any clock was set
@@ -106,7 +106,9 @@ class CleanLeases(_Batches):
 
     def _remove(self, run: Run, made: Any, judged: dict[int, int]) -> int:
         # each grant raises the fence before it writes a permit: where that is as it was, there is none since
-        rows = run.execute(made.unused_locked, {"ids": list(judged)}).all()
+        # several at once may become a scan, which above READ COMMITTED keeps the locks of all that it passes (InnoDB)
+        batches = [[semaphore] for semaphore in judged] if may_be_old(run) else [list(judged)]
+        rows = [row for batch in batches for row in run.execute(made.unused_locked, {"ids": batch})]
         ids = [row.id for row in rows if row.on_demand and row.fence == judged[row.id]]
         # without the row that keeps it nothing is removed; where somebody is making a semaphore, next time
         floor = run.execute(made.floor_locked, {}).first() if ids else None
@@ -114,7 +116,8 @@ class CleanLeases(_Batches):
             return 0
         least = max(floor.fence, *(judged[semaphore] for semaphore in ids))
         run.execute(made.raise_floor, {"which": floor.id, "least": least})
-        run.execute(made.remove, {"ids": ids})
+        # one by one: of several, InnoDB may make a scan, and wait for those that others hold
+        run.execute(made.remove, [{"which": semaphore} for semaphore in ids])
         return len(ids)
 
 

@@ -76,19 +76,20 @@ def there(engine: Engine, *names: str) -> list[str]:
 def test_what_nobody_uses_goes_and_what_somebody_made_stays(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     locks = sl.Locks(engine)
-    unused_, recent, held, resized, created, adopted, deleted = (unused("lease") for _ in range(7))
-    for each in (unused_, recent, held, resized, adopted, deleted):
+    unused_, recent, held, resized, confirmed, created, adopted, deleted = (unused("lease") for _ in range(8))
+    for each in (unused_, recent, held, resized, confirmed, adopted, deleted):
         leased(engine, each)
     grant = locks.acquire({held: 1})
-    locks.run(sl.semaphore.resize(resized, 2))
+    assert locks.run(sl.semaphore.resize(resized, 2)) == 1
+    assert locks.run(sl.semaphore.resize(confirmed, 1)) == 1
     locks.run(sl.semaphore.create(created, 1))
     assert locks.run(sl.semaphore.create(adopted, 1)) is False
     locks.run(sl.semaphore.delete(deleted))
-    aged(engine, unused_, held, resized, created, adopted, deleted)
+    aged(engine, unused_, held, resized, confirmed, created, adopted, deleted)
     cleaned(engine)
     assert there(engine, unused_) == []
     # a deleted one until its record is cleaned up
-    kept = [recent, held, resized, created, adopted, deleted]
+    kept = [recent, held, resized, confirmed, created, adopted, deleted]
     assert there(engine, *kept) == kept
     locks.run(sl.semaphore.clean_history(older_than=0))
     cleaned(engine)
@@ -147,6 +148,31 @@ def test_one_that_is_being_acquired_is_passed_over(name: str, engine_to: MakeEng
         acquirer.commit()
     assert there(engine, sem) == [sem]
     assert sl.Locks(engine).release(grant) is sl.Released.RELEASED
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("name", SERVERS)
+def test_it_waits_for_nobody_and_holds_up_no_other_semaphore(name: str, level: str, engine_to: MakeEngine) -> None:
+    """However many there are: a server may prefer a scan over all of them to so many looks by their ids."""
+    engine = engine_to(name)
+    locks, [taken, free] = sl.Locks(engine), [unused("semaphore") for _ in range(2)]
+    for each in (taken, free):
+        locks.run(sl.semaphore.create(each, 1))
+    leases = [unused("lease") for _ in range(60)]
+    with engine.begin() as connection:
+        for lease in leases:
+            connection.execute(on_first_use(lease))
+    aged(engine, *leases)
+    with engine.connect() as acquirer, engine.connect().execution_options(isolation_level=level) as cleaner:
+        acquirer.execute(sl.semaphore.acquire({taken: 1}))
+        assert later(cleaner.scalar, sl.semaphore.clean_leases()).result(PATIENCE) >= len(leases)
+        with engine.connect().execution_options(isolation_level="READ COMMITTED") as another:
+            assert later(another.scalar, sl.semaphore.acquire({free: 1})).result(PATIENCE)
+            another.rollback()
+        cleaner.rollback()
+        acquirer.rollback()
+    cleaned(engine)
+    assert there(engine, *leases) == []
 
 
 @pytest.mark.parametrize("name", SERVERS)

@@ -19,7 +19,8 @@ BEGIN
   IF lock_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
-  SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_resize.name FOR UPDATE;
+  SELECT s.id, s.capacity, s.on_demand INTO sem
+  FROM lock.semaphore AS s WHERE s.name = semaphore_resize.name FOR UPDATE;
   IF lock_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', was, true);
   END IF;
@@ -32,6 +33,9 @@ BEGIN
     WHERE s.id = sem.id;
     INSERT INTO lock.semaphore_history (semaphore_id, old_capacity, new_capacity, changed_by)
     VALUES (sem.id, sem.capacity, semaphore_resize.capacity, semaphore_resize.changed_by);
+  ELSIF sem.capacity IS NOT NULL AND sem.on_demand THEN
+    -- A lease has made it: from now on it is kept, though nothing else has changed.
+    UPDATE lock.semaphore AS s SET on_demand = false WHERE s.id = sem.id;
   END IF;
   RETURN sem.capacity;
 END
