@@ -153,25 +153,32 @@ def try_acquire(run: Run, *, shared: bool) -> bool:
         with gate(run, key, seconds=0) as (passed, level):
             if run.read_committed or level:
                 # who has the gate is putting the row there, to hold it
-                return passed and _look_and_take(run, key, shared) is not None
+                return passed and _look_and_take(run, key, shared, tries=True) is not None
             if make_present(run, key, may_insert=passed) is Presence.ABSENT:
                 return False
             statement = look(table, shared, level=False, writable=False, nowait=True)
             if run.execute(statement).first() is None:
                 if not passed:
                     return False  # removed between the two
-                run.execute(take(table, shared))
+                with run.engine.bounded(run.connection, 1):
+                    run.execute(take(table, shared))
             return True
     except LockTimeout:
         return False
 
 
-def _look_and_take(run: Run, key: int, shared: bool) -> int | None:
-    """Behind the gate: look again, and insert what nobody else can be inserting. ``None`` when another has it."""
+def _look_and_take(run: Run, key: int, shared: bool, *, tries: bool = False) -> int | None:
+    """Behind the gate: look again, and insert what nobody else is inserting. ``None`` when another has it.
+
+    :param tries: wait no longer than the server can be told, a second, where somebody is all the same: above READ
+        COMMITTED a key that was seen, and was removed since, is made again without the gate.
+    """
+    within = run.engine.bounded(run.connection, 1) if tries else contextlib.nullcontext()
     try:
         if _look(run, key, shared, nowait=True):
             return 0
-        return run.execute(take(run.place.tables.locked_keys, shared), {"lock_key": key}).rowcount
+        with within:
+            return run.execute(take(run.place.tables.locked_keys, shared), {"lock_key": key}).rowcount
     except LockTimeout:
         return None
 

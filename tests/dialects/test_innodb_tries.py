@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 import sqlalchemy_locks as sl
 from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import INNODB, PATIENCE, Watch, all_of, later, unused
+from tests.operation.parties import INNODB, PATIENCE, Watch, all_of, connected, installed, later, unused
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 TRIES: list[Any] = [sl.lock.try_exclusive, sl.lock.try_shared]
@@ -107,6 +107,36 @@ def test_many_at_once_on_one_new_key(engine: Engine, make: Any) -> None:
         for connection in connections:
             connection.close()
         assert make is sl.lock.try_shared or sum(got) <= 1
+
+
+@databases
+@pytest.mark.parametrize("level", ["READ COMMITTED"])
+@pytest.mark.parametrize("make", TAKES[2:4], ids=lambda make: make.__name__)
+def test_a_key_that_was_removed_and_is_made_again_behind_its_back(
+    servers: Any, engine: Engine, name: str, make: Any
+) -> None:
+    """By one who remembers it, in the instant before the try inserts: the holder ends when the try has answered."""
+    key, asked = unused(), list[str]()
+    with connected(installed(servers, name), isolation_level="REPEATABLE READ") as remembers:
+        for _ in range(2):
+            with remembers.begin() as connection:
+                connection.execute(make(key))
+        with engine.begin() as connection:
+            connection.execute(sl.lock.unlock(key))
+        with remembers.connect() as holder, engine.connect() as tries:
+            tries.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {PATIENCE}")
+
+            def before(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+                if "INSERT" in statement and not asked:
+                    asked.append(statement)
+                    holder.execute(make(key))
+
+            event.listen(tries, "before_cursor_execute", before)
+            assert later(tries.scalar, sl.lock.try_exclusive(key)).result(PATIENCE / 2) is False
+            assert asked
+            assert tries.scalar(text("SELECT @@innodb_lock_wait_timeout")) == PATIENCE
+            holder.rollback()
+            assert tries.scalar(sl.lock.try_exclusive(key)) is True
 
 
 @databases
