@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 from sqlalchemy import BigInteger, Column, Engine, MetaData, Table, update
@@ -20,7 +21,7 @@ def engine(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Engine:
     return engine_to(request.param)
 
 
-def denied_and_granted(engine: Engine) -> tuple[str, sl.Grant, sl.Grant]:
+def denied_and_granted(engine: Engine) -> tuple[str, Any, Any]:
     """A denial, and what is granted to another caller with the same id as soon as there is room."""
     locks, sem, ident = sl.Locks(engine), made(engine, 1), unused("job")
     before = locks.acquire({sem: 1})
