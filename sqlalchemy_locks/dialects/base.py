@@ -5,6 +5,7 @@ One instance per engine, in the file of its name. Nobody outside this folder ask
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import select
 import socket
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 Locking = Literal["functions", "rows", "file"]
 
+#: of a limit of the driver's own, such as asyncpg's command_timeout; an OSError from Python 3.11 on
+DriverTimeout = asyncio.TimeoutError
 #: seconds for which whoever has the turn in a line may be silent
 IDLE = 10
 #: drivers that wait in C, where Python runs no handler of a signal before the answer has come
