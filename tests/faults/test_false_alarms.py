@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
@@ -46,3 +46,16 @@ def test_an_answer_that_comes_while_another_thread_asks(servers: Any, name: str,
         finally:
             over.set()
         assert not found.result()
+
+
+@SYNC
+def test_a_block_that_is_over(servers: Any, name: str, driver: str) -> None:
+    """Whoever still looks finds that nothing is held, which is nobody's loss."""
+    told: list[object] = []
+    with connected(installed(servers, name, driver)) as engine:
+        locks = sl.Locks(engine)
+        event.listen(locks, "lost", told.append)
+        with locks.exclusive(unused()) as held:
+            held.session.execute(text("SELECT 1"))
+        assert held.lost
+    assert not told
