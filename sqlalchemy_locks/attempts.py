@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalErr
 from sqlalchemy.exc import TimeoutError as NoneFree
 
 from .dialects import engine_of
-from .dialects.base import nothing
+from .dialects.base import DriverTimeout, nothing
 from .errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
 from .operation import Operation, place_of
 from .pools import connected
@@ -23,8 +22,6 @@ from .queue import Queue
 from .transaction import ShortTransaction, Sleep, retried
 
 T = TypeVar("T")
-# asyncpg's command_timeout; an OSError from Python 3.11 on
-DriverTimeout = asyncio.TimeoutError
 log = logging.getLogger("sqlalchemy_locks.worker")
 
 _ALONE = {"locks_alone": True}

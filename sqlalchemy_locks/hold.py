@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from . import lock, reentry
 from .decorate import in_block
 from .dialects import engine_of
+from .dialects.base import DriverTimeout
 from .durations import longest_wait
 from .errors import LockLost, LockTimeout, PoolTimeout, ReentryError, StaleSnapshot
 from .events import Observed
@@ -213,10 +214,12 @@ class Hold:
         (held, mine, began), self._entered = self._entered, None
         self._use.release()
         reentry.leave(mine)
+        told, held._told = held._told, None  # what is given back is lost to nobody, whoever still looks
         try:
             self._close(held, error)
         except BaseException as failed:
             if isinstance(failed, LockLost):
+                held._told = told
                 held.lose(failed)
             self._tell("released", held=time.monotonic() - began, error=failed)
             raise
@@ -316,7 +319,10 @@ class Hold:
         operation = self._take(key)
         if left is not None:
             operation = operation.execution_options(locks_wait=left)
-        short.connection.execute(operation)
+        try:
+            short.connection.execute(operation)
+        except DriverTimeout as error:
+            raise LockTimeout("the lock was not free in time (the driver's own limit of a statement)") from error
 
     def _holders(self, short: ShortTransaction) -> tuple[KeyHolder, ...]:
         """Who has them, asked on the connection that waited in vain, before anybody else gets it."""

@@ -18,7 +18,6 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoneFree
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
-from sqlalchemy.pool.base import _ConnectionFairy
 from sqlalchemy.util.queue import Empty
 
 from .errors import PoolTimeout
@@ -55,7 +54,7 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
             pooled = engine.raw_connection()
         else:
             hurried = _hurried(type(pool))  # type: ignore[arg-type]
-            pooled = _ConnectionFairy._checkout(hurried(pool, min(within, threading.TIMEOUT_MAX)))
+            pooled = hurried(pool, min(within, threading.TIMEOUT_MAX)).connect()
         return engine._connection_cls(engine, pooled)
     except NoneFree as error:
         limit = "its own pool_timeout" if within is None else "the timeout"
@@ -68,7 +67,7 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
         connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
         raise
     except BaseException:
-        if pooled is not None:
+        if pooled is not None and pooled.is_valid:
             pooled.invalidate()
         raise
 

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
-from .dialects.base import driver_calls
+from .dialects.base import DriverTimeout, driver_calls
 from .errors import LockLost, LockTimeout, MustRollback, OutcomeUnknown, Unsupported
 from .operation import Operation, translated
 from .pools import connect, give_back, most
@@ -260,7 +260,11 @@ class ShortTransaction:
                     self.transaction.commit()
                 self._committed = True
             except BaseException as error:
-                if not isinstance(error, DBAPIError) or not error.connection_invalidated:
+                # a driver's own time limit (asyncpg's command_timeout) is no error of the database's
+                died = isinstance(error, DriverTimeout) or (
+                    isinstance(error, DBAPIError) and error.connection_invalidated
+                )
+                if not died:
                     roll_back(self.connection)
                     raise
                 if not self.used:
@@ -352,9 +356,8 @@ def run_one(
             if final and not one_trip:
                 roll_back(connection)  # its COMMIT has failed: for SQLAlchemy it is over, and nobody else would
             raise
-        except (DBAPIError, TimeoutError) as error:
-            # a driver's own time limit (asyncpg's command_timeout) is no error of the database's
-            if final and (isinstance(error, TimeoutError) or error.connection_invalidated):
+        except (DBAPIError, DriverTimeout) as error:
+            if final and (isinstance(error, DriverTimeout) or error.connection_invalidated):
                 raise OutcomeUnknown(
                     f"{operation.name}: the connection died before the answer came: it was done, or it was not"
                 ) from error

@@ -24,7 +24,16 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from .dialects import engine_of
-from .errors import LockTimeout, PoolTimeout, ReentryError, RequestOver
+from .dialects.base import DriverTimeout
+from .errors import (
+    IdempotencyConflict,
+    LockTimeout,
+    OutcomeUnknown,
+    PoolTimeout,
+    ReentryError,
+    RequestOver,
+    UnknownSemaphore,
+)
 from .keys import key
 from .lines import Pace, lines_of
 from .operation import Operation, fresh_nonce, place_of, translated
@@ -84,6 +93,8 @@ class Waiting:
         self._kept = False
         #: the last try ended without an answer
         self._busy = False
+        #: a COMMIT of the grant had no answer, and no try has had one since
+        self._unanswered = False
         #: the semaphores whose whole capacity, unless it is 0, is less than what is asked for
         self._beyond: set[str] = set()
         #: the semaphores that had no room when the wait was given up
@@ -109,6 +120,14 @@ class Waiting:
                 # who reclaims is one of those who ask then, and perhaps not the one who is granted
                 if not self._reclaims or not self._reclaimed():
                     raise
+            except (OutcomeUnknown, UnknownSemaphore, IdempotencyConflict):
+                raise
+            except Exception as error:
+                if not self._unanswered:
+                    raise
+                raise OutcomeUnknown(
+                    f"{self.request.name}: an answer was lost, and what followed failed: it was done, or it was not"
+                ) from error
 
     def _reclaimed(self) -> bool:
         """Whether the id is to be asked for again, its request forgotten or not: a write under its guard keeps it."""
@@ -197,6 +216,8 @@ class Waiting:
                     if not (error.connection_invalidated or self._passing(error)):
                         raise
                     found = False
+                except DriverTimeout:
+                    found = False
                 if found is None:
                     break
                 if found is not False:
@@ -277,7 +298,12 @@ class Waiting:
                 self.asked_at = clock()
                 grant = self._decided(self.request.value(short.connection, options))
                 if grant.acquired:
-                    short.transaction.commit()
+                    self._unanswered = True
+                    try:
+                        short.transaction.commit()
+                    except DBAPIError as error:
+                        self._unanswered = error.connection_invalidated
+                        raise
                     return grant
                 exhausted = list(grant.exhausted)
                 if short.facts.locking == "rows":
@@ -377,6 +403,7 @@ class Waiting:
                 "granted again, so ask with another external_id",
                 grant.state,
             )
+        self._unanswered = False
         return grant
 
     def _short_of(self, rows: Any) -> list[str]:

@@ -5,8 +5,8 @@ One instance per engine, in the file of its name. Nobody outside this folder ask
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import os
 import select
 import socket
 import sys
@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 Locking = Literal["functions", "rows", "file"]
 
+#: of a limit of the driver's own, such as asyncpg's command_timeout; an OSError from Python 3.11 on
+DriverTimeout = asyncio.TimeoutError
 #: seconds for which whoever has the turn in a line may be silent
 IDLE = 10
 #: drivers that wait in C, where Python runs no handler of a signal before the answer has come
@@ -324,27 +326,30 @@ def driver_calls(connection: Connection) -> Iterator[None]:
         raise_translated(connection, error)
 
 
-def arrived(connection: Connection) -> bytes | None:
-    """What the server has sent unasked, or how the connection stands.
+def closed(connection: Connection) -> bool:
+    """Whether the server is known to have closed the connection.
 
-    :return: ``b""`` for a connection that it has closed, whatever it sent before; else the first byte of what is there,
-        which over TLS says little; ``None`` for nothing, or unknown.
+    What has arrived says nothing: it may be the answer to what another thread is asking just now, or rows that are to
+    be fetched yet.
     """
     driver: Any = connection.connection.driver_connection
     owner: Any = driver if hasattr(driver, "fileno") else getattr(driver, "_sock", driver)
     if owner is None:
-        return b""
+        return True
     if not hasattr(owner, "fileno"):
-        return None
+        return False
     try:
-        # asked first, and not by MSG_DONTWAIT, which gevent's sockets wait all the same
-        readable, closed = _events(owner.fileno())
-        if closed or not readable:
-            return b"" if closed else None
-        with socket.socket(fileno=os.dup(owner.fileno())) as twin:
-            return twin.recv(1, socket.MSG_PEEK)
+        descriptor = owner.fileno()
+        readable, ended = _events(descriptor)
+        if ended or not readable or hasattr(select, "POLLRDHUP"):
+            return ended
+        twin = socket.socket(fileno=descriptor)
+        try:
+            return not twin.recv(1, socket.MSG_PEEK)
+        finally:
+            twin.detach()
     except Exception:  # each driver says in its own words that there is no socket any more
-        return b""
+        return True
 
 
 def _events(descriptor: int) -> tuple[bool, bool]:

@@ -26,7 +26,7 @@ from ..elements import (
     Writable,
 )
 from ..errors import LockError, LockTimeout, Unsupported
-from .base import IDLE, Engine, arrived, driver_calls, nothing
+from .base import IDLE, Engine, closed, driver_calls, nothing
 
 _MARK = "sqlalchemy_locks"
 _WAIT = text(
@@ -152,7 +152,7 @@ class MySQL(Engine):
             driver: Any = connection.connection.driver_connection
             reader, protocol = getattr(driver, "_reader", None), getattr(driver, "_proto", None)
             return bool(getattr(reader, "_eof", False) or getattr(protocol, "eof", False))
-        return arrived(connection) is not None  # the server never speaks first, but to say good-bye
+        return closed(connection)
 
     @contextlib.contextmanager
     def brief(self, connection: Connection) -> Iterator[None]:

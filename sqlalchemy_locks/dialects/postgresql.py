@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from ..elements import HeldKeys, LockFunction, Void
 from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from . import postgresql_elements  # noqa: F401  (registers how they are spelt)
-from .base import IDLE, Engine, arrived, driver_calls
+from .base import IDLE, Engine, closed, driver_calls
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
@@ -198,8 +198,7 @@ class PostgreSQL(Engine):
         driver: Any = connection.connection.driver_connection
         if hasattr(driver, "is_closed"):  # asyncpg reads all the time, and knows
             return bool(driver.is_closed())
-        # an unasked error is a FATAL one; over TLS it can't be recognised, but the end of the connection follows it
-        return arrived(connection) in (b"", b"E")
+        return closed(connection)
 
     @contextlib.contextmanager
     def brief(self, connection: Connection) -> Iterator[None]:

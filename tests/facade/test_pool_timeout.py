@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, QueuePool, event, exc
+from sqlalchemy import Connection, Engine, NullPool, QueuePool, event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
@@ -18,6 +18,7 @@ from tests.operation.parties import (
     ASYNC,
     ENGINES,
     PATIENCE,
+    Watch,
     all_of,
     async_connected,
     connected,
@@ -214,6 +215,38 @@ def test_a_pool_of_ones_own(pool: type[QueuePool], engine_to: MakeEngine) -> Non
             sl.Locks(engine).exclusive(unused(), timeout=0).__enter__()
     with sl.Locks(engine).exclusive(unused(), timeout=0):
         pass
+
+
+def test_a_pool_that_checks_out_in_its_own_way(engine_to: MakeEngine) -> None:
+    asked: list[object] = []
+
+    class Counting(QueuePool):
+        def connect(self) -> Any:
+            asked.append(self)
+            return super().connect()
+
+    engine = engine_to("postgresql15", poolclass=Counting, **ONE)
+    with sl.Locks(engine).exclusive(unused(), timeout=PATIENCE):
+        assert len(asked) == 1
+    assert out(engine) == 0
+
+
+def test_a_listener_that_finds_it_dead(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
+    """As those do that ask the server when a connection is checked out: another takes its place, without a warning."""
+    watched = watch("postgresql15")
+    engine = engine_to("postgresql15", **ONE)
+    with engine.connect() as connection:
+        backend = watched.backend(connection)
+    watched.kill(backend)
+
+    @event.listens_for(engine, "engine_connect")
+    def ask(connection: Connection) -> None:
+        connection.exec_driver_sql("SELECT 1")
+        connection.rollback()
+
+    with sl.Locks(engine).exclusive(unused(), timeout=PATIENCE):
+        pass
+    assert out(engine) == 0
 
 
 def test_a_pool_without_a_limit(engine_to: MakeEngine) -> None:

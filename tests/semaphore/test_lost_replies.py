@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 from sqlalchemy import Engine, NullPool
 
 import sqlalchemy_locks as sl
-from tests.faults.drivers import sync
-from tests.operation.parties import connected, installed
+from tests.faults.drivers import clear, sync, through_a_proxy
+from tests.operation.parties import PATIENCE, connected, installed, later, until
 from tests.tasks.test_lost_replies import in_the_clear
 
 from .parties import INNODB, held, made, unused
@@ -59,3 +60,23 @@ def test_what_was_released_meanwhile_is_not_granted_again(servers: Any, other: E
         with pytest.raises(sl.LockLost, match="is RELEASED: it is never granted again"):
             locks.acquire({sem: 1}, external_id=ident, ttl=3600)
     assert held(other, sem) == 0
+
+
+@sync
+def test_a_grant_in_the_line_whose_answer_never_comes(servers: Any, other: Engine, name: str, driver: str) -> None:
+    sem = made(other, 1)
+    mine = sl.Locks(other).acquire({sem: 1})
+    with through_a_proxy(servers, name, driver, **clear(driver), pool_size=4) as (engine, proxy):
+        locks = sl.Locks(engine)
+        waiting = later(lambda: locks.acquire({sem: 1}, timeout=PATIENCE))
+        joins = b"GET_LOCK" if name in INNODB else b"idle_in_transaction_session_timeout"
+        until(lambda: any(joins in asked for asked in proxy.asked), unless=waiting)
+        proxy.lose_answer(
+            b"\x03COMMIT" if name in INNODB else b"COMMIT", proxy.close
+        )  # the server can't be reached any more
+        sl.Locks(other).release(mine)
+        with pytest.raises(sl.OutcomeUnknown, match="its external_id is") as unknown:
+            waiting.result(PATIENCE)
+        (ident,) = re.findall("external_id is '(.*?)'", str(unknown.value))
+        assert held(other, sem) == 1
+        assert sl.Locks(other).release(ident) is sl.Released.RELEASED
