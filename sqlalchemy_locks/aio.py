@@ -14,12 +14,11 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.util import await_only
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from .async_lease import AsyncLeasing, undisturbed
 from .decorate import check_coroutine, in_async_block
 from .durations import span
-from .greenlets import spawn
 from .hold import IN_BLOCK, Held, Hold, Name
 from .leases import DAY, Alive
 from .locks import Locks
@@ -50,7 +49,7 @@ def awaited(alive: Alive | AsyncAlive | None) -> Alive | None:
 
 
 def _undisturbed(work: Callable[[], Any]) -> Any:
-    return await_only(undisturbed(spawn(work)))
+    return await_only(undisturbed(greenlet_spawn(work)))
 
 
 class AsyncLocks:
@@ -133,15 +132,17 @@ class AsyncLocks:
         timeout: float | timedelta | None = None,
     ) -> Grant:
         """As :meth:`sqlalchemy_locks.Locks.acquire`."""
-        return await spawn(self._sync.acquire, permits, external_id=external_id, owner=owner, ttl=ttl, timeout=timeout)
+        return await greenlet_spawn(
+            self._sync.acquire, permits, external_id=external_id, owner=owner, ttl=ttl, timeout=timeout
+        )
 
     async def release(self, external_id: str | Grant) -> Released:
         """As :meth:`sqlalchemy_locks.Locks.release`."""
-        return await spawn(self._sync.release, external_id)
+        return await greenlet_spawn(self._sync.release, external_id)
 
     async def renew(self, external_id: str | Grant) -> bool:
         """As :meth:`sqlalchemy_locks.Locks.renew`."""
-        return await spawn(self._sync.renew, external_id)
+        return await greenlet_spawn(self._sync.renew, external_id)
 
     def semaphore(
         self,
@@ -179,11 +180,11 @@ class AsyncLocks:
         self, *, stale_after: float | timedelta | None = DAY, alive: Alive | AsyncAlive | None = None
     ) -> int:
         """As :meth:`sqlalchemy_locks.Locks.sweep`; ``alive`` may be a coroutine function."""
-        return await spawn(self._sync.sweep, stale_after=stale_after, alive=awaited(alive))
+        return await greenlet_spawn(self._sync.sweep, stale_after=stale_after, alive=awaited(alive))
 
     async def maintain(self, *, alive: Alive | AsyncAlive | None = None) -> Report:
         """As :meth:`sqlalchemy_locks.Locks.maintain`; ``alive`` may be a coroutine function."""
-        return await spawn(self._sync.maintain, alive=awaited(alive))
+        return await greenlet_spawn(self._sync.maintain, alive=awaited(alive))
 
     def maintenance(
         self, *, alive: Alive | AsyncAlive | None = None, every: float | timedelta = 60
@@ -209,7 +210,7 @@ class AsyncLocks:
     async def run(self, operation: ValueOperation[T]) -> T | None: ...
     async def run(self, operation: Any) -> Any:
         """As :meth:`sqlalchemy_locks.Locks.run`."""
-        return await spawn(self._sync.run, operation)
+        return await greenlet_spawn(self._sync.run, operation)
 
 
 class AsyncOncePer:
@@ -223,7 +224,7 @@ class AsyncOncePer:
         self._once = once
 
     def __await__(self) -> Generator[Any, Any, bool]:
-        return spawn(self._once.__bool__).__await__()
+        return greenlet_spawn(self._once.__bool__).__await__()
 
     def __bool__(self) -> bool:
         raise TypeError("write `if await locks.once_per(...)`: without the await nobody has been asked")
@@ -233,7 +234,7 @@ class AsyncOncePer:
 
         @functools.wraps(function)
         async def in_turn(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            return await function(*args, **kwargs) if await spawn(self._once.ask) else None
+            return await function(*args, **kwargs) if await greenlet_spawn(self._once.ask) else None
 
         return in_turn
 
@@ -249,15 +250,15 @@ class AsyncMutexes:
 
     async def acquire(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """As ``Mutexes.acquire``."""
-        return await spawn(self._mutexes.acquire, id, queue=queue, owner=owner)
+        return await greenlet_spawn(self._mutexes.acquire, id, queue=queue, owner=owner)
 
     async def acquire_token(self, id: Any, *, queue: Any = None, owner: str | None = None) -> int | None:
         """As ``Mutexes.acquire_token``."""
-        return await spawn(self._mutexes.acquire_token, id, queue=queue, owner=owner)
+        return await greenlet_spawn(self._mutexes.acquire_token, id, queue=queue, owner=owner)
 
     async def release(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """As ``Mutexes.release``."""
-        return await spawn(self._mutexes.release, id, queue=queue, owner=owner)
+        return await greenlet_spawn(self._mutexes.release, id, queue=queue, owner=owner)
 
 
 class AsyncHeld:
@@ -285,7 +286,7 @@ class AsyncHeld:
 
     async def check(self) -> None:
         """As ``Held.check``."""
-        await spawn(self._held.check)
+        await greenlet_spawn(self._held.check)
 
 
 class AsyncHold:
@@ -303,9 +304,9 @@ class AsyncHold:
         return in_async_block(function, self._hold.shown, lambda: AsyncHold(self._locks, self._hold.again()))
 
     async def __aenter__(self) -> AsyncHeld:
-        return AsyncHeld(await spawn(self._hold.__enter__), self._locks)
+        return AsyncHeld(await greenlet_spawn(self._hold.__enter__), self._locks)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await spawn(self._hold.__exit__, kind, error, trace)
+        await greenlet_spawn(self._hold.__exit__, kind, error, trace)
