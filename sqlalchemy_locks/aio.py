@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
@@ -25,8 +25,8 @@ from .locks import Locks
 from .maintenance import AsyncMaintenance
 from .mutex import Mutex
 from .mutexes import Mutexes
-from .once import OncePer
 from .operation import RowsOperation, ValueOperation
+from .timeout import Timeout
 from .values import Grant, Released, Report
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class AsyncLocks:
         """As :attr:`sqlalchemy_locks.Locks.engine_name`."""
         return self._sync.engine_name
 
-    def once_per(
+    async def once_per(
         self,
         name: str,
         *,
@@ -114,13 +114,42 @@ class AsyncLocks:
         windowed: bool = False,
         tz: str | None = None,
         queue: str | None = None,
-    ) -> AsyncOncePer:
-        """As :meth:`sqlalchemy_locks.Locks.once_per`: to be awaited, or a decorator of coroutine functions.
+    ) -> bool:
+        """As :meth:`sqlalchemy_locks.Locks.once_per`.
 
         >>> if await locks.once_per("hourly-report", every=3600):
         ...     await send_report()
         """
-        return AsyncOncePer(self._sync.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue))
+        return await greenlet_spawn(self._sync.once_per, name, every=every, windowed=windowed, tz=tz, queue=queue)
+
+    def scheduled(
+        self,
+        name: str,
+        *,
+        every: float | timedelta,
+        windowed: bool = False,
+        tz: str | None = None,
+        queue: str | None = None,
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T | None]]]:
+        """As :meth:`sqlalchemy_locks.Locks.scheduled`, for coroutine functions.
+
+        >>> @locks.scheduled("daily-report", every=86400)
+        ... async def send_daily_report() -> None: ...
+        """
+        what = f"scheduled({name!r})"
+        Timeout(every=every, windowed=windowed, tz=tz).acquire(name, queue=queue)  # refuses bad input before any call
+
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T | None]]:
+            check_coroutine(function, what)
+
+            @functools.wraps(function)
+            async def run(*args: P.args, **kwargs: P.kwargs) -> T | None:
+                due = await self.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue)
+                return await function(*args, **kwargs) if due else None
+
+            return run
+
+        return decorate
 
     async def acquire(
         self,
@@ -211,35 +240,6 @@ class AsyncLocks:
     async def run(self, operation: Any) -> Any:
         """As :meth:`sqlalchemy_locks.Locks.run`."""
         return await greenlet_spawn(self._sync.run, operation)
-
-
-class AsyncOncePer:
-    """As :class:`sqlalchemy_locks.once.OncePer`: awaited, it asks; as a decorator it asks at each call.
-
-    >>> @locks.once_per("daily-report", every=86400)
-    ... async def send_daily_report() -> None: ...
-    """
-
-    def __init__(self, once: OncePer) -> None:
-        self._once = once
-
-    def __await__(self) -> Generator[Any, Any, bool]:
-        return greenlet_spawn(self._once.__bool__).__await__()
-
-    def __bool__(self) -> bool:
-        raise TypeError("write `if await locks.once_per(...)`: without the await nobody has been asked")
-
-    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T | None]]:
-        check_coroutine(function, self._once.used())
-
-        @functools.wraps(function)
-        async def in_turn(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            return await function(*args, **kwargs) if await greenlet_spawn(self._once.ask) else None
-
-        return in_turn
-
-    def __repr__(self) -> str:
-        return repr(self._once)
 
 
 class AsyncMutexes:

@@ -485,9 +485,9 @@ def once_per(way: Way) -> tuple[Act, Judge]:
 
     def judge(said: Said) -> None:
         assert said.done() is True
-        assert bool(way.direct.once_per(id, every=3600)) is False
+        assert way.direct.once_per(id, every=3600) is False
 
-    return lambda locks: bool(locks.once_per(id, every=3600)), judge
+    return lambda locks: locks.once_per(id, every=3600), judge
 
 
 @case
@@ -498,18 +498,18 @@ def once_per_first_use(way: Way) -> tuple[Act, Judge]:
         assert said.done() is True
         assert [row.fence for row in way.of("task_timeout", id=id)] == [1]
 
-    return lambda locks: bool(locks.once_per(id, every=3600)), judge
+    return lambda locks: locks.once_per(id, every=3600), judge
 
 
 @case
 def once_per_not_due(way: Way) -> tuple[Act, Judge]:
     id = unused("timeout")
-    assert bool(way.direct.once_per(id, every=3600)) is True
+    assert way.direct.once_per(id, every=3600) is True
 
     def judge(said: Said) -> None:
         assert said.done() is False
 
-    return lambda locks: bool(locks.once_per(id, every=3600)), judge
+    return lambda locks: locks.once_per(id, every=3600), judge
 
 
 # semaphores
