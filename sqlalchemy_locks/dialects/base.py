@@ -9,6 +9,7 @@ import contextlib
 import os
 import select
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
