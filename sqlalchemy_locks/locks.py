@@ -137,16 +137,18 @@ class Locks(Leases, Maintained, Holding):
         >>> if locks.once_per("hourly-report", every=3600):
         ...     send_report()
         """
-        timeout, nonce = Timeout(every=every, windowed=windowed, tz=tz), fresh_nonce()
-        operation = timeout.acquire(name, queue=queue)
-        try:
-            mine = bool(self._run(operation, nonce))
-        except UnknownTask:
-            self.run(timeout.create(name, queue=queue))
-            mine = bool(self._run(operation, nonce))
+        mine = self._turn(Timeout(every=every, windowed=windowed, tz=tz), name, queue, fresh_nonce())
         if mine:
             self._tell("acquired", "timeout", (name,))
         return mine
+
+    def _turn(self, timeout: Timeout, name: str, queue: str | None, nonce: str) -> bool:
+        operation = timeout.acquire(name, queue=queue)
+        try:
+            return bool(self._run(operation, nonce))
+        except UnknownTask:
+            self.run(timeout.create(name, queue=queue))
+            return bool(self._run(operation, nonce))
 
     def scheduled(
         self,
