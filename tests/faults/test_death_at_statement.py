@@ -82,7 +82,7 @@ HABITS: dict[str, tuple[dict[str, Any], Callable[[Engine], None]]] = {
     "kept": ({}, only_the_dead_one),
 }
 #: which drivers they are tried with, and in which operations
-HABITUAL = ("psycopg", "psycopg2", "asyncpg", "pymysql", "aiomysql")
+HABITUAL = ("psycopg2", "asyncpg", "pymysql")
 
 
 class Base(DeclarativeBase):
@@ -942,8 +942,8 @@ def said(way: Way, act: Act) -> Said:
         return Said(error=error)
 
 
-#: drivers that differ in what they send, or in how they tell of a death, in every operation
-THOROUGH = ("psycopg", "psycopg2", "asyncpg", "pymysql", "mariadb", "aiomysql")
+#: one driver of each kind, in every operation: libpq's, one that reads all the time, and MySQL's
+THOROUGH = ("psycopg2", "asyncpg-tls", "pymysql-tls")
 #: elsewhere: one for each way in which an operation is run
 BRIEF = [
     *(exclusive, worked, mutex_acquire, mutex_first_use, mutex_release_of_anothers, once_per, capture_of_entities),
@@ -988,7 +988,7 @@ def test_what_is_said_is_true(way: Way, name: str, executed: bool) -> None:
     assert number > 1
 
 
-@at_every_way([(each, name) for each, name in CELLS if "/" not in each])
+@at_every_way([(each, case.__name__) for each in WAYS for case in BRIEF])
 def test_a_pool_whose_connections_the_server_has_closed(way: Way, name: str) -> None:
     """As after each failover, and each time that the server ends what was idle."""
     act, judge = CASES[name](way)
