@@ -657,7 +657,7 @@ def semaphore_resize(way: Way) -> tuple[Act, Judge]:
 
     def judge(said: Said) -> None:
         assert said.unknown or said.done() in (2, None, True)
-        assert capacities(way, name) in ([[2, 3], [2]] if said.unknown else [[2, 3]])
+        assert capacities(way, name) in ([[3, 2], [2]] if said.unknown else [[3, 2]])
         assert not said.unknown or way.commits
 
     return lambda locks: locks.run(sl.semaphore.resize(name, 3, by="ops")), judge
@@ -669,7 +669,7 @@ def semaphore_delete(way: Way) -> tuple[Act, Judge]:
 
     def judge(said: Said) -> None:
         assert said.unknown or said.done() in (True, False, None)
-        assert capacities(way, name) in ([[2, None], [2]] if said.unknown else [[2, None]])
+        assert capacities(way, name) in ([[None, 2], [2]] if said.unknown else [[None, 2]])
         assert not said.unknown or way.commits
 
     return lambda locks: locks.run(sl.semaphore.delete(name)), judge
