@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 
 
 class Wire:
@@ -19,11 +20,23 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.round_trips = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
 
     def close(self) -> None:
-        """Accept nobody any more; what is connected stays connected."""
-        self._listener.close()
+        """End all connections, and their threads."""
+        for end in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+        for thread in self._threads:
+            thread.join()
+        for end in (self._listener, *self._sockets):
+            end.close()
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        self._threads.append(threading.Thread(target=target, args=arguments, daemon=True))
+        self._threads[-1].start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -32,9 +45,10 @@ class Wire:
                 server = socket.create_connection(self._server)
                 for end in (client, server):
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._sockets.append(end)
                 conversation = _Conversation(self)
                 for source, target, speaker in ((client, server, "client"), (server, client, "server")):
-                    threading.Thread(target=conversation.carry, args=(source, target, speaker), daemon=True).start()
+                    self._start(conversation.carry, source, target, speaker)
 
 
 class _Conversation:

@@ -141,7 +141,8 @@ def test_no_password_where_nobody_answers(drivername: str, as_json: bool) -> Non
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg"])
 def test_no_password_where_the_server_refuses(driver: str, servers: Servers) -> None:
-    url = make_url(servers.server("postgresql15").url(driver)).set(password=SECRET, database="nonexistent-db")
+    # without TLS, in which asyncpg leaves the transport open that a server has refused
+    url = make_url(servers.server("postgresql18").url(driver)).set(password=SECRET, database="nonexistent-db")
     done = run("check", SQLALCHEMY_LOCKS_URL=url.render_as_string(hide_password=False))
     assert done.exit_code == 2
     assert done.stderr.startswith(f"sqlalchemy-locks: postgresql+{driver}://")
