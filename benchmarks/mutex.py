@@ -175,7 +175,7 @@ def others_of(engine: Engine) -> dict[str, Pair]:
                 assert session.scalar(mutex.release("own"))
 
     def once() -> None:
-        bool(locks.once_per("once", every=3600))
+        locks.once_per("once", every=3600)
 
     return {"session": session_pair, "once_per": once}
 

@@ -8,26 +8,25 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.util import await_only
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from .async_lease import AsyncLeasing, undisturbed
 from .decorate import check_coroutine, in_async_block
 from .durations import span
-from .greenlets import spawn
 from .hold import IN_BLOCK, Held, Hold, Name
 from .leases import DAY, Alive
 from .locks import Locks
 from .maintenance import AsyncMaintenance
 from .mutex import Mutex
 from .mutexes import Mutexes
-from .once import OncePer
 from .operation import RowsOperation, ValueOperation
+from .timeout import Timeout
 from .values import Grant, Released, Report
 
 T = TypeVar("T")
@@ -50,7 +49,7 @@ def awaited(alive: Alive | AsyncAlive | None) -> Alive | None:
 
 
 def _undisturbed(work: Callable[[], Any]) -> Any:
-    return await_only(undisturbed(spawn(work)))
+    return await_only(undisturbed(greenlet_spawn(work)))
 
 
 class AsyncLocks:
@@ -107,7 +106,7 @@ class AsyncLocks:
         """As :attr:`sqlalchemy_locks.Locks.engine_name`."""
         return self._sync.engine_name
 
-    def once_per(
+    async def once_per(
         self,
         name: str,
         *,
@@ -115,13 +114,42 @@ class AsyncLocks:
         windowed: bool = False,
         tz: str | None = None,
         queue: str | None = None,
-    ) -> AsyncOncePer:
-        """As :meth:`sqlalchemy_locks.Locks.once_per`: to be awaited, or a decorator of coroutine functions.
+    ) -> bool:
+        """As :meth:`sqlalchemy_locks.Locks.once_per`.
 
         >>> if await locks.once_per("hourly-report", every=3600):
         ...     await send_report()
         """
-        return AsyncOncePer(self._sync.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue))
+        return await greenlet_spawn(self._sync.once_per, name, every=every, windowed=windowed, tz=tz, queue=queue)
+
+    def scheduled(
+        self,
+        name: str,
+        *,
+        every: float | timedelta,
+        windowed: bool = False,
+        tz: str | None = None,
+        queue: str | None = None,
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T | None]]]:
+        """As :meth:`sqlalchemy_locks.Locks.scheduled`, for coroutine functions.
+
+        >>> @locks.scheduled("daily-report", every=86400)
+        ... async def send_daily_report() -> None: ...
+        """
+        what = f"scheduled({name!r})"
+        Timeout(every=every, windowed=windowed, tz=tz).acquire(name, queue=queue)  # refuses bad input before any call
+
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T | None]]:
+            check_coroutine(function, what)
+
+            @functools.wraps(function)
+            async def run(*args: P.args, **kwargs: P.kwargs) -> T | None:
+                due = await self.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue)
+                return await function(*args, **kwargs) if due else None
+
+            return run
+
+        return decorate
 
     async def acquire(
         self,
@@ -133,15 +161,17 @@ class AsyncLocks:
         timeout: float | timedelta | None = None,
     ) -> Grant:
         """As :meth:`sqlalchemy_locks.Locks.acquire`."""
-        return await spawn(self._sync.acquire, permits, external_id=external_id, owner=owner, ttl=ttl, timeout=timeout)
+        return await greenlet_spawn(
+            self._sync.acquire, permits, external_id=external_id, owner=owner, ttl=ttl, timeout=timeout
+        )
 
     async def release(self, external_id: str | Grant) -> Released:
         """As :meth:`sqlalchemy_locks.Locks.release`."""
-        return await spawn(self._sync.release, external_id)
+        return await greenlet_spawn(self._sync.release, external_id)
 
     async def renew(self, external_id: str | Grant) -> bool:
         """As :meth:`sqlalchemy_locks.Locks.renew`."""
-        return await spawn(self._sync.renew, external_id)
+        return await greenlet_spawn(self._sync.renew, external_id)
 
     def semaphore(
         self,
@@ -179,11 +209,11 @@ class AsyncLocks:
         self, *, stale_after: float | timedelta | None = DAY, alive: Alive | AsyncAlive | None = None
     ) -> int:
         """As :meth:`sqlalchemy_locks.Locks.sweep`; ``alive`` may be a coroutine function."""
-        return await spawn(self._sync.sweep, stale_after=stale_after, alive=awaited(alive))
+        return await greenlet_spawn(self._sync.sweep, stale_after=stale_after, alive=awaited(alive))
 
     async def maintain(self, *, alive: Alive | AsyncAlive | None = None) -> Report:
         """As :meth:`sqlalchemy_locks.Locks.maintain`; ``alive`` may be a coroutine function."""
-        return await spawn(self._sync.maintain, alive=awaited(alive))
+        return await greenlet_spawn(self._sync.maintain, alive=awaited(alive))
 
     def maintenance(
         self, *, alive: Alive | AsyncAlive | None = None, every: float | timedelta = 60
@@ -209,36 +239,7 @@ class AsyncLocks:
     async def run(self, operation: ValueOperation[T]) -> T | None: ...
     async def run(self, operation: Any) -> Any:
         """As :meth:`sqlalchemy_locks.Locks.run`."""
-        return await spawn(self._sync.run, operation)
-
-
-class AsyncOncePer:
-    """As :class:`sqlalchemy_locks.once.OncePer`: awaited, it asks; as a decorator it asks at each call.
-
-    >>> @locks.once_per("daily-report", every=86400)
-    ... async def send_daily_report() -> None: ...
-    """
-
-    def __init__(self, once: OncePer) -> None:
-        self._once = once
-
-    def __await__(self) -> Generator[Any, Any, bool]:
-        return spawn(self._once.__bool__).__await__()
-
-    def __bool__(self) -> bool:
-        raise TypeError("write `if await locks.once_per(...)`: without the await nobody has been asked")
-
-    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T | None]]:
-        check_coroutine(function, self._once.used())
-
-        @functools.wraps(function)
-        async def in_turn(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            return await function(*args, **kwargs) if await spawn(self._once.ask) else None
-
-        return in_turn
-
-    def __repr__(self) -> str:
-        return repr(self._once)
+        return await greenlet_spawn(self._sync.run, operation)
 
 
 class AsyncMutexes:
@@ -249,15 +250,15 @@ class AsyncMutexes:
 
     async def acquire(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """As ``Mutexes.acquire``."""
-        return await spawn(self._mutexes.acquire, id, queue=queue, owner=owner)
+        return await greenlet_spawn(self._mutexes.acquire, id, queue=queue, owner=owner)
 
     async def acquire_token(self, id: Any, *, queue: Any = None, owner: str | None = None) -> int | None:
         """As ``Mutexes.acquire_token``."""
-        return await spawn(self._mutexes.acquire_token, id, queue=queue, owner=owner)
+        return await greenlet_spawn(self._mutexes.acquire_token, id, queue=queue, owner=owner)
 
     async def release(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """As ``Mutexes.release``."""
-        return await spawn(self._mutexes.release, id, queue=queue, owner=owner)
+        return await greenlet_spawn(self._mutexes.release, id, queue=queue, owner=owner)
 
 
 class AsyncHeld:
@@ -285,7 +286,7 @@ class AsyncHeld:
 
     async def check(self) -> None:
         """As ``Held.check``."""
-        await spawn(self._held.check)
+        await greenlet_spawn(self._held.check)
 
 
 class AsyncHold:
@@ -303,9 +304,9 @@ class AsyncHold:
         return in_async_block(function, self._hold.shown, lambda: AsyncHold(self._locks, self._hold.again()))
 
     async def __aenter__(self) -> AsyncHeld:
-        return AsyncHeld(await spawn(self._hold.__enter__), self._locks)
+        return AsyncHeld(await greenlet_spawn(self._hold.__enter__), self._locks)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await spawn(self._hold.__exit__, kind, error, trace)
+        await greenlet_spawn(self._hold.__exit__, kind, error, trace)

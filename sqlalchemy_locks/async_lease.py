@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from sqlalchemy.util import greenlet_spawn
+
 from .block import Block
 from .decorate import in_async_block
-from .greenlets import spawn
 from .lease import Given
 from .lines import rung
 from .renewal import Lost, Renewed, clock
@@ -97,9 +98,9 @@ class AsyncLeasing:
         return decorated
 
     async def __aenter__(self) -> AsyncLease:
-        grant, renewed = await spawn(self._block.enter)
+        grant, renewed = await greenlet_spawn(self._block.enter)
         self._task = asyncio.create_task(_renewing(renewed))
-        return AsyncLease(grant, renewed.lost, lambda: spawn(self._block.check))
+        return AsyncLease(grant, renewed.lost, lambda: greenlet_spawn(self._block.check))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -110,7 +111,7 @@ class AsyncLeasing:
         try:
             await asyncio.wait({task})
         finally:
-            await spawn(self._block.leave, error)
+            await greenlet_spawn(self._block.leave, error)
 
 
 async def undisturbed(work: Coroutine[Any, Any, T], *, forgetful: bool = True) -> T:
@@ -142,5 +143,5 @@ async def _renewing(lease: Renewed) -> None:
         pause = lease.due - clock()
         if pause > 0:
             await asyncio.sleep(pause)
-        elif not await spawn(lease.renew):
+        elif not await greenlet_spawn(lease.renew):
             return

@@ -17,11 +17,10 @@ from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.util import await_only
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from .async_lease import undisturbed
 from .attempts import ended, hears, rows, say
-from .greenlets import spawn
 from .operation import place_of
 from .put import CHANNEL
 from .shift import LONGEST_REST, Shift
@@ -122,7 +121,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
 
     async def _turn(self, shift: Shift, tasks: set[asyncio.Task[None]], pause: Callable[[], float]) -> None:
         self._wake.clear()
-        await spawn(shift.turn)
+        await greenlet_spawn(shift.turn)
         while (job := shift.take()) is not None:
             task = asyncio.create_task(self._hand(shift, job))
             tasks.add(task)
@@ -151,7 +150,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
         try:
             while not self._stopped:
                 self._wake.clear()
-                await spawn(shift.sweep)
+                await greenlet_spawn(shift.sweep)
                 if self._stopped:
                     break
                 await _rung(self._wake, (self.stalled_after or 3600) / 4)
@@ -176,15 +175,15 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
     async def _hold_one(self) -> bool:
         """As ``worker.hold_one``: the same transaction, left open while the handler is awaited."""
         short = ShortTransaction(self.engine)
-        await spawn(short.open)
+        await greenlet_spawn(short.open)
         try:
             captured: Any = self.queue.capture(1, queue=self.name, host=self.host)
-            jobs = await spawn(lambda: rows(short.connection.execute(captured)))
+            jobs = await greenlet_spawn(lambda: rows(short.connection.execute(captured)))
             if jobs and self._stopped:
                 released = self.queue.release(jobs)
-                await spawn(lambda: short.connection.execute(released))
+                await greenlet_spawn(lambda: short.connection.execute(released))
             elif jobs:
-                await spawn(short.use)
+                await greenlet_spawn(short.use)
                 error: BaseException | None = None
                 try:
                     await self.handler(jobs[0])
@@ -193,11 +192,11 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
                         raise  # which gives the job back
                     error = raised
                     say(logging.WARNING, "a job of the queue %r failed", self.name, exc_info=error)
-                await spawn(ended, short.connection, self.queue, jobs[0], error)
+                await greenlet_spawn(ended, short.connection, self.queue, jobs[0], error)
         except BaseException:
-            await spawn(short.abandon)
+            await greenlet_spawn(short.abandon)
             raise
-        await spawn(short.commit)
+        await greenlet_spawn(short.commit)
         return bool(jobs)
 
     @contextlib.asynccontextmanager
@@ -217,7 +216,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
     async def _listen(self) -> None:
         while True:
             try:
-                if not await spawn(hears, self.engine):
+                if not await greenlet_spawn(hears, self.engine):
                     return
                 await self._listen_once()
             except Exception as error:
@@ -230,7 +229,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
         facts = place_of(engine.dialect, {}).engine
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()
-        connection = await spawn(engine.raw_connection)
+        connection = await greenlet_spawn(engine.raw_connection)
         driver: Any = connection.driver_connection
         connection.detach()  # the pool has it no more
         try:
@@ -290,7 +289,7 @@ async def _all(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 async def _closed(shift: Shift, tasks: Iterable[asyncio.Task[None]]) -> None:
     await _all(tasks)
-    await spawn(shift.close)
+    await greenlet_spawn(shift.close)
 
 
 def _stop_all(stops: list[Callable[[], None]]) -> None:

@@ -71,6 +71,21 @@ def in_async_block(
     return within
 
 
+def when_due(due: Callable[[], bool], what: str) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+    """A decorator of functions that run when ``due`` says so, and give ``None`` otherwise."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T | None]:
+        check_plain(function, what)
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            return function(*args, **kwargs) if due() else None
+
+        return run
+
+    return decorate
+
+
 def check_done(result: T, what: str) -> T:
     """Refuse a result whose code has still to run: a wrapper gave it, which looks like a plain function.
 

@@ -12,11 +12,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 
+from .decorate import when_due
 from .dialects import engine_of
 from .errors import (
     IdempotencyConflict,
@@ -34,7 +35,6 @@ from .maintenance import Maintained
 from .mutex import Mutex
 from .mutexes import Mutexes
 from .names import checked
-from .once import OncePer
 from .operation import Operation, RowsOperation, ValueOperation, fresh_nonce, listed, place_of, seconds
 from .pools import connected, one_for_all
 from .timeout import Timeout
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, sessionmaker
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 #: errors that say that no try has done anything, an earlier one without an answer included
 _NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
@@ -125,29 +126,21 @@ class Locks(Leases, Maintained, Holding):
         windowed: bool = False,
         tz: str | None = None,
         queue: str | None = None,
-    ) -> OncePer:
-        """Whether it is this caller's turn to do what is to be done once a period: :class:`Timeout`, made on first use.
+    ) -> bool:
+        """Acquire the :class:`Timeout` of a name, made on first use: whether it is this caller's turn.
 
         :param every: the period, in whole seconds or as a ``timedelta``.
         :param windowed: :param tz: :param queue: see :class:`Timeout`.
-        :return: a condition, which asks when it is evaluated; ``bool(...)`` keeps the answer. As a decorator it
-            asks at each call: the function runs when it is its turn, and the call gives ``None`` when it isn't.
-            See :class:`OncePer`.
+        :return: ``True`` at most once a period, among all processes.
         :raises OutcomeUnknown: when the connection died, and so did those of three more tries.
 
         >>> if locks.once_per("hourly-report", every=3600):
         ...     send_report()
         """
-        timeout = Timeout(every=every, windowed=windowed, tz=tz)
-        timeout.acquire(name, queue=queue)  # what is wrong with them is said here, and not where it is asked
-
-        def ask() -> bool:
-            mine = self._turn(timeout, name, queue, fresh_nonce())
-            if mine:
-                self._tell("acquired", "timeout", (name,))
-            return mine
-
-        return OncePer(ask, f"once_per({name!r})")
+        mine = self._turn(Timeout(every=every, windowed=windowed, tz=tz), name, queue, fresh_nonce())
+        if mine:
+            self._tell("acquired", "timeout", (name,))
+        return mine
 
     def _turn(self, timeout: Timeout, name: str, queue: str | None, nonce: str) -> bool:
         operation = timeout.acquire(name, queue=queue)
@@ -156,6 +149,31 @@ class Locks(Leases, Maintained, Holding):
         except UnknownTask:
             self.run(timeout.create(name, queue=queue))
             return bool(self._run(operation, nonce))
+
+    def scheduled(
+        self,
+        name: str,
+        *,
+        every: float | timedelta,
+        windowed: bool = False,
+        tz: str | None = None,
+        queue: str | None = None,
+    ) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+        """Decorate a function that runs at most once a period: when :meth:`once_per`, asked at each call, says so.
+
+        :param every: :param windowed: :param tz: :param queue: as for :meth:`once_per`.
+        :return: a decorator. A call gives ``None`` when it isn't this caller's turn.
+        :raises OutcomeUnknown: by a call, as :meth:`once_per`.
+
+        >>> @locks.scheduled("daily-report", every=86400)
+        ... def send_daily_report() -> None: ...
+        """
+        Timeout(every=every, windowed=windowed, tz=tz).acquire(name, queue=queue)  # refuses bad input before any call
+
+        def due() -> bool:
+            return self.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue)
+
+        return when_due(due, f"scheduled({name!r})")
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
         """Hold keys alone while the block runs; a transaction holds them, and the block's end commits it.

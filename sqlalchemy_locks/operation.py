@@ -347,7 +347,6 @@ def verify(connection: Connection, engine: Engine) -> None:
     # an attribute of the dialect, which lives as long as the app's engine and is shared by its options' copies
     dialect: Any = connection.dialect
     if not getattr(dialect, "_sqlalchemy_locks_verified", False):
-        engine.refuse_standstill(connection)
         engine.verify(connection)
         dialect._sqlalchemy_locks_verified = True
 

@@ -17,8 +17,6 @@ import click
 from . import MISSING
 from .target import App
 
-#: these are about a server, and not about an app: they make engines of their own from its URL
-_ALONE = ("demo", "bench")
 _NAMED = re.compile(r" --url \S+")
 
 
@@ -50,7 +48,7 @@ class Adopted(click.Group):
             raise click.ClickException(MISSING)
         from .commands import commands
 
-        return {name: _twin(each, self._program) for name, each in commands.commands.items() if name not in _ALONE}
+        return {name: _twin(each, self._program) for name, each in commands.commands.items()}
 
 
 def _twin(command: click.Command, program: str) -> click.Command:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from .bench import bench
 from .check import check
 from .command import Group
-from .demo import demo
 from .install import install
 from .page import page
 from .queue import queue
@@ -36,5 +34,5 @@ def commands() -> None:
     """
 
 
-for command in (install, check, status, top, page, semaphore, queue, sweep, vacuum, demo, bench):
+for command in (install, check, status, top, page, semaphore, queue, sweep, vacuum):
     commands.add_command(command)

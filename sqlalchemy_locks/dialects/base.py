@@ -213,24 +213,6 @@ class Engine:
         """Whether a wait for the server keeps signals from being heard."""
         return connection.dialect.driver in _DEAF
 
-    def stops_greenlets(self, connection: Connection) -> str | None:
-        """What to do about a driver that waits where none of gevent's greenlets runs; ``None`` for any other."""
-        if connection.dialect.driver in _DEAF:
-            return "use a driver in Python, such as pymysql"
-        return None
-
-    def refuse_standstill(self, connection: Connection) -> None:
-        """Refuse to wait where whoever holds what is waited for can't go on: in a greenlet of the same thread."""
-        monkey = sys.modules.get("gevent.monkey")
-        if monkey is None or connection.dialect.is_async or not monkey.is_module_patched("socket"):
-            return
-        remedy = self.stops_greenlets(connection)
-        if remedy is not None:
-            raise Unsupported(
-                f"{connection.dialect.driver} waits for {self.name} where none of gevent's greenlets runs, and so not "
-                f"the one that holds the lock either: {remedy}"
-            )
-
     def hung_up(self, connection: Connection) -> bool:
         """Whether the server has ended this idle connection, as far as that is known without asking it."""
         return False

@@ -232,14 +232,6 @@ class PostgreSQL(Engine):
     def interrupted(self, error: DBAPIError) -> bool:
         return _sqlstate(error) == "57014"
 
-    def stops_greenlets(self, connection: Connection) -> str | None:
-        driver: Any = connection.dialect.dbapi
-        if connection.dialect.driver == "psycopg2" and driver.extensions.get_wait_callback() is None:
-            return "use psycopg, or have psycogreen patch psycopg2"
-        if connection.dialect.driver == "psycopg" and driver.waiting.wait.__name__ == "wait_c":
-            return "have gevent patch the process before psycopg is imported"
-        return None
-
     def wait_value(self, seconds: float) -> str:
         return f"{max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))}ms"
 

@@ -95,9 +95,6 @@ class SQLite(Engine):
     def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         return judged(connection)
 
-    def stops_greenlets(self, connection: Connection) -> str | None:
-        return "use threads, or another engine"
-
     def wait_value(self, seconds: float) -> int:
         return math.ceil(min(seconds * 1000, 2**31 - 1))
 

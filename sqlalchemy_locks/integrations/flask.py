@@ -13,9 +13,9 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 from flask import Flask, Response, current_app, request_started
@@ -25,13 +25,13 @@ from sqlalchemy.pool import QueuePool
 
 from ..cli.adopt import Adopted
 from ..cli.target import App
+from ..decorate import when_due
 from ..errors import LockError
 from ..hold import Hold, Name
 from ..lease import Leasing
 from ..locks import Locks
 from ..maintenance import Maintenance
 from ..names import checked
-from ..once import OncePer
 from ..timeout import Timeout
 from .later import LaterHold, LaterLeasing
 from .problem import problem_of
@@ -46,6 +46,9 @@ else:
 
 __all__ = ["AppLocks", "FlaskLocks", "answer", "current_locks"]
 
+T = TypeVar("T")
+P = ParamSpec("P")
+
 KEY = "sqlalchemy_locks"
 #: how long an app that ends waits for a round of maintenance, in seconds
 _PATIENCE = 10.0
@@ -57,7 +60,8 @@ _apps: weakref.WeakSet[AppState] = weakref.WeakSet()
 class AppLocks(_Forwarding):
     """The ``Locks`` of the app that is current, with all that they have.
 
-    Blocks, and ``once_per``, may be made where there is no app yet: they ask for it when they are entered, or called.
+    Blocks and ``scheduled`` functions may be made where there is no app yet: they look for it when they are entered or
+    called.
     Everything else is ``RuntimeError`` outside of an app context.
 
     >>> from sqlalchemy_locks.integrations.flask import current_locks
@@ -127,15 +131,26 @@ class AppLocks(_Forwarding):
         windowed: bool = False,
         tz: str | None = None,
         queue: str | None = None,
-    ) -> OncePer:
-        """See :meth:`Locks.once_per`; of the app that is current when it is asked."""
-        # what is wrong with them is said here
-        Timeout(every=every, windowed=windowed, tz=tz).acquire(name, queue=queue)
+    ) -> bool:
+        """See :meth:`Locks.once_per`; of the current app."""
+        return self.current.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue)
 
-        def ask() -> bool:
-            return self.current.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue).ask()
+    def scheduled(
+        self,
+        name: str,
+        *,
+        every: float | timedelta,
+        windowed: bool = False,
+        tz: str | None = None,
+        queue: str | None = None,
+    ) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+        """See :meth:`Locks.scheduled`; of the app that is current at each call."""
+        Timeout(every=every, windowed=windowed, tz=tz).acquire(name, queue=queue)  # refuses bad input before any call
 
-        return OncePer(ask, f"once_per({name!r})")
+        def due() -> bool:
+            return self.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue)
+
+        return when_due(due, f"scheduled({name!r})")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of the current app>"

@@ -223,8 +223,6 @@ def test_help_needs_no_database() -> None:
         "queue",
         "sweep",
         "vacuum",
-        "demo",
-        "bench",
     ):
         assert f"\n  {command} " in done.stdout
         told = run(command, "--help")

@@ -1,13 +1,11 @@
-"""The commands as processes; the demo and the bench, which have a life of their own."""
+"""The commands as processes: their streams, exit codes and what is missing."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,15 +13,6 @@ from sqlalchemy_locks.cli import MISSING
 
 from .conftest import Cli
 
-#: Has every process of the demo, as it starts, grant whatever is asked for.
-BROKEN = """\
-import contextlib
-from sqlalchemy_locks.leases import Leases
-from sqlalchemy_locks.locks import Locks
-from sqlalchemy_locks.values import Grant
-Leases.acquire = lambda self, permits, **others: Grant("x", True, "ACQUIRED", permits)
-Locks.exclusive = lambda self, *names, **others: contextlib.nullcontext()
-"""
 #: Has Python find neither Click nor Rich.
 BARE = """\
 import sys
@@ -99,63 +88,3 @@ def test_the_library_loads_none_of_it(tmp_path: Path) -> None:
     code = "import sys, sqlalchemy_locks; print([name for name in ('click', 'rich', 'alembic') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout == "[]\n", done.stderr
-
-
-def checks(done: subprocess.CompletedProcess[str]) -> list[tuple[bool, str]]:
-    assert done.stdout, done.stderr
-    return [(each["ok"], each["says"]) for each in json.loads(done.stdout)["checks"]]
-
-
-#: Has a permit last for longer than a busy machine may leave a process standing still.
-UNHURRIED = """\
-from sqlalchemy_locks.cli import crowd
-crowd.TTL = 15.0
-"""
-DEMO = ("demo", "--json", "--workers", "3", "--slots", "1", "--seconds", "1")
-
-
-def test_the_demo(tmp_path: Path) -> None:
-    done = process(*DEMO, folder=tmp_path, customize=UNHURRIED)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(checks(done)) == 5
-    assert all(ok for ok, _ in checks(done))
-
-
-def test_the_demo_fails_if_nothing_is_locked(tmp_path: Path) -> None:
-    done = process(*DEMO, folder=tmp_path, customize=BROKEN)
-    assert done.returncode == 1, done.stdout + done.stderr
-    failed = [says for ok, says in checks(done) if not ok]
-    assert any("times more than 1" in says for says in failed), failed
-
-
-def test_the_demo_wants_somebody_to_compete(sqlite: Cli) -> None:
-    assert "nothing to compete for" in sqlite("demo", "--workers", "3", "--slots", "2", code=2).stderr
-
-
-@pytest.mark.parametrize(
-    ("engine", "raw", "trips"),
-    [
-        ("sqlite", [True, True, False], [None, None, None]),
-        ("postgresql15", [True, True, True], [2, 3, 2]),
-        ("mysql", [True, False, False], None),
-    ],
-)
-def test_the_bench(engine: str, raw: list[bool], trips: list[Any] | None, made: Any) -> None:
-    cli = Cli(made(engine))
-    told = cli.json("bench", "--rounds", "3", "--pairs", "2")
-    assert set(told) == {"database", "rounds", "pairs", "results"}
-    for row in told["results"]:
-        assert set(row) == {"pair", "microseconds", "raw_microseconds", "ratio", "round_trips"}
-        assert row["microseconds"] > 0
-    assert [row["raw_microseconds"] is not None for row in told["results"]] == raw
-    # each pair of the raw driver's was one of permits, too, and all came back
-    requests = "lock_permit_request" if engine in ("sqlite", "mysql") else "lock.permit_request"
-    with cli.locks._engine.connect() as connection:
-        states = connection.exec_driver_sql(f"SELECT state FROM {requests}").scalars().all()
-    assert set(states) == {"RELEASED"}
-    # 3 rounds of 2, and 1 before them, by each; through the wire 2 more
-    assert len(states) == 7 * (1 + raw[2]) + (2 if trips is None or trips[2] else 0)
-    if trips is not None:
-        assert [row["round_trips"] for row in told["results"]] == trips
-    assert [row["name"] for row in cli.json("semaphore", "list")["semaphores"]] == []
-    assert "Round trips" in cli("bench", "--rounds", "3", "--pairs", "1").stdout

@@ -45,12 +45,11 @@ def test_an_async_driver_installs(servers: Servers) -> None:
     assert cli.json("check")["ok"] is True
 
 
-@pytest.mark.parametrize("command", ["demo", "bench"])
-def test_what_async_drivers_are_not_for(command: str, postgresql: Cli) -> None:
+def test_an_async_driver_is_not_for_the_page(postgresql: Cli) -> None:
     url = postgresql.url.replace("+psycopg:", "+asyncpg:")
-    done = run(command, "--url", url)
+    done = run("page", "--url", url)
     assert done.exit_code == 2
-    assert "postgresql+asyncpg is not" in " ".join(done.stderr.split())
+    assert "postgresql+asyncpg" in " ".join(done.stderr.split())
 
 
 def test_where_the_url_comes_from(servers: Servers, tmp_path: Path) -> None:
@@ -142,7 +141,8 @@ def test_no_password_where_nobody_answers(drivername: str, as_json: bool) -> Non
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg"])
 def test_no_password_where_the_server_refuses(driver: str, servers: Servers) -> None:
-    url = make_url(servers.server("postgresql15").url(driver)).set(password=SECRET, database="nonexistent-db")
+    # without TLS, in which asyncpg leaves the transport open that a server has refused
+    url = make_url(servers.server("postgresql18").url(driver)).set(password=SECRET, database="nonexistent-db")
     done = run("check", SQLALCHEMY_LOCKS_URL=url.render_as_string(hide_password=False))
     assert done.exit_code == 2
     assert done.stderr.startswith(f"sqlalchemy-locks: postgresql+{driver}://")

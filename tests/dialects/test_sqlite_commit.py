@@ -67,7 +67,7 @@ def mutex(locks: sl.Locks, grant: sl.Grant) -> Any:
 
 
 def once(locks: sl.Locks, grant: sl.Grant) -> Any:
-    return bool(locks.once_per("daily", every=86400))
+    return locks.once_per("daily", every=86400)
 
 
 def put(locks: sl.Locks, grant: sl.Grant) -> Any:

@@ -1,12 +1,10 @@
-"""Blocks and once_per as decorators: each call by itself, on what is done when its call is done, and on nothing else."""
+"""Blocks and scheduled as decorators: each call by itself, on what is done when its call is done, and on nothing else."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import threading
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -116,7 +114,7 @@ class Awaited:
     async def __call__(self) -> None: ...
 
 
-@pytest.mark.parametrize("make", ["exclusive", "shared", "once_per"])
+@pytest.mark.parametrize("make", ["exclusive", "shared", "scheduled"])
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
@@ -131,7 +129,7 @@ class Awaited:
 )
 def test_what_it_would_not_guard_is_refused(engine_to: MakeEngine, make: str, what: Any, sentence: str) -> None:
     locks = sl.Locks(engine_to("sqlite"))
-    made = locks.once_per("a", every=60) if make == "once_per" else getattr(locks, make)("a")
+    made = locks.scheduled("a", every=60) if make == "scheduled" else getattr(locks, make)("a")
     with pytest.raises(TypeError, match=sentence):
         made(what)
 
@@ -160,11 +158,11 @@ def test_awaited(servers: Any, which: str) -> None:
                 with pytest.raises(TypeError):
                     locks.exclusive("a")(refused)  # type: ignore[arg-type]
                 with pytest.raises(TypeError):
-                    locks.once_per("a", every=60)(refused)  # type: ignore[arg-type]
+                    locks.scheduled("a", every=60)(refused)  # type: ignore[arg-type]
 
             done = []
 
-            @locks.once_per(key, every=3600)
+            @locks.scheduled(key, every=3600)
             async def report(to: str) -> str:
                 done.append(to)
                 return to
@@ -173,10 +171,6 @@ def test_awaited(servers: Any, which: str) -> None:
             assert await report("ben") is None
             assert done == ["ann"]
             assert await locks.once_per(key, every=3600) is False
-            once = locks.once_per(unused(), every=3600)
-            assert await once is True
-            with pytest.raises(TypeError, match="if await locks"):
-                bool(once)
 
     asyncio.run(main())
 
@@ -186,7 +180,7 @@ def test_once_a_period(engine_to: MakeEngine, name: str) -> None:
     locks, key = sl.Locks(engine_to(name)), unused()
     done = []
 
-    @locks.once_per(key, every=3600)
+    @locks.scheduled(key, every=3600)
     def report(to: str) -> str:
         done.append(to)
         return to
@@ -195,25 +189,11 @@ def test_once_a_period(engine_to: MakeEngine, name: str) -> None:
     assert report("ann") == "ann"
     assert report("ben") is None
     assert done == ["ann"]
-    mine = locks.once_per(unused(), every=3600)
-    assert "not asked yet" in repr(mine)
-    assert [bool(mine), bool(mine)] == [True, True]  # one answer, however often it is looked at
-    assert "True" in repr(mine)
-
-
-def test_one_that_nobody_asked_warns(engine_to: MakeEngine) -> None:
-    locks = sl.Locks(engine_to("sqlite"))
-    gc.collect()  # what is others' to warn of
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        locks.once_per("a", every=60)
-        gc.collect()
-    assert [str(one.message) for one in told if one.category is RuntimeWarning] == [
-        "once_per('a') was neither asked (if, bool, await) nor used as a decorator, so nothing was acquired"
-    ]
 
 
 @pytest.mark.parametrize("bad", [{"every": 0}, {"every": True}, {"every": 60, "tz": "Europe/Paris"}])
 def test_bad_input_is_refused_before_any_question(engine_to: MakeEngine, bad: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        sl.Locks(engine_to("sqlite")).once_per("a", **bad)
+    locks = sl.Locks(engine_to("sqlite"))
+    for asked in (locks.once_per, locks.scheduled):
+        with pytest.raises((TypeError, ValueError)):
+            asked("a", **bad)

@@ -114,7 +114,7 @@ def test_mutexes_and_periods(engine_to: MakeEngine) -> None:
     assert locks.mutex.release(name)
     assert not locks.mutex.release(name)
     token = locks.mutex.acquire_token(name)
-    assert bool(locks.once_per(name, every=3600))
+    assert locks.once_per(name, every=3600)
     assert not locks.once_per(name, every=3600)
     assert [(one.event, one.kind, one.fence) for one in told] == [
         ("acquired", "mutex", None),

@@ -219,7 +219,7 @@ def test_a_log_that_fails_loses_no_lock(engine_to: MakeEngine) -> None:
     assert free(engine, key)
     assert locks.mutex.acquire(key)
     assert locks.mutex.release(key)
-    assert bool(locks.once_per(key, every=3600))
+    assert locks.once_per(key, every=3600)
     with locks.lease(key, ttl=3600) as grant:
         grant.check()
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.aio import AsyncMutexes, AsyncOncePer
+from sqlalchemy_locks.aio import AsyncMutexes
 from sqlalchemy_locks.async_lease import AsyncLease, AsyncLost
 from sqlalchemy_locks.hold import Held
 from sqlalchemy_locks.lease import Lease
 from sqlalchemy_locks.mutexes import Mutexes
-from sqlalchemy_locks.once import OncePer
 
 TWINS = [(sl.Locks, sl.AsyncLocks), (Mutexes, AsyncMutexes), (Lease, AsyncLease)]
 
@@ -43,9 +42,7 @@ def test_the_same_parameters(sync: type[Any], asynchronous: type[Any], name: str
         assert str(its.annotation).replace("Alive | AsyncAlive", "Alive") == str(ours.annotation)
 
 
-@pytest.mark.parametrize(
-    "cls", [sl.Locks, sl.AsyncLocks, Mutexes, AsyncMutexes, Held, OncePer, AsyncOncePer, Lease, AsyncLease, AsyncLost]
-)
+@pytest.mark.parametrize("cls", [sl.Locks, sl.AsyncLocks, Mutexes, AsyncMutexes, Held, Lease, AsyncLease, AsyncLost])
 def test_every_method_is_documented(cls: type[Any]) -> None:
     for name in public(cls) - {"dispatch"} - {one.name for one in fields(sl.Grant)}:
         assert inspect.getdoc(inspect.getattr_static(cls, name)), f"{cls.__name__}.{name}"

@@ -163,38 +163,8 @@ told(names=names.count("sqlalchemy_locks.maintenance"), after=[
     assert ran(script, url_of(servers, "postgresql15"), tmp_path) == {"names": 1, "after": 0}
 
 
-REFUSED = """
-import psycopg, psycopg2.extensions
-AFTER
-def asked():
-    try:
-        with locks.exclusive("refused"):
-            return "entered"
-    except sl.Unsupported as error:
-        return str(error)
-told(said=asked())
-"""
-
-
-@pytest.mark.parametrize(
-    ("engine", "driver", "before", "remedy"),
-    [
-        ("postgresql15", "psycopg2", "", "have psycogreen patch psycopg2"),
-        ("sqlite", "pysqlite", "", "use threads, or another engine"),
-        ("postgresql15", "psycopg", "import psycopg", "before psycopg is imported"),
-    ],
-)
-def test_a_driver_that_would_stop_who_holds_the_lock_is_refused(
-    engine: str, driver: str, before: str, remedy: str, servers: Servers, tmp_path: Path
-) -> None:
-    said = ran(REFUSED.replace("AFTER", ""), url_of(servers, engine, driver), tmp_path, head=before + PATCHED)["said"]
-    assert remedy in said
-    assert driver in said
-
-
-def test_psycopg2_that_waits_by_gevent(servers: Servers, tmp_path: Path) -> None:
-    """As psycogreen has it."""
-    after = """
+PSYCOPG2 = """
+import psycopg2.extensions
 from gevent.socket import wait_read, wait_write
 def wait(connection):
     while True:
@@ -204,5 +174,9 @@ def wait(connection):
         (wait_read if state == psycopg2.extensions.POLL_READ else wait_write)(connection.fileno())
 psycopg2.extensions.set_wait_callback(wait)
 """
-    script = REFUSED.replace("AFTER", after)
+
+
+def test_psycopg2_waits_by_gevent(servers: Servers, tmp_path: Path) -> None:
+    """As psycogreen has it."""
+    script = PSYCOPG2 + 'with locks.exclusive("greenlets"):\n    told(said="entered")\n'
     assert ran(script, url_of(servers, "postgresql15", "psycopg2"), tmp_path) == {"said": "entered"}

@@ -130,10 +130,10 @@ def test_a_timeout_knows_itself_again(servers: Any, other: Engine, name: str, dr
         locks = sl.Locks(engine)
         locks.run(sl.Timeout(every=3600).create(id))
         proxy.lose_answer(final(name))
-        assert bool(locks.once_per(id, every=3600)) is True
+        assert locks.once_per(id, every=3600) is True
         assert proxy.losses == 1
-        assert bool(locks.once_per(id, every=3600)) is False
-        assert bool(sl.Locks(other).once_per(id, every=3600)) is False
+        assert locks.once_per(id, every=3600) is False
+        assert sl.Locks(other).once_per(id, every=3600) is False
 
 
 @sync

@@ -338,7 +338,7 @@ def test_an_app_whose_connect_event_leaves_a_transaction_open(servers: Any, driv
 
         locks = sl.Locks(engine)
         assert locks.mutex.acquire(unused()) is True
-        assert bool(locks.once_per(unused(), every=60)) is True
+        assert locks.once_per(unused(), every=60) is True
 
 
 def test_a_transaction_that_has_read_must_roll_back(tmp_path: Any) -> None:

@@ -128,7 +128,7 @@ def with_locks(locks: sl.Locks) -> None:
     assert_type(locks.run(sl.Mutex().acquire("a")), bool | None)
     assert_type(locks.mutex.acquire("a"), bool)
     assert_type(locks.mutex.acquire_token("a"), int | None)
-    assert_type(bool(locks.once_per("a", every=60)), bool)
+    assert_type(locks.once_per("a", every=60), bool)
     assert_type(locks.owner, str)
     holders = locks.run(sl.lock.holders())
     assert_type(holders, list[sl.KeyHolder])
@@ -152,7 +152,7 @@ def decorated(locks: sl.Locks) -> None:
     def one(a: int, *, b: str = "") -> float:
         return 1.0
 
-    @locks.once_per("b", every=60)
+    @locks.scheduled("b", every=60)
     def two(a: int) -> float:
         return 1.0
 
@@ -175,7 +175,7 @@ async def async_decorated(locks: sl.AsyncLocks) -> None:
     async def one(a: int, *, b: str = "") -> float:
         return 1.0
 
-    @locks.once_per("b", every=60)
+    @locks.scheduled("b", every=60)
     async def two(a: int) -> float:
         return 1.0
 

@@ -1,0 +1,49 @@
+"""How many times a pair of operations waits for the server, counted on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url
+
+import sqlalchemy_locks as sl
+from benchmarks.wire import Wire
+from tests.operation.parties import connected, installed, unused
+
+
+def mutex(locks: sl.Locks, name: str) -> None:
+    assert locks.mutex.acquire(name)
+    assert locks.mutex.release(name)
+
+
+def exclusive(locks: sl.Locks, name: str) -> None:
+    with locks.exclusive(name):
+        pass
+
+
+def semaphore(locks: sl.Locks, name: str) -> None:
+    locks.release(locks.acquire({name: 1}, ttl=60))
+
+
+@pytest.mark.parametrize(
+    ("name", "driver"), [("postgresql15", "psycopg"), ("postgresql15", "psycopg2"), ("postgresql18", "psycopg")]
+)
+@pytest.mark.parametrize(("pair", "expected"), [(mutex, 2), (exclusive, 3), (semaphore, 2)])
+def test_a_pair_waits_no_more_often(
+    servers: Any, name: str, driver: str, pair: Callable[[sl.Locks, str], None], expected: int
+) -> None:
+    url, used = make_url(installed(servers, name, driver)), unused()
+    wire = Wire(url.host or "", url.port or 0)
+    try:
+        with connected(url.set(port=wire.port).render_as_string(hide_password=False)) as engine:
+            locks = sl.Locks(engine)
+            locks.run(sl.semaphore.create(used, 1))
+            for _ in range(2):  # prepared statements, the pool's first connection, what is looked at once
+                pair(locks, used)
+            before = wire.round_trips
+            pair(locks, used)
+            assert wire.round_trips - before == expected
+    finally:
+        wire.close()
