@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, create_engine, insert, text
+from sqlalchemy import NullPool, create_engine, insert, select, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.dashboard import reading, shown
@@ -125,9 +125,10 @@ def test_ten_thousand_holders(servers: Servers) -> None:
         locks.run(sl.semaphore.create("crowd", 10_000))
         with engine.begin() as connection:
             numbers = range(1, 10_001)
+            crowd = connection.scalar(select(tables.semaphore.c.id).where(tables.semaphore.c.name == "crowd"))
             requests = [{"id": n, "external_id": f"{n:0250}", "owner": "o" * 255, "state": "ACQUIRED"} for n in numbers]
             connection.execute(insert(tables.permit_request), requests)
-            shape = {"semaphore_id": 1, "count": 1, "state": "ACQUIRED"}
+            shape = {"semaphore_id": crowd, "count": 1, "state": "ACQUIRED"}
             permits = [{"permit_request_id": n, "fence": n, **shape} for n in numbers]
             connection.execute(insert(tables.permit), permits)
             connection.execute(sl.Queue().put(1))
