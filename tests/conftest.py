@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -28,7 +29,6 @@ from sqlalchemy import NullPool, create_engine, make_url
 from sqlalchemy_locks.alembic import ops  # noqa: F401  (registers op.upgrade_locks)
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests import servers as real
-from tests.operation.parties import OUTLIVES
 
 SQLITE_DRIVERS = {"pysqlite": "sqlite", "aiosqlite": "sqlite+aiosqlite"}
 #: a synchronous driver of each engine, for what the tests themselves do there
@@ -190,30 +190,51 @@ def collect_what_is_left_of(error: BaseException | None) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def collected() -> None:
-    """The collector looks at what the tests of a module make, and not each time at all that was imported before."""
+def nothing_of_a_module_is_left_open() -> Iterator[None]:
+    """What the tests of a module share ends with the module.
+
+    The collector looks at what they make, and not each time at all that was imported before.
+    """
     gc.collect()
     gc.freeze()
+    threads = set(threading.enumerate())
+    yield
+    expect_the_end_of(threads)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a test leaves open fails that test, and no later one: threads that don't end, connections without an owner.
 
-    A connection that nothing refers to any more is a ResourceWarning as soon as it is collected, which is done for those
-    only who have other files open than before.
+    Where it shares something with the other tests of its module, as an engine whose pool has a thread for each
+    connection, the threads are those of the module. A connection that nothing refers to any more is a ResourceWarning as
+    soon as it is collected, which is done for those only who have other files open than before.
     """
     threads, files = set(threading.enumerate()), open_files()
     yield
     if request.node.stash.get(_FAILED, False):
         return  # its error keeps what it left, until it has been reported
-    until = time.monotonic() + ENDS_WITHIN
-    left = [thread for thread in threading.enumerate() if thread not in threads and thread.name != OUTLIVES]
-    for thread in left:
-        thread.join(max(0.0, until - time.monotonic()))
+    known = request.node._fixtureinfo.name2fixturedefs
+    if all(
+        made[-1].scope in ("function", "session") for name, made in known.items() if not name.startswith("nothing_")
+    ):
+        expect_the_end_of(threads)
     if open_files() - files:
         gc.collect()
+
+
+#: threads that have failed a test already
+_told_of: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def expect_the_end_of(threads_before: set[threading.Thread]) -> None:
+    """Wait for the threads that were started since; fail when one of them goes on."""
+    until = time.monotonic() + ENDS_WITHIN
+    left = [thread for thread in threading.enumerate() if thread not in threads_before and thread not in _told_of]
+    for thread in left:
+        thread.join(max(0.0, until - time.monotonic()))
     alive = [thread for thread in left if thread.is_alive()]
+    _told_of.update(alive)
     assert not alive, f"threads of this test are still at work: {alive}"
 
 

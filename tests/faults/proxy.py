@@ -25,8 +25,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from sqlalchemy import make_url
 
-from tests.operation.parties import OUTLIVES
-
 #: codes in the place of a protocol version, before a PostgreSQL connection begins
 _SSL, _GSS = 80877103, 80877104
 #: bits of a MySQL client: it goes on with TLS; the columns of a result have no end of their own
@@ -36,13 +34,8 @@ _CLIENT_SSL, _DEPRECATE_EOF = 0x800, 1 << 24
 class Proxy:
     """Forwards requests and answers until it is told to ``cut`` what it carries; new connections are carried again."""
 
-    def __init__(self, url: str, *, shared: bool = False) -> None:
-        """Listen on a free port.
-
-        :param shared: it outlives the test that opens it, and so do its connections' threads.
-        """
+    def __init__(self, url: str) -> None:
         self._url = make_url(url)
-        self.thread_name = OUTLIVES if shared else None
         assert self._url.host is not None
         self._server = (self._url.host, self._url.port)
         self._protocol = MySQL if self._url.get_backend_name() in ("mysql", "mariadb") else PostgreSQL
@@ -60,7 +53,7 @@ class Proxy:
         self.fatal: bytes | None = None
         self._lost: tuple[bytes, Callable[[], object], bool] | None = None
         self._death: tuple[int, bool] | None = None
-        self._acceptor = threading.Thread(target=self._accept, name=self.thread_name, daemon=True)
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
         self._acceptor.start()
 
     @property
@@ -173,7 +166,7 @@ class Link:
         self._proxy, self._protocol = proxy, protocol
         self.client, self.server = client, server
         self._loses: Callable[[], object] | None = None
-        self._thread = threading.Thread(target=self._run, name=proxy.thread_name, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def cut(self) -> None:

@@ -171,7 +171,7 @@ def way(servers: Any, request: pytest.FixtureRequest) -> Iterator[Way]:
     with ExitStack() as stack:
         other = stack.enter_context(connected(installed(servers, name)))
         Base.metadata.create_all(other)
-        proxy = stack.enter_context(Proxy(installed(servers, name, driver), shared=True))
+        proxy = stack.enter_context(Proxy(installed(servers, name, driver)))
         options = more if "poolclass" in more else {"pool_size": 5, "pool_timeout": PATIENCE, **more}
         arguments = encryption(driver, tls)
         emptied(other)

@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 #: what ends a test that hangs, in seconds: never what a machine may be too slow for
 PATIENCE = 240
-#: the name of a thread that belongs to what several tests share
-OUTLIVES = "shared by tests"
 #: the six databases that the locks are installed in, with a synchronous driver of each
 EVERYWHERE = {
     "postgresql15": "psycopg",
