@@ -198,7 +198,9 @@ def _sqlite(connection: Connection) -> dict[str, Any]:
 
 def _mysql(connection: Connection) -> dict[str, Any]:
     names = [name for name in sa.inspect(connection).get_table_names() if not name.startswith("alembic")]
-    return {name: connection.exec_driver_sql(f"SHOW CREATE TABLE `{name}`").one()[1] for name in names}
+    shown = {name: connection.exec_driver_sql(f"SHOW CREATE TABLE `{name}`").one()[1] for name in names}
+    # a row that a step has put there more than once takes a number each time
+    return {name: re.sub(r" AUTO_INCREMENT=\d+", "", definition) for name, definition in shown.items()}
 
 
 def _postgresql(connection: Connection, schema: str) -> dict[str, Any]:

@@ -112,9 +112,11 @@ def test_every_operation_knows_the_prefix(elsewhere: dict[str, str], name: str) 
             assert connection.scalar(sl.lock.try_shared(a)) is True
             connection.execute(sl.lock.shared(c))
             connection.execute(sl.lock.unlock(b))
-            keys = connection.scalars(text("SELECT `key` FROM mine_locked_keys")).all()
-            assert {sl.lock.key(a), sl.lock.key(c)} <= set(keys)
+            look = text("SELECT `key` FROM mine_locked_keys")
+            keys = set(connection.scalars(look))
             assert sl.lock.key(b) not in keys
+            with engine.connect() as other:  # where a key's row was made beside, an older snapshot doesn't show it
+                assert {sl.lock.key(a), sl.lock.key(c)} <= keys | set(other.scalars(look))
         assert sl.Locks(engine).run(sl.lock.vacuum()) >= 2
 
 
