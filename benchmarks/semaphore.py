@@ -25,8 +25,8 @@ from functools import partial
 from sqlalchemy import URL, Engine, create_engine, func, insert, make_url, select, text, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Now
-from sqlalchemy_locks.schema import tables
+from sqlalchemy_locks.sql.clock import Now
+from sqlalchemy_locks.sql.tables import tables
 
 from .lock import Pair, Target, a_server, database, engine_at, verdict
 from .wire import Wire

@@ -6,9 +6,15 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import lock, semaphore, sqlite
-from .capture import capture
-from .errors import (
+from sqlalchemy_locks import lock, semaphore, sqlite
+from sqlalchemy_locks.admin.metadata import metadata
+from sqlalchemy_locks.captures.capture import capture
+from sqlalchemy_locks.captures.explain import Explanation, explain
+from sqlalchemy_locks.captures.state_transition import StateTransition
+from sqlalchemy_locks.conditional.mutex import Mutex
+from sqlalchemy_locks.conditional.timeout import Timeout
+from sqlalchemy_locks.core.operation import Operation
+from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockError,
     LockLost,
@@ -29,25 +35,19 @@ from .errors import (
     UnknownTask,
     Unsupported,
 )
-from .explain import Explanation, explain
-from .fencing import Fence, fenced
-from .lease import Lease
-from .locks import Locks
-from .metadata import metadata
-from .mutex import Mutex
-from .operation import Operation
-from .queue import Queue
-from .semaphore import guarded
-from .timeout import Timeout
-from .transition import StateTransition
-from .values import Grant, Holder, KeyHolder, KeyWaiter, LockEvent, PermitHolder, Released, Report
+from sqlalchemy_locks.facade.lease import Lease
+from sqlalchemy_locks.facade.locks import Locks
+from sqlalchemy_locks.fencing import Fence, fenced
+from sqlalchemy_locks.queue.queue import Queue
+from sqlalchemy_locks.semaphore import guarded
+from sqlalchemy_locks.values import Grant, Holder, KeyHolder, KeyWaiter, LockEvent, PermitHolder, Released, Report
 
 if TYPE_CHECKING:
-    from .aio import AsyncLocks
-    from .async_lease import AsyncLease
-    from .async_worker import AsyncWorker
-    from .mapped import JobColumns
-    from .worker import Worker
+    from sqlalchemy_locks.facade.async_lease import AsyncLease
+    from sqlalchemy_locks.facade.async_locks import AsyncLocks
+    from sqlalchemy_locks.queue.mixin import JobColumns
+    from sqlalchemy_locks.workers.asynchronous import AsyncWorker
+    from sqlalchemy_locks.workers.threaded import Worker
 
 __all__ = [
     "AsyncLease",
@@ -103,11 +103,11 @@ __all__ = [
 
 
 _LATER = {
-    "AsyncLease": ".async_lease",
-    "AsyncLocks": ".aio",
-    "AsyncWorker": ".async_worker",
-    "JobColumns": ".mapped",
-    "Worker": ".worker",
+    "AsyncLease": ".facade.async_lease",
+    "AsyncLocks": ".facade.async_locks",
+    "AsyncWorker": ".workers.asynchronous",
+    "JobColumns": ".queue.mixin",
+    "Worker": ".workers.threaded",
 }
 
 

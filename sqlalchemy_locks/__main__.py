@@ -1,6 +1,6 @@
 """``python -m sqlalchemy_locks``: the command line, as ``sqlalchemy-locks`` is."""
 
-from .cli import main
+from sqlalchemy_locks.cli import main
 
 if __name__ == "__main__":
     main()

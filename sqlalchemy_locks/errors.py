@@ -6,7 +6,7 @@ stays the exception that SQLAlchemy gives it.
 
 from __future__ import annotations
 
-from .values import Holder
+from sqlalchemy_locks.values import Holder
 
 #: holders that a sentence tells of
 _SO_MANY = 3

@@ -16,9 +16,9 @@ from sqlalchemy import BigInteger, Column, Integer, Select, Table, Update, func,
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
 
-from .columns import Target
-from .errors import StaleToken, Unsupported
-from .operation import Body, Operation, Place, Run, shaped
+from sqlalchemy_locks.core.entities import Target
+from sqlalchemy_locks.core.operation import Body, Operation, Place, Run, shaped
+from sqlalchemy_locks.errors import StaleToken, Unsupported
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import MappedColumn

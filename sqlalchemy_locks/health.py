@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
-from .clock import Now, utc
-from .dialects import engine_of
-from .dialects.settings import Finding, findings
+from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects.checks import Finding, findings
+from sqlalchemy_locks.sql.clock import Now, utc
 
 __all__ = ["Finding", "examine"]
 
@@ -59,10 +59,10 @@ def _clock(connection: Connection) -> Finding:
 
 def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Finding]:
     # Alembic is loaded by who looks at what it has installed, never by who locks
-    from .alembic.drift import check
-    from .alembic.grants import missing
-    from .alembic.options import Options
-    from .alembic.steps import STEPS, recorded
+    from sqlalchemy_locks.alembic.drift import check
+    from sqlalchemy_locks.alembic.grants import missing
+    from sqlalchemy_locks.alembic.options import Options
+    from sqlalchemy_locks.alembic.steps import STEPS, recorded
 
     options = Options(schema=schema, prefix=prefix)
     denied = missing(connection, options)

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import inspect
 from sqlalchemy.engine import Result
 
-from .ordering import unframed
-from .taking import Taking
+from sqlalchemy_locks.captures.ordering import unframed
+from sqlalchemy_locks.captures.statements import Taking
 
 _PROOF = "sqlalchemy_locks_captured"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import bindparam, literal_column, null
 
-from .capturing import Capture
-from .clock import Now
-from .jobs import Jobs
-from .operation import Place
-from .taking import Taking
+from sqlalchemy_locks.captures.operation import Capture
+from sqlalchemy_locks.captures.statements import Taking
+from sqlalchemy_locks.core.operation import Place
+from sqlalchemy_locks.queue.jobs import Jobs
+from sqlalchemy_locks.sql.clock import Now
 
 
 class Revive(Capture):

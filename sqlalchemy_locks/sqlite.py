@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 
-from .dialects import engine_of
-from .dialects.sqlite import in_turn
-from .errors import Unsupported
+from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects.sqlite import in_turn
+from sqlalchemy_locks.errors import Unsupported
 
 
 def begin_immediate(engine: Engine | Any) -> None:

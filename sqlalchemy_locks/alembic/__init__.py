@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from . import yugabytedb as _yugabytedb  # noqa: F401 - registers itself
-from .autogenerate import include_name, include_name_for, own_branch
-from .drift import check
-from .options import Options, Refused
+from sqlalchemy_locks.alembic import impl as _impl  # noqa: F401 - registers itself
+from sqlalchemy_locks.alembic.autogenerate import include_name, include_name_for, own_branch
+from sqlalchemy_locks.alembic.drift import check
+from sqlalchemy_locks.alembic.options import Options, Refused
 
 __all__ = ["Options", "Refused", "check", "include_name", "include_name_for", "own_branch", "template"]
 

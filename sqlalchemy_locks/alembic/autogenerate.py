@@ -10,8 +10,8 @@ from alembic.operations import MigrationScript
 from alembic.runtime.migration import MigrationContext
 from alembic.util import coerce_resource_to_filename
 
-from .options import Options
-from .steps import STEPS, load
+from sqlalchemy_locks.alembic.options import Options
+from sqlalchemy_locks.alembic.steps import STEPS, load
 
 LABEL = "sqlalchemy_locks"
 

@@ -16,7 +16,7 @@ from alembic import op as _op
 from alembic.operations import MigrateOperation, Operations
 from sqlalchemy import BigInteger, Column, Integer, String, text
 
-from .options import Refused
+from sqlalchemy_locks.alembic.options import Refused
 
 #: What each role is made of. A new table's rows have them at once, so each has a default or is NULL.
 _COLUMNS: Mapping[str, Callable[[], Column[Any]]] = {

@@ -12,9 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from .options import Options
-from .script import Place
-from .steps import STEPS, load, recorded
+from sqlalchemy_locks.alembic.options import Options
+from sqlalchemy_locks.alembic.script import Place
+from sqlalchemy_locks.alembic.steps import STEPS, load, recorded
 
 # prokind, so that an aggregate of the same name is seen, and the whole line that says what a function is
 _FUNCTIONS = sa.text(

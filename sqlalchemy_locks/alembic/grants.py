@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ..dialects import engine_of
-from .options import Options
-from .script import Place
-from .steps import STEPS, load
+from sqlalchemy_locks.alembic.options import Options
+from sqlalchemy_locks.alembic.script import Place
+from sqlalchemy_locks.alembic.steps import STEPS, load
+from sqlalchemy_locks.dialects import engine_of
 
 _ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 #: so many objects are named in a sentence, before they are in its GRANT

@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from alembic import op as _op
 from alembic.operations import MigrateOperation, Operations
 
-from . import steps
-from .columns import add_lock_columns, drop_lock_columns
-from .options import Options
+from sqlalchemy_locks.alembic import steps
+from sqlalchemy_locks.alembic.columns import add_lock_columns, drop_lock_columns
+from sqlalchemy_locks.alembic.options import Options
 
 __all__ = [
     "DowngradeLocksOp",

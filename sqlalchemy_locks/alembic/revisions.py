@@ -6,8 +6,8 @@ from typing import Any
 
 from alembic.operations import Operations
 
-from . import steps
-from .options import Options
+from sqlalchemy_locks.alembic import steps
+from sqlalchemy_locks.alembic.options import Options
 
 
 def upgrade(op: Any, step: str) -> None:

@@ -14,7 +14,7 @@ from alembic.operations import Operations
 from sqlalchemy import DDL
 from sqlalchemy.engine import Dialect
 
-from .options import Options, Refused
+from sqlalchemy_locks.alembic.options import Options, Refused
 
 Family = Literal["postgresql", "mysql", "sqlite"]
 

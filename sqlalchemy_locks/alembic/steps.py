@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from alembic.operations import Operations
 from sqlalchemy.engine import Connection
 
-from ..keys import key
-from .options import Options, Refused
-from .script import Family, Place, Script, family
+from sqlalchemy_locks.alembic.options import Options, Refused
+from sqlalchemy_locks.alembic.script import Family, Place, Script, family
+from sqlalchemy_locks.keys import key
 
 STEPS = ("0001", "0002", "0003", "0004")
 

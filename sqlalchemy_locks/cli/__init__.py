@@ -22,7 +22,7 @@ def main() -> NoReturn:
     if find_spec("click") is None or find_spec("rich") is None:
         print(MISSING, file=sys.stderr)
         sys.exit(2)
-    from .commands import commands
+    from sqlalchemy_locks.cli.group import commands
 
     commands.main(prog_name="sqlalchemy-locks")
     raise AssertionError("a command ends its process")

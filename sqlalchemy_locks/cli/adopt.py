@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from . import MISSING
-from .target import App
+from sqlalchemy_locks.cli import MISSING
+from sqlalchemy_locks.cli.connect import App
 
 _NAMED = re.compile(r" --url \S+")
 
@@ -46,13 +46,13 @@ class Adopted(click.Group):
     def _adopted(self) -> dict[str, click.Command]:
         if find_spec("rich") is None:
             raise click.ClickException(MISSING)
-        from .commands import commands
+        from sqlalchemy_locks.cli.group import commands
 
         return {name: _twin(each, self._program) for name, each in commands.commands.items()}
 
 
 def _twin(command: click.Command, program: str) -> click.Command:
-    from .command import NAMING, PROGRAM
+    from sqlalchemy_locks.cli.base import NAMING, PROGRAM
 
     twin = copy.copy(command)
     twin.params = [one for one in command.params if one.name not in NAMING]

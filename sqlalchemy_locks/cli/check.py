@@ -7,10 +7,10 @@ from dataclasses import asdict
 import click
 from rich.text import Text
 
-from ..health import Finding, examine
-from .command import BAD, on_database
-from .screen import Screen, counted, plain, table
-from .target import Database
+from sqlalchemy_locks.cli.base import BAD, on_database
+from sqlalchemy_locks.cli.connect import Database
+from sqlalchemy_locks.cli.render import Screen, counted, plain, table
+from sqlalchemy_locks.health import Finding, examine
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
 

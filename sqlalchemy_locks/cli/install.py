@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 import sqlalchemy as sa
 
-from .command import BAD, on_database, program
-from .screen import Screen, note, sentence
-from .target import Database
+from sqlalchemy_locks.cli.base import BAD, on_database, program
+from sqlalchemy_locks.cli.connect import Database
+from sqlalchemy_locks.cli.render import Screen, note, sentence
 
 
 @click.command(short_help="Install the tables and functions.")
@@ -34,9 +34,9 @@ def install(screen: Screen, database: Database, grant_to: tuple[str, ...], locki
     from alembic.migration import MigrationContext
     from alembic.operations import Operations
 
-    from ..alembic import ops as _registers  # noqa: F401
-    from ..alembic.options import Options
-    from ..alembic.steps import STEPS, recorded
+    from sqlalchemy_locks.alembic import ops as _registers  # noqa: F401
+    from sqlalchemy_locks.alembic.options import Options
+    from sqlalchemy_locks.alembic.steps import STEPS, recorded
 
     place = database.target
     options = {"schema": place.schema, "prefix": place.prefix, "grant_to": grant_to, "locking": locking}

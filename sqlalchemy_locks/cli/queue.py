@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from .. import overview
-from ..locks import Locks
-from ..operation import Operation
-from ..queue import Queue
-from .command import Group, confirmed, lasting, on_database
-from .screen import Screen, counted, duration, name, note, number, second, sentence, table
-from .target import Database
+from sqlalchemy_locks.admin import overview
+from sqlalchemy_locks.cli.base import Group, confirmed, lasting, on_database
+from sqlalchemy_locks.cli.connect import Database
+from sqlalchemy_locks.cli.render import Screen, counted, duration, name, note, number, second, sentence, table
+from sqlalchemy_locks.core.operation import Operation
+from sqlalchemy_locks.facade.locks import Locks
+from sqlalchemy_locks.queue.queue import Queue
 
 _BATCH = 1000
 _NAMED = click.argument("called", metavar="[QUEUE]", required=False)

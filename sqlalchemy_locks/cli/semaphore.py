@@ -8,12 +8,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from .. import semaphore as operations
-from ..locks import Locks
-from ..values import Released
-from .command import BAD, Group, confirmed, on_database, operator
-from .screen import Screen, bar, name, note, number, second, sentence, table, title
-from .target import Database
+from sqlalchemy_locks import semaphore as operations
+from sqlalchemy_locks.cli.base import BAD, Group, confirmed, on_database, operator
+from sqlalchemy_locks.cli.connect import Database
+from sqlalchemy_locks.cli.render import Screen, bar, name, note, number, second, sentence, table, title
+from sqlalchemy_locks.facade.locks import Locks
+from sqlalchemy_locks.values import Released
 
 _BY = click.option("--by", metavar="NAME", help="Who does it, for the records. [default: this machine's user]")
 _CALLED = click.argument("called", metavar="NAME")

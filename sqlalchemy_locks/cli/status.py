@@ -11,15 +11,15 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .. import overview as parts_of
-from ..errors import NotInstalled
-from ..locks import Locks
-from ..overview import look_at
-from .command import lasting, on_database, program, told_to_end
-from .queue import queues
-from .screen import Screen, duration, name, note, number, second, sentence, table, title
-from .semaphore import semaphores
-from .target import Database
+from sqlalchemy_locks.admin import overview as parts_of
+from sqlalchemy_locks.admin.overview import look_at
+from sqlalchemy_locks.cli.base import lasting, on_database, program, told_to_end
+from sqlalchemy_locks.cli.connect import Database
+from sqlalchemy_locks.cli.queue import queues
+from sqlalchemy_locks.cli.render import Screen, duration, name, note, number, second, sentence, table, title
+from sqlalchemy_locks.cli.semaphore import semaphores
+from sqlalchemy_locks.errors import NotInstalled
+from sqlalchemy_locks.facade.locks import Locks
 
 #: so long Ctrl-C may go unseen, in seconds
 _GLANCE = 0.1

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy.engine import Dialect
 
-from ..errors import Unsupported
-from . import mariadb, mysql, postgresql, sqlite, yugabytedb
-from .base import Engine
+from sqlalchemy_locks.dialects import mariadb, mysql, postgresql, sqlite, yugabytedb
+from sqlalchemy_locks.dialects.base import Engine
+from sqlalchemy_locks.errors import Unsupported
 
 _ENGINES: dict[str, Engine] = {
     "postgresql": postgresql.ENGINE,

@@ -18,11 +18,11 @@ from sqlalchemy import Column
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
-from ..elements import HeldKeys
-from ..errors import LockError, NotInstalled, NotWritable, Unsupported
+from sqlalchemy_locks.errors import LockError, NotInstalled, NotWritable, Unsupported
+from sqlalchemy_locks.sql.elements import HeldKeys
 
 if TYPE_CHECKING:
-    from .sqlite_line import Line
+    from sqlalchemy_locks.dialects.sqlite_line import Line
 
 T = TypeVar("T")
 

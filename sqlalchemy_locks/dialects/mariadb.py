@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
 
-from ..elements import ContendedKeys, NowaitInsert, NowaitTakeRow
-from .mysql import MySQL, take_row
+from sqlalchemy_locks.dialects.mysql import MySQL, take_row
+from sqlalchemy_locks.sql.elements import ContendedKeys, NowaitInsert, NowaitTakeRow
 
 
 class MariaDB(MySQL):

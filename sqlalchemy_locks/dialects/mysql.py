@@ -12,8 +12,10 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from ..clock import Ago, Began, Elapsed, Epoch, Fresh, Instant, Later, Now
-from ..elements import (
+from sqlalchemy_locks.dialects.base import IDLE, Engine, closed, driver_calls, nothing
+from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
+from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Instant, Later, Now
+from sqlalchemy_locks.sql.elements import (
     DeleteByKey,
     Gate,
     HeldKeys,
@@ -25,8 +27,6 @@ from ..elements import (
     TakeRow,
     Writable,
 )
-from ..errors import LockError, LockTimeout, Unsupported
-from .base import IDLE, Engine, closed, driver_calls, nothing
 
 _MARK = "sqlalchemy_locks"
 _WAIT = text(

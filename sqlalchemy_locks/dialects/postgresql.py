@@ -11,10 +11,10 @@ from sqlalchemy import BigInteger, Column, Text, bindparam, func, literal, selec
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
-from ..elements import HeldKeys, LockFunction, Void
-from ..errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
-from . import postgresql_elements  # noqa: F401  (registers how they are spelt)
-from .base import IDLE, Engine, closed, driver_calls
+from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers how they are spelt)
+from sqlalchemy_locks.dialects.base import IDLE, Engine, closed, driver_calls
+from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
+from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")

@@ -16,14 +16,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
 
-from ..clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
-from ..elements import InsertAbsent
-from ..errors import LockError, LockTimeout, MustRollback
-from ..pools import connect
-from .base import Engine, nothing
+from sqlalchemy_locks.dialects.base import Engine, nothing
+from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback
+from sqlalchemy_locks.runtime.pools import connect
+from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
+from sqlalchemy_locks.sql.elements import InsertAbsent
 
 if TYPE_CHECKING:
-    from .sqlite_line import Line
+    from sqlalchemy_locks.dialects.sqlite_line import Line
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ def _begun(connection: Connection, wait: float | None, begin: Callable[[], T]) -
 
 
 def _line_of(connection: Connection) -> Line | None:
-    from .sqlite_line import Line  # a Python may have no sqlite3
+    from sqlalchemy_locks.dialects.sqlite_line import Line
 
     # what the app calls it may be relative, a URI, or known to its own `creator` alone
     files = {name: file for _, name, file in _asked(connection, "PRAGMA database_list")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy.engine import Connection
 
-from .postgresql import PostgreSQL, join_by_row
+from sqlalchemy_locks.dialects.postgresql import PostgreSQL, join_by_row
 
 
 class YugabyteDB(PostgreSQL):

@@ -19,16 +19,25 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Header
 from starlette.applications import Starlette
 
-from ..aio import AsyncHeld, AsyncLocks
-from ..async_lease import AsyncLease
-from ..durations import longest_wait, seconds
-from ..semaphore.base import whole
-from . import openapi
-from .guard import Guard, Name, Scope
-from .problem import ANOTHER_REQUEST, IN_PROGRESS, KEY_SPENT, LOCKED, NO_ROOM, NOT_FOUND, Kind, retry_of
-from .problem import whole as whole_seconds
-from .starlette import LockProblem, StarletteLocks, answer, locks_of
-from .templates import every
+from sqlalchemy_locks.durations import longest_wait, seconds
+from sqlalchemy_locks.facade.async_lease import AsyncLease
+from sqlalchemy_locks.facade.async_locks import AsyncHeld, AsyncLocks
+from sqlalchemy_locks.integrations import openapi
+from sqlalchemy_locks.integrations.lock_names import every
+from sqlalchemy_locks.integrations.problem import (
+    ANOTHER_REQUEST,
+    IN_PROGRESS,
+    KEY_SPENT,
+    LOCKED,
+    NO_ROOM,
+    NOT_FOUND,
+    Kind,
+    retry_of,
+)
+from sqlalchemy_locks.integrations.problem import whole as whole_seconds
+from sqlalchemy_locks.integrations.route_locks import Guard, Name, Scope
+from sqlalchemy_locks.integrations.starlette import LockProblem, StarletteLocks, answer, locks_of
+from sqlalchemy_locks.semaphore.base import whole
 
 __all__ = [
     "AsyncHeld",

@@ -23,18 +23,18 @@ from flask.cli import with_appcontext
 from sqlalchemy import Engine
 from sqlalchemy.pool import QueuePool
 
-from ..cli.adopt import Adopted
-from ..cli.target import App
-from ..decorate import when_due
-from ..errors import LockError
-from ..hold import Hold, Name
-from ..lease import Leasing
-from ..locks import Locks
-from ..maintenance import Maintenance
-from ..names import checked
-from ..timeout import Timeout
-from .later import LaterHold, LaterLeasing
-from .problem import problem_of
+from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks.cli.adopt import Adopted
+from sqlalchemy_locks.cli.connect import App
+from sqlalchemy_locks.conditional.timeout import Timeout
+from sqlalchemy_locks.errors import LockError
+from sqlalchemy_locks.facade.exclusive import Hold, Name
+from sqlalchemy_locks.facade.lease import Leasing
+from sqlalchemy_locks.facade.locks import Locks
+from sqlalchemy_locks.facade.maintenance import Maintenance
+from sqlalchemy_locks.integrations.flask_lazy import LaterHold, LaterLeasing
+from sqlalchemy_locks.integrations.problem import problem_of
+from sqlalchemy_locks.runtime.decorators import when_due
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import sessionmaker

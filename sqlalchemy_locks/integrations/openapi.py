@@ -11,8 +11,8 @@ from typing import Any
 
 from fastapi import FastAPI, routing
 
-from .problem import MEDIA_TYPE, TYPES, Kind
-from .templates import every
+from sqlalchemy_locks.integrations.lock_names import every
+from sqlalchemy_locks.integrations.problem import MEDIA_TYPE, TYPES, Kind
 
 SCHEMA = "LockProblem"
 _DOCUMENTED = "_sqlalchemy_locks_documented"

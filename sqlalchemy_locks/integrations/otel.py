@@ -13,7 +13,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import Status, StatusCode
 from sqlalchemy import event
 
-from ..values import LockEvent
+from sqlalchemy_locks.values import LockEvent
 
 _SCOPE = "sqlalchemy_locks"
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from ..durations import span
-from ..errors import (
+from sqlalchemy_locks.durations import span
+from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockError,
     LockLost,

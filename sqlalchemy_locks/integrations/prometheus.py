@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from sqlalchemy import event
 
-from ..values import LockEvent
+from sqlalchemy_locks.values import LockEvent
 
 _LABELS = ("kind", "engine")
 #: seconds

@@ -22,12 +22,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from ..aio import AsyncAlive, AsyncLocks
-from ..durations import span
-from ..errors import LockError
-from ..leases import Alive
-from ..names import plain
-from .problem import Problem, problem_of
+from sqlalchemy_locks._validation import plain
+from sqlalchemy_locks.durations import span
+from sqlalchemy_locks.errors import LockError
+from sqlalchemy_locks.facade.async_locks import AsyncAlive, AsyncLocks
+from sqlalchemy_locks.facade.semaphores import Alive
+from sqlalchemy_locks.integrations.problem import Problem, problem_of
 
 __all__ = ["LockProblem", "StarletteLocks", "answer", "locks_of"]
 

@@ -9,12 +9,12 @@ With ``redis.asyncio.Redis`` every call is awaited, and that is the whole differ
 
 from typing import Any
 
-from ..errors import Unsupported
+from sqlalchemy_locks.errors import Unsupported
 
 try:
-    from .mutex import Held, Mutex
-    from .timeout import Listed, Timeout
-    from .transition import StateTransition, Task
+    from sqlalchemy_locks.redis.mutex import Held, Mutex
+    from sqlalchemy_locks.redis.timeout import Listed, Timeout
+    from sqlalchemy_locks.redis.transition import StateTransition, Task
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] != "redis":
         raise

@@ -12,8 +12,20 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from .call import FIRST, TAKEN, Look, Script
-from .pattern import Call, Client, Pattern, as_id, as_limit, as_owner, as_queue, created, names, operation, token
+from sqlalchemy_locks.redis.base import (
+    Call,
+    Client,
+    Pattern,
+    as_id,
+    as_limit,
+    as_owner,
+    as_queue,
+    created,
+    names,
+    operation,
+    token,
+)
+from sqlalchemy_locks.redis.client import FIRST, TAKEN, Look, Script
 
 _ACQUIRE = Script(
     "mutex.acquire",

@@ -16,10 +16,21 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 
-from ..durations import seconds
-from ..zones import around, zone
-from .call import FIRST, TAKEN, Look, Script
-from .pattern import Call, Client, Pattern, as_id, as_limit, as_queue, created, names, operation, token
+from sqlalchemy_locks._timezones import around, zone
+from sqlalchemy_locks.durations import seconds
+from sqlalchemy_locks.redis.base import (
+    Call,
+    Client,
+    Pattern,
+    as_id,
+    as_limit,
+    as_queue,
+    created,
+    names,
+    operation,
+    token,
+)
+from sqlalchemy_locks.redis.client import FIRST, TAKEN, Look, Script
 
 # A window's score is the second it began at, not its number: a period that is changed later then compares, too.
 # In a zone these are seconds of the civil clock, of which no day has two midnights.

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from ..names import checked
-from .call import FIRST, Script
-from .pattern import Call, Client, Pattern, as_id, as_ids, as_limit, as_queue, as_retries, operation
-from .timeout import Clock, as_clock, as_instant, as_period
+from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks.redis.base import Call, Client, Pattern, as_id, as_ids, as_limit, as_queue, as_retries, operation
+from sqlalchemy_locks.redis.client import FIRST, Script
+from sqlalchemy_locks.redis.timeout import Clock, as_clock, as_instant, as_period
 
 _STATUS = """
   local deadlines = KEYS[4]

@@ -10,13 +10,13 @@ fencing token is greater than any that its semaphore gave before, deleted and ma
 
 from __future__ import annotations
 
-from .acquire import acquire
-from .admin import create, delete, resize
-from .guarded import guarded
-from .read import history, holders, usage
-from .release import release, renew
-from .statements import BATCH
-from .sweep import clean, clean_history, clean_leases, sweep
+from sqlalchemy_locks.semaphore.acquire import acquire
+from sqlalchemy_locks.semaphore.admin import create, delete, resize
+from sqlalchemy_locks.semaphore.guarded import guarded
+from sqlalchemy_locks.semaphore.queries import history, holders, usage
+from sqlalchemy_locks.semaphore.release import release, renew
+from sqlalchemy_locks.semaphore.statements import BATCH
+from sqlalchemy_locks.semaphore.sweep import clean, clean_history, clean_leases, sweep
 
 __all__ = [
     "BATCH",

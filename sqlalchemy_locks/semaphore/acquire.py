@@ -20,14 +20,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
-from ..clock import utc
-from ..durations import span
-from ..elements import LockFunction
-from ..errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
-from ..names import checked
-from ..operation import Operation, Run, shaped
-from ..values import Grant
-from .base import (
+from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks.core.operation import Operation, Run, shaped
+from sqlalchemy_locks.durations import span
+from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
+from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,
     SemaphoreBody,
     drop,
@@ -39,8 +36,11 @@ from .base import (
     used,
     whole,
 )
-from .base import external_id as id_of
-from .statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
+from sqlalchemy_locks.semaphore.base import external_id as id_of
+from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
+from sqlalchemy_locks.sql.clock import utc
+from sqlalchemy_locks.sql.elements import LockFunction
+from sqlalchemy_locks.values import Grant
 
 _ROUNDS = 100
 _QUOTED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"

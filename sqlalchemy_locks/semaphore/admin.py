@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select, true
 from sqlalchemy.exc import IntegrityError
 
-from ..elements import LockFunction
-from ..errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
-from ..names import checked
-from ..operation import Operation, Run, shaped
-from .base import LOCK_WAIT, SemaphoreBody, locked, make_room, surely, touch, used, whole
-from .statements import DELETED, HELD, UNKNOWN
+from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks.core.operation import Operation, Run, shaped
+from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
+from sqlalchemy_locks.semaphore.base import LOCK_WAIT, SemaphoreBody, locked, make_room, surely, touch, used, whole
+from sqlalchemy_locks.semaphore.statements import DELETED, HELD, UNKNOWN
+from sqlalchemy_locks.sql.elements import LockFunction
 
 _NAME, _BY = bindparam("name", type_=Text()), bindparam("changed_by", type_=Text())
 _CAPACITY = bindparam("capacity", type_=Integer())

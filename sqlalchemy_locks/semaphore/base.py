@@ -17,12 +17,12 @@ from sqlalchemy import Text, bindparam, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
-from ..elements import LockFunction, ReadCommitted
-from ..errors import Unsupported
-from ..names import checked
-from ..operation import Body, Operation, Place, Run, beside
-from ..values import Grant
-from .statements import statements
+from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks.core.operation import Body, Operation, Place, Run, beside
+from sqlalchemy_locks.errors import Unsupported
+from sqlalchemy_locks.semaphore.statements import statements
+from sqlalchemy_locks.sql.elements import LockFunction, ReadCommitted
+from sqlalchemy_locks.values import Grant
 
 #: of the functions: how long to wait, as the server's own setting takes it
 LOCK_WAIT = bindparam("lock_wait", type_=Text())

@@ -11,12 +11,12 @@ from typing import Any
 
 from sqlalchemy import Update, literal, select
 
-from ..errors import LockLost, Unsupported
-from ..operation import Operation, Place, Run, execute_in_session, shaped
-from ..values import Grant
-from .base import SemaphoreBody, request_shared, token_of
-from .base import external_id as id_of
-from .statements import RELEASED
+from sqlalchemy_locks.core.operation import Operation, Place, Run, execute_in_session, shaped
+from sqlalchemy_locks.errors import LockLost, Unsupported
+from sqlalchemy_locks.semaphore.base import SemaphoreBody, request_shared, token_of
+from sqlalchemy_locks.semaphore.base import external_id as id_of
+from sqlalchemy_locks.semaphore.statements import RELEASED
+from sqlalchemy_locks.values import Grant
 
 
 class Guarded(SemaphoreBody):

@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import BigInteger, Integer, String, and_, bindparam, case, cast, func, literal, or_, select
 from sqlalchemy.sql import Executable
 
-from ..clock import Elapsed, Now
-from ..counts import counted
-from ..names import checked
-from ..operation import RowsOperation
-from ..schema import Tables
-from .read import Read
-from .statements import HELD_STATE, until
+from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks.core.operation import RowsOperation
+from sqlalchemy_locks.counts import counted
+from sqlalchemy_locks.semaphore.queries import Read
+from sqlalchemy_locks.semaphore.statements import HELD_STATE, until
+from sqlalchemy_locks.sql.clock import Elapsed, Now
+from sqlalchemy_locks.sql.tables import Tables
 
 #: the ages that permits are counted by: so many seconds at most; older ones are counted apart
 AGES = (60, 600, 3600, 6 * 3600, 86400)

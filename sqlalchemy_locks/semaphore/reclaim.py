@@ -11,11 +11,11 @@ from typing import Any
 
 from sqlalchemy import BigInteger, bindparam, case, select
 
-from ..clock import Now
-from ..operation import Operation, Run
-from .base import SemaphoreBody, drop, request_locked
-from .base import external_id as id_of
-from .statements import RELEASED, until
+from sqlalchemy_locks.core.operation import Operation, Run
+from sqlalchemy_locks.semaphore.base import SemaphoreBody, drop, request_locked
+from sqlalchemy_locks.semaphore.base import external_id as id_of
+from sqlalchemy_locks.semaphore.statements import RELEASED, until
+from sqlalchemy_locks.sql.clock import Now
 
 
 class Reclaim(SemaphoreBody):

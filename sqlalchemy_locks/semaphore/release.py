@@ -8,12 +8,12 @@ from sqlalchemy import Boolean, Text, bindparam, literal, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
-from ..elements import LockFunction
-from ..operation import Operation, Place, Run, shaped
-from ..values import Grant, Released
-from .base import LOCK_WAIT, SemaphoreBody, end, request_locked, token_of
-from .base import external_id as id_of
-from .statements import RELEASED
+from sqlalchemy_locks.core.operation import Operation, Place, Run, shaped
+from sqlalchemy_locks.semaphore.base import LOCK_WAIT, SemaphoreBody, end, request_locked, token_of
+from sqlalchemy_locks.semaphore.base import external_id as id_of
+from sqlalchemy_locks.semaphore.statements import RELEASED
+from sqlalchemy_locks.sql.elements import LockFunction
+from sqlalchemy_locks.values import Grant, Released
 
 _ARGUMENTS = (
     bindparam("external_id", type_=Text()),

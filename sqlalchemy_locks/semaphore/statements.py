@@ -24,9 +24,9 @@ from sqlalchemy import (
     update,
 )
 
-from ..clock import Fresh, Instant, Later, Now
-from ..elements import InsertAbsent, ReadUncommitted
-from ..schema import Tables
+from sqlalchemy_locks.sql.clock import Fresh, Instant, Later, Now
+from sqlalchemy_locks.sql.elements import InsertAbsent, ReadUncommitted
+from sqlalchemy_locks.sql.tables import Tables
 
 ACQUIRED, RELEASED, EXPIRED, DENIED = "ACQUIRED", "RELEASED", "EXPIRED", "DENIED"
 UNKNOWN, CONFLICT, HELD, DELETED = "UNKNOWN", "CONFLICT", "HELD", "DELETED"

@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import literal, select
 
-from ..durations import span
-from ..operation import Operation, Place, Run, shaped
-from .base import SemaphoreBody, may_be_old, take
-from .statements import BATCH
+from sqlalchemy_locks.core.operation import Operation, Place, Run, shaped
+from sqlalchemy_locks.durations import span
+from sqlalchemy_locks.semaphore.base import SemaphoreBody, may_be_old, take
+from sqlalchemy_locks.semaphore.statements import BATCH
 
 #: before any clock was set
 _NEVER = datetime(1970, 1, 1, tzinfo=timezone.utc)

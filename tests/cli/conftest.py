@@ -14,8 +14,8 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.cli import target
-from sqlalchemy_locks.cli.commands import commands
-from sqlalchemy_locks.cli.target import VARIABLES
+from sqlalchemy_locks.cli.connect import VARIABLES
+from sqlalchemy_locks.cli.group import commands
 from tests.conftest import PLAIN, Servers, install
 from tests.operation.parties import PATIENCE
 

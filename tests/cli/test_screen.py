@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from sqlalchemy_locks.cli.screen import bar, duration, plain
+from sqlalchemy_locks.cli.render import bar, duration, plain
 
 from .conftest import Cli, run
 from .terminal import terminal

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import make_url
 
 from sqlalchemy_locks.cli import command, status
-from sqlalchemy_locks.cli.target import Target
+from sqlalchemy_locks.cli.connect import Target
 from tests.conftest import PLAIN, Servers, install
 
 from .conftest import Cli, run

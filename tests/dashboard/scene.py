@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import Engine, insert, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Ago, Later, Now
-from sqlalchemy_locks.operation import place_of
+from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.sql.clock import Ago, Later, Now
 from tests.operation.parties import PATIENCE, later, until
 
 #: name, capacity, and of each holder: who, how many, since when and for how long, in seconds

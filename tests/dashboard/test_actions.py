@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import NullPool, create_engine, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Ago
+from sqlalchemy_locks.core.operation import place_of
 from sqlalchemy_locks.integrations import dashboard
 from sqlalchemy_locks.integrations.dashboard import guard as guards
-from sqlalchemy_locks.operation import place_of
+from sqlalchemy_locks.sql.clock import Ago
 from tests.operation.parties import unused
 
 from .conftest import ENGINES, ORIGIN, Door, MakeDoor

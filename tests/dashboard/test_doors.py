@@ -20,7 +20,7 @@ from werkzeug.test import Client
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations import dashboard
-from sqlalchemy_locks.integrations.dashboard.messages import LONGEST_BODY
+from sqlalchemy_locks.integrations.dashboard.http import LONGEST_BODY
 
 from .conftest import MakeDoor
 

@@ -11,9 +11,9 @@ from sqlalchemy import Engine, String, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Ago, Instant
 from sqlalchemy_locks.integrations import dashboard
 from sqlalchemy_locks.integrations.dashboard import reading
+from sqlalchemy_locks.sql.clock import Ago, Instant
 from tests.operation.parties import connected
 
 from .conftest import ENGINES, Door, MakeDoor

@@ -10,10 +10,10 @@ from sqlalchemy import Engine, create_engine, insert, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks import activity, overview
-from sqlalchemy_locks.clock import Ago
+from sqlalchemy_locks.core.operation import place_of
 from sqlalchemy_locks.integrations.dashboard import reading
-from sqlalchemy_locks.operation import place_of
 from sqlalchemy_locks.semaphore import look as semaphores
+from sqlalchemy_locks.sql.clock import Ago
 from tests.conftest import PLAIN, Servers, install
 from tests.operation.parties import connected
 

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import NullPool, create_engine, insert, select, text
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import place_of
 from sqlalchemy_locks.integrations.dashboard import reading, shown
-from sqlalchemy_locks.operation import place_of
 from tests.conftest import PLAIN, Servers, install
 from tests.operation.parties import connected, unused
 

@@ -14,13 +14,13 @@ import redis
 from sqlalchemy import make_url
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.async_lease import AsyncLost
-from sqlalchemy_locks.events import LockEvents
-from sqlalchemy_locks.hold import Held
+from sqlalchemy_locks.facade.async_lease import AsyncLost
+from sqlalchemy_locks.facade.exclusive import Held
+from sqlalchemy_locks.facade.lease import Lost
+from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.integrations import dashboard, fastapi, flask, otel, problem, prometheus, starlette
-from sqlalchemy_locks.lease import Lost
-from sqlalchemy_locks.mutexes import Mutexes
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
+from sqlalchemy_locks.runtime.events import LockEvents
 from tests import servers as real
 from tests.conftest import Servers, install
 from tests.redis.conftest import started_or_skipped

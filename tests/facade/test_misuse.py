@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.transaction import ShortTransaction
+from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ENGINES, INNODB, PATIENCE, SERVERS, Watch, async_connected, installed, later, unused
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, NullPool, QueuePool, event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.pools import connect
+from sqlalchemy_locks.runtime.pools import connect
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import (
     ASYNC,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.aio import AsyncMutexes
-from sqlalchemy_locks.async_lease import AsyncLease, AsyncLost
-from sqlalchemy_locks.hold import Held
-from sqlalchemy_locks.lease import Lease
-from sqlalchemy_locks.mutexes import Mutexes
+from sqlalchemy_locks.facade.async_lease import AsyncLease, AsyncLost
+from sqlalchemy_locks.facade.async_locks import AsyncMutexes
+from sqlalchemy_locks.facade.exclusive import Held
+from sqlalchemy_locks.facade.lease import Lease
+from sqlalchemy_locks.facade.mutexes import Mutexes
 
 TWINS = [(sl.Locks, sl.AsyncLocks), (Mutexes, AsyncMutexes), (Lease, AsyncLease)]
 

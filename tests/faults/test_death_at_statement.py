@@ -23,8 +23,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.maintenance import QUEUE
-from sqlalchemy_locks.operation import place_of
+from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.facade.maintenance import QUEUE
 from tests.matrix.faces import ASYNC, SYNC, opened
 from tests.operation.parties import PATIENCE, connected, installed, unused
 from tests.queue.conftest import silenced

@@ -17,8 +17,8 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.util import greenlet_spawn
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.pools import unattended
-from sqlalchemy_locks.renewal import Lost, Renewed, clock
+from sqlalchemy_locks.runtime.pools import unattended
+from sqlalchemy_locks.runtime.renewal import Lost, Renewed, clock
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, async_connected, connected, installed, until
 from tests.semaphore.parties import ENGINES, place, unused

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, select
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.renewal import clock
+from sqlalchemy_locks.runtime.renewal import clock
 from tests import servers as real
 from tests.conftest import PLAIN, install
 from tests.faults.drivers import sync, through_a_proxy

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, event
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.lines import lines_of
+from sqlalchemy_locks.runtime.local_queue import lines_of
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, async_connected, connected, installed, later, queued, seen, until
 from tests.semaphore.parties import ENGINES, EVERYWHERE, held, in_memory, made, unused
@@ -309,8 +309,8 @@ def test_a_hundred_tasks_on_a_pool_of_five(servers: Any) -> None:
 
 
 def test_a_semaphore_of_another_schema_has_a_line_of_its_own(engine_to: MakeEngine) -> None:
-    from sqlalchemy_locks.operation import place_of
-    from sqlalchemy_locks.semaphore.room import place_key
+    from sqlalchemy_locks.core.operation import place_of
+    from sqlalchemy_locks.semaphore.availability import place_key
 
     for name, option in (
         ("postgresql15", {"schema_translate_map": {"lock": "other"}}),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sqlalchemy_locks.renewal import Lost, Renewals, Renewed, clock
+from sqlalchemy_locks.runtime.renewal import Lost, Renewals, Renewed, clock
 from tests.operation.parties import PATIENCE, until
 
 from .parties import renewers

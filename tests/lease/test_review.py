@@ -16,9 +16,9 @@ from sqlalchemy.util import greenlet_spawn
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks import waiting as waits
-from sqlalchemy_locks.async_lease import AsyncLost
-from sqlalchemy_locks.lines import Lines, lines_of
-from sqlalchemy_locks.renewal import MOST, Lost, Renewals, Renewed, clock
+from sqlalchemy_locks.facade.async_lease import AsyncLost
+from sqlalchemy_locks.runtime.local_queue import Lines, lines_of
+from sqlalchemy_locks.runtime.renewal import MOST, Lost, Renewals, Renewed, clock
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import (
     ASYNC,

@@ -188,7 +188,7 @@ def test_without_our_import_alembic_does_not_know_yugabytedb(yugabytedb: URL) ->
     """Why env.py must import us first; should this fail, Alembic has learnt it and ours can go."""
     from alembic.ddl.impl import DefaultImpl, _impls
 
-    from sqlalchemy_locks.alembic.yugabytedb import YugabyteDBImpl
+    from sqlalchemy_locks.alembic.impl import YugabyteDBImpl
 
     dialect = sa.create_engine(yugabytedb).dialect
     assert DefaultImpl.get_by_dialect(dialect) is YugabyteDBImpl

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks import waiting
-from sqlalchemy_locks.lines import lines_of
+from sqlalchemy_locks.runtime.local_queue import lines_of
 from tests.operation.parties import PATIENCE, connected, later, seen, until, unused
 
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, delete, update
 from sqlalchemy.pool import NullPool
 
-from sqlalchemy_locks.operation import place_of
+from sqlalchemy_locks.core.operation import place_of
 from tests.conftest import PLAIN, Servers
 
 ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb", "sqlite"]

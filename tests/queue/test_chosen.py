@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks import settling
-from sqlalchemy_locks.operation import Place, place_of
+from sqlalchemy_locks.core.operation import Place, place_of
 from tests.conftest import PLAIN, Servers, install
 from tests.operation.parties import PATIENCE, Watch, later
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.shift import Shift
+from sqlalchemy_locks.workers.state import Shift
 from tests.conftest import Servers
 from tests.operation.parties import PATIENCE, async_connected, cancelled_at_every_await
 

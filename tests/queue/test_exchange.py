@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy import Engine, NullPool, event, select, text, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.attempts import transaction
-from sqlalchemy_locks.exchange import Exchanged
-from sqlalchemy_locks.explain import _chooses, _spelt
-from sqlalchemy_locks.head import Head
-from sqlalchemy_locks.operation import place_of
-from sqlalchemy_locks.shift import Shift
+from sqlalchemy_locks.captures.explain import _chooses, _spelt
+from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.queue.fetch import Exchanged
+from sqlalchemy_locks.workers.database import transaction
+from sqlalchemy_locks.workers.fetch_cursor import Head
+from sqlalchemy_locks.workers.state import Shift
 from tests.faults.drivers import sync
 from tests.operation.parties import connected, installed
 from tests.tasks.test_lost_replies import final, in_the_clear

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Connection, Engine, select
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.operation import place_of
-from sqlalchemy_locks.shift import Shift
+from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.workers.state import Shift
 
 from .conftest import MakeEngine, silenced
 from .test_exchange import exchanged, shift_of, work

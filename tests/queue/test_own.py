@@ -13,10 +13,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Instant
-from sqlalchemy_locks.mapped import JobColumns
-from sqlalchemy_locks.schema import ExternalId, Payload
-from sqlalchemy_locks.shift import Shift
+from sqlalchemy_locks.queue.mixin import JobColumns
+from sqlalchemy_locks.sql.clock import Instant
+from sqlalchemy_locks.sql.tables import ExternalId, Payload
+from sqlalchemy_locks.workers.state import Shift
 from tests.conftest import PLAIN, Servers
 
 from .conftest import ENGINES, silenced

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Now
-from sqlalchemy_locks.operation import place_of
+from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.sql.clock import Now
 from tests.operation.parties import PATIENCE, async_connected
 
 from .conftest import MakeEngine, silenced

@@ -16,8 +16,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.operation import place_of
-from sqlalchemy_locks.shift import Shift
+from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.workers.state import Shift
 from tests.faults.drivers import asynchronous, clear, sync, through_an_async_proxy
 from tests.faults.proxy import Proxy
 from tests.operation.parties import PATIENCE, async_connected, until

@@ -16,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Ago, Instant
+from sqlalchemy_locks.sql.clock import Ago, Instant
 from tests.conftest import PLAIN, Servers
 from tests.operation.parties import PATIENCE, async_connected
 

@@ -13,8 +13,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Instant
-from sqlalchemy_locks.operation import place_of
+from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.sql.clock import Instant
 from tests.conftest import PLAIN, Servers
 from tests.operation.parties import PATIENCE
 

@@ -21,8 +21,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.operation import place_of
-from sqlalchemy_locks.shift import Shift
+from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.workers.state import Shift
 from tests.conftest import PLAIN, Servers
 from tests.operation.parties import PATIENCE, async_connected, until
 
@@ -459,7 +459,7 @@ INTERRUPTED = """
 import os, signal, sys, threading
 from sqlalchemy import create_engine
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.shift import Shift
+from sqlalchemy_locks.workers.state import Shift
 
 sent = False
 

@@ -20,8 +20,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, StaticPool
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import place_of
 from sqlalchemy_locks.dialects import engine_of
-from sqlalchemy_locks.operation import place_of
 from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
 from tests.operation.parties import PATIENCE, async_connected, connected, later, until

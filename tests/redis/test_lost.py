@@ -10,7 +10,7 @@ import redis
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
-from sqlalchemy_locks.redis.call import LATE
+from sqlalchemy_locks.redis.client import LATE
 from tests import servers as real
 
 from .conftest import Party

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import engine_of
-from sqlalchemy_locks.lines import lines_of
+from sqlalchemy_locks.runtime.local_queue import lines_of
 from tests.operation.parties import BRIEFLY, ENGINES, EVERYWHERE, INNODB, SERVERS, unused
 
 __all__ = [

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine, insert, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.operation import Operation
+from sqlalchemy_locks.core.operation import Operation
 
 TABLE = Table("document", MetaData(), Column("id", Integer, primary_key=True), Column("body", Integer))
 NAMES = [("", ValueError), ("a ", ValueError), ("x" * 256, ValueError), ("a\0b", ValueError), ("\ud800", ValueError)]

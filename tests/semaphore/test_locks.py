@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, Text, create_engine, insert, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.lines import Lines, lines_of
+from sqlalchemy_locks.runtime.local_queue import Lines, lines_of
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, async_connected, installed, later, until
 

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine, event, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Now, utc
-from sqlalchemy_locks.schema import tables
+from sqlalchemy_locks.sql.clock import Now, utc
+from sqlalchemy_locks.sql.tables import tables
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import PATIENCE, all_of, later, until
 

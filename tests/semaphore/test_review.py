@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, false, text, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.schema import tables
+from sqlalchemy_locks.sql.tables import tables
 from tests.faults.drivers import sync
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import PATIENCE, connected, installed, later
@@ -250,7 +250,7 @@ def test_a_grant_stands_for_its_own_request(name: str, engine_to: MakeEngine) ->
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
 def test_a_release_beside_its_own_guarded_write_ends(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
     """In the very block that writes it would wait for itself."""
-    monkeypatch.setattr("sqlalchemy_locks.leases.PATIENCE", 0.5)
+    monkeypatch.setattr("sqlalchemy_locks.facade.semaphores.PATIENCE", 0.5)
     engine = engine_to(name)
     locks, sem = sl.Locks(engine), made(engine, 1)
     grant = locks.acquire({sem: 1})

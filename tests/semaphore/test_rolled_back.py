@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import BigInteger, Column, Engine, MetaData, Table, text, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.semaphore.room import holding
+from sqlalchemy_locks.semaphore.availability import holding
 from tests.operation.fixtures import MakeEngine
 
 from .parties import EVERYWHERE, held, made, place, request_of, unused

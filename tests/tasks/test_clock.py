@@ -13,9 +13,9 @@ from sqlalchemy import Engine, NullPool, select, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.clock import Epoch
-from sqlalchemy_locks.schema import tables
-from sqlalchemy_locks.zones import around, zone
+from sqlalchemy_locks._timezones import around, zone
+from sqlalchemy_locks.sql.clock import Epoch
+from sqlalchemy_locks.sql.tables import tables
 from tests.operation.parties import (
     ENGINES,
     INNODB,

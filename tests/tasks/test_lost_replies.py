@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.schema import tables
+from sqlalchemy_locks.sql.tables import tables
 from tests.faults.drivers import asynchronous, clear, sync, through_a_proxy, through_an_async_proxy
 from tests.faults.proxy import Proxy
 from tests.operation.parties import PATIENCE, Watch, connected, installed, later, until, unused

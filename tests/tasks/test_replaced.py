@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.operation import place_of
+from sqlalchemy_locks.core.operation import place_of
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ENGINES, PATIENCE, Watch, later, unused
 

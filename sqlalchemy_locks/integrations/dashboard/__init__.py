@@ -10,7 +10,7 @@ It mounts in any WSGI or ASGI app, on the ``Locks`` that the app has. It reads; 
 
 from __future__ import annotations
 
-from .doors import asgi, wsgi
-from .messages import Request
+from sqlalchemy_locks.integrations.dashboard.app import asgi, wsgi
+from sqlalchemy_locks.integrations.dashboard.http import Request
 
 __all__ = ["Request", "asgi", "wsgi"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from ... import semaphore
-from ...locks import Locks
-from ...names import plain
-from ...overview import STALLED, Own
-from ...queue import Queue
-from ...values import Grant, Released
+from sqlalchemy_locks import semaphore
+from sqlalchemy_locks._validation import plain
+from sqlalchemy_locks.admin.overview import STALLED, Own
+from sqlalchemy_locks.facade.locks import Locks
+from sqlalchemy_locks.queue.queue import Queue
+from sqlalchemy_locks.values import Grant, Released
 
 #: of the form's fields, by whom, where it may be about a table of the app's own
 Act = Callable[[Locks, Mapping[str, str], str, Mapping[str, Own]], str]

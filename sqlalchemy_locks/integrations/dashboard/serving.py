@@ -10,9 +10,9 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from ...locks import Locks
-from .doors import wsgi
-from .messages import Request
+from sqlalchemy_locks.facade.locks import Locks
+from sqlalchemy_locks.integrations.dashboard.app import wsgi
+from sqlalchemy_locks.integrations.dashboard.http import Request
 
 _HOST = "127.0.0.1"
 

@@ -1,0 +1,1 @@
+"""The tables as a MetaData, and one look at all that is there."""

@@ -1,0 +1,1 @@
+"""Captures: rows that one session takes and no other session takes meanwhile (SKIP LOCKED)."""

@@ -1,0 +1,1 @@
+"""Conditional UPDATEs: mutexes and timeouts, one row each."""

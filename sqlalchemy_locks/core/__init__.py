@@ -1,0 +1,1 @@
+"""The operation as a value, and what executes it."""

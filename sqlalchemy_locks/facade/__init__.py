@@ -1,0 +1,1 @@
+"""What waits, renews and retries: ``Locks``, ``AsyncLocks`` and what they give."""

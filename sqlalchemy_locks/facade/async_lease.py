@@ -1,0 +1,147 @@
+"""The blocks of ``AsyncLocks``: those of ``lease.py``, awaited, and renewed by a task of the loop that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from sqlalchemy.util import greenlet_spawn
+
+from sqlalchemy_locks.facade.lease import Given
+from sqlalchemy_locks.facade.lease_block import Block
+from sqlalchemy_locks.facade.semaphore_wait import PATIENCE
+from sqlalchemy_locks.runtime.decorators import in_async_block
+from sqlalchemy_locks.runtime.local_queue import rung
+from sqlalchemy_locks.runtime.renewal import Lost, Renewed, clock
+from sqlalchemy_locks.values import Grant
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class AsyncLost:
+    """As :class:`Lost`, waited for by tasks."""
+
+    def __init__(self, lost: Lost) -> None:
+        self._lost = lost
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        lost.told.append(self._tell)
+
+    def _tell(self) -> None:
+        # whoever looks may be another thread's, and the loop may be gone
+        with contextlib.suppress(RuntimeError):
+            self._gone.get_loop().call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    def is_set(self) -> bool:
+        """As ``Lost.is_set``."""
+        return self._lost.is_set()
+
+    __bool__ = is_set
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """As ``Lost.wait``."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set():
+            left = max(0.0, self._lost.deadline - clock())
+            if until is not None:
+                rest = until - time.monotonic()
+                if rest <= 0:
+                    return False
+                left = min(left, rest)
+            await rung(self._gone, left)
+        return True
+
+    def __repr__(self) -> str:
+        return repr(self._lost)
+
+
+class AsyncLease(Given):
+    """As :class:`~sqlalchemy_locks.lease.Lease`.
+
+    >>> async with locks.lease("nightly-import", ttl=60) as grant:
+    ...     await grant.check()
+    """
+
+    def __init__(self, grant: Grant, lost: Lost, check: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(grant)
+        #: as ``Lease.lost``
+        self.lost = AsyncLost(lost)
+        self._check = check
+
+    async def check(self) -> None:
+        """As ``Lease.check``."""
+        await self._check()
+
+
+class AsyncLeasing:
+    """The context manager of ``AsyncLocks.semaphore`` and ``AsyncLocks.lease``; a decorator, too.
+
+    >>> @locks.lease("nightly-import")
+    ... async def nightly_import() -> None: ...
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._task: asyncio.Task[None] | None = None
+
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        decorated = in_async_block(function, self._block.shown, lambda: AsyncLeasing(self._block.again()))
+        self._block.again()  # which refuses what can't be used again
+        return decorated
+
+    async def __aenter__(self) -> AsyncLease:
+        grant, renewed = await greenlet_spawn(self._block.enter)
+        self._task = asyncio.create_task(_renewing(renewed))
+        return AsyncLease(grant, renewed.lost, lambda: greenlet_spawn(self._block.check))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        assert task is not None
+        task.cancel()
+        try:
+            await asyncio.wait({task})
+        finally:
+            await greenlet_spawn(self._block.leave, error)
+
+
+async def undisturbed(work: Coroutine[Any, Any, T], *, forgetful: bool = True) -> T:
+    """Await what has to be done though its caller was cancelled, and may be so at every ``await`` from then on.
+
+    That is how the scopes of anyio cancel, and with them Starlette and FastAPI. The work itself is cancelled when it
+    takes ``PATIENCE`` seconds more.
+
+    :param forgetful: the caller raises what it was cancelled by, when this is over; otherwise it is raised here.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    patience: asyncio.TimerHandle | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            patience = patience or asyncio.get_running_loop().call_later(PATIENCE, task.cancel)
+    if patience is not None:
+        patience.cancel()
+    if cancelled is not None and not forgetful:
+        raise cancelled
+    return task.result()
+
+
+async def _renewing(lease: Renewed) -> None:
+    while True:
+        pause = lease.due - clock()
+        if pause > 0:
+            await asyncio.sleep(pause)
+        elif not await greenlet_spawn(lease.renew):
+            return

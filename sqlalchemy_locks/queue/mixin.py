@@ -1,0 +1,44 @@
+"""What a mapped class of one's own needs to be a queue: the columns, as a mixin. Loaded by who asks for it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import BigInteger, Identity, Integer, String, Text, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from sqlalchemy_locks.sql.clock import Instant, Now
+from sqlalchemy_locks.sql.tables import ExternalId, Payload
+
+
+class JobColumns:
+    """The columns of a job, for a class of one's own: ``class Mail(sl.JobColumns, Base)``.
+
+    Give the class its indexes, too: ``sl.Queue(Mail).indexes("postgresql")``. On MySQL and MariaDB the table must be
+    InnoDB's. A job of such a class may also be put by ``session.add()``, with whatever other columns it has.
+
+    >>> class Mail(sl.JobColumns, Base):
+    ...     __tablename__ = "mail"
+    >>> mails = sl.Queue(Mail)
+    """
+
+    internal_id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True, sort_order=-1
+    )
+    external_id: Mapped[UUID] = mapped_column(ExternalId(), default=uuid4, unique=True)
+    queue_id: Mapped[str] = mapped_column(String(255), default="default", server_default="default")
+    payload: Mapped[Any] = mapped_column(Payload(), nullable=False)
+    priority: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    run_at: Mapped[datetime] = mapped_column(Instant(), server_default=Now())
+    claim: Mapped[int] = mapped_column(BigInteger(), default=0, server_default=text("0"))
+    attempts: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    max_attempts: Mapped[int] = mapped_column(default=5, server_default=text("5"))
+    processing_host: Mapped[str | None] = mapped_column(String(255))
+    heartbeat_at: Mapped[datetime | None] = mapped_column(Instant())
+    created_at: Mapped[datetime] = mapped_column(Instant(), server_default=Now())
+    started_at: Mapped[datetime | None] = mapped_column(Instant())
+    completed_at: Mapped[datetime | None] = mapped_column(Instant())
+    failed_at: Mapped[datetime | None] = mapped_column(Instant())
+    error: Mapped[str | None] = mapped_column(Text())

@@ -1,0 +1,1 @@
+"""The tables, the clock and the SQL elements that every pattern is made of."""

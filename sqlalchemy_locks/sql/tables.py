@@ -1,0 +1,313 @@
+"""The tables, in any schema or under any prefix.
+
+Engines with schemas (PostgreSQL, YugabyteDB) keep them in the schema ``lock``; the others put the prefix
+``lock_`` before each name. Alembic's steps never read this module: a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    false,
+    text,
+)
+
+from sqlalchemy_locks.sql.clock import Instant, Now
+
+DEFAULT_SCHEMA = "lock"
+DEFAULT_PREFIX = "lock_"
+
+_INNODB: dict[str, Any] = {
+    f"{name}_{option}": value
+    for name in ("mysql", "mariadb")
+    for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
+}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of one place, as the statements of the patterns use them."""
+
+    installed: Table
+    locked_keys: Table
+    task_state: Table
+    task_timeout: Table
+    task: Table
+    job: Table
+    semaphore: Table
+    permit_request: Table
+    permit: Table
+    semaphore_history: Table
+
+
+@functools.cache
+def tables(schema: str | None, prefix: str) -> Tables:
+    """The tables in ``schema`` (``None`` where the engine has none), their names behind ``prefix``."""
+    return describe(MetaData(schema=schema), prefix)
+
+
+def describe(metadata: MetaData, prefix: str) -> Tables:
+    """Put the tables into ``metadata``."""
+    return Tables(
+        installed=_installed(metadata, prefix),
+        locked_keys=_locked_keys(metadata, prefix),
+        task_state=_task_state(metadata, prefix),
+        task_timeout=_task_timeout(metadata, prefix),
+        task=_task(metadata, prefix),
+        job=_job(metadata, prefix),
+        semaphore=_semaphore(metadata, prefix),
+        permit_request=_permit_request(metadata, prefix),
+        permit=_permit(metadata, prefix),
+        semaphore_history=_semaphore_history(metadata, prefix),
+    )
+
+
+def _installed(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}installed",
+        metadata,
+        Column("step", _name(32), primary_key=True),
+        Column("door", _name(32), nullable=False),
+        **_INNODB,
+    )
+
+
+def _locked_keys(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}locked_keys",
+        metadata,
+        Column("key", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=False),
+        Column("ts", Instant(), nullable=False, server_default=Now()),
+        **_INNODB,
+    )
+
+
+def _task_state(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}task_state",
+        metadata,
+        *_identity(),
+        Column("acquired", Boolean(), nullable=False, server_default=false()),
+        Column("owner", _name(255)),
+        *_token(),
+        Column("acquired_at", Instant()),
+        Column("retries_left", Integer()),
+        **_INNODB,
+    )
+
+
+def _task_timeout(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}task_timeout",
+        metadata,
+        *_identity(),
+        Column("ts", BigInteger(), nullable=False, server_default=text("0")),
+        Column("timeout", BigInteger(), nullable=False),
+        *_token(),
+        Column("retries_left", Integer()),
+        **_INNODB,
+    )
+
+
+def _task(metadata: MetaData, prefix: str) -> Table:
+    table = Table(
+        f"{prefix}task",
+        metadata,
+        *_identity(),
+        Column("status", _name(64), nullable=False, server_default="done"),
+        Column("claim", BigInteger(), nullable=False, server_default=text("0")),
+        Column("updated_at", Instant(), nullable=False, server_default=Now()),
+        Column("timeout", BigInteger()),
+        Column("retries_left", Integer()),
+        **_INNODB,
+    )
+    at = table.c
+    if metadata.schema:
+        Index("task_ready", at.queue_id, at.id, postgresql_where=at.status.in_(["done", "failed"]))
+        Index("task_captured", at.updated_at, postgresql_where=at.status == "in_progress")
+    else:
+        Index(f"{prefix}task_ready", at.queue_id, at.status, at.id)
+        Index(f"{prefix}task_captured", at.status, at.updated_at)
+    return table
+
+
+def _job(metadata: MetaData, prefix: str) -> Table:
+    table = Table(
+        f"{prefix}job",
+        metadata,
+        Column("internal_id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True),
+        Column("external_id", ExternalId(), nullable=False),
+        Column("queue_id", _name(255), nullable=False, server_default="default"),
+        Column("payload", Payload(), nullable=False),
+        Column("priority", Integer(), nullable=False, server_default=text("0")),
+        Column("run_at", Instant(), nullable=False, server_default=Now()),
+        Column("claim", BigInteger(), nullable=False, server_default=text("0")),
+        Column("attempts", Integer(), nullable=False, server_default=text("0")),
+        Column("max_attempts", Integer(), nullable=False, server_default=text("5")),
+        Column("processing_host", _name(255)),
+        Column("heartbeat_at", Instant()),
+        Column("created_at", Instant(), nullable=False, server_default=Now()),
+        Column("started_at", Instant()),
+        Column("completed_at", Instant()),
+        Column("failed_at", Instant()),
+        Column("error", Text()),
+        sqlite_autoincrement=True,
+        **_INNODB,
+    )
+    Index(f"{prefix}job_external_id", table.c.external_id, unique=True)
+    job_indexes(dict(table.c.items()), f"{prefix}job", partial=metadata.schema is not None)
+    return table
+
+
+def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> list[Index]:
+    """The indexes that keep a queue's statements fast.
+
+    :param at: the columns by role. :param prefix: what the names begin with.
+    :param partial: whether the engine can use a partial index here; ``None``: both, each made where it is of use.
+    """
+    order = (at["priority"], at["run_at"], at["internal_id"])
+    waiting = at["started_at"].is_(None)
+    made: list[Any] = []
+    if partial is not False:
+        ready: Any = Index(f"{prefix}_ready", at["queue_id"], *order, postgresql_where=waiting)
+        made.append(ready.ddl_if(dialect=("postgresql", "yugabytedb")) if partial is None else ready)
+    if not partial:
+        # an equality at its head, where the condition can't be the index's own
+        name = f"{prefix}_ready" if partial is False else f"{prefix}_waiting"
+        ready = Index(name, at["queue_id"], at["started_at"], *order)
+        made.append(ready.ddl_if(dialect=("mysql", "mariadb", "sqlite")) if partial is None else ready)
+    for name, role in {"running": "heartbeat_at", "completed": "completed_at", "dead": "failed_at"}.items():
+        there = at[role].is_not(None)
+        made.append(Index(f"{prefix}_{name}", at[role], postgresql_where=there, sqlite_where=there))
+    return made
+
+
+def _semaphore(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}semaphore",
+        metadata,
+        _serial(),
+        Column("name", _name(255), nullable=False),
+        # NULL: deleted, and the row kept for its fence
+        Column("capacity", Integer()),
+        Column("fence", BigInteger(), nullable=False, server_default=text("0")),
+        # made by a lease on its first use, and removed again when it is no longer used
+        Column("on_demand", Boolean(), nullable=False, server_default=false()),
+        *_stamps("created_at", "updated_at"),
+        UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
+        **_INNODB,
+        sqlite_autoincrement=True,
+    )
+
+
+def _permit_request(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}permit_request",
+        metadata,
+        _serial(),
+        Column("external_id", _name(255), nullable=False),
+        Column("owner", _name(255)),
+        Column("state", _name(16), nullable=False),
+        Column("ttl_seconds", Double()),
+        Column("token", _name(32)),
+        *_stamps("renewed_at", "created_at", "updated_at"),
+        UniqueConstraint("external_id", name=f"{prefix}request_by_id"),
+        Index(f"{prefix}request_by_state", "state", "updated_at"),
+        **_INNODB,
+        sqlite_autoincrement=True,
+    )
+
+
+def _permit(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}permit",
+        metadata,
+        _serial(),
+        Column("semaphore_id", BigInteger(), nullable=False),
+        Column("permit_request_id", BigInteger(), nullable=False),
+        Column("count", Integer(), nullable=False),
+        Column("fence", BigInteger(), nullable=False),
+        Column("state", _name(16), nullable=False),
+        _held(prefix),
+        Index(f"{prefix}permit_by_request", "permit_request_id"),
+        **_INNODB,
+        sqlite_autoincrement=True,
+    )
+
+
+def _semaphore_history(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}semaphore_history",
+        metadata,
+        _serial(),
+        Column("semaphore_id", BigInteger(), nullable=False),
+        Column("old_capacity", Integer()),
+        Column("new_capacity", Integer()),
+        Column("changed_by", _name(255)),
+        *_stamps("changed_at"),
+        Index(f"{prefix}history_by_semaphore", "semaphore_id", "id"),
+        **_INNODB,
+        sqlite_autoincrement=True,
+    )
+
+
+def ExternalId() -> Any:
+    """A job's random identifier; without a type of its own on MariaDB, which has one only since 10.7."""
+    return Uuid(native_uuid=False).with_variant(Uuid(), "postgresql", "yugabytedb")
+
+
+class Payload(JSON):
+    """JSON, as the engine keeps it best: JSONB on PostgreSQL, whose types are too much to be loaded by everybody."""
+
+
+def _serial() -> Column[Any]:
+    return Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True)
+
+
+def _stamps(*names: str) -> tuple[Column[Any], ...]:
+    return tuple(Column(name, Instant(), nullable=False, server_default=Now()) for name in names)
+
+
+def _held(prefix: str) -> Index:
+    """What is held, alone where the engine can leave rows out of an index: the sum over it is made at each acquire."""
+    held = text("state = 'ACQUIRED'")
+    columns = ("semaphore_id", "state", "permit_request_id", "count")
+    return Index(f"{prefix}permit_held", *columns, postgresql_where=held, sqlite_where=held)
+
+
+def _name(length: int) -> Any:
+    return String(length).with_variant(Text(), "postgresql", "yugabytedb")
+
+
+def _identity() -> tuple[Column[Any], ...]:
+    """A task: ids are unique inside a queue."""
+    return (
+        Column("queue_id", _name(255), primary_key=True, server_default="default"),
+        Column("id", _name(255), primary_key=True),
+    )
+
+
+def _token() -> tuple[Column[Any], ...]:
+    """The nonce of whoever acquired last, and the fencing token that each acquisition raises."""
+    return (
+        Column("token", _name(32)),
+        Column("fence", BigInteger(), nullable=False, server_default=text("0")),
+    )

@@ -1,0 +1,1 @@
+"""Workers: threads or tasks that take jobs from a queue and run a handler on each."""
