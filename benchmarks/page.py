@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks import overview
+from sqlalchemy_locks.admin import overview
 from tests import servers
 from tests.conftest import PLAIN, install
 

@@ -16,8 +16,8 @@ from sqlalchemy import BigInteger, Column, Integer, Select, Table, Update, func,
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
 
-from sqlalchemy_locks.core.entities import Target
-from sqlalchemy_locks.core.operation import Body, Operation, Place, Run, shaped
+from sqlalchemy_locks.core.entities import MappedTable
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, shaped
 from sqlalchemy_locks.errors import StaleToken, Unsupported
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
     return Operation(_Fenced(statement, fence, token), {"token": token})
 
 
-class _Fenced(Body):
+class _Fenced(OperationImpl):
     name = "fenced"
     needs_installation = False
 
@@ -71,7 +71,7 @@ class _Fenced(Body):
         super().__init__()
         # not entity_description, which fails where a table's own UPDATE is conditioned by a class's attribute
         mapper = statement.table._annotations.get("parententity")
-        self.target = Target(statement.table if mapper is None else mapper.entity, "fenced")
+        self.target = MappedTable(statement.table if mapper is None else mapper.entity, "fenced")
         self.fence = self.target.column(fence, "fence")
         if statement._returning:
             raise Unsupported("fenced answers True or False: leave RETURNING out of its statement, and read afterwards")
@@ -85,11 +85,11 @@ class _Fenced(Body):
         #: the condition says that one row is meant, at the most
         self.single = self._pinned() >= {column.name for column in self.target.primary_key}
 
-    def build(self, place: Place) -> Update | None:
+    def build(self, context: BuildContext) -> Update | None:
         # what several rows have become must be asked for, and the answer can still be undone only in a transaction
         return self._guarded() if self.single else None
 
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         return "where the statement doesn't name its row by the primary key, and may be for several"
 
     def _guarded(self) -> Update:
@@ -106,42 +106,42 @@ class _Fenced(Body):
         condition = [] if self.given.whereclause is None else [self.given.whereclause]
         return select(self.fence).where(*condition, *self._not_newer()).limit(1)
 
-    def run(self, run: Run) -> bool:
+    def run(self, execution: Execution) -> bool:
         if not self.single:
-            self._refuse_autocommit(run)
+            self._refuse_autocommit(execution)
         written = 0
-        for _ in run.tries():
-            with run.waiting():
-                written = run.execute(self._guarded(), {}).rowcount
-            if written or not run.engine.misses_replaced or run.execute(self._meant(), {}).first() is None:
+        for _ in execution.tries():
+            with execution.waiting():
+                written = execution.execute(self._guarded(), {}).rowcount
+            if written or not execution.backend.misses_replaced or execution.execute(self._meant(), {}).first() is None:
                 break
         if not written or not self.single:
-            newer = run.execute(self._newer(run), {}).scalar()
+            newer = execution.execute(self._newer(execution), {}).scalar()
             if newer is not None:
                 raise StaleToken(
                     f"a newer holder, with the token {newer}, has written to {self.target.name} already: the write "
                     f"with the token {self.token} came too late",
                     newer,
                 )
-        if written and run.session is not None:
-            self._refresh(run)
+        if written and execution.session is not None:
+            self._refresh(execution)
         return bool(written)
 
-    def _refuse_autocommit(self, run: Run) -> None:
-        if run.engine.locking == "file":
-            run.take_file(self.target.table)
-        if run.engine.autocommit(run.connection) or not run.engine.began(run.connection):
-            raise run.engine.refuse_autocommit(self.name)
+    def _refuse_autocommit(self, execution: Execution) -> None:
+        if execution.backend.locking == "file":
+            execution.take_file(self.target.table)
+        if execution.backend.autocommit(execution.connection) or not execution.backend.began(execution.connection):
+            raise execution.backend.refuse_autocommit(self.name)
 
-    def _newer(self, run: Run) -> Select[Any]:
+    def _newer(self, execution: Execution) -> Select[Any]:
         condition = [] if self.given.whereclause is None else [self.given.whereclause]
         newer: Select[Any] = select(self.fence).where(self.fence > self.token, *condition, *self.target.own_rows())
         newer = newer.order_by(self.fence.desc()).limit(1)
         # what an old snapshot shows is not what the UPDATE met (InnoDB above READ COMMITTED)
-        return newer.with_for_update(read=True) if run.engine.locking == "rows" else newer
+        return newer.with_for_update(read=True) if execution.backend.locking == "rows" else newer
 
-    def _refresh(self, run: Run) -> None:
-        self.target.refresh(run.session, [self.fence, *self.columns], self._pins())
+    def _refresh(self, execution: Execution) -> None:
+        self.target.refresh(execution.session, [self.fence, *self.columns], self._pins())
 
     def _column(self, given: Any) -> Column[Any]:
         """A column that the statement sets, by whatever it was named."""

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.checks import Finding, findings
 from sqlalchemy_locks.sql.clock import Now, utc
 
@@ -35,7 +35,7 @@ def examine(connection: Connection, *, schema: str = "lock", prefix: str = "lock
     >>> with engine.connect() as connection:
     ...     problems = [each.says for each in examine(connection) if each.level == "problem"]
     """
-    found = list(findings(connection, engine_of(connection.dialect)))
+    found = list(findings(connection, backend_for(connection.dialect)))
     found.append(_clock(connection))
     found += _installed(connection, schema, prefix)
     return found
@@ -68,7 +68,7 @@ def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Fin
     denied = missing(connection, options)
     unread = {name for each in denied for name in each.unread}
     # MySQL and MariaDB don't even tell whether there is a table that a user may not read
-    compared = not unread or (engine_of(connection.dialect).schemas and "installed" not in unread)
+    compared = not unread or (backend_for(connection.dialect).schemas and "installed" not in unread)
     steps = recorded(connection, options) if compared else {}
     if steps is None:
         says = "nothing is installed here: `sqlalchemy-locks install`, or `alembic upgrade sqlalchemy_locks@head`"
@@ -76,7 +76,7 @@ def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Fin
         return
     for each in denied:
         yield Finding("privileges", "problem" if each.needed else "warning", each.says)
-    if not denied and engine_of(connection.dialect).locking != "file":
+    if not denied and backend_for(connection.dialect).locking != "file":
         yield Finding("privileges", "ok", "the user of this connection may do all that locks do")
     if not compared:
         says = "what is installed can't be compared with what was: it takes the SELECT that is lacking"

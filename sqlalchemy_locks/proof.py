@@ -8,12 +8,12 @@ from sqlalchemy import inspect
 from sqlalchemy.engine import Result
 
 from sqlalchemy_locks.captures.ordering import unframed
-from sqlalchemy_locks.captures.statements import Taking
+from sqlalchemy_locks.captures.statements import CaptureSpec
 
 _PROOF = "sqlalchemy_locks_captured"
 
 
-def proven(result: Result[Any], taking: Taking) -> Result[Any]:
+def proven(result: Result[Any], taking: CaptureSpec) -> Result[Any]:
     """The same entities, each of which remembers what it was captured with: a commit makes its attributes be read anew.
 
     What they then show may be the next one's who has captured the row.

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.sqlite import in_turn
 from sqlalchemy_locks.errors import Unsupported
 
@@ -26,9 +26,9 @@ def begin_immediate(engine: Engine | Any) -> None:
     >>> sl.sqlite.begin_immediate(engine)
     """
     sync: Engine = getattr(engine, "sync_engine", engine)
-    facts = engine_of(sync.dialect)
-    if facts.locking != "file":
-        raise Unsupported(f"begin_immediate is for SQLite; {facts.name} waits for locks as it is: leave it out")
+    backend = backend_for(sync.dialect)
+    if backend.locking != "file":
+        raise Unsupported(f"begin_immediate is for SQLite; {backend.name} waits for locks as it is: leave it out")
 
     def connect(dbapi_connection: Any, record: Any) -> None:
         dbapi_connection.isolation_level = None

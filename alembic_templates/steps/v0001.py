@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from alembic.operations import Operations
 
 from sqlalchemy_locks.alembic.options import Options, Refused
-from sqlalchemy_locks.alembic.script import Family, Script
+from sqlalchemy_locks.alembic.script import Family, InstallScript
 
 #: Our functions, with the arguments that tell them from another's.
 FUNCTIONS = {
@@ -69,7 +69,7 @@ INNODB = "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 def upgrade(op: Operations, options: Options) -> None:
     """Install."""
-    script = Script(op, options)
+    script = InstallScript(op, options)
     if script.family != "postgresql" and options.locking == "table":
         raise Refused("locking='table' is for PostgreSQL: here, locks are rows of a table anyway")
     if script.family == "sqlite" and options.grant_to:
@@ -79,7 +79,7 @@ def upgrade(op: Operations, options: Options) -> None:
 
 def downgrade(op: Operations, options: Options) -> None:
     """Remove what upgrade() made, and nothing that depends on it: the engine refuses then."""
-    script = Script(op, options)
+    script = InstallScript(op, options)
     if script.family == "postgresql":
         _postgresql_downgrade(script)
     else:
@@ -87,7 +87,7 @@ def downgrade(op: Operations, options: Options) -> None:
             script.run(f"DROP TABLE IF EXISTS {script.table(name)}")
 
 
-def _postgresql(script: Script) -> None:
+def _postgresql(script: InstallScript) -> None:
     # Looked for first, because even with IF NOT EXISTS the command needs the right to create a schema
     script.block(
         f"  IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = '{script.options.schema}') THEN",
@@ -107,7 +107,7 @@ def _postgresql(script: Script) -> None:
     _postgresql_grant(script)
 
 
-def _strangers(script: Script) -> Iterator[str]:
+def _strangers(script: InstallScript) -> Iterator[str]:
     """Refuse to install beside functions of another making, which calls would reach instead of ours."""
     for name in ("exclusive", "shared"):
         yield f"  IF to_regprocedure('{script.schema}.{name}(bigint)') IS NOT NULL THEN"
@@ -117,7 +117,7 @@ def _strangers(script: Script) -> Iterator[str]:
         yield "  END IF;"
 
 
-def _bodies(script: Script, variant: str) -> Iterator[str]:
+def _bodies(script: InstallScript, variant: str) -> Iterator[str]:
     if variant == "advisory":
         yield from _unless_relation(script, "v", "a view")
         yield _execute(script.body("advisory/locked_keys.sql"))
@@ -129,7 +129,7 @@ def _bodies(script: Script, variant: str) -> Iterator[str]:
         yield _execute(script.body(path))
 
 
-def _unless_relation(script: Script, kind: str, what: str) -> Iterator[str]:
+def _unless_relation(script: InstallScript, kind: str, what: str) -> Iterator[str]:
     """Refuse what IF NOT EXISTS and OR REPLACE would pass over or not explain: the other way of locking."""
     yield f"    IF EXISTS ({_relation(script)} AND relkind <> '{kind}') THEN"
     yield "      RAISE EXCEPTION USING ERRCODE = 'wrong_object_type', MESSAGE ="
@@ -138,7 +138,7 @@ def _unless_relation(script: Script, kind: str, what: str) -> Iterator[str]:
     yield "    END IF;"
 
 
-def _relation(script: Script) -> str:
+def _relation(script: InstallScript) -> str:
     return (
         "SELECT FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace AS place ON place.oid = relnamespace"
         f" WHERE relname = 'locked_keys' AND nspname = '{script.options.schema}'"
@@ -149,7 +149,7 @@ def _execute(command: str) -> str:
     return f"    EXECUTE $command$\n{command}\n$command$;"
 
 
-def _postgresql_grant(script: Script) -> None:
+def _postgresql_grant(script: InstallScript) -> None:
     if not script.options.grant_to:
         return
     functions = [f"{script.schema}.{name}({arguments})" for name, arguments in FUNCTIONS.items()]
@@ -170,7 +170,7 @@ def _postgresql_grant(script: Script) -> None:
         )
 
 
-def _postgresql_downgrade(script: Script) -> None:
+def _postgresql_downgrade(script: InstallScript) -> None:
     for name, arguments in reversed(FUNCTIONS.items()):
         script.run(f"DROP FUNCTION IF EXISTS {script.schema}.{name}({arguments})")
     script.block(
@@ -196,7 +196,7 @@ def _postgresql_downgrade(script: Script) -> None:
     )
 
 
-def _mysql(script: Script) -> None:
+def _mysql(script: InstallScript) -> None:
     script.run(
         f"CREATE TABLE IF NOT EXISTS {script.table('installed')} "
         f"(step VARCHAR(32) NOT NULL, door VARCHAR(32) NOT NULL, PRIMARY KEY (step)) {INNODB}"
@@ -210,7 +210,7 @@ def _mysql(script: Script) -> None:
         script.run(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {script.table('locked_keys')} TO {grantee}")
 
 
-def _sqlite(script: Script) -> None:
+def _sqlite(script: InstallScript) -> None:
     script.run(
         f"CREATE TABLE IF NOT EXISTS {script.table('installed')} "
         "(step VARCHAR(32) NOT NULL PRIMARY KEY, door VARCHAR(32) NOT NULL)"

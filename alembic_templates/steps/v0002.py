@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from alembic.operations import Operations
 
 from sqlalchemy_locks.alembic.options import Options
-from sqlalchemy_locks.alembic.script import Family, Script
+from sqlalchemy_locks.alembic.script import Family, InstallScript
 
 FUNCTIONS: Mapping[str, str] = {}
 BODIES: Mapping[str, Mapping[str, str]] = {"advisory": {}, "table": {}, "yugabytedb": {}}
@@ -99,7 +99,7 @@ _TYPES: Mapping[Family, Mapping[str, str]] = {
 
 def upgrade(op: Operations, options: Options) -> None:
     """Install."""
-    script = Script(op, options)
+    script = InstallScript(op, options)
     tail = f" {INNODB}" if script.family == "mysql" else ""
     for name, columns in _columns(_TYPES[script.family]).items():
         lines = ", ".join([*columns, "PRIMARY KEY (queue_id, id)"])
@@ -128,6 +128,6 @@ def _columns(types: Mapping[str, str]) -> dict[str, list[str]]:
 
 def downgrade(op: Operations, options: Options) -> None:
     """Remove what upgrade() made, and nothing that depends on it: the engine refuses then."""
-    script = Script(op, options)
+    script = InstallScript(op, options)
     for name in reversed(KEYS):
         script.run(f"DROP TABLE IF EXISTS {script.table(name)}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from alembic.operations import Operations
 
 from sqlalchemy_locks.alembic.options import Options
-from sqlalchemy_locks.alembic.script import Family, Script
+from sqlalchemy_locks.alembic.script import Family, InstallScript
 
 FUNCTIONS: Mapping[str, str] = {}
 BODIES: Mapping[str, Mapping[str, str]] = {"advisory": {}, "table": {}, "yugabytedb": {}}
@@ -103,7 +103,7 @@ _TYPES: Mapping[Family, Mapping[str, str]] = {
 
 def upgrade(op: Operations, options: Options) -> None:
     """Install."""
-    script = Script(op, options)
+    script = InstallScript(op, options)
     types = _TYPES[script.family]
     for name, columns in {"task": _task(types), "job": _job(types)}.items():
         lines = list(columns)
@@ -187,7 +187,7 @@ def _indexes(family: Family) -> dict[str, dict[str, tuple[bool, str, str | None]
     }
 
 
-def _index(script: Script, table: str, index: str) -> str:
+def _index(script: InstallScript, table: str, index: str) -> str:
     """An index's name: quoted, and never qualified, since it goes where its table is."""
     if script.family == "postgresql":
         return f"{table}_{index}"
@@ -196,6 +196,6 @@ def _index(script: Script, table: str, index: str) -> str:
 
 def downgrade(op: Operations, options: Options) -> None:
     """Remove what upgrade() made, and nothing that depends on it: the engine refuses then."""
-    script = Script(op, options)
+    script = InstallScript(op, options)
     for name in ("job", "task"):
         script.run(f"DROP TABLE IF EXISTS {script.table(name)}")

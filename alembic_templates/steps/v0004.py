@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from alembic.operations import Operations
 
 from sqlalchemy_locks.alembic.options import Options
-from sqlalchemy_locks.alembic.script import Family, Script
+from sqlalchemy_locks.alembic.script import Family, InstallScript
 
 _ACQUIRE = "text[], integer[], text, text, double precision, text"
 
@@ -155,7 +155,7 @@ _FLOOR: Mapping[Family, str] = {
 
 def upgrade(op: Operations, options: Options) -> None:
     """Install."""
-    script = Script(op, options)
+    script = InstallScript(op, options)
     tail = f" {INNODB}" if script.family == "mysql" else ""
     for table, columns in TABLES[script.family].items():
         lines = [_ID[script.family], *(_column(script, table, *column) for column in list(columns.items())[1:])]
@@ -178,7 +178,7 @@ def upgrade(op: Operations, options: Options) -> None:
     _grant(script)
 
 
-def _column(script: Script, table: str, name: str, type_: str) -> str:
+def _column(script: InstallScript, table: str, name: str, type_: str) -> str:
     bare = type_.removesuffix(" NULL")
     default = ""
     if name.endswith("_at"):
@@ -188,12 +188,12 @@ def _column(script: Script, table: str, name: str, type_: str) -> str:
     return f"{name} {bare}{default}{' NOT NULL' if bare == type_ else ''}"
 
 
-def _name(script: Script, name: str) -> str:
+def _name(script: InstallScript, name: str) -> str:
     """An index's name; on PostgreSQL it goes where its table is."""
     return name if script.family == "postgresql" else script.table(name)
 
 
-def _grant(script: Script) -> None:
+def _grant(script: InstallScript) -> None:
     functions = [f"{script.schema}.{name}({arguments})" for name, arguments in FUNCTIONS.items()]
     if script.family == "postgresql" and script.options.grant_to:
         for function in functions:
@@ -208,7 +208,7 @@ def _grant(script: Script) -> None:
 
 def downgrade(op: Operations, options: Options) -> None:
     """Remove what upgrade() made, and nothing that depends on it: the engine refuses then."""
-    script = Script(op, options)
+    script = InstallScript(op, options)
     if script.family == "postgresql":
         for name, arguments in reversed(FUNCTIONS.items()):
             script.run(f"DROP FUNCTION IF EXISTS {script.schema}.{name}({arguments})")

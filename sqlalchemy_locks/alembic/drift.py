@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from sqlalchemy_locks.alembic.options import Options
-from sqlalchemy_locks.alembic.script import Place
+from sqlalchemy_locks.alembic.script import InstallPlace
 from sqlalchemy_locks.alembic.steps import STEPS, load, recorded
 
 # prokind, so that an aggregate of the same name is seen, and the whole line that says what a function is
@@ -61,7 +61,7 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
     release is named, not compared.
     """
     options = Options(schema=schema, prefix=prefix)
-    place = Place(connection.dialect, options)
+    place = InstallPlace(connection.dialect, options)
     if lost := _lost(connection, place):
         return lost
     steps = recorded(connection, options)
@@ -80,7 +80,7 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
     return found
 
 
-def _lost(connection: Connection, place: Place) -> list[str]:
+def _lost(connection: Connection, place: InstallPlace) -> list[str]:
     """What keeps `installed` from being read at all."""
     inspector = sa.inspect(connection)
     schema, name = place.located("installed")
@@ -100,7 +100,7 @@ def _variant(connection: Connection, options: Options) -> str:
     return "table" if kind in ("r", "p") else "advisory"
 
 
-def _tables(connection: Connection, place: Place, steps: list[str], *, view: bool) -> Iterator[str]:
+def _tables(connection: Connection, place: InstallPlace, steps: list[str], *, view: bool) -> Iterator[str]:
     inspector = sa.inspect(connection)
     expected = {k: v for step in steps for k, v in load(step).TABLES[place.family].items()}
     keys = {k: v for step in steps for k, v in load(step).KEYS.items()}
@@ -129,14 +129,14 @@ def _view(inspector: sa.Inspector, name: str, schema: str | None, shown: str) ->
         yield f"the view {shown} has the columns {', '.join(columns)}, not key, ts, pid, mode"
 
 
-def _key(inspector: sa.Inspector, place: Place, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
+def _key(inspector: sa.Inspector, place: InstallPlace, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
     schema, name = place.located(table)
     found = tuple(inspector.get_pk_constraint(name, schema=schema)["constrained_columns"])
     if found != wanted:
         yield f"the primary key of {place.table(table)} is ({', '.join(found)}), not ({', '.join(wanted)})"
 
 
-def _indexes(inspector: sa.Inspector, place: Place, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
+def _indexes(inspector: sa.Inspector, place: InstallPlace, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
     schema, name = place.located(table)
     # a unique constraint is among the indexes on some engines only
     found = {index["name"] for index in inspector.get_indexes(name, schema=schema)}
@@ -178,7 +178,7 @@ def _storage(options: Any, shown: str) -> Iterator[str]:
             yield f"the {option} of {shown} is {found}, not {wanted}"
 
 
-def _functions(connection: Connection, place: Place, steps: list[str], variant: str) -> Iterator[str]:
+def _functions(connection: Connection, place: InstallPlace, steps: list[str], variant: str) -> Iterator[str]:
     arguments = {k: v for step in steps for k, v in load(step).FUNCTIONS.items()}
     bodies = {k: v for step in steps for k, v in load(step).BODIES[variant].items()}
     rows = connection.execute(_FUNCTIONS, {"schema": place.options.schema, "names": list(arguments)}).all()

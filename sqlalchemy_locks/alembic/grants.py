@@ -14,9 +14,9 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.alembic.options import Options
-from sqlalchemy_locks.alembic.script import Place
+from sqlalchemy_locks.alembic.script import InstallPlace
 from sqlalchemy_locks.alembic.steps import STEPS, load
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 
 _ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 #: so many objects are named in a sentence, before they are in its GRANT
@@ -63,13 +63,13 @@ class Missing:
 
 def missing(connection: Connection, options: Options) -> list[Missing]:
     """The privileges that the connection's user lacks on what is there; none on SQLite, which has no users."""
-    place = Place(connection.dialect, options)
+    place = InstallPlace(connection.dialect, options)
     if place.family == "sqlite":
         return []
     return list((_postgresql if place.family == "postgresql" else _mysql)(connection, place))
 
 
-def _postgresql(connection: Connection, place: Place) -> Iterator[Missing]:
+def _postgresql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
     where = {"schema": place.options.schema}
     schema = connection.execute(_SCHEMA, where).first()
     if schema is None:
@@ -109,7 +109,7 @@ def _postgresql(connection: Connection, place: Place) -> Iterator[Missing]:
             yield Missing(says, True, (name,))
 
 
-def _mysql(connection: Connection, place: Place) -> Iterator[Missing]:
+def _mysql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
     user, _, host = str(connection.exec_driver_sql("SELECT CURRENT_USER()").scalar()).rpartition("@")
     grantee = "@".join(f"`{part.replace('`', '``')}`" for part in (user, host))
     columns = {k: next(iter(v)) for step in STEPS for k, v in load(step).TABLES[place.family].items()}
@@ -134,11 +134,11 @@ def _explained(connection: Connection, statement: str) -> bool:
     try:
         connection.exec_driver_sql(f"EXPLAIN {statement}").close()
     except DBAPIError as error:
-        return not engine_of(connection.dialect).denied(error)
+        return not backend_for(connection.dialect).denied(error)
     return True
 
 
-def _tables(place: Place) -> list[str]:
+def _tables(place: InstallPlace) -> list[str]:
     return [table for step in STEPS for table in load(step).TABLES[place.family]]
 
 

@@ -46,7 +46,7 @@ def shipped(path: str) -> str:
     return (folder / path).read_text("utf-8").strip().removesuffix(";")
 
 
-class Place:
+class InstallPlace:
     """Where the objects of one installation are, as SQL writes it.
 
     The names can stand in SQL as they are: the options allow no character in them that could end a
@@ -88,7 +88,7 @@ class Place:
         return "@".join(self._quote(part) for part in name.split("@"))
 
 
-class Script(Place):
+class InstallScript(InstallPlace):
     """Writes the SQL of one step, one command a statement."""
 
     def __init__(self, op: Operations, options: Options) -> None:

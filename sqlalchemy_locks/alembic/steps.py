@@ -15,7 +15,7 @@ from alembic.operations import Operations
 from sqlalchemy.engine import Connection
 
 from sqlalchemy_locks.alembic.options import Options, Refused
-from sqlalchemy_locks.alembic.script import Family, Place, Script, family
+from sqlalchemy_locks.alembic.script import Family, InstallPlace, InstallScript, family
 from sqlalchemy_locks.keys import key
 
 STEPS = ("0001", "0002", "0003", "0004")
@@ -83,7 +83,7 @@ def upgrade(op: Operations, steps: tuple[str, ...], options: Options, door: Door
     """Run steps upwards, each recorded when it is done."""
     _one_at_a_time(op, options)
     _refuse_mixing(op, options, door)
-    script = Script(op, options)
+    script = InstallScript(op, options)
     installed = script.table("installed")
     ignored = {
         "postgresql": "ON CONFLICT DO NOTHING",
@@ -99,7 +99,7 @@ def downgrade(op: Operations, steps: tuple[str, ...], options: Options, door: Do
     """Undo steps downwards; the first one takes ``installed`` with it."""
     _one_at_a_time(op, options)
     _refuse_mixing(op, options, door)
-    script = Script(op, options)
+    script = InstallScript(op, options)
     for step in reversed(steps):
         load(step).downgrade(op, options)
         # Down to the base no record is undone by itself: run again after it died, it would miss the table
@@ -109,7 +109,7 @@ def downgrade(op: Operations, steps: tuple[str, ...], options: Options, door: Do
 
 def recorded(connection: Connection, options: Options) -> dict[str, str] | None:
     """The steps that are installed with the door each came by; ``None`` without the table."""
-    schema, name = Place(connection.dialect, options).located("installed")
+    schema, name = InstallPlace(connection.dialect, options).located("installed")
     if not sa.inspect(connection).has_table(name, schema=schema):
         return None
     table = sa.table(name, sa.column("step", sa.String), sa.column("door", sa.String), schema=schema)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import select
 
-from sqlalchemy_locks.captures.operation import Capture
-from sqlalchemy_locks.captures.statements import LIMIT, Taking, choosing
-from sqlalchemy_locks.core.entities import Target
-from sqlalchemy_locks.core.operation import Place, RowsOperation
+from sqlalchemy_locks.captures.operation import CaptureImpl
+from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, select_candidates
+from sqlalchemy_locks.core.entities import MappedTable
+from sqlalchemy_locks.core.operation import BuildContext, RowsOperation
 from sqlalchemy_locks.core.typing import MYPY
 from sqlalchemy_locks.counts import counted
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from sqlalchemy_locks.core.typing import E, R, Selects, T, Vague, class_of, of_shape
 
 
-class _Own(Capture):
+class _Own(CaptureImpl):
     """What :func:`capture` captures: one instance for each call of it."""
 
     needs_installation = False
 
-    def __init__(self, taking: Taking) -> None:
+    def __init__(self, taking: CaptureSpec) -> None:
         super().__init__("capture")
         self._taking = taking
 
-    def taken(self, place: Place) -> Taking:
+    def taken(self, context: BuildContext) -> CaptureSpec:
         return self._taking
 
     def route(self) -> dict[str, Any]:
@@ -65,11 +65,11 @@ def _capture(
     ...     Order, where=Order.status == "paid", values={"status": "shipping"}, order_by=Order.id, limit=10
     ... )).all()
     """
-    target = Target(entity, "capture", joins=True)
+    target = MappedTable(entity, "capture", joins=True)
     changes = {target.column(column, "values"): value for column, value in values.items()}
     if not changes:
         raise ValueError("capture: values says what marks a row as taken, and must not be empty")
-    taking = Taking(target.table, _several(where), changes, _several(order_by), target)
+    taking = CaptureSpec(target.table, _several(where), changes, _several(order_by), target)
     _refuse_joins(taking)
     operation: RowsOperation[Any] = RowsOperation(_Own(taking), {LIMIT: counted(limit, "limit")})
     if target.mapper is not None:
@@ -81,8 +81,8 @@ def _several(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, (list, tuple)) else (given,)
 
 
-def _refuse_joins(taking: Taking) -> None:
-    froms = choosing(taking, "file").get_final_froms()
+def _refuse_joins(taking: CaptureSpec) -> None:
+    froms = select_candidates(taking, "file").get_final_froms()
     if len(froms) > 1:
         others = ", ".join(str(each) for each in froms if each is not taking.table)
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from sqlalchemy_locks.core.roles import Rows
+from sqlalchemy_locks.core.roles import RoleMapping
 from sqlalchemy_locks.proof import captured
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
@@ -14,12 +14,12 @@ from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 _TOLD = ("id", "queue", "claim")
 
 
-def told_by(rows: Rows) -> tuple[str, ...]:
+def told_by(rows: RoleMapping) -> tuple[str, ...]:
     """The roles of what a captured task tells."""
     return tuple(role for role in _TOLD if rows.has(role))
 
 
-def told(rows: Rows, given: Any) -> dict[str, Any] | None:
+def told(rows: RoleMapping, given: Any) -> dict[str, Any] | None:
     """The same by role, of an entity or a row that ``capture()`` gave; ``None`` for an id.
 
     :raises ValueError: for an entity that was not captured, but loaded.
@@ -38,7 +38,7 @@ def told(rows: Rows, given: Any) -> dict[str, Any] | None:
     return dict(zip(roles, proof, strict=True))
 
 
-def _of_row(rows: Rows, row: Row[Any]) -> dict[str, Any]:
+def _of_row(rows: RoleMapping, row: Row[Any]) -> dict[str, Any]:
     at = rows.among(tables(DEFAULT_SCHEMA, ""))
     named = row._mapping
     roles = told_by(rows)
@@ -48,7 +48,7 @@ def _of_row(rows: Rows, row: Row[Any]) -> dict[str, Any]:
     return found
 
 
-def proof_of(rows: Rows, claim: Any) -> int:
+def proof_of(rows: RoleMapping, claim: Any) -> int:
     """The number that a claim is, or that a captured task has."""
     rows.require("claim", "claim=")
     known = told(rows, claim)

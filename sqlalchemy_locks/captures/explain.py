@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Column, Connection
 from sqlalchemy.sql import visitors
 
-from sqlalchemy_locks.captures.operation import Capture
-from sqlalchemy_locks.captures.statements import Taking, choosing, counting, give, ordered
-from sqlalchemy_locks.core.operation import Operation, Place, place_of
+from sqlalchemy_locks.captures.operation import CaptureImpl
+from sqlalchemy_locks.captures.statements import CaptureSpec, counting, give, ordered, select_candidates
+from sqlalchemy_locks.core.operation import BuildContext, Operation, build_context
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -56,32 +56,34 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
     ...     print(sl.explain(queue.capture(10, queue="mail"), connection))
     """
     body = operation._body
-    if not isinstance(body, Capture):
+    if not isinstance(body, CaptureImpl):
         raise TypeError(f"explain tells about captures, and {operation!r} is none")
     asked: Any = connection if isinstance(connection, Connection) else connection.connection()
-    place = place_of(asked.dialect, {**asked.get_execution_options(), **operation.get_execution_options()})
-    taking = body.taken(place)
-    statement = _spelt(_chooses(body, taking, place), operation, asked)
-    plan, problems = _asked(statement, asked, taking, place)
+    context = build_context(asked.dialect, {**asked.get_execution_options(), **operation.get_execution_options()})
+    taking = body.taken(context)
+    statement = _spelt(_chooses(body, taking, context), operation, asked)
+    plan, problems = _asked(statement, asked, taking, context)
     if not problems:
         return Explanation(statement, tuple(plan), (), None)
-    with place.engine.by_index(asked) as urged:
-        if urged and not _asked(statement, asked, taking, place)[1]:
+    with context.backend.by_index(asked) as urged:
+        if urged and not _asked(statement, asked, taking, context)[1]:
             told = "though there is an index that serves: the planner takes the table for small; ANALYZE it"
             return Explanation(statement, tuple(plan), (f"{problems[0]}, {told}",), None)
-    return Explanation(statement, tuple(plan), tuple(problems), _missing(taking, place))
+    return Explanation(statement, tuple(plan), tuple(problems), _missing(taking, context))
 
 
-def _asked(statement: str, connection: Connection, taking: Taking, place: Place) -> tuple[list[str], list[str]]:
-    rows = connection.exec_driver_sql(f"{place.engine.explain} {statement}").mappings().all()
-    plan, problems = _READ[place.engine.locking](rows, taking)
+def _asked(
+    statement: str, connection: Connection, taking: CaptureSpec, context: BuildContext
+) -> tuple[list[str], list[str]]:
+    rows = connection.exec_driver_sql(f"{context.backend.explain} {statement}").mappings().all()
+    plan, problems = _READ[context.backend.locking](rows, taking)
     return plan, problems
 
 
-def _chooses(body: Capture, taking: Taking, place: Place) -> Any:
-    if place.engine.locking == "functions":
+def _chooses(body: CaptureImpl, taking: CaptureSpec, context: BuildContext) -> Any:
+    if context.backend.locking == "functions":
         return counting(taking) if body.counts else ordered(taking)
-    return choosing(taking, place.engine.locking, locks=False)
+    return select_candidates(taking, context.backend.locking, locks=False)
 
 
 def _spelt(statement: Any, operation: Operation[Any], connection: Connection) -> str:
@@ -91,7 +93,7 @@ def _spelt(statement: Any, operation: Operation[Any], connection: Connection) ->
     return str(compiled)
 
 
-def _postgresql(rows: Any, taking: Taking) -> tuple[list[str], list[str]]:
+def _postgresql(rows: Any, taking: CaptureSpec) -> tuple[list[str], list[str]]:
     (told,) = rows[0].values()
     document = json.loads(told) if isinstance(told, str) else told
     plan, problems = [], []
@@ -116,7 +118,7 @@ def _nodes(node: Any, depth: int = 0, searching: bool = False) -> Iterator[tuple
         yield from _nodes(below, depth + 1, searching)
 
 
-def _innodb(rows: Any, taking: Taking) -> tuple[list[str], list[str]]:
+def _innodb(rows: Any, taking: CaptureSpec) -> tuple[list[str], list[str]]:
     plan, problems = [], []
     for row in rows:
         extra = row["Extra"] or ""
@@ -130,7 +132,7 @@ def _innodb(rows: Any, taking: Taking) -> tuple[list[str], list[str]]:
     return plan, problems
 
 
-def _sqlite(rows: Any, taking: Taking) -> tuple[list[str], list[str]]:
+def _sqlite(rows: Any, taking: CaptureSpec) -> tuple[list[str], list[str]]:
     plan = [str(row["detail"]) for row in rows]
     problems = []
     for line in plan:
@@ -146,18 +148,18 @@ def _sqlite(rows: Any, taking: Taking) -> tuple[list[str], list[str]]:
 _READ = {"functions": _postgresql, "rows": _innodb, "file": _sqlite}
 
 
-def _missing(taking: Taking, place: Place) -> str:
+def _missing(taking: CaptureSpec, context: BuildContext) -> str:
     """An index that has the conditions at its head, and then the order."""
     order = _columns(taking.order_by, taking)
     conditions = [column for column in _columns(taking.where, taking) if column not in order]
     if taking.one_of is not None and taking.one_of[0].name not in conditions:
         conditions.append(taking.one_of[0].name)
-    if place.engine.schemas and order and conditions:
+    if context.backend.schemas and order and conditions:
         return f"an index on {taking.table} ({', '.join(order)}) WHERE the conditions on {', '.join(conditions)}"
     return f"an index on {taking.table} ({', '.join([*conditions, *order])})"
 
 
-def _columns(expressions: Any, taking: Taking) -> list[str]:
+def _columns(expressions: Any, taking: CaptureSpec) -> list[str]:
     found: dict[str, None] = {}
     for expression in expressions:
         clause = expression.__clause_element__() if hasattr(expression, "__clause_element__") else expression

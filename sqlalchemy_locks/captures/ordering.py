@@ -12,14 +12,14 @@ from sqlalchemy.engine import FrozenResult, Result
 from sqlalchemy.sql import operators
 from sqlalchemy.types import TypeDecorator
 
-from sqlalchemy_locks.captures.statements import Taking, unwrapped
-from sqlalchemy_locks.core.operation import Run
+from sqlalchemy_locks.captures.statements import CaptureSpec, unwrapped
+from sqlalchemy_locks.core.operation import Execution
 
 #: what Python compares as SQLite does
 _COMPARABLE = (bool, int, float, Decimal, str, date, datetime)
 
 
-def directions(taking: Taking) -> list[tuple[Column[Any], bool, bool]] | None:
+def directions(taking: CaptureSpec) -> list[tuple[Column[Any], bool, bool]] | None:
     """Column, descending, NULLs last: how Python sorts as SQLite does; ``None`` where it can't."""
     found = []
     for element in taking.order_by:
@@ -48,9 +48,9 @@ def _comparable(type_: Any) -> bool:
         return False
 
 
-def in_order(result: Result[Any], taking: Taking, run: Run) -> Result[Any]:
+def in_order(result: Result[Any], taking: CaptureSpec, execution: Execution) -> Result[Any]:
     """In order, with a NULL where SQLite has it."""
-    columns, target = list(taking.table.c), taking.target if run.session is not None else None
+    columns, target = list(taking.table.c), taking.target if execution.session is not None else None
     frozen = result.freeze()
     rows = unframed(frozen)
     for column, descending, last in reversed(directions(taking) or []):
@@ -67,9 +67,9 @@ def in_order(result: Result[Any], taking: Taking, run: Run) -> Result[Any]:
     return _with(frozen, rows)
 
 
-def rearranged(frozen: FrozenResult[Any], place: Callable[[Sequence[Any]], int]) -> Result[Any]:
+def rearranged(frozen: FrozenResult[Any], context: Callable[[Sequence[Any]], int]) -> Result[Any]:
     """The same rows in another order."""
-    return _with(frozen, sorted(unframed(frozen), key=place))
+    return _with(frozen, sorted(unframed(frozen), key=context))
 
 
 def unframed(frozen: FrozenResult[Any]) -> list[tuple[Any, ...]]:

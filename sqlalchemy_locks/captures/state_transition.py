@@ -17,12 +17,12 @@ from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, sel
 
 from sqlalchemy_locks._validation import checked
 from sqlalchemy_locks.captures.claims import proof_of, told, told_by
-from sqlalchemy_locks.captures.operation import Capture
-from sqlalchemy_locks.captures.statements import LIMIT, Taking, inlined
+from sqlalchemy_locks.captures.operation import CaptureImpl
+from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, inlined
 from sqlalchemy_locks.core import row_admin
-from sqlalchemy_locks.core.conditional_update import Conditional
-from sqlalchemy_locks.core.operation import Operation, Place, RowsOperation, shaped
-from sqlalchemy_locks.core.roles import ONE, At, Rows, bound, named, raised, retries_left
+from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
+from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation, shaped
+from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, param_name, raised, retries_left, role_param
 from sqlalchemy_locks.core.typing import MYPY, E, Given
 from sqlalchemy_locks.counts import counted
 from sqlalchemy_locks.durations import LONGEST, span
@@ -66,9 +66,9 @@ class StateTransition(Given[E]):
     :raises TypeError: :raises ValueError: for what is not a column of that class's own table.
 
     >>> tasks = sl.StateTransition()
-    >>> session.scalar(row_admin.create("task_a", "task_b"))
-    >>> mine = session.execute(row_admin.capture(3)).all()
-    >>> session.scalar(row_admin.set_status(mine[0], "done"))
+    >>> session.scalar(tasks.create("task_a", "task_b"))
+    >>> mine = session.execute(tasks.capture(3)).all()
+    >>> session.scalar(tasks.set_status(mine[0], "done"))
     True
     """
 
@@ -101,7 +101,7 @@ class StateTransition(Given[E]):
             raise TypeError(
                 "StateTransition needs id= and status=, the columns of the class or table that it was given"
             )
-        self._rows = Rows("StateTransition", lambda tables: tables.task, _ROLES, entity, given)
+        self._rows = RoleMapping("StateTransition", lambda tables: tables.task, _ROLES, entity, given)
         statuses = tuple(ready) if isinstance(ready, (tuple, list, set, frozenset)) else (ready,)
         if not statuses or captured in statuses or timed_out == captured:
             raise ValueError("StateTransition: a task is ready in at least one status, and captured in another")
@@ -118,7 +118,7 @@ class StateTransition(Given[E]):
         }
         initial = _Initial(statuses[0])
         self._create = {
-            counts: row_admin.Create(self._rows, "StateTransition.create", initial, retries=counts)
+            counts: row_admin.CreateRows(self._rows, "StateTransition.create", initial, retries=counts)
             for counts in (False, True)
         }
         self._set_retries = row_admin.SetRetries(self._rows, "StateTransition.set_retries")
@@ -135,14 +135,14 @@ class StateTransition(Given[E]):
         :return: how many were absent.
 
         >>> tasks = sl.StateTransition()
-        >>> session.scalar(row_admin.create("task_a", "task_b"))
+        >>> session.scalar(tasks.create("task_a", "task_b"))
         2
         """
         values = row_admin.ids(self._rows, "StateTransition.create", ids, queue) | row_admin.retries(
             self._rows, retries
         )
         if self._rows.has("timeout"):
-            values[named("timeout")] = None if timeout is None else _whole(timeout)
+            values[param_name("timeout")] = None if timeout is None else _whole(timeout)
         elif timeout is not None:
             self._rows.require("timeout", "a timeout")
         return Operation(self._create[retries is not None], values)
@@ -154,7 +154,7 @@ class StateTransition(Given[E]):
         :return: them, in order: entities in a session where there is a mapped class, otherwise rows.
 
         >>> tasks = sl.StateTransition()
-        >>> [task.id for task in session.execute(row_admin.capture(3)).all()]
+        >>> [task.id for task in session.execute(tasks.capture(3)).all()]
         ['task_c']
         """
         operation: RowsOperation[Any] = RowsOperation(
@@ -197,8 +197,8 @@ class StateTransition(Given[E]):
         :raises ValueError: for an entity that was not captured, but loaded.
 
         >>> tasks = sl.StateTransition()
-        >>> [task] = session.execute(row_admin.capture(1)).all()
-        >>> session.scalar(row_admin.set_status(task, "done"))
+        >>> [task] = session.execute(tasks.capture(1)).all()
+        >>> session.scalar(tasks.set_status(task, "done"))
         True
         """
         if status is None:
@@ -209,9 +209,9 @@ class StateTransition(Given[E]):
             id, queue = known["id"], known.get("queue")
             claim = known.get("claim") if claim is None else claim
         values = self._rows.identity(id, queue)
-        values[named("status")] = _status(status) if self._rows.target is None else status
+        values[param_name("status")] = _status(status) if self._rows.target is None else status
         if claim is not None:
-            values[named("claim")] = proof_of(self._rows, claim)
+            values[param_name("claim")] = proof_of(self._rows, claim)
         return Operation(self._set[claim is not None, bool(force)], values)
 
     @shaped(select(literal(1)))
@@ -222,7 +222,7 @@ class StateTransition(Given[E]):
         :return: how many.
 
         >>> tasks = sl.StateTransition()
-        >>> session.scalar(row_admin.expire())
+        >>> session.scalar(tasks.expire())
         0
         """
         self._rows.require("timeout", "expire()")
@@ -236,7 +236,7 @@ class StateTransition(Given[E]):
         :return: ``True``. :raises UnknownTask: for a task that isn't there.
 
         >>> tasks = sl.StateTransition()
-        >>> session.scalar(row_admin.set_retries("task_c", 3))
+        >>> session.scalar(tasks.set_retries("task_c", 3))
         True
         """
         left = row_admin.retries(self._rows, retries, required=True)
@@ -249,13 +249,13 @@ class _Initial:
     def __init__(self, status: Any) -> None:
         self.status = status
 
-    def __call__(self, at: At) -> dict[str, Any]:
+    def __call__(self, at: RoleColumns) -> dict[str, Any]:
         initial = {"status": literal(self.status, at["status"].type), "claim": literal_column("0"), "updated_at": Now()}
-        return initial | {"timeout": bindparam(named("timeout"), type_=BigInteger())}
+        return initial | {"timeout": bindparam(param_name("timeout"), type_=BigInteger())}
 
 
-class _Capture(Capture):
-    def __init__(self, rows: Rows, ready: Iterable[Any], captured: Any, order_by: tuple[Any, ...]) -> None:
+class _Capture(CaptureImpl):
+    def __init__(self, rows: RoleMapping, ready: Iterable[Any], captured: Any, order_by: tuple[Any, ...]) -> None:
         super().__init__("StateTransition.capture")
         self.rows, self.ready, self.captured, self.order_by = rows, tuple(ready), captured, order_by
         self.needs_installation = rows.target is None
@@ -263,15 +263,15 @@ class _Capture(Capture):
     def route(self) -> dict[str, Any]:
         return self.rows.route()
 
-    def taken(self, place: Place) -> Taking:
-        at = _timed(self.rows, place)
+    def taken(self, context: BuildContext) -> CaptureSpec:
+        at = _timed(self.rows, context)
         changes = _stamped(at, inlined(at["status"], self.captured))
         if "retries" in at:
             changes[at["retries"]] = at["retries"] - ONE
         if "claim" in at:
             changes[at["claim"]] = raised(at["claim"])
-        where = [at["queue"] == bound(at["queue"], "queue")] if "queue" in at else []
-        return Taking(
+        where = [at["queue"] == role_param(at["queue"], "queue")] if "queue" in at else []
+        return CaptureSpec(
             at.table,
             (*where, *retries_left(at)),
             changes,
@@ -282,10 +282,10 @@ class _Capture(Capture):
         )
 
 
-class _Expire(Capture):
+class _Expire(CaptureImpl):
     counts = True
 
-    def __init__(self, rows: Rows, captured: Any, timed_out: Any) -> None:
+    def __init__(self, rows: RoleMapping, captured: Any, timed_out: Any) -> None:
         super().__init__("StateTransition.expire")
         self.rows, self.captured, self.timed_out = rows, captured, timed_out
         self.needs_installation = rows.target is None
@@ -296,8 +296,8 @@ class _Expire(Capture):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True  # the first time leaves nothing for a second one
 
-    def taken(self, place: Place) -> Taking:
-        at = _timed(self.rows, place)
+    def taken(self, context: BuildContext) -> CaptureSpec:
+        at = _timed(self.rows, context)
         status, since, timeout = at["status"], at["updated_at"], at["timeout"]
         # one that no instant can be computed with would be an error, and keep all others from being swept
         longest: Any = literal_column(str(int(LONGEST)))
@@ -305,32 +305,34 @@ class _Expire(Capture):
             (timeout > longest, longest), (timeout < literal_column("0"), literal_column("0")), else_=timeout
         )
         overdue = (status == inlined(status, self.captured), since < Ago(timeout))
-        return Taking(at.table, overdue, _stamped(at, literal(self.timed_out, status.type)), (since,), self.rows.target)
+        return CaptureSpec(
+            at.table, overdue, _stamped(at, literal(self.timed_out, status.type)), (since,), self.rows.target
+        )
 
 
-class _SetStatus(Conditional):
-    def __init__(self, rows: Rows, captured: Any, *, claimed: bool, force: bool) -> None:
+class _SetStatus(ConditionalUpdate):
+    def __init__(self, rows: RoleMapping, captured: Any, *, claimed: bool, force: bool) -> None:
         super().__init__(rows, "StateTransition.set_status")
         self.captured, self.claimed, self.force = captured, claimed, force
         self.insists = claimed or force
 
-    def condition(self, at: At) -> list[Any]:
+    def condition(self, at: RoleColumns) -> list[Any]:
         conditions = [] if self.force else [at["status"] == literal(self.captured, at["status"].type)]
-        return [*conditions, at["claim"] == bound(at["claim"], "claim")] if self.claimed else conditions
+        return [*conditions, at["claim"] == role_param(at["claim"], "claim")] if self.claimed else conditions
 
-    def changes(self, at: At) -> dict[Any, Any]:
-        return _stamped(at, bound(at["status"], "status"))
+    def changes(self, at: RoleColumns) -> dict[Any, Any]:
+        return _stamped(at, role_param(at["status"], "status"))
 
 
-def _timed(rows: Rows, place: Place) -> At:
+def _timed(rows: RoleMapping, context: BuildContext) -> RoleColumns:
     """The rows of one place, where their time can be told."""
-    at = rows.at(place)
+    at = rows.at(context)
     if rows.target is not None and "updated_at" in at:
-        place.engine.refuse_zoneless(rows.what, [at["updated_at"]])
+        context.backend.refuse_zoneless(rows.what, [at["updated_at"]])
     return at
 
 
-def _stamped(at: At, status: Any) -> dict[Any, Any]:
+def _stamped(at: RoleColumns, status: Any) -> dict[Any, Any]:
     return {at["status"]: status, **({at["updated_at"]: Now()} if "updated_at" in at else {})}
 
 

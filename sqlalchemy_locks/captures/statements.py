@@ -31,7 +31,7 @@ from sqlalchemy.exc import CompileError
 from sqlalchemy.sql import Executable, visitors
 from sqlalchemy.sql.elements import BindParameter, UnaryExpression
 
-from sqlalchemy_locks.core.entities import Target, partial
+from sqlalchemy_locks.core.entities import MappedTable, partial
 from sqlalchemy_locks.dialects.base import Locking
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ NUMBER = "sqlalchemy_locks_number"
 
 
 @dataclass(frozen=True)
-class Taking:
+class CaptureSpec:
     """What is captured at one place."""
 
     table: Table
@@ -50,7 +50,7 @@ class Taking:
     #: what the UPDATE sets; nothing: the rows are deleted
     values: Mapping[Any, Any]
     order_by: tuple[Any, ...] = ()
-    target: Target | None = None
+    target: MappedTable | None = None
     #: a column and values of which it has one: tried one at a time where an index must begin with an equality
     one_of: tuple[Column[Any], tuple[Any, ...]] | None = None
     #: the columns that prove who has captured a row: a captured entity keeps what they were
@@ -123,7 +123,7 @@ def by_key(statement: Any) -> Any:
     return statement
 
 
-def spelt_out(statement: Any, table: Table, keys: Sequence[tuple[Any, ...]]) -> Any:
+def keys_as_or(statement: Any, table: Table, keys: Sequence[tuple[Any, ...]]) -> Any:
     """The same for these keys of several columns, of which not every engine finds a list in an index."""
     columns = list(table.primary_key)
     return statement.where(or_(*(and_(*(c == v for c, v in zip(columns, key, strict=True))) for key in keys)))
@@ -134,14 +134,14 @@ def keys_of(table: Table, keys: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     return {KEYS: [key[0] for key in keys] if len(table.primary_key) == 1 else list(keys)}
 
 
-def _limit(taking: Taking) -> Any:
+def _limit(taking: CaptureSpec) -> Any:
     # as a literal: the plan depends on it
     if taking.limit is not None:
         return literal_column(str(taking.limit))
     return bindparam(LIMIT, type_=Integer(), literal_execute=True)
 
 
-def choosing(taking: Taking, locking: Locking, options: Iterable[Any] = (), *, locks: bool = True) -> Any:
+def select_candidates(taking: CaptureSpec, locking: Locking, options: Iterable[Any] = (), *, locks: bool = True) -> Any:
     """The SELECT that locks, and skips what others hold."""
 
     def chosen(*conditions: Any) -> Any:
@@ -166,7 +166,7 @@ def choosing(taking: Taking, locking: Locking, options: Iterable[Any] = (), *, l
     return _merged(taking, [chosen(column == inlined(column, value)) for value in values])
 
 
-def _merged(taking: Taking, each: Sequence[Any]) -> Any:
+def _merged(taking: CaptureSpec, each: Sequence[Any]) -> Any:
     """The first of several, each of which is read in the order of an index."""
     order = [unwrapped(element) for element in taking.order_by]
     labelled = [
@@ -182,7 +182,7 @@ def _merged(taking: Taking, each: Sequence[Any]) -> Any:
     return select(merged).order_by(*by).limit(_limit(taking))
 
 
-def still_there(taking: Taking, keys: Sequence[tuple[Any, ...]], options: Iterable[Any]) -> Any:
+def still_there(taking: CaptureSpec, keys: Sequence[tuple[Any, ...]], options: Iterable[Any]) -> Any:
     """The SELECT that locks those of these rows that can still be taken and that nobody holds; InnoDB's, and no gap."""
     statement: Any = select(*taking.keys).where(*taking.where).options(*options)
     if taking.one_of is not None:
@@ -190,7 +190,7 @@ def still_there(taking: Taking, keys: Sequence[tuple[Any, ...]], options: Iterab
         statement = statement.where(column.in_([inlined(column, value) for value in values]))
     for dialect in ("mysql", "mariadb"):
         statement = statement.with_hint(taking.table, "FORCE INDEX (PRIMARY)", dialect)
-    return spelt_out(statement, taking.table, keys).with_for_update(
+    return keys_as_or(statement, taking.table, keys).with_for_update(
         skip_locked=True, of=taking.table if taking.joined else None
     )
 
@@ -213,7 +213,7 @@ def criteria(options: Iterable[Any]) -> list[Any]:
     return [option for option in options if type(option).__name__ == "LoaderCriteriaOption"]
 
 
-def loading(options: Iterable[Any], taking: Taking) -> list[Any]:
+def loading(options: Iterable[Any], taking: CaptureSpec) -> list[Any]:
     """The others, and those that choose among rows of other classes: what was captured is read whatever it is now."""
     mapper: Any = taking.mapper
     return [
@@ -234,22 +234,22 @@ def give(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:
             element.value, element.required = values[element.key], False
 
 
-def ordered(taking: Taking) -> Executable:
+def ordered(taking: CaptureSpec) -> Executable:
     """The whole as one statement of PostgreSQL, its rows in order."""
     changed, order = captured_cte(taking)
     return select(*(changed.c[column.key] for column in taking.table.c)).order_by(*order)
 
 
-def _chosen(taking: Taking, locking: Locking = "functions") -> Any:
+def _chosen(taking: CaptureSpec, locking: Locking = "functions") -> Any:
     """The rows, chosen once.
 
     PostgreSQL makes no subquery of a CTE that locks, nor SQLite of one with a limit. A subquery may be executed again
     for each row, and then takes more than the limit.
     """
-    return choosing(taking, locking).cte("locks_chosen")
+    return select_candidates(taking, locking).cte("locks_chosen")
 
 
-def captured_cte(taking: Taking) -> tuple[Any, list[Any]]:
+def captured_cte(taking: CaptureSpec) -> tuple[Any, list[Any]]:
     """The rows that a statement of PostgreSQL captures, and what puts them in order."""
     chosen = _chosen(taking)
     changing = update(taking.table).values(taking.changed)
@@ -282,7 +282,7 @@ def few(number: Any) -> Any:
     return number.between(literal_column("1"), literal_column("2147483647"))
 
 
-def counting(taking: Taking) -> Executable:
+def counting(taking: CaptureSpec) -> Executable:
     """As :func:`ordered`, but only how many there were."""
     chosen = _chosen(taking)
     changing: Any = delete(taking.table) if taking.deletes else update(taking.table).values(taking.changed)
@@ -291,7 +291,7 @@ def counting(taking: Taking) -> Executable:
     return select(func.count()).select_from(changed)
 
 
-def updating(taking: Taking, *, returning: bool = True) -> Executable:
+def updating(taking: CaptureSpec, *, returning: bool = True) -> Executable:
     """The whole as one statement of SQLite, its rows in no order."""
     chosen = _chosen(taking, "file")
     pairs = (column == key for column, key in zip(taking.table.primary_key, chosen.c, strict=True))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import click
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.cli.connect import App, AppTarget, Database, Target, target
+from sqlalchemy_locks.cli.connect import App, AppTarget, Database, DatabaseUrl, target
 from sqlalchemy_locks.cli.render import Screen, plain
 from sqlalchemy_locks.errors import LockError
 
@@ -122,7 +122,7 @@ def reach(database: Database) -> float:
     return time.perf_counter() - began
 
 
-def _ended(screen: Screen, found: Target, work: Callable[[Database], int | None]) -> int:
+def _ended(screen: Screen, found: DatabaseUrl, work: Callable[[Database], int | None]) -> int:
     try:
         return found.run(work) or FINE
     except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
@@ -157,7 +157,7 @@ def _refused(error: BaseException) -> bool:
     return last.startswith("sqlalchemy_locks.") and not last.startswith("sqlalchemy_locks.cli.")
 
 
-def _unforeseen(screen: Screen, found: Target) -> None:
+def _unforeseen(screen: Screen, found: DatabaseUrl) -> None:
     click.echo(found.scrubbed(traceback.format_exc()), err=True)
     _end(screen, FAILED, "Unforeseen", "this should not have happened: please report it, with what is above")
 

@@ -21,7 +21,7 @@ import click
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA
 
@@ -47,14 +47,14 @@ class Database:
     """What a command works on."""
 
     engine: Engine
-    target: Target
+    target: DatabaseUrl
     sleep: Callable[[float], None]
     #: in so many seconds
     connected_in: float = 0.0
 
 
 @dataclass(frozen=True)
-class Target:
+class DatabaseUrl:
     """A database that was named, with where the locks are in it."""
 
     url: URL
@@ -90,7 +90,7 @@ class Target:
             await engine.dispose()
 
     def _options(self) -> dict[str, Any]:
-        file = engine_of(self.url.get_dialect()()).locking == "file"
+        file = backend_for(self.url.get_dialect()()).locking == "file"
         if file or "connect_timeout" in self.url.query:
             return {}
         return {"connect_args": {"connect_timeout": PATIENCE}}
@@ -107,7 +107,7 @@ class Target:
     def exists(self) -> bool:
         """Whether there is something to connect to, as far as one can see without: SQLite makes what isn't there."""
         name = self.url.database
-        if engine_of(self.url.get_dialect()()).locking != "file" or not name or name.startswith("file:"):
+        if backend_for(self.url.get_dialect()()).locking != "file" or not name or name.startswith("file:"):
             return True
         return name == ":memory:" or Path(name).exists()
 
@@ -126,7 +126,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class AppTarget(Target):
+class AppTarget(DatabaseUrl):
     """The database of an app, by the engine that the app has; its pool is left as it is."""
 
     engine: Engine
@@ -152,7 +152,7 @@ class App:
     engine: Callable[[], Engine]
 
 
-def target(url: str | None, config: str | None, schema: str | None, prefix: str | None) -> Target:
+def target(url: str | None, config: str | None, schema: str | None, prefix: str | None) -> DatabaseUrl:
     """The database that the options, the environment or Alembic's configuration name.
 
     :raises click.UsageError: when none does, or what does so can't be used.
@@ -168,7 +168,7 @@ def target(url: str | None, config: str | None, schema: str | None, prefix: str 
             raise click.UsageError(
                 f"Which database? Give --url, or --config with an alembic.ini, or set {' or '.join(VARIABLES)}."
             )
-    return Target(
+    return DatabaseUrl(
         _usable(url),
         schema or placed.get("schema", DEFAULT_SCHEMA),
         prefix or placed.get("prefix", DEFAULT_PREFIX),
@@ -215,7 +215,7 @@ def _usable(given: str) -> URL:
         name = f"{name}+{there[0]}"
     url = url.set(drivername=name)
     try:
-        facts = engine_of(url.get_dialect()())
+        backend = backend_for(url.get_dialect()())
         url.get_dialect().import_dbapi()
     except Unsupported as error:
         raise click.UsageError(str(error)) from None
@@ -223,8 +223,8 @@ def _usable(given: str) -> URL:
         raise click.UsageError(f"SQLAlchemy knows no dialect {url.drivername!r}.") from None
     except ImportError:
         raise click.UsageError(_no_driver(url.drivername)) from None
-    if facts.locking == "rows" and not url.database:
-        raise click.UsageError(f"The URL names no database of {facts.name}: put it behind the host, as in host/app.")
+    if backend.locking == "rows" and not url.database:
+        raise click.UsageError(f"The URL names no database of {backend.name}: put it behind the host, as in host/app.")
     return url
 
 

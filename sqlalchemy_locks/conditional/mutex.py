@@ -16,12 +16,12 @@ from typing import Any
 from sqlalchemy import Boolean, DateTime, Integer, String, false, literal, or_, select, true
 
 from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.conditional.batch import Several
+from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, told
 from sqlalchemy_locks.core import row_admin
-from sqlalchemy_locks.core.conditional_update import Acquire, Answer, Conditional
-from sqlalchemy_locks.core.operation import Operation, RowsOperation, Run, shaped, shaped_rows
-from sqlalchemy_locks.core.roles import ID, At, Rows, bound, named, nonce_of
+from sqlalchemy_locks.core.conditional_update import Answer, ConditionalAcquire, ConditionalUpdate
+from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, shaped, shaped_rows
+from sqlalchemy_locks.core.roles import ID, RoleColumns, RoleMapping, nonce_of, param_name, role_param
 from sqlalchemy_locks.errors import OutcomeUnknown
 from sqlalchemy_locks.sql.clock import Fresh
 
@@ -78,11 +78,11 @@ class Mutex:
             return
         if entity is not None and (id is None or acquired is None):
             raise TypeError("Mutex needs id= and acquired=, the columns of the class or table that it was given")
-        self._rows = Rows("Mutex", lambda tables: tables.task_state, _ROLES, entity, given)
+        self._rows = RoleMapping("Mutex", lambda tables: tables.task_state, _ROLES, entity, given)
         self._rows.of_type("acquired", (Boolean, Integer), "a flag")
         self._rows.of_type("owner", (String,), "a name")
         self._rows.of_type("acquired_at", (DateTime,), "an instant")
-        self._bodies = _Bodies(self._rows)
+        self._bodies = _MutexImpls(self._rows)
 
     @shaped(select(literal(1)))
     def create(self, *ids: Any, queue: Any = None, retries: int | None = None) -> Operation[Any]:
@@ -138,12 +138,12 @@ class Mutex:
         """
         if owner is None:
             return Operation(self._bodies.release[None], self._rows.identity(id, queue))
-        whose = {named("whose"): self._owner(owner)[named("owner")]}
+        whose = {param_name("whose"): self._owner(owner)[param_name("owner")]}
         return Operation(self._bodies.release["owner"], self._rows.identity(id, queue) | whose)
 
     def _release_own(self, id: Any, queue: Any, nonce: str) -> Operation[Any]:
         """Give back what the acquisition with this nonce took, and nobody else's."""
-        whose = {named("whose"): nonce_of(self._rows, nonce)}
+        whose = {param_name("whose"): nonce_of(self._rows, nonce)}
         return Operation(self._bodies.release["token"], self._rows.identity(id, queue) | whose)
 
     @shaped_rows(select(ID))
@@ -189,28 +189,28 @@ class Mutex:
 
     def _owner(self, owner: Any) -> dict[str, Any]:
         if owner is None:
-            return {named("owner"): None} if self._rows.has("owner") else {}
+            return {param_name("owner"): None} if self._rows.has("owner") else {}
         self._rows.require("owner", "owner")
-        return {named("owner"): checked(owner, "an owner")}
+        return {param_name("owner"): checked(owner, "an owner")}
 
 
-class _Acquire(Acquire):
-    def free(self, at: At) -> list[Any]:
+class _MutexAcquire(ConditionalAcquire):
+    def free(self, at: RoleColumns) -> list[Any]:
         return [_is_not(at["acquired"], True)]
 
-    def changes(self, at: At) -> dict[Any, Any]:
+    def changes(self, at: RoleColumns) -> dict[Any, Any]:
         changes = {at["acquired"]: _flag(at["acquired"], True)}
         if "owner" in at:
-            changes[at["owner"]] = bound(at["owner"], "owner")
+            changes[at["owner"]] = role_param(at["owner"], "owner")
         if "acquired_at" in at:
             changes[at["acquired_at"]] = Fresh()
         return changes | self.spent(at)
 
 
-class _Release(Conditional):
+class _Release(ConditionalUpdate):
     """By anybody, by its owner, or by the very acquisition whose nonce is given."""
 
-    def __init__(self, rows: Rows, whose: str | None) -> None:
+    def __init__(self, rows: RoleMapping, whose: str | None) -> None:
         super().__init__(rows, "mutex.release")
         self.whose = whose
         self.insists = whose is not None
@@ -218,29 +218,29 @@ class _Release(Conditional):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return self.whose == "token"
 
-    def condition(self, at: At) -> list[Any]:
+    def condition(self, at: RoleColumns) -> list[Any]:
         conditions = [_is_not(at["acquired"], False)]
         if self.whose is not None:
-            conditions.append(at[self.whose] == bound(at[self.whose], "whose"))
+            conditions.append(at[self.whose] == role_param(at[self.whose], "whose"))
         return conditions
 
-    def changes(self, at: At) -> dict[Any, Any]:
+    def changes(self, at: RoleColumns) -> dict[Any, Any]:
         return {at["acquired"]: _flag(at["acquired"], False)}
 
-    def probe(self, run: Run) -> Any:
+    def probe(self, execution: Execution) -> Any:
         if self.whose == "token":
-            run.values = {**run.values, named("nonce"): run.values[named("whose")]}
-        return super().probe(run)
+            execution.values = {**execution.values, param_name("nonce"): execution.values[param_name("whose")]}
+        return super().probe(execution)
 
-    def otherwise(self, run: Run, row: Any) -> Any:
-        if not run.again:
+    def otherwise(self, execution: Execution, row: Any) -> Any:
+        if not execution.again:
             return False
         # an earlier try of this release came into effect if the row is free and carries our nonce still; another's
         # nonce doesn't tell who freed it
         if row is not None and row.mine and not row.acquired:
             return True
         raise OutcomeUnknown(
-            f"{self.name}: its answer was lost, and {run.values[named('id')]!r} has been acquired since"
+            f"{self.name}: its answer was lost, and {execution.values[param_name('id')]!r} has been acquired since"
         )
 
 
@@ -258,20 +258,20 @@ def _is_not(column: Any, value: bool) -> Any:
     return or_(column.is_(None), different) if column.nullable and value else different
 
 
-class _Bodies:
+class _MutexImpls:
     """The statements of the mutexes of some rows, built once."""
 
-    def __init__(self, rows: Rows) -> None:
-        self.acquire: dict[tuple[Answer, bool], _Acquire] = {}
+    def __init__(self, rows: RoleMapping) -> None:
+        self.acquire: dict[tuple[Answer, bool], _MutexAcquire] = {}
         names: tuple[tuple[Answer, str], ...] = (("whether", "mutex.acquire"), ("token", "mutex.acquire_token"))
         for answer, name in names:
-            patient = _Acquire(rows, name, answer)
+            patient = _MutexAcquire(rows, name, answer)
             self.acquire[answer, False] = patient
-            self.acquire[answer, True] = _Acquire(rows, name, answer, patient=patient)
+            self.acquire[answer, True] = _MutexAcquire(rows, name, answer, patient=patient)
         self.release = {whose: _Release(rows, whose) for whose in (None, "owner", "token")}
-        self.capture = Several("mutex.capture", self.acquire["whether", False])
+        self.capture = BatchAcquire("mutex.capture", self.acquire["whether", False])
         self.create = {
-            retries: row_admin.Create(rows, "mutex.create", _initial, retries=retries) for retries in (False, True)
+            retries: row_admin.CreateRows(rows, "mutex.create", _initial, retries=retries) for retries in (False, True)
         }
         self.set_retries = row_admin.SetRetries(rows, "mutex.set_retries")
         self.held = Listing(
@@ -283,11 +283,11 @@ class _Bodies:
         )
 
 
-def _initial(at: At) -> dict[str, Any]:
+def _initial(at: RoleColumns) -> dict[str, Any]:
     return {"acquired": _flag(at["acquired"], False)}
 
 
 @cache
-def _shipped() -> tuple[Rows, _Bodies]:
-    rows = Rows("Mutex", lambda tables: tables.task_state, _ROLES)
-    return rows, _Bodies(rows)
+def _shipped() -> tuple[RoleMapping, _MutexImpls]:
+    rows = RoleMapping("Mutex", lambda tables: tables.task_state, _ROLES)
+    return rows, _MutexImpls(rows)

@@ -19,13 +19,13 @@ from typing import Any
 from sqlalchemy import BigInteger, Integer, Numeric, bindparam, cast, literal, null, select
 
 from sqlalchemy_locks import _timezones as zones
-from sqlalchemy_locks.conditional.batch import Several
+from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, told
-from sqlalchemy_locks.conditional.timeout_impl import Clock, GiveBack, Kind, Take, wide
+from sqlalchemy_locks.conditional.timeout_impl import Clock, TimeoutAcquire, TimeoutGiveBack, TimeoutKind, wide
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import Answer
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, seconds, shaped, shaped_rows
-from sqlalchemy_locks.core.roles import ID, At, Rows, bound, named, nonce_of
+from sqlalchemy_locks.core.roles import ID, RoleColumns, RoleMapping, nonce_of, param_name, role_param
 from sqlalchemy_locks.sql.clock import Epoch
 
 _ROLES = ("queue", "id", "ts", "timeout", "token", "fence", "retries")
@@ -75,7 +75,7 @@ class Timeout:
         if clock is not None and not callable(clock):
             raise TypeError(f"Timeout: clock is a function that gives the instant, not {clock!r}")
         self._every = None if every is None else _period(every)
-        kind = Kind(every is not None, bool(windowed), None if tz is None else zones.zone(tz), clock)
+        kind = TimeoutKind(every is not None, bool(windowed), None if tz is None else zones.zone(tz), clock)
         given = {
             "queue": queue,
             "id": id,
@@ -86,12 +86,15 @@ class Timeout:
             "retries": retries,
         }
         if entity is None and not any(column is not None for column in given.values()):
-            self._rows, self._bodies = _shipped(), _shipped_bodies(kind) if clock is None else _Bodies(_shipped(), kind)
+            self._rows, self._bodies = (
+                _shipped(),
+                _shipped_bodies(kind) if clock is None else _TimeoutImpls(_shipped(), kind),
+            )
             return
         if entity is not None and (id is None or ts is None):
             raise TypeError("Timeout needs id= and ts=, the columns of the class or table that it was given")
-        self._rows = Rows("Timeout", lambda tables: tables.task_timeout, _ROLES, entity, given)
-        self._bodies = _Bodies(self._rows, kind)
+        self._rows = RoleMapping("Timeout", lambda tables: tables.task_timeout, _ROLES, entity, given)
+        self._bodies = _TimeoutImpls(self._rows, kind)
         if every is None:
             self._rows.require("timeout", "a period of each row's own")
         for role in ("ts", "timeout"):
@@ -118,7 +121,7 @@ class Timeout:
             raise ValueError("Timeout: say every=, here or where the Timeout is made: the row keeps its period")
         values = row_admin.ids(self._rows, "timeout.create", ids, queue) | row_admin.retries(self._rows, retries)
         return Operation(
-            self._bodies.create[retries is not None], values | ({} if period is None else {named("every"): period})
+            self._bodies.create[retries is not None], values | ({} if period is None else {param_name("every"): period})
         )
 
     @shaped(select(literal(True)))
@@ -153,7 +156,7 @@ class Timeout:
 
     def _give_back(self, id: Any, queue: Any, nonce: str, due_in: float) -> Operation[Any]:
         """Have what the acquisition with this nonce took, and nobody since, due again in so many seconds."""
-        whose = {named("whose"): nonce_of(self._rows, nonce), named("due"): math.ceil(due_in)}
+        whose = {param_name("whose"): nonce_of(self._rows, nonce), param_name("due"): math.ceil(due_in)}
         return Operation(self._bodies.give_back, self._values(id, queue) | whose)
 
     @shaped_rows(select(ID))
@@ -208,7 +211,7 @@ class Timeout:
         return self._rows.identity(id, queue) | self._override()
 
     def _override(self) -> dict[str, Any]:
-        return {} if self._every is None else {named("every"): self._every}
+        return {} if self._every is None else {param_name("every"): self._every}
 
 
 def _period(every: float | timedelta) -> int:
@@ -220,21 +223,22 @@ def _period(every: float | timedelta) -> int:
     return int(period)
 
 
-class _Bodies:
+class _TimeoutImpls:
     """The statements of the timeouts of some rows, built once."""
 
-    def __init__(self, rows: Rows, kind: Kind) -> None:
-        self.acquire: dict[tuple[Answer, bool], Take] = {}
+    def __init__(self, rows: RoleMapping, kind: TimeoutKind) -> None:
+        self.acquire: dict[tuple[Answer, bool], TimeoutAcquire] = {}
         names: tuple[tuple[Answer, str], ...] = (("whether", "timeout.acquire"), ("token", "timeout.acquire_token"))
         for answer, name in names:
-            patient = Take(rows, name, answer, kind)
+            patient = TimeoutAcquire(rows, name, answer, kind)
             self.acquire[answer, False] = patient
-            self.acquire[answer, True] = Take(rows, name, answer, kind, patient)
-        self.capture = Several("timeout.capture", self.acquire["whether", False])
+            self.acquire[answer, True] = TimeoutAcquire(rows, name, answer, kind, patient)
+        self.capture = BatchAcquire("timeout.capture", self.acquire["whether", False])
         self.create = {
-            retries: row_admin.Create(rows, "timeout.create", _initial, retries=retries) for retries in (False, True)
+            retries: row_admin.CreateRows(rows, "timeout.create", _initial, retries=retries)
+            for retries in (False, True)
         }
-        self.give_back = GiveBack(rows)
+        self.give_back = TimeoutGiveBack(rows)
         self.set_retries = row_admin.SetRetries(rows, "timeout.set_retries")
         self.listed = {
             chosen: Listing(
@@ -248,26 +252,26 @@ class _Bodies:
         }
 
 
-def _of_queue(at: At) -> list[Any]:
-    return [at["queue"] == bound(at["queue"], "queue")]
+def _of_queue(at: RoleColumns) -> list[Any]:
+    return [at["queue"] == role_param(at["queue"], "queue")]
 
 
-def _told(at: At) -> list[Any]:
+def _told(at: RoleColumns) -> list[Any]:
     # a clock that is unsigned on MySQL, where less than 0 would be an error
     left = wide(at["ts"]) + at["timeout"] - cast(Epoch(), BigInteger()) if "timeout" in at else null()
     every = at["timeout"] if "timeout" in at else null()
     return [told(at, "queue"), told(at, "id"), every.label("every"), left.label("free_in"), told(at, "retries")]
 
 
-def _initial(at: At) -> dict[str, Any]:
-    return {"ts": 0, "timeout": bindparam(named("every"), type_=BigInteger())}
+def _initial(at: RoleColumns) -> dict[str, Any]:
+    return {"ts": 0, "timeout": bindparam(param_name("every"), type_=BigInteger())}
 
 
 @cache
-def _shipped() -> Rows:
-    return Rows("Timeout", lambda tables: tables.task_timeout, _ROLES)
+def _shipped() -> RoleMapping:
+    return RoleMapping("Timeout", lambda tables: tables.task_timeout, _ROLES)
 
 
 @cache
-def _shipped_bodies(kind: Kind) -> _Bodies:
-    return _Bodies(_shipped(), kind)
+def _shipped_bodies(kind: TimeoutKind) -> _TimeoutImpls:
+    return _TimeoutImpls(_shipped(), kind)

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Update, and_, bindparam, case, cast, or_, select, update
 
 from sqlalchemy_locks import _timezones as zones
-from sqlalchemy_locks.core.conditional_update import Acquire, Answer, Conditional
-from sqlalchemy_locks.core.operation import Operation, Place, Run
-from sqlalchemy_locks.core.roles import At, Rows, bound, named, one
+from sqlalchemy_locks.core.conditional_update import Answer, ConditionalAcquire, ConditionalUpdate
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
+from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping, one, param_name, role_param
 from sqlalchemy_locks.sql.clock import Epoch
 
 Clock = Callable[[], "float | datetime"]
 
 
-class Kind(NamedTuple):
+class TimeoutKind(NamedTuple):
     """What makes the statements of two timeouts differ."""
 
     overrides: bool
@@ -32,20 +32,22 @@ class Kind(NamedTuple):
     clock: Clock | None
 
 
-class Take(Acquire):
-    def __init__(self, rows: Rows, name: str, answer: Answer, kind: Kind, patient: Take | None = None) -> None:
+class TimeoutAcquire(ConditionalAcquire):
+    def __init__(
+        self, rows: RoleMapping, name: str, answer: Answer, kind: TimeoutKind, patient: TimeoutAcquire | None = None
+    ) -> None:
         super().__init__(rows, name, answer, patient=patient)
         self.kind = kind
 
     @property
     def now(self) -> Any:
-        return Epoch() if self.kind.clock is None else bindparam(named("now"), type_=BigInteger())
+        return Epoch() if self.kind.clock is None else bindparam(param_name("now"), type_=BigInteger())
 
-    def free(self, at: At) -> list[Any]:
+    def free(self, at: RoleColumns) -> list[Any]:
         return self._free(at, self.now)
 
-    def _free(self, at: At, now: Any) -> list[Any]:
-        every = bindparam(named("every"), type_=BigInteger()) if self.kind.overrides else at["timeout"]
+    def _free(self, at: RoleColumns, now: Any) -> list[Any]:
+        every = bindparam(param_name("every"), type_=BigInteger()) if self.kind.overrides else at["timeout"]
         if self.kind.windowed:
             began = self._local(now)
             free = self._local(at["ts"]) < began - began % every
@@ -57,16 +59,16 @@ class Take(Acquire):
         """Seconds since 1970 on the clocks of the zone."""
         if self.kind.zone is None:
             return instant
-        part = {name: bindparam(named(f"zone_{name}"), type_=BigInteger()) for name in zones.Offsets._fields}
+        part = {name: bindparam(param_name(f"zone_{name}"), type_=BigInteger()) for name in zones.Offsets._fields}
         return instant + case(
             (instant < part["first"], part["before"]),
             (instant < part["second"], part["between"]),
             else_=part["after"],
         )
 
-    def chosen(self, place: Place, at: At) -> Update:
-        if place.engine.locking != "functions":
-            return super().chosen(place, at)
+    def chosen(self, context: BuildContext, at: RoleColumns) -> Update:
+        if context.backend.locking != "functions":
+            return super().chosen(context, at)
         # The row is locked first and the clock read after that, in one statement: an UPDATE that waits for the row
         # stamps it with the instant at which it began to wait.
         due = select(*at.table.primary_key).where(and_(*one(self.rows, at), *self.condition(at)))
@@ -78,36 +80,36 @@ class Take(Acquire):
         conditions = [*same, *self._free(at, now), *self.allowed(at)]
         return update(at.table).where(and_(*conditions)).values(self._changes(at, now) | self.rows.bumped())
 
-    def changes(self, at: At) -> dict[Any, Any]:
+    def changes(self, at: RoleColumns) -> dict[Any, Any]:
         return self._changes(at, self.now)
 
-    def _changes(self, at: At, now: Any) -> dict[Any, Any]:
+    def _changes(self, at: RoleColumns, now: Any) -> dict[Any, Any]:
         return {at["ts"]: now} | self.spent(at)
 
-    def given(self, run: Run) -> dict[str, Any]:
-        given, instant = super().given(run), time.time()
+    def given(self, execution: Execution) -> dict[str, Any]:
+        given, instant = super().given(execution), time.time()
         if self.kind.clock is not None:
-            given[named("now")] = instant = _instant(self.kind.clock())
+            given[param_name("now")] = instant = _instant(self.kind.clock())
         if self.kind.zone is not None:
             offsets = zones.around(self.kind.zone, instant)
-            given |= {named(f"zone_{name}"): value for name, value in offsets._asdict().items()}
+            given |= {param_name(f"zone_{name}"): value for name, value in offsets._asdict().items()}
         return given
 
 
-class GiveBack(Conditional):
+class TimeoutGiveBack(ConditionalUpdate):
     """By the very acquisition whose nonce is given: its period is over in a while."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RoleMapping) -> None:
         super().__init__(rows, "timeout.give_back")
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
 
-    def condition(self, at: At) -> list[Any]:
-        return [at["token"] == bound(at["token"], "whose")]
+    def condition(self, at: RoleColumns) -> list[Any]:
+        return [at["token"] == role_param(at["token"], "whose")]
 
-    def changes(self, at: At) -> dict[Any, Any]:
-        every, due = (bindparam(named(name), type_=BigInteger()) for name in ("every", "due"))
+    def changes(self, at: RoleColumns) -> dict[Any, Any]:
+        every, due = (bindparam(param_name(name), type_=BigInteger()) for name in ("every", "due"))
         return {at["ts"]: Epoch() - every + due}
 
 

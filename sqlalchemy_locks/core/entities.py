@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper, Session
 
 
-class Target:
+class MappedTable:
     """One mapped class or ``Table``.
 
     :param entity: the class or the table.

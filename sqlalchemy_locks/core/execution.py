@@ -1,6 +1,6 @@
 """One execution of an operation: where it is, what its body may ask and do, and whose errors leave it.
 
-Everything that reaches the database goes through a ``Run``. It relies on the engine's facts (``dialects``), and on a
+Everything that reaches the database goes through an ``Execution``. It relies on the backend (``dialects``), and on a
 driver's own cursor where nobody would see the difference.
 """
 
@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection, CursorResult, Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.dialects import Engine, engine_of
+from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import driver_calls, raise_translated
 from sqlalchemy_locks.durations import seconds
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
@@ -33,25 +33,25 @@ T = TypeVar("T")
 _REPLACED = 10
 
 
-class Place(NamedTuple):
+class BuildContext(NamedTuple):
     """Which engine, and under which prefix its tables are: what a statement is built for, once."""
 
-    engine: Engine
+    backend: Backend
     prefix: str
 
     @property
     def tables(self) -> Tables:
-        if self.engine.schemas:
+        if self.backend.schemas:
             return tables(DEFAULT_SCHEMA, "")
         return tables(None, self.prefix)
 
 
-def place_of(dialect: Dialect, options: Mapping[str, Any]) -> Place:
-    return Place(engine_of(dialect), options.get("locks_prefix", DEFAULT_PREFIX))
+def build_context(dialect: Dialect, options: Mapping[str, Any]) -> BuildContext:
+    return BuildContext(backend_for(dialect), options.get("locks_prefix", DEFAULT_PREFIX))
 
 
 @dataclass
-class Run:
+class Execution:
     """One execution of one operation: what its body may ask and do."""
 
     connection: Connection
@@ -61,7 +61,7 @@ class Run:
     operation: Any
     session: Session | None = None
     bind_arguments: dict[str, Any] = field(default_factory=dict)
-    place: Place = field(init=False)
+    context: BuildContext = field(init=False)
     wait: float | None = field(init=False)
     moved: bool = field(init=False)
     #: this transaction was begun at READ COMMITTED, whatever the server's variable tells of the session
@@ -87,15 +87,15 @@ class Run:
         #: an earlier try of this very call may have come into effect, its answer lost
         self.again = bool(every.get("locks_again"))
         self.alone = "locks_alone" in every
-        self.place = place_of(self.connection.dialect, every)
-        self.first_writes = self.operation._body.writes and self.place.engine.writes_in_turn
+        self.context = build_context(self.connection.dialect, every)
+        self.first_writes = self.operation._body.writes and self.context.backend.writes_in_turn
         wait = every.get("locks_wait")
         #: how long a lock may be waited for, in seconds; ``None``: as long as the server lets one wait
         self.wait = None if wait is None else seconds(wait, "locks_wait")
 
     @property
-    def engine(self) -> Engine:
-        return self.place.engine
+    def backend(self) -> Backend:
+        return self.context.backend
 
     def execute(
         self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
@@ -106,12 +106,12 @@ class Run:
         def sent() -> CursorResult[Any]:
             return self.connection.execute(statement, given, execution_options=self.options)
 
-        with translated(self.engine, self.operation._body.needs_installation):
-            return self.engine.in_turn(self.connection, sent) if self.first_writes else sent()
+        with translated(self.backend, self.operation._body.needs_installation):
+            return self.backend.in_turn(self.connection, sent) if self.first_writes else sent()
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Around statements that may wait for a lock: for no longer than was asked for."""
-        return contextlib.nullcontext() if self.wait is None else self.engine.bounded(self.connection, self.wait)
+        return contextlib.nullcontext() if self.wait is None else self.backend.bounded(self.connection, self.wait)
 
     def tries(self) -> Iterator[int]:
         """The tries at a row that may be replaced while it is waited for: one, unless the engine then finds none.
@@ -119,7 +119,7 @@ class Run:
         Each may wait for as long as is left of ``wait``. They end, since each needs another replacement.
         """
         asked, wait = time.monotonic(), self.wait
-        for number in range(_REPLACED if self.engine.misses_replaced else 1):
+        for number in range(_REPLACED if self.backend.misses_replaced else 1):
             if number and wait is not None:
                 self.wait = max(0.0, wait - (time.monotonic() - asked))
             yield number
@@ -157,7 +157,7 @@ class Run:
         ):
             return read(self.execute(statement, values))
         if self.first_writes:
-            return self.engine.in_turn(connection, lambda: self._by_cursor(statement, values, read))
+            return self.backend.in_turn(connection, lambda: self._by_cursor(statement, values, read))
         return self._by_cursor(statement, values, read)
 
     def _by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:
@@ -167,7 +167,7 @@ class Run:
         named = {**given, **values}
         parameters = named if names is None else tuple(named[name] for name in names)
         cursor = None
-        with translated(self.engine, self.operation._body.needs_installation):
+        with translated(self.backend, self.operation._body.needs_installation):
             try:
                 cursor = connection.connection.cursor()
                 cursor.execute(sql, parameters)
@@ -207,8 +207,8 @@ def _spelt(dialect: Any, statement: Any) -> tuple[str, dict[str, Any], list[str]
 class translated:
     """Errors of the driver that speak of locks leave this block as ours, with the driver's as their cause."""
 
-    def __init__(self, engine: Engine, needs_installation: bool = False) -> None:
-        self.engine = engine
+    def __init__(self, backend: Backend, needs_installation: bool = False) -> None:
+        self.backend = backend
         self.needs_installation = needs_installation
 
     def __enter__(self) -> None:
@@ -216,26 +216,26 @@ class translated:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, DBAPIError):
-            ours = self.engine.translate(error)
-            if ours is None and self.needs_installation and self.engine.missing(error):
-                ours = self.engine.not_installed()
+            ours = self.backend.translate(error)
+            if ours is None and self.needs_installation and self.backend.missing(error):
+                ours = self.backend.not_installed()
             if ours is not None:
                 raise ours from error
 
 
 @contextlib.contextmanager
-def beside(run: Run) -> Iterator[Connection]:
+def side_connection(execution: Execution) -> Iterator[Connection]:
     """A connection of its own, opened and closed for what a transaction can't do, or see, itself; in autocommit.
 
     Not one of the pool's, which may have none left for who is holding one.
     """
-    app = run.connection.engine
+    app = execution.connection.engine
     aside = sqlalchemy.Engine(app.pool.recreate(), app.dialect, app.url)
     try:
-        with translated(run.engine), aside.connect() as connection:
+        with translated(execution.backend), aside.connect() as connection:
             with driver_calls(connection):
                 connection.execution_options(
-                    **{**run.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
+                    **{**execution.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
                 )
             connection.detach()  # a pool would put the isolation level back, and pass on what the driver says to that
             yield connection

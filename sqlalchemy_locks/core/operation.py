@@ -30,8 +30,15 @@ from sqlalchemy.sql.base import CompileState, Generative
 from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
 
-from sqlalchemy_locks.core.execution import Place, Run, beside, fresh_nonce, place_of, translated
-from sqlalchemy_locks.dialects import Engine
+from sqlalchemy_locks.core.execution import (
+    BuildContext,
+    Execution,
+    build_context,
+    fresh_nonce,
+    side_connection,
+    translated,
+)
+from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.durations import seconds
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
@@ -40,19 +47,19 @@ if TYPE_CHECKING:
 
 #: what a body needs of an execution can be had from here, too
 __all__ = [
-    "Body",
+    "BuildContext",
+    "Execution",
     "Operation",
-    "Place",
+    "OperationImpl",
     "RowsOperation",
-    "Run",
-    "beside",
+    "build_context",
     "execute_in_session",
     "fresh_nonce",
     "listed",
-    "place_of",
     "seconds",
     "shaped",
     "shaped_rows",
+    "side_connection",
     "translated",
     "verify",
 ]
@@ -64,7 +71,7 @@ P = ParamSpec("P")
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
 
-class Body:
+class OperationImpl:
     """What one kind of operation does. One instance serves every call of it."""
 
     #: what sentences call it, e.g. ``lock.exclusive``
@@ -82,47 +89,49 @@ class Body:
     sends_wait: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._built: dict[Place, Executable | None] = {}
+        self._built: dict[BuildContext, Executable | None] = {}
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         """Whether it may be run again when it is not known if it was done: ``Locks`` then does so."""
         return not self.writes
 
-    def build(self, place: Place) -> Executable | None:
+    def build(self, context: BuildContext) -> Executable | None:
         """The one statement that does it there; ``None`` where the engine needs several."""
         raise NotImplementedError
 
-    def statement(self, place: Place) -> Executable | None:
+    def statement(self, context: BuildContext) -> Executable | None:
         """As ``build``, made once for each place: a statement built anew at each call costs about twice the time."""
-        if place not in self._built:
-            self._built[place] = self.build(place)
-        return self._built[place]
+        if context not in self._built:
+            self._built[context] = self.build(context)
+        return self._built[context]
 
-    def shown(self, place: Place, dialect: Dialect, values: Mapping[str, Any]) -> Executable | None:
+    def shown(self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]) -> Executable | None:
         """The one statement as ``compile()`` is to show it; values go into what SQLAlchemy finds in it by itself."""
-        return self.statement(place)
+        return self.statement(context)
 
-    def several(self, place: Place) -> str:
+    def several(self, context: BuildContext) -> str:
         """The sentence that ``compile()`` refuses with where there is more than one statement."""
-        return f"{self.name} is not one statement on {place.engine.name}, {self.because(place)}: execute it instead"
+        return (
+            f"{self.name} is not one statement on {context.backend.name}, {self.because(context)}: execute it instead"
+        )
 
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         """Why it isn't one statement there, as a clause of that sentence."""
         raise NotImplementedError
 
-    def run(self, run: Run) -> Any:
+    def run(self, execution: Execution) -> Any:
         """Do it. A ``Result`` is handed on as it is; anything else becomes the one value of one row."""
-        statement = self.statement(run.place)
+        statement = self.statement(execution.context)
         assert statement is not None
-        return run.execute(statement)
+        return execution.execute(statement)
 
     def route(self) -> dict[str, Any]:
         """What ``Session.get_bind`` is offered: an UPDATE, which a splitting session sends to the primary."""
         return {"clause": _routed(tables(DEFAULT_SCHEMA, "").locked_keys)}
 
-    def check_connection(self, run: Run) -> None:
-        if self.held_by == "transaction" and run.engine.autocommit(run.connection):
-            raise run.engine.refuse_autocommit(self.name)
+    def check_connection(self, execution: Execution) -> None:
+        if self.held_by == "transaction" and execution.backend.autocommit(execution.connection):
+            raise execution.backend.refuse_autocommit(self.name)
 
 
 @cache
@@ -161,7 +170,7 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
     _with_options: tuple[Any, ...] = ()
     _propagate_attrs: Any = immutabledict({"compile_state_plugin": "orm", "plugin_subject": None})
 
-    def __init__(self, body: Body, values: Mapping[str, Any]) -> None:
+    def __init__(self, body: OperationImpl, values: Mapping[str, Any]) -> None:
         self._body = body
         self._values = dict(values)
 
@@ -180,10 +189,10 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         return iter(() if clause is None else (clause,))
 
     def _compiler(self, dialect: Dialect, **kw: Any) -> Any:
-        place = place_of(dialect, self._execution_options)
-        statement: Any = self._body.shown(place, dialect, self._values)
+        context = build_context(dialect, self._execution_options)
+        statement: Any = self._body.shown(context, dialect, self._values)
         if statement is None:
-            raise CompileError(self._body.several(place))
+            raise CompileError(self._body.several(context))
 
         def bind(parameter: Any) -> None:
             if parameter.key in self._values:
@@ -226,13 +235,13 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         session: Session | None,
         bind_arguments: dict[str, Any] | None,
     ) -> Any:
-        run = Run(connection, options, self._values, self, session, bind_arguments or {})
-        if run.first_writes:
-            with translated(run.engine):
-                run.engine.prepare(connection, run.wait)
-        verify(connection, run.engine)
-        self._body.check_connection(run)
-        return self._body.run(run)
+        execution = Execution(connection, options, self._values, self, session, bind_arguments or {})
+        if execution.first_writes:
+            with translated(execution.backend):
+                execution.backend.prepare(connection, execution.wait)
+        verify(connection, execution.backend)
+        self._body.check_connection(execution)
+        return self._body.run(execution)
 
     def _entity_is(self, entity: Any) -> None:
         """Let SQLAlchemy's ORM see this as a SELECT of ``entity``: loader options and criteria then apply to it."""
@@ -304,15 +313,17 @@ class _InSession:
         return statement._run(conn, execution_options, session, bind_arguments)
 
 
-def execute_in_session(run: Run, statement: Any, values: Mapping[str, Any]) -> Result[Any]:
+def execute_in_session(execution: Execution, statement: Any, values: Mapping[str, Any]) -> Result[Any]:
     """Run a statement that gives entities in the operation's own session, without a second round of its events."""
-    session = run.session
+    session = execution.session
     assert session is not None
     plugin: Any = CompileState._get_plugin_class_for_plugin(statement, "orm")
-    prepared = plugin.orm_pre_session_exec(session, statement, values, run.options, run.bind_arguments, True)
-    with translated(run.engine):
+    prepared = plugin.orm_pre_session_exec(
+        session, statement, values, execution.options, execution.bind_arguments, True
+    )
+    with translated(execution.backend):
         result: Result[Any] = plugin.orm_execute_statement(
-            session, prepared[0], values, prepared[1], run.bind_arguments, run.connection
+            session, prepared[0], values, prepared[1], execution.bind_arguments, execution.connection
         )
     return result
 
@@ -342,7 +353,7 @@ def listed(result: Result[Any]) -> list[Any]:
     return list(result.scalars() if len(result.keys()) == 1 else result)
 
 
-def verify(connection: Connection, engine: Engine) -> None:
+def verify(connection: Connection, engine: Backend) -> None:
     """Ask, once per engine of the app, whether the driver and the server's settings keep our promises."""
     # an attribute of the dialect, which lives as long as the app's engine and is shared by its options' copies
     dialect: Any = connection.dialect

@@ -26,8 +26,8 @@ from sqlalchemy import (
 )
 
 from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.core.entities import Target
-from sqlalchemy_locks.core.operation import Place
+from sqlalchemy_locks.core.entities import MappedTable
+from sqlalchemy_locks.core.operation import BuildContext
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, Tables, tables
 
 DEFAULT_QUEUE = "default"
@@ -39,7 +39,7 @@ _SHIPPED = {"queue": "queue_id", "retries": "retries_left"}
 
 
 @dataclass(frozen=True, eq=False)
-class At:
+class RoleColumns:
     """The rows of one place: their table, and which of its columns plays which role."""
 
     table: Table
@@ -58,7 +58,7 @@ class At:
         return role in self.roles
 
 
-class Rows:
+class RoleMapping:
     """Where a pattern's rows are, and what plays which role there.
 
     :param what: what sentences call the pattern, e.g. ``Mutex``.
@@ -79,11 +79,11 @@ class Rows:
         given = {role: column for role, column in (given or {}).items() if column is not None}
         if entity is None and given:
             raise TypeError(f"{what}: {', '.join(given)} name columns of a class or table, and none was given")
-        self.target = None if entity is None else Target(entity, what)
-        self._own: At | None = None
+        self.target = None if entity is None else MappedTable(entity, what)
+        self._own: RoleColumns | None = None
         if self.target is not None:
             own = {role: self.target.column(column, role) for role, column in given.items()}
-            self._own = At(self.target.table, own)
+            self._own = RoleColumns(self.target.table, own)
         self._refuse_types()
         token: Any = self._own["token"].type if self._own is not None and "token" in self._own else None
         #: the nonce's column takes UUID objects
@@ -93,10 +93,10 @@ class Rows:
         if self.target is not None and self._own is not None:
             self.unique = self.target.is_unique(self._own[role] for role in ("id", "queue") if role in self._own)
 
-    def at(self, place: Place) -> At:
-        return self.among(place.tables)
+    def at(self, context: BuildContext) -> RoleColumns:
+        return self.among(context.tables)
 
-    def among(self, shipped: Tables) -> At:
+    def among(self, shipped: Tables) -> RoleColumns:
         """The columns, if they are not a user's own: of these tables."""
         return self._own or _shipped_at(self._shipped(shipped), self._roles)
 
@@ -137,18 +137,18 @@ class Rows:
             raise TypeError(f"{self.what}: token={self._own['token']} must have room for the 32 characters of a nonce")
 
     def bumped(self) -> dict[Any, Any]:
-        """What an UPDATE of a mapped class adds; see ``Target.bumped``."""
+        """What an UPDATE of a mapped class adds; see ``MappedTable.bumped``."""
         return {} if self.target is None else self.target.bumped()
 
     def own_rows(self) -> list[ColumnElement[bool]]:
-        """The condition on rows of a mapped class; see ``Target.own_rows``."""
+        """The condition on rows of a mapped class; see ``MappedTable.own_rows``."""
         return [] if self.target is None else self.target.own_rows()
 
     def identity(self, id: Any, queue: Any) -> dict[str, Any]:
         """The values that tell one row."""
         if id is None:
             raise TypeError(f"{self.what}: an id can't be {id!r}")
-        return {named("id"): self._typed("id", id, "an id")} | self.queue(queue)
+        return {param_name("id"): self._typed("id", id, "an id")} | self.queue(queue)
 
     def _typed(self, role: str, value: Any, what: str) -> Any:
         """A value that the engine will not convert: some take '07' for 7, and 'x' for 0."""
@@ -166,11 +166,11 @@ class Rows:
     def queue(self, queue: Any) -> dict[str, Any]:
         """The value that tells one queue, where there are queues."""
         if self._own is None:
-            return {named("queue"): DEFAULT_QUEUE if queue is None else checked(queue, "a queue")}
+            return {param_name("queue"): DEFAULT_QUEUE if queue is None else checked(queue, "a queue")}
         if "queue" in self._own:
             if queue is None:
                 raise ValueError(f"{self.what}: ids are unique inside a queue only, so say queue=")
-            return {named("queue"): self._typed("queue", queue, "a queue")}
+            return {param_name("queue"): self._typed("queue", queue, "a queue")}
         if queue is not None:
             raise ValueError(f"{self.what}: there are no queues without a column; name it by queue=")
         return {}
@@ -187,27 +187,27 @@ def _routed(table: Table) -> Update:
 
 
 @cache
-def _shipped_at(table: Table, roles: tuple[str, ...]) -> At:
-    return At(table, {role: table.c[_SHIPPED.get(role, role)] for role in roles})
+def _shipped_at(table: Table, roles: tuple[str, ...]) -> RoleColumns:
+    return RoleColumns(table, {role: table.c[_SHIPPED.get(role, role)] for role in roles})
 
 
-def bound(column: Column[Any], role: str) -> Any:
+def role_param(column: Column[Any], role: str) -> Any:
     """A value of the call, bound with the column's own type."""
-    return bindparam(named(role), type_=column.type)
+    return bindparam(param_name(role), type_=column.type)
 
 
-def named(role: str) -> str:
+def param_name(role: str) -> str:
     """What a value is called in a statement: not as any column is, since an UPDATE would then set it."""
     return f"locks_{role}"
 
 
-def one(rows: Rows, at: At) -> list[Any]:
+def one(rows: RoleMapping, at: RoleColumns) -> list[Any]:
     """The conditions that tell one row."""
-    conditions = [at[role] == bound(at[role], role) for role in ("queue", "id") if role in at]
+    conditions = [at[role] == role_param(at[role], role) for role in ("queue", "id") if role in at]
     return conditions + rows.own_rows()
 
 
-def nonce_of(rows: Rows, nonce: str) -> Any:
+def nonce_of(rows: RoleMapping, nonce: str) -> Any:
     """A nonce as the column for it takes it."""
     return UUID(nonce) if rows.nonce_is_uuid else nonce
 
@@ -218,6 +218,6 @@ def raised(column: Column[Any]) -> Any:
     return number + ONE
 
 
-def retries_left(at: At) -> list[Any]:
+def retries_left(at: RoleColumns) -> list[Any]:
     """The condition that a retry is left, where retries are counted; NULL is as many as you like."""
     return [or_(at["retries"].is_(None), at["retries"] > literal_column("0"))] if "retries" in at else []

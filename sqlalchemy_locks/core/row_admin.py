@@ -9,17 +9,19 @@ from sqlalchemy import Insert, Integer, Select, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.conditional_update import Conditional
-from sqlalchemy_locks.core.operation import Body, Operation, Place, Run
-from sqlalchemy_locks.core.roles import At, Rows, bound, named
+from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping, param_name, role_param
 from sqlalchemy_locks.counts import counted
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
 
-class Create(Body):
+class CreateRows(OperationImpl):
     """Insert those of some rows that are absent; how many that were."""
 
-    def __init__(self, rows: Rows, name: str, initial: Callable[[At], dict[str, Any]], *, retries: bool) -> None:
+    def __init__(
+        self, rows: RoleMapping, name: str, initial: Callable[[RoleColumns], dict[str, Any]], *, retries: bool
+    ) -> None:
         super().__init__()
         self.rows, self.name, self.initial, self.retries = rows, name, initial, retries
         self.needs_installation = rows.target is None
@@ -27,19 +29,19 @@ class Create(Body):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
 
-    def build(self, place: Place) -> Executable | None:
-        if place.engine.locking == "rows":
+    def build(self, context: BuildContext) -> Executable | None:
+        if context.backend.locking == "rows":
             return None
-        return self._insert(place, InsertAbsent)
+        return self._insert(context, InsertAbsent)
 
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         return "whose INSERT IGNORE would pass over every other error too"
 
-    def _insert(self, place: Place, kind: Callable[[Any], Insert]) -> Insert:
-        at = self.rows.at(place)
+    def _insert(self, context: BuildContext, kind: Callable[[Any], Insert]) -> Insert:
+        at = self.rows.at(context)
         values = {at[role]: value for role, value in self.initial(at).items() if role in at}
         given = ("queue", "id", "retries") if self.retries else ("queue", "id")
-        values |= {at[role]: bound(at[role], role) for role in given if role in at}
+        values |= {at[role]: role_param(at[role], role) for role in given if role in at}
         if "fence" in at:
             values[at["fence"]] = 0
         first = self.rows.target.first() if self.rows.target else {}
@@ -49,58 +51,61 @@ class Create(Body):
     def route(self) -> dict[str, Any]:
         return self.rows.route()
 
-    def run(self, run: Run) -> int:
-        ids, others = run.values[named("ids")], {k: v for k, v in run.values.items() if k != named("ids")}
-        with run.waiting():
-            return self._made(run, ids, others)
+    def run(self, execution: Execution) -> int:
+        ids, others = (
+            execution.values[param_name("ids")],
+            {k: v for k, v in execution.values.items() if k != param_name("ids")},
+        )
+        with execution.waiting():
+            return self._made(execution, ids, others)
 
-    def _made(self, run: Run, ids: Sequence[Any], others: dict[str, Any]) -> int:
-        statement = self.statement(run.place)
+    def _made(self, execution: Execution, ids: Sequence[Any], others: dict[str, Any]) -> int:
+        statement = self.statement(execution.context)
         if statement is not None:
-            return sum(run.execute(statement, {**others, named("id"): id}).rowcount for id in ids)
-        return self._absent(run, ids, others)
+            return sum(execution.execute(statement, {**others, param_name("id"): id}).rowcount for id in ids)
+        return self._absent(execution, ids, others)
 
-    def _absent(self, run: Run, ids: Sequence[Any], others: dict[str, Any]) -> int:
+    def _absent(self, execution: Execution, ids: Sequence[Any], others: dict[str, Any]) -> int:
         """InnoDB: without IGNORE, so that no other error is passed over."""
-        known = set(run.execute(self._known(run.place), {**others, named("ids"): ids}).scalars())
-        statement, made = self._insert(run.place, insert), 0
+        known = set(execution.execute(self._known(execution.context), {**others, param_name("ids"): ids}).scalars())
+        statement, made = self._insert(execution.context, insert), 0
         for id in ids:
             if id in known:
                 continue
             try:
-                run.execute(statement, {**others, named("id"): id})
+                execution.execute(statement, {**others, param_name("id"): id})
                 made += 1
             except IntegrityError as error:
-                if not run.engine.duplicate(error):
+                if not execution.backend.duplicate(error):
                     raise
         return made
 
-    def _known(self, place: Place) -> Select[Any]:
-        at = self.rows.at(place)
-        ids = bindparam(named("ids"), type_=at["id"].type, expanding=True)
+    def _known(self, context: BuildContext) -> Select[Any]:
+        at = self.rows.at(context)
+        ids = bindparam(param_name("ids"), type_=at["id"].type, expanding=True)
         known = select(at["id"]).where(at["id"].in_(ids))
-        return known.where(at["queue"] == bound(at["queue"], "queue")) if "queue" in at else known
+        return known.where(at["queue"] == role_param(at["queue"], "queue")) if "queue" in at else known
 
 
-class SetRetries(Conditional):
+class SetRetries(ConditionalUpdate):
     """How many acquisitions a row allows from now on; not repeatable, since some may have been had in between."""
 
-    def condition(self, at: At) -> list[Any]:
+    def condition(self, at: RoleColumns) -> list[Any]:
         return []
 
-    def changes(self, at: At) -> dict[Any, Any]:
-        return {at["retries"]: bindparam(named("retries"), type_=Integer())}
+    def changes(self, at: RoleColumns) -> dict[Any, Any]:
+        return {at["retries"]: bindparam(param_name("retries"), type_=Integer())}
 
 
-def ids(rows: Rows, name: str, given: Sequence[Any], queue: Any) -> dict[str, Any]:
+def ids(rows: RoleMapping, name: str, given: Sequence[Any], queue: Any) -> dict[str, Any]:
     """The values of ``create``: in one order for everybody, so that two who make the same rows can't deadlock."""
     if not given:
         raise ValueError(f"{name} needs at least one id")
-    found = {rows.identity(id, queue)[named("id")]: None for id in given}
-    return {named("ids"): sorted(found, key=str), **rows.queue(queue)}
+    found = {rows.identity(id, queue)[param_name("id")]: None for id in given}
+    return {param_name("ids"): sorted(found, key=str), **rows.queue(queue)}
 
 
-def retries(rows: Rows, given: Any, *, required: bool = False) -> dict[str, Any]:
+def retries(rows: RoleMapping, given: Any, *, required: bool = False) -> dict[str, Any]:
     """The value of ``retries=``; without one, the column's own default is left to it."""
     if given is None and not required:
         return {}
@@ -109,9 +114,9 @@ def retries(rows: Rows, given: Any, *, required: bool = False) -> dict[str, Any]
         raise TypeError(f"{rows.what}: retries is a number or None, not {given!r}")
     if given is not None and not 0 <= given < 2**31:
         raise ValueError(f"{rows.what}: retries must be at least 0 and fit into an integer, not {given}")
-    return {named("retries"): given}
+    return {param_name("retries"): given}
 
 
 def limit(given: Any) -> dict[str, Any]:
     """The value of ``limit``."""
-    return {named("limit"): counted(given, "limit")}
+    return {param_name("limit"): counted(given, "limit")}

@@ -7,30 +7,30 @@ from typing import Any
 from sqlalchemy.engine import Dialect
 
 from sqlalchemy_locks.dialects import mariadb, mysql, postgresql, sqlite, yugabytedb
-from sqlalchemy_locks.dialects.base import Engine
+from sqlalchemy_locks.dialects.base import Backend
 from sqlalchemy_locks.errors import Unsupported
 
-_ENGINES: dict[str, Engine] = {
-    "postgresql": postgresql.ENGINE,
-    "yugabytedb": yugabytedb.ENGINE,
-    "mysql": mysql.ENGINE,
-    "mariadb": mariadb.ENGINE,
-    "sqlite": sqlite.ENGINE,
+_ENGINES: dict[str, Backend] = {
+    "postgresql": postgresql.BACKEND,
+    "yugabytedb": yugabytedb.BACKEND,
+    "mysql": mysql.BACKEND,
+    "mariadb": mariadb.BACKEND,
+    "sqlite": sqlite.BACKEND,
 }
 
 
-def engine_of(dialect: Dialect) -> Engine:
+def backend_for(dialect: Dialect) -> Backend:
     """The facts of the engine behind a dialect.
 
     :raises Unsupported: for an engine that this library has never been tried on.
     """
     any_dialect: Any = dialect
     # a mysql:// URL may lead to MariaDB: SQLAlchemy knows since the first connection
-    return named("mariadb" if getattr(any_dialect, "is_mariadb", False) else dialect.name)
+    return dialect_name("mariadb" if getattr(any_dialect, "is_mariadb", False) else dialect.name)
 
 
-def named(name: str) -> Engine:
-    """The facts of the engine whose dialect has this name. :raises Unsupported: as :func:`engine_of`."""
+def dialect_name(name: str) -> Backend:
+    """The facts of the engine whose dialect has this name. :raises Unsupported: as :func:`backend_for`."""
     try:
         return _ENGINES[name]
     except KeyError:
@@ -40,4 +40,4 @@ def named(name: str) -> Engine:
         ) from None
 
 
-__all__ = ["Engine", "engine_of", "named"]
+__all__ = ["Backend", "backend_for", "dialect_name"]

@@ -40,7 +40,7 @@ def nothing() -> None:
     """What there is to put back when nothing was changed."""
 
 
-class Engine:
+class Backend:
     """The facts of one engine."""
 
     #: as our sentences call it

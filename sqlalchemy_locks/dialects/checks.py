@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from sqlalchemy.engine import Connection
 
-from sqlalchemy_locks.dialects.base import Engine
+from sqlalchemy_locks.dialects.base import Backend
 from sqlalchemy_locks.dialects.postgresql import process_told
 from sqlalchemy_locks.errors import Unsupported
 
@@ -42,7 +42,7 @@ class Finding:
     says: str
 
 
-def findings(connection: Connection, engine: Engine) -> Iterator[Finding]:
+def findings(connection: Connection, engine: Backend) -> Iterator[Finding]:
     """All that there is to say of a server, be it well or not."""
     yield from _TOLD[engine.locking](connection, engine)
 
@@ -62,7 +62,7 @@ def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _postgresql(connection: Connection, engine: Engine) -> Iterator[Finding]:
+def _postgresql(connection: Connection, engine: Backend) -> Iterator[Finding]:
     def ask(sql: str) -> Any:
         return connection.exec_driver_sql(sql).scalar()
 
@@ -125,7 +125,7 @@ def _between(connection: Connection, ask: Any) -> Iterator[Finding]:
     yield Finding("pooler", "warning", says)
 
 
-def _innodb(connection: Connection, engine: Engine) -> Iterator[Finding]:
+def _innodb(connection: Connection, engine: Backend) -> Iterator[Finding]:
     def ask(sql: str) -> Any:
         return connection.exec_driver_sql(sql).scalar()
 
@@ -148,7 +148,7 @@ def _innodb(connection: Connection, engine: Engine) -> Iterator[Finding]:
         yield Finding("settings", "ok", "innodb_rollback_on_timeout is off")
 
 
-def _sqlite(connection: Connection, engine: Engine) -> Iterator[Finding]:
+def _sqlite(connection: Connection, engine: Backend) -> Iterator[Finding]:
     def ask(sql: str) -> Any:
         return connection.exec_driver_sql(sql).scalar()
 

@@ -58,4 +58,4 @@ def _contended_keys(element: ContendedKeys, compiler: Any, **kw: Any) -> str:
     )
 
 
-ENGINE = MariaDB()
+BACKEND = MariaDB()

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.base import IDLE, Engine, closed, driver_calls, nothing
+from sqlalchemy_locks.dialects.base import IDLE, Backend, closed, driver_calls, nothing
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
 from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Instant, Later, Now
 from sqlalchemy_locks.sql.elements import (
@@ -46,7 +46,7 @@ _ROLLED_BACK = (1213, 1020, 1206)
 _BLIND = "to this user, who needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
 
 
-class MySQL(Engine):
+class MySQL(Backend):
     name = "MySQL"
     locking = "rows"
     locks_on_replicas = True
@@ -367,4 +367,4 @@ def _session_unlock(element: SessionUnlock, compiler: Any, **kw: Any) -> str:
     return f"RELEASE_LOCK({_session_name(key)})"
 
 
-ENGINE = MySQL()
+BACKEND = MySQL()

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers how they are spelt)
-from sqlalchemy_locks.dialects.base import IDLE, Engine, closed, driver_calls
+from sqlalchemy_locks.dialects.base import IDLE, Backend, closed, driver_calls
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
 
@@ -42,7 +42,7 @@ _IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3  # libpq's PQTRANS_IDLE, PQTRANS_INT
 _POOLED = "_sqlalchemy_locks_pooled"
 
 
-class PostgreSQL(Engine):
+class PostgreSQL(Backend):
     name = "PostgreSQL"
     schemas = True
     one_trip = True
@@ -317,4 +317,4 @@ def _sentence(error: DBAPIError) -> str:
     return text_.split(": ", 1)[1] if text_.startswith("<class") else text_
 
 
-ENGINE = PostgreSQL()
+BACKEND = PostgreSQL()

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.dialects.base import Engine, nothing
+from sqlalchemy_locks.dialects.base import Backend, nothing
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback
 from sqlalchemy_locks.runtime.pools import connect
 from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
@@ -37,7 +37,7 @@ _PROBE = "sqlalchemy_locks_probe"
 _SHORTEST, _LONGEST = 0.02, 0.25
 
 
-class SQLite(Engine):
+class SQLite(Backend):
     name = "SQLite"
     locking = "file"
     untold = "whose one lock is the file's, which keeps no list of who has it"
@@ -188,7 +188,7 @@ class _Patience:
 
     def set(self, seconds: float) -> None:
         self.get()
-        _asked(self._connection, f"PRAGMA busy_timeout = {ENGINE.wait_value(seconds)}")
+        _asked(self._connection, f"PRAGMA busy_timeout = {BACKEND.wait_value(seconds)}")
 
 
 def _asked(connection: Connection, sql: str) -> list[Any]:
@@ -210,7 +210,7 @@ def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = 
     :param wait: the longest wait, in seconds; as long as SQLite would wait by itself without it.
     :param commits: what it does is committed with it.
     """
-    line = ENGINE.line_beside(connection)
+    line = BACKEND.line_beside(connection)
     with _Patience(connection) as patience:
         left = patience.get() if wait is None else wait
         until = time.monotonic() + left
@@ -290,7 +290,7 @@ def _busy(error: BaseException | None) -> bool:
     if isinstance(error, MustRollback):
         return False
     while error is not None:
-        if isinstance(error, DBAPIError) and isinstance(ENGINE.translate(error), LockTimeout):
+        if isinstance(error, DBAPIError) and isinstance(BACKEND.translate(error), LockTimeout):
             return True
         if "is locked" in str(error) and type(error).__name__ == "OperationalError":
             return True
@@ -366,4 +366,4 @@ def judged(connection: Connection) -> Iterator[None]:
         raise
 
 
-ENGINE = SQLite()
+BACKEND = SQLite()

@@ -23,4 +23,4 @@ class YugabyteDB(PostgreSQL):
         return True
 
 
-ENGINE = YugabyteDB()
+BACKEND = YugabyteDB()

@@ -11,22 +11,22 @@ from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
 
-from sqlalchemy_locks.facade.lease import Given
-from sqlalchemy_locks.facade.lease_block import Block
+from sqlalchemy_locks.facade.lease import GrantView
+from sqlalchemy_locks.facade.lease_block import LeaseBlock
 from sqlalchemy_locks.facade.semaphore_wait import PATIENCE
 from sqlalchemy_locks.runtime.decorators import in_async_block
 from sqlalchemy_locks.runtime.local_queue import rung
-from sqlalchemy_locks.runtime.renewal import Lost, Renewed, clock
+from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, clock
 from sqlalchemy_locks.values import Grant
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class AsyncLost:
-    """As :class:`Lost`, waited for by tasks."""
+class AsyncLostEvent:
+    """As :class:`LostEvent`, waited for by tasks."""
 
-    def __init__(self, lost: Lost) -> None:
+    def __init__(self, lost: LostEvent) -> None:
         self._lost = lost
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lost.told.append(self._tell)
@@ -41,13 +41,13 @@ class AsyncLost:
             self._gone.set_result(None)
 
     def is_set(self) -> bool:
-        """As ``Lost.is_set``."""
+        """As ``LostEvent.is_set``."""
         return self._lost.is_set()
 
     __bool__ = is_set
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """As ``Lost.wait``."""
+        """As ``LostEvent.wait``."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self.is_set():
             left = max(0.0, self._lost.deadline - clock())
@@ -63,17 +63,17 @@ class AsyncLost:
         return repr(self._lost)
 
 
-class AsyncLease(Given):
+class AsyncLease(GrantView):
     """As :class:`~sqlalchemy_locks.lease.Lease`.
 
     >>> async with locks.lease("nightly-import", ttl=60) as grant:
     ...     await grant.check()
     """
 
-    def __init__(self, grant: Grant, lost: Lost, check: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, grant: Grant, lost: LostEvent, check: Callable[[], Awaitable[None]]) -> None:
         super().__init__(grant)
         #: as ``Lease.lost``
-        self.lost = AsyncLost(lost)
+        self.lost = AsyncLostEvent(lost)
         self._check = check
 
     async def check(self) -> None:
@@ -81,19 +81,19 @@ class AsyncLease(Given):
         await self._check()
 
 
-class AsyncLeasing:
+class AsyncLeaseContext:
     """The context manager of ``AsyncLocks.semaphore`` and ``AsyncLocks.lease``; a decorator, too.
 
     >>> @locks.lease("nightly-import")
     ... async def nightly_import() -> None: ...
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: LeaseBlock) -> None:
         self._block = block
         self._task: asyncio.Task[None] | None = None
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        decorated = in_async_block(function, self._block.shown, lambda: AsyncLeasing(self._block.again()))
+        decorated = in_async_block(function, self._block.shown, lambda: AsyncLeaseContext(self._block.again()))
         self._block.again()  # which refuses what can't be used again
         return decorated
 
@@ -138,7 +138,7 @@ async def undisturbed(work: Coroutine[Any, Any, T], *, forgetful: bool = True) -
     return task.result()
 
 
-async def _renewing(lease: Renewed) -> None:
+async def _renewing(lease: RenewableLease) -> None:
     while True:
         pause = lease.due - clock()
         if pause > 0:

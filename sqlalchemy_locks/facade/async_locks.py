@@ -20,8 +20,8 @@ from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import RowsOperation, ValueOperation
 from sqlalchemy_locks.durations import span
-from sqlalchemy_locks.facade.async_lease import AsyncLeasing, undisturbed
-from sqlalchemy_locks.facade.exclusive import IN_BLOCK, Held, Hold, Name
+from sqlalchemy_locks.facade.async_lease import AsyncLeaseContext, undisturbed
+from sqlalchemy_locks.facade.exclusive import IN_BLOCK, ExclusiveBlock, Held, Name
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import AsyncMaintenance
 from sqlalchemy_locks.facade.mutexes import Mutexes
@@ -184,9 +184,9 @@ class AsyncLocks:
         owner: str | None = None,
         resume: bool = True,
         reclaim: bool = False,
-    ) -> AsyncLeasing:
+    ) -> AsyncLeaseContext:
         """As :meth:`sqlalchemy_locks.Locks.semaphore`, for ``async with``; ``check`` and ``lost.wait`` are awaited."""
-        return AsyncLeasing(
+        return AsyncLeaseContext(
             self._sync.semaphore(
                 permits,
                 count=count,
@@ -201,9 +201,9 @@ class AsyncLocks:
 
     def lease(
         self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
-    ) -> AsyncLeasing:
+    ) -> AsyncLeaseContext:
         """As :meth:`sqlalchemy_locks.Locks.lease`, for ``async with``."""
-        return AsyncLeasing(self._sync.lease(name, ttl=ttl, timeout=timeout))
+        return AsyncLeaseContext(self._sync.lease(name, ttl=ttl, timeout=timeout))
 
     async def sweep(
         self, *, stale_after: float | timedelta | None = DAY, alive: Alive | AsyncAlive | None = None
@@ -221,13 +221,13 @@ class AsyncLocks:
         """As :meth:`sqlalchemy_locks.Locks.maintenance`, for ``async with``."""
         return AsyncMaintenance(lambda: self.maintain(alive=alive), span(every, "every", zero=False))
 
-    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncHold:
+    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncExclusiveBlock:
         """As :meth:`sqlalchemy_locks.Locks.exclusive`, for ``async with``."""
-        return AsyncHold(self, self._sync.exclusive(*names, timeout=timeout))
+        return AsyncExclusiveBlock(self, self._sync.exclusive(*names, timeout=timeout))
 
-    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncHold:
+    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncExclusiveBlock:
         """As :meth:`sqlalchemy_locks.Locks.shared`, for ``async with``."""
-        return AsyncHold(self, self._sync.shared(*names, timeout=timeout))
+        return AsyncExclusiveBlock(self, self._sync.shared(*names, timeout=timeout))
 
     @overload
     async def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...
@@ -289,19 +289,19 @@ class AsyncHeld:
         await greenlet_spawn(self._held.check)
 
 
-class AsyncHold:
+class AsyncExclusiveBlock:
     """The context manager of :meth:`AsyncLocks.exclusive` and :meth:`AsyncLocks.shared`; a decorator, too.
 
     >>> @locks.exclusive("report")
     ... async def report() -> None: ...
     """
 
-    def __init__(self, locks: AsyncLocks, hold: Hold) -> None:
+    def __init__(self, locks: AsyncLocks, hold: ExclusiveBlock) -> None:
         self._locks = locks
         self._hold = hold
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        return in_async_block(function, self._hold.shown, lambda: AsyncHold(self._locks, self._hold.again()))
+        return in_async_block(function, self._hold.shown, lambda: AsyncExclusiveBlock(self._locks, self._hold.again()))
 
     async def __aenter__(self) -> AsyncHeld:
         return AsyncHeld(await greenlet_spawn(self._hold.__enter__), self._locks)

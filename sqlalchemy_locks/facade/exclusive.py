@@ -21,7 +21,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import lock
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.durations import longest_wait
 from sqlalchemy_locks.errors import LockLost, LockTimeout, PoolTimeout, ReentryError, StaleSnapshot
@@ -30,7 +30,7 @@ from sqlalchemy_locks.lock.holders import holders_now
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block
 from sqlalchemy_locks.runtime.events import Observed
-from sqlalchemy_locks.runtime.local_queue import Turn, lines_of
+from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
 from sqlalchemy_locks.runtime.pools import connected
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, has_room, retried
 from sqlalchemy_locks.values import Holder, KeyHolder
@@ -51,7 +51,7 @@ IN_BLOCK: dict[str, Any] = {
 }
 
 
-class Holding(Observed):
+class LockHost(Observed):
     """What a block needs of ``Locks``."""
 
     _engine: Engine
@@ -138,7 +138,7 @@ class Held:
             raise
 
 
-class Hold:
+class ExclusiveBlock:
     """The context manager of :meth:`Locks.exclusive` and :meth:`Locks.shared`, for one thread or task at a time.
 
     It decorates functions, too: each call then has a block of its own.
@@ -148,7 +148,7 @@ class Hold:
     """
 
     def __init__(
-        self, locks: Holding, names: tuple[Name, ...], shared: bool, timeout: float | timedelta | None
+        self, locks: LockHost, names: tuple[Name, ...], shared: bool, timeout: float | timedelta | None
     ) -> None:
         if not names:
             raise ValueError("give at least one name to lock")
@@ -158,7 +158,7 @@ class Hold:
         # by key: in one order for everybody, whatever their names sort like
         self._names = dict(sorted(((as_key(name), name) for name in names), key=itemgetter(0)))
         self._timeout = longest_wait(timeout)
-        self._entered: tuple[Held, reentry.Inside, float] | None = None
+        self._entered: tuple[Held, reentry.HeldEntry, float] | None = None
         #: whoever is inside, or about to be
         self._use = threading.Lock()
 
@@ -170,7 +170,7 @@ class Hold:
         """What sentences call it."""
         return "shared()" if self._shared else "exclusive()"
 
-    def again(self) -> Hold:
+    def again(self) -> ExclusiveBlock:
         """The same, for one more use at the same time."""
         twin = copy.copy(self)
         twin._entered, twin._use = None, threading.Lock()
@@ -230,13 +230,13 @@ class Hold:
     def _tell(self, what: str, **told: Any) -> None:
         self._locks._tell(what, "lock", self._names.values(), shared=self._shared, **told)
 
-    def _enter_thread(self) -> reentry.Inside:
+    def _enter_thread(self) -> reentry.HeldEntry:
         """Refuse what would wait for itself: this thread's, or this task's, own transaction."""
-        dialect, me = self._locks._engine.dialect, reentry.me()
+        dialect, me = self._locks._engine.dialect, reentry.current_owner()
         # on SQLite any two keys are one lock
-        keys = [0] if engine_of(dialect).locking == "file" else self._names
+        keys = [0] if backend_for(dialect).locking == "file" else self._names
         mine = {(dialect, key): 1 for key in keys}
-        for one in reentry.own("key", me):
+        for one in reentry.held_by("key", me):
             for held in one.held:
                 if held in mine:
                     name = self._names.get(held[1], "another lock of this database")
@@ -248,14 +248,14 @@ class Hold:
     def _open(self, asked: float) -> Held:
         deadline = None if self._timeout is None else asked + self._timeout
         dialect, options = self._locks._engine.dialect, self._locks._engine.get_execution_options()
-        file = engine_of(dialect).locking == "file"
+        file = backend_for(dialect).locking == "file"
         # sharers don't wait for one another, unless there is one lock for all; and a try waits for nobody
         if (self._shared and not file) or self._timeout == 0:
             return self._wait(deadline, None)
         # the key that the first wait is for, in the schema whose rows may stand for it
         first = 0 if file else next(iter(self._names))
         where = (options.get("locks_prefix"), str(options.get("schema_translate_map"))) if options else None
-        turn = lines_of(dialect).turn(("key", where, first))
+        turn = local_queues(dialect).turn(("key", where, first))
         try:
             if not turn.come(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise self._timed_out(self._holders_aside())
@@ -263,7 +263,7 @@ class Hold:
         finally:
             turn.give()
 
-    def _wait(self, deadline: float | None, turn: Turn | None) -> Held:
+    def _wait(self, deadline: float | None, turn: Ticket | None) -> Held:
         locks = self._locks
 
         def told(error: BaseException, count: int) -> None:
@@ -279,11 +279,11 @@ class Hold:
                 if deadline is not None:
                     raise self._timed_out(error.holders) from error
 
-    def _attempt(self, deadline: float | None, turn: Turn | None) -> Held:
+    def _attempt(self, deadline: float | None, turn: Ticket | None) -> Held:
         short = ShortTransaction(self._locks._engine)
         # Setting the level costs about a round trip's time, and most apps run at READ COMMITTED as it is. Where
         # the server would refuse another level anyway, it is set from the first refusal on.
-        trusting = short.facts.refuses_stale and not self._locks._sets_isolation
+        trusting = short.backend.refuses_stale and not self._locks._sets_isolation
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         short.open(as_it_is=trusting, wait=math.inf if left is None else left, within=left)
         try:

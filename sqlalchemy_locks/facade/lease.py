@@ -14,16 +14,16 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy_locks.errors import ReentryError
-from sqlalchemy_locks.facade.lease_block import Block
+from sqlalchemy_locks.facade.lease_block import LeaseBlock
 from sqlalchemy_locks.runtime.decorators import in_block
-from sqlalchemy_locks.runtime.renewal import Lost
+from sqlalchemy_locks.runtime.renewal import LostEvent
 from sqlalchemy_locks.values import Grant
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class Given(Grant):
+class GrantView(Grant):
     """A grant, with what it is asked for; ``expires_at`` is as it was granted, and later by now."""
 
     def __init__(self, grant: Grant) -> None:
@@ -34,14 +34,14 @@ class Given(Grant):
         return Grant, tuple(getattr(self, one.name) for one in fields(Grant))
 
 
-class Lease(Given):
+class Lease(GrantView):
     """What a block holds: a :class:`~sqlalchemy_locks.Grant`, and whether it still does.
 
     >>> with locks.lease("nightly-import", ttl=60) as grant:
     ...     token = grant.fence["nightly-import"]
     """
 
-    def __init__(self, grant: Grant, lost: Lost, check: Callable[[], None]) -> None:
+    def __init__(self, grant: Grant, lost: LostEvent, check: Callable[[], None]) -> None:
         super().__init__(grant)
         #: set when it is lost: true in a condition, and to be waited for. It asks nobody
         self.lost = lost
@@ -58,7 +58,7 @@ class Lease(Given):
         self._check()
 
 
-class Leasing(Block):
+class LeaseContext(LeaseBlock):
     """The context manager of ``Locks.semaphore`` and ``Locks.lease``, for one thread at a time; a decorator, too.
 
     >>> @locks.lease("nightly-import")

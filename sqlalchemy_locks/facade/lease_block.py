@@ -28,17 +28,17 @@ from sqlalchemy_locks.errors import (
     UnknownSemaphore,
     Unsupported,
 )
-from sqlalchemy_locks.facade.semaphore_wait import PATIENCE, Waiting
+from sqlalchemy_locks.facade.semaphore_wait import PATIENCE, SemaphoreWaiter
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.pools import unattended
-from sqlalchemy_locks.runtime.renewal import Lost, Renewals, Renewed, clock
+from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, RenewalThread, clock
 from sqlalchemy_locks.semaphore.admin import on_first_use
 from sqlalchemy_locks.semaphore.availability import holding, room, time_to_live
 from sqlalchemy_locks.semaphore.base import whole
 from sqlalchemy_locks.semaphore.release import release_once
 from sqlalchemy_locks.values import Grant, Released
 
-B = TypeVar("B", bound="Block")
+B = TypeVar("B", bound="LeaseBlock")
 
 _log = logging.getLogger("sqlalchemy_locks")
 _IDS = "_sqlalchemy_locks_ids"
@@ -46,7 +46,7 @@ _ROUNDS = 100
 _guard = threading.Lock()
 
 
-class Holder(Protocol):
+class LeaseHost(Protocol):
     """What a block needs of ``Locks``."""
 
     _engine: Any
@@ -60,17 +60,17 @@ class Holder(Protocol):
         known: bool,
         own: Mapping[str, int],
         reclaims: bool = False,
-    ) -> Waiting: ...
-    def _granted(self, waiting: Waiting, known: bool, block: str) -> Grant: ...
+    ) -> SemaphoreWaiter: ...
+    def _granted(self, waiting: SemaphoreWaiter, known: bool, block: str) -> Grant: ...
     def _of_request(self, operation: Operation[Any]) -> Any: ...
     def _settled(self, operation: Operation[Any]) -> Any: ...
-    def _renewals(self) -> Renewals: ...
+    def _renewals(self) -> RenewalThread: ...
     def _undisturbed(self, work: Callable[[], Any]) -> Any: ...
     @property
     def _tell(self) -> Callable[..., None]: ...
 
 
-class Block:
+class LeaseBlock:
     """Both worlds' block: all of it but the renewing.
 
     :param alone: the semaphore is one of one permit, made when it isn't there.
@@ -80,7 +80,7 @@ class Block:
 
     def __init__(
         self,
-        leases: Holder,
+        leases: LeaseHost,
         permits: str | Mapping[str, int],
         count: int | None,
         ttl: float | timedelta,
@@ -113,7 +113,7 @@ class Block:
         self._given = {"external_id": external_id, "owner": owner}
         self._alone, self._resume, self._reclaim = alone, resume, reclaim
         self._permits: dict[str, int] = self._request(permits)._values["permits"]
-        self._entered: tuple[Grant, Renewed, reentry.Inside, float] | None = None
+        self._entered: tuple[Grant, RenewableLease, reentry.HeldEntry, float] | None = None
         #: whoever is inside, or about to be
         self._use = threading.Lock()
 
@@ -136,7 +136,7 @@ class Block:
         twin._entered, twin._use = None, threading.Lock()
         return twin
 
-    def enter(self) -> tuple[Grant, Renewed]:
+    def enter(self) -> tuple[Grant, RenewableLease]:
         """Acquire."""
         # while it is waited for, too: of two who are let in, the first to leave would end what the other has
         if not self._use.acquire(blocking=False):
@@ -147,10 +147,10 @@ class Block:
             self._use.release()
             raise
 
-    def _enter(self) -> tuple[Grant, Renewed]:
-        me, dialect = reentry.me(), self._leases._engine.dialect
+    def _enter(self) -> tuple[Grant, RenewableLease]:
+        me, dialect = reentry.current_owner(), self._leases._engine.dialect
         own: dict[str, int] = {}
-        for inside in reentry.own("permits", me):
+        for inside in reentry.held_by("permits", me):
             for (where, name), count in inside.held.items():
                 if where is dialect and name in self._permits:
                     own[name] = own.get(name, 0) + count
@@ -170,9 +170,9 @@ class Block:
                     asked_at = clock()
                     if not self._leases._of_request(semaphore.renew(grant)):
                         raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
-                lost = Lost(ttl, asked_at)
+                lost = LostEvent(ttl, asked_at)
                 what = f"the lease {grant.external_id!r}"
-                renewed = Renewed(what, lost, asked_at, _renewing(self._leases, grant))
+                renewed = RenewableLease(what, lost, asked_at, _renewing(self._leases, grant))
                 # weakly: a block that nobody can leave any more is to go, and with it the renewing
                 mourning, why = weakref.WeakMethod(self._mourn), weakref.ref(lost)
                 lost.mourned.append(lambda: _call(mourning, grant, why()))
@@ -250,8 +250,8 @@ class Block:
                 if self._claimed().get(self._place(ident)) is self:
                     del self._claimed()[self._place(ident)]
 
-    def _claimed(self) -> weakref.WeakValueDictionary[Any, Block]:
-        claimed: weakref.WeakValueDictionary[Any, Block] = self._leases._engine.dialect.__dict__.setdefault(
+    def _claimed(self) -> weakref.WeakValueDictionary[Any, LeaseBlock]:
+        claimed: weakref.WeakValueDictionary[Any, LeaseBlock] = self._leases._engine.dialect.__dict__.setdefault(
             _IDS, weakref.WeakValueDictionary()
         )
         return claimed
@@ -278,7 +278,7 @@ class Block:
         known = self._given["external_id"] is not None
         request = self._request(self._permits)
 
-        def ask() -> tuple[Waiting, Grant]:
+        def ask() -> tuple[SemaphoreWaiter, Grant]:
             waiting = self._leases._waiting(request, self._patience, known, own, self._reclaim)
             return waiting, self._leases._granted(waiting, known, self._kind)
 
@@ -357,10 +357,10 @@ class Block:
     def _unreleased(self, grant: Grant, error: BaseException) -> None:
         _log.warning("the lease %r could not be released, and ends with its time: %r", grant.external_id, error)
 
-    def _mourn(self, grant: Grant, lost: Lost) -> None:
+    def _mourn(self, grant: Grant, lost: LostEvent) -> None:
         self._tell("lost", grant, error=self._lost(grant, lost))
 
-    def _lost(self, grant: Grant, lost: Lost) -> LockLost:
+    def _lost(self, grant: Grant, lost: LostEvent) -> LockLost:
         names = ", ".join(map(repr, grant.permits))
         return LockLost(f"the permits of {names} (request {grant.external_id!r}) are held no longer: {lost.why}")
 
@@ -371,7 +371,7 @@ def _call(method: weakref.WeakMethod[Any], *told: Any) -> None:
         known(*told)
 
 
-def _renewing(leases: Holder, grant: Grant) -> Callable[[], bool]:
+def _renewing(leases: LeaseHost, grant: Grant) -> Callable[[], bool]:
     # a write under guarded that is not committed holds up whoever renews, and so the leases of others, no longer
     operation = semaphore.renew(grant).execution_options(locks_wait=PATIENCE)
 

@@ -24,12 +24,12 @@ from sqlalchemy_locks.core.operation import (
     Operation,
     RowsOperation,
     ValueOperation,
+    build_context,
     fresh_nonce,
     listed,
-    place_of,
     seconds,
 )
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -40,10 +40,10 @@ from sqlalchemy_locks.errors import (
     UnknownTask,
     Unsupported,
 )
-from sqlalchemy_locks.facade.exclusive import Held, Hold, Holding, Name
+from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Held, LockHost, Name
 from sqlalchemy_locks.facade.maintenance import Maintained
 from sqlalchemy_locks.facade.mutexes import Mutexes
-from sqlalchemy_locks.facade.semaphores import Leases
+from sqlalchemy_locks.facade.semaphores import SemaphoreMethods
 from sqlalchemy_locks.runtime.decorators import when_due
 from sqlalchemy_locks.runtime.pools import connected, one_for_all
 from sqlalchemy_locks.runtime.transaction import NotCommitted, ShortTransaction, Sleep, retried, run_one
@@ -60,7 +60,7 @@ _NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
 _DEAD = 20
 
 
-class Locks(Leases, Maintained, Holding):
+class Locks(SemaphoreMethods, Maintained, LockHost):
     """Locks that open their own transactions, on the engine that the app already has.
 
     :param bind: an ``Engine``, or a ``sessionmaker`` bound to one: its class and options are then those of
@@ -109,7 +109,7 @@ class Locks(Leases, Maintained, Holding):
     @property
     def engine_name(self) -> str:
         """The engine, as this library's sentences call it."""
-        return engine_of(self._engine.dialect).name
+        return backend_for(self._engine.dialect).name
 
     @property
     def mutex(self) -> Mutexes:
@@ -183,7 +183,7 @@ class Locks(Leases, Maintained, Holding):
 
         return when_due(due, f"scheduled({name!r})")
 
-    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
+    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
         """Hold keys alone while the block runs; a transaction holds them, and the block's end commits it.
 
         :param names: one or more keys, as :func:`sqlalchemy_locks.lock.exclusive` takes them; they are taken in
@@ -205,9 +205,9 @@ class Locks(Leases, Maintained, Holding):
         >>> @locks.exclusive("report")
         ... def report() -> None: ...
         """
-        return Hold(self, names, False, timeout)
+        return ExclusiveBlock(self, names, False, timeout)
 
-    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
+    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
         """Hold keys together with other sharers while the block runs. Everything else as :meth:`exclusive`.
 
         Each sharer waits on a connection of its own.
@@ -215,7 +215,7 @@ class Locks(Leases, Maintained, Holding):
         >>> with locks.shared("prices"):
         ...     read_prices()
         """
-        return Hold(self, names, True, timeout)
+        return ExclusiveBlock(self, names, True, timeout)
 
     @overload
     def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...
@@ -276,16 +276,16 @@ class Locks(Leases, Maintained, Holding):
         engine = self._engine
         given = operation.get_execution_options()
         every: Mapping[str, Any] = {**engine.get_execution_options(), **given} if given else engine._execution_options
-        place = place_of(engine.dialect, every)
+        context = build_context(engine.dialect, every)
         # entities come of a session
         entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
         whole = entity or options["locks_short"]
         within, wait = every.get("locks_checkout"), every.get("locks_wait")
         wait, began = None if wait is None else seconds(wait, "locks_wait"), time.monotonic()
-        if not whole and operation._body.statement(place) is not None:
+        if not whole and operation._body.statement(context) is not None:
             bounded = wait is not None and not operation._body.sends_wait
             with self._connected(0 if repeatable else _DEAD, within) as connection:
-                if place.engine.alone(connection, bounded):
+                if context.backend.alone(connection, bounded):
                     return run_one(connection, operation, options, wait)
         short = ShortTransaction(self._engine)
         try:
@@ -315,7 +315,7 @@ class Locks(Leases, Maintained, Holding):
         """A connection of the pool; so many are replaced that the server has closed, as far as that is known."""
         while True:
             with connected(self._engine, within) as connection:
-                if not dead or not engine_of(connection.dialect).hung_up(connection):
+                if not dead or not backend_for(connection.dialect).hung_up(connection):
                     yield connection
                     return
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost

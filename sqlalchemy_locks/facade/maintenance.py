@@ -32,7 +32,7 @@ _log = logging.getLogger("sqlalchemy_locks")
 
 
 @dataclass(frozen=True)
-class Task:
+class MaintenanceTask:
     """Something to be done once a period, in seconds; it tells how many rows it was about."""
 
     name: str
@@ -53,12 +53,12 @@ def _until_none(operation: Operation[Any]) -> Callable[[Any, Alive | None], int]
 
 
 TASKS = (
-    Task("tasks", 60, _until_none(StateTransition().expire())),
-    Task("orphans", 300, lambda locks, alive: locks.sweep(stale_after=DAY, alive=alive)),
-    Task("requests", 4 * 3600, _until_none(semaphore.clean(older_than=7 * DAY))),
-    Task("leases", DAY, _until_none(semaphore.clean_leases(older_than=7 * DAY))),
-    Task("history", DAY, lambda locks, alive: locks.run(semaphore.clean_history(older_than=30 * DAY))),
-    Task("keys", DAY, lambda locks, alive: locks.run(lock.vacuum())),
+    MaintenanceTask("tasks", 60, _until_none(StateTransition().expire())),
+    MaintenanceTask("orphans", 300, lambda locks, alive: locks.sweep(stale_after=DAY, alive=alive)),
+    MaintenanceTask("requests", 4 * 3600, _until_none(semaphore.clean(older_than=7 * DAY))),
+    MaintenanceTask("leases", DAY, _until_none(semaphore.clean_leases(older_than=7 * DAY))),
+    MaintenanceTask("history", DAY, lambda locks, alive: locks.run(semaphore.clean_history(older_than=30 * DAY))),
+    MaintenanceTask("keys", DAY, lambda locks, alive: locks.run(lock.vacuum())),
 )
 
 
@@ -96,7 +96,7 @@ class Maintained:
             raise failed[0]
         return Report(done)
 
-    def _do(self, task: Task, alive: Alive | None, done: dict[str, int]) -> None:
+    def _do(self, task: MaintenanceTask, alive: Alive | None, done: dict[str, int]) -> None:
         turn, nonce = Timeout(every=task.every), fresh_nonce()
         if not self._turn(turn, task.name, QUEUE, nonce):
             return

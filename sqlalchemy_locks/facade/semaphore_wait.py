@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.core.operation import Operation, fresh_nonce, place_of, translated
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.core.operation import Operation, build_context, fresh_nonce, translated
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
@@ -36,7 +36,7 @@ from sqlalchemy_locks.errors import (
     UnknownSemaphore,
 )
 from sqlalchemy_locks.keys import key
-from sqlalchemy_locks.runtime.local_queue import Pace, lines_of
+from sqlalchemy_locks.runtime.local_queue import Backoff, local_queues
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep
 from sqlalchemy_locks.semaphore.availability import in_turn, place_key, room, short_of
@@ -60,7 +60,7 @@ SLOW, ASIDE = 0.25, 60.0
 Settled = Callable[[Operation[Any]], Any]
 
 
-class Waiting:
+class SemaphoreWaiter:
     """One request, until it is granted.
 
     :param request: the operation that acquires.
@@ -102,10 +102,10 @@ class Waiting:
         self._known, self._reclaims = known, reclaims
         #: when what was granted was asked for, by this machine's own clock
         self.asked_at = clock()
-        self._facts = engine_of(engine.dialect)
-        self._lines = lines_of(engine.dialect)
+        self._backend = backend_for(engine.dialect)
+        self._lines = local_queues(engine.dialect)
         options = engine.get_execution_options()
-        self._where = place_key(place_of(engine.dialect, options), options)
+        self._where = place_key(build_context(engine.dialect, options), options)
         self._keys = {name: key("sqlalchemy_locks.semaphore", self._where, name) for name in self._permits}
 
     def granted(self) -> Grant:
@@ -149,7 +149,7 @@ class Waiting:
         if name is not None and once:
             raise self._timed_out(name)
         if name is None:
-            plain = self._own or not self._facts.lines
+            plain = self._own or not self._backend.lines
             grant = self._try(self.request if plain else in_turn(self.request, self._keys))
             if grant is not None and grant.acquired:
                 return grant
@@ -176,7 +176,7 @@ class Waiting:
         if stood is not None:
             name: str = stood[-1]
             return name
-        line = self._facts.line_beside(self._engine, self._left())
+        line = self._backend.line_beside(self._engine, self._left())
         return None if line is None else next((n for n, k in self._keys.items() if line.anybody(k)), None)
 
     def _stood(self, name: str) -> Grant | str:
@@ -203,7 +203,7 @@ class Waiting:
     def _in_front(self, name: str) -> Grant | str:
         """Wait, the first of this process in the line of a semaphore: the grant, or which other one has no room."""
         with self._lines.connected(self._engine.pool) as connected:
-            while connected and self._facts.lines and self._shortest() > self._facts.shortest_line:
+            while connected and self._backend.lines and self._shortest() > self._backend.shortest_line:
                 try:
                     found = self._in_line(name)
                 except PoolTimeout:
@@ -231,7 +231,7 @@ class Waiting:
                 if out_of_turn is not None:
                     return out_of_turn
                 self._pause(name, random.uniform(0, 0.05))
-        line = self._facts.line_beside(self._engine, self._left())
+        line = self._backend.line_beside(self._engine, self._left())
         if line is None:
             return self._looking(name)
         with line.ticket(self._keys[name]) as ticket:
@@ -252,9 +252,9 @@ class Waiting:
         asked, short = time.monotonic(), ShortTransaction(self._engine)
         short.open(within=left)
         try:
-            with translated(short.facts):
-                longest, pooled = TURN, short.facts.pooled(short.connection)
-                if threading.current_thread() is threading.main_thread() and short.facts.deaf(short.connection):
+            with translated(short.backend):
+                longest, pooled = TURN, short.backend.pooled(short.connection)
+                if threading.current_thread() is threading.main_thread() and short.backend.deaf(short.connection):
                     longest = DEAF
                 if pooled:
                     short.connection.exec_driver_sql("SELECT 1")  # which takes as long as there is no connection
@@ -263,7 +263,7 @@ class Waiting:
                         return None
                 keep = KEPT if pooled else math.inf
                 turn = min(longest, keep, math.inf if left is None else left)
-                if not short.facts.join_line(short.connection, self._keys[name], turn):
+                if not short.backend.join_line(short.connection, self._keys[name], turn):
                     return False
             self._kept = pooled
             return self._at_the_head(short, name, keep)
@@ -282,7 +282,7 @@ class Waiting:
 
     def _leave(self, short: ShortTransaction, name: str) -> None:
         try:
-            short.facts.leave_line(short.connection, self._keys[name])
+            short.backend.leave_line(short.connection, self._keys[name])
         except BaseException:
             # rather no connection than one that goes back to the pool in line
             short.connection.invalidate()
@@ -290,7 +290,7 @@ class Waiting:
 
     def _at_the_head(self, short: ShortTransaction, name: str, longest: float) -> Grant | str | Literal[False]:
         """Look until there is room, ``longest`` seconds at most: whoever holds may need the connection to give it."""
-        pace, until = Pace(), time.monotonic() + longest
+        pace, until = Backoff(), time.monotonic() + longest
         options = {"locks_nonce": fresh_nonce(), "locks_wait": PATIENCE}
         while True:
             exhausted = self._short_of(room(self.request).value(short.connection, {}))
@@ -306,10 +306,10 @@ class Waiting:
                         raise
                     return grant
                 exhausted = list(grant.exhausted)
-                if short.facts.locking == "rows":
+                if short.backend.locking == "rows":
                     # somebody came between; a denial keeps its locks, here, until the transaction ends
                     short.transaction.rollback()
-                    short.transaction, _ = short.facts.begin(short.connection)
+                    short.transaction, _ = short.backend.begin(short.connection)
             if name not in exhausted:
                 return exhausted[0]
             if name in self._beyond:
@@ -325,7 +325,7 @@ class Waiting:
         :param ticket: stands for this one's place in front.
         """
         # where nobody stands in front, who has just given it back and asks again is sooner than who rarely looks
-        pace = Pace(50 if time.monotonic() < self._lines.aside_until else 10)
+        pace = Backoff(50 if time.monotonic() < self._lines.aside_until else 10)
         while True:
             exhausted = self._short(name)
             if not exhausted:
@@ -343,7 +343,7 @@ class Waiting:
 
     def _short(self, name: str) -> list[str]:
         """Which of the semaphores have no room, as far as a look tells; ``name`` where nobody can look."""
-        if self._facts.locking != "file":
+        if self._backend.locking != "file":
             return self._short_of(self._ask(room(self.request)))
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
         short = ShortTransaction(self._engine)
@@ -390,8 +390,8 @@ class Waiting:
         return self._settled(operation.execution_options(locks_checkout=self._left()))
 
     def _passing(self, error: DBAPIError) -> bool:
-        facts = engine_of(self._engine.dialect)
-        return facts.transient(error) or facts.interrupted(error)
+        backend = backend_for(self._engine.dialect)
+        return backend.transient(error) or backend.interrupted(error)
 
     def _decided(self, grant: Grant) -> Grant:
         """

@@ -19,13 +19,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import checked
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.durations import longest_wait
 from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown
-from sqlalchemy_locks.facade.lease import Leasing
-from sqlalchemy_locks.facade.semaphore_wait import PATIENCE, Waiting
+from sqlalchemy_locks.facade.lease import LeaseContext
+from sqlalchemy_locks.facade.semaphore_wait import PATIENCE, SemaphoreWaiter
 from sqlalchemy_locks.runtime.events import Observed
-from sqlalchemy_locks.runtime.renewal import Renewals
+from sqlalchemy_locks.runtime.renewal import RenewalThread
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, has_room
 from sqlalchemy_locks.semaphore.release import withdraw
 from sqlalchemy_locks.semaphore.sweep import overdue, owned, stale, strays, taken
@@ -36,7 +36,7 @@ Alive = Callable[[list[str]], Iterable[str]]
 DAY = 86400.0
 
 
-class Leases(Observed):
+class SemaphoreMethods(Observed):
     """The semaphore's part of ``Locks``."""
 
     _engine: Engine
@@ -91,7 +91,7 @@ class Leases(Observed):
         owner: str | None = None,
         resume: bool = True,
         reclaim: bool = False,
-    ) -> Leasing:
+    ) -> LeaseContext:
         """Hold permits of one or more semaphores while the block runs, renewed in the background.
 
         :param permits: a semaphore's name, or how many of each of several.
@@ -131,9 +131,11 @@ class Leases(Observed):
         ...         locks.run(sl.guarded(write, grant))
         True
         """
-        return Leasing(self, permits, count, ttl, timeout, external_id, owner, resume=resume, reclaim=reclaim)
+        return LeaseContext(self, permits, count, ttl, timeout, external_id, owner, resume=resume, reclaim=reclaim)
 
-    def lease(self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None) -> Leasing:
+    def lease(
+        self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
+    ) -> LeaseContext:
         """Hold a lease while the block runs: a semaphore of one, made on first use. Everything as :meth:`semaphore`.
 
         :param name: of the semaphore; ``grant.fence[name]`` is the fencing token.
@@ -145,7 +147,7 @@ class Leases(Observed):
         >>> with locks.lease("nightly-import", ttl=60, timeout=0) as grant:
         ...     run_the_import(token=grant.fence["nightly-import"])
         """
-        return Leasing(self, checked(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
+        return LeaseContext(self, checked(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
 
     def _undisturbed(self, work: Callable[[], Any]) -> Any:
         """Do what has to be done because its caller was cancelled, and perhaps is so again."""
@@ -158,10 +160,10 @@ class Leases(Observed):
         known: bool,
         own: Mapping[str, int],
         reclaims: bool = False,
-    ) -> Waiting:
-        return Waiting(self._engine, self._settled, self._sleep, request, patience, own, known, reclaims)
+    ) -> SemaphoreWaiter:
+        return SemaphoreWaiter(self._engine, self._settled, self._sleep, request, patience, own, known, reclaims)
 
-    def _granted(self, waiting: Waiting, known: bool, block: str | None = None) -> Grant:
+    def _granted(self, waiting: SemaphoreWaiter, known: bool, block: str | None = None) -> Grant:
         """Wait for room.
 
         :param known: whoever asks gave the id, and may have asked before.
@@ -212,7 +214,7 @@ class Leases(Observed):
             short = ShortTransaction(self._engine)
             short.open(writes=False, wait=0, within=0)
             try:
-                with short.facts.brief(short.connection):
+                with short.backend.brief(short.connection):
                     for name in names:
                         rows = short.connection.execute(semaphore.holders(name)).all()
                         found += [_holder(name, row) for row in rows if not row.expired]
@@ -220,10 +222,10 @@ class Leases(Observed):
                 short.abandon()
         return tuple(found)
 
-    def _renewals(self) -> Renewals:
-        renewals: Renewals | None = self.__dict__.get("_renewals_")
+    def _renewals(self) -> RenewalThread:
+        renewals: RenewalThread | None = self.__dict__.get("_renewals_")
         if renewals is None or renewals.process != os.getpid():
-            renewals = self.__dict__["_renewals_"] = Renewals()
+            renewals = self.__dict__["_renewals_"] = RenewalThread()
         return renewals
 
     def release(self, external_id: str | Grant) -> Released:
@@ -270,7 +272,7 @@ class Leases(Observed):
     def _of_request(self, operation: Operation[Any]) -> Any:
         # PostgreSQL waits without end for who writes under guarded; the others have a limit of their own, and one of
         # ours would be two more round trips
-        if engine_of(self._engine.dialect).locking == "functions":
+        if backend_for(self._engine.dialect).locking == "functions":
             operation = operation.execution_options(locks_wait=PATIENCE)
         return self._settled(operation)
 
@@ -324,7 +326,7 @@ class Leases(Observed):
                 return self._run(operation, fresh_nonce())
             except DBAPIError as error:
                 # an app at REPEATABLE READ: who waits there fails to serialize, however often it is retried
-                if not engine_of(self._engine.dialect).transient(error):
+                if not backend_for(self._engine.dialect).transient(error):
                     raise
             self._sets_isolation = True
         return self._run(operation, fresh_nonce(), short=True)

@@ -35,7 +35,7 @@ from sqlalchemy_locks.integrations.problem import (
     retry_of,
 )
 from sqlalchemy_locks.integrations.problem import whole as whole_seconds
-from sqlalchemy_locks.integrations.route_locks import Guard, Name, Scope
+from sqlalchemy_locks.integrations.route_locks import Name, RouteLock, Scope
 from sqlalchemy_locks.integrations.starlette import LockProblem, StarletteLocks, answer, locks_of
 from sqlalchemy_locks.semaphore.base import whole
 
@@ -203,7 +203,7 @@ def semaphore(
 
     kinds = (NO_ROOM, NOT_FOUND, *((IN_PROGRESS, ANOTHER_REQUEST, KEY_SPENT) if key is not None else ()))
     retry = _retry(retry_after, patience)
-    return Depends(Guard(names, block, kinds, scope, retry, locks, key, unless), scope=scope)
+    return Depends(RouteLock(names, block, kinds, scope, retry, locks, key, unless), scope=scope)
 
 
 def lease(
@@ -228,7 +228,7 @@ def lease(
     def block(held: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
         return held.lease(filled[0], ttl=held_for, timeout=patience)
 
-    return Depends(Guard([name], block, (LOCKED,), scope, _retry(retry_after, patience), locks), scope=scope)
+    return Depends(RouteLock([name], block, (LOCKED,), scope, _retry(retry_after, patience), locks), scope=scope)
 
 
 def _keys(
@@ -246,7 +246,7 @@ def _keys(
     def block(held: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
         return (held.exclusive if how == "exclusive" else held.shared)(*filled, timeout=patience)
 
-    return Depends(Guard(names, block, (LOCKED,), scope, _retry(retry_after, patience), locks), scope=scope)
+    return Depends(RouteLock(names, block, (LOCKED,), scope, _retry(retry_after, patience), locks), scope=scope)
 
 
 def _held_for(ttl: float | timedelta) -> float:
@@ -261,8 +261,8 @@ def _retry(retry_after: float | timedelta | None, patience: float | None) -> Cal
     return lambda kind: told if told is not None and kind in _TO_WAIT_FOR else retry_of(kind, patience)
 
 
-def _guards(route: Any) -> list[Guard]:
-    return [one.call for one in every(route.dependant) if isinstance(one.call, Guard)]
+def _guards(route: Any) -> list[RouteLock]:
+    return [one.call for one in every(route.dependant) if isinstance(one.call, RouteLock)]
 
 
 def check(app: FastAPI) -> None:
@@ -281,4 +281,4 @@ def document(app: FastAPI) -> None:
     >>> document(app)
     >>> schema = app.openapi()
     """
-    openapi.document(app, lambda call: call.kinds if isinstance(call, Guard) else ())
+    openapi.document(app, lambda call: call.kinds if isinstance(call, RouteLock) else ())

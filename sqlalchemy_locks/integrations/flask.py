@@ -28,8 +28,8 @@ from sqlalchemy_locks.cli.adopt import Adopted
 from sqlalchemy_locks.cli.connect import App
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.errors import LockError
-from sqlalchemy_locks.facade.exclusive import Hold, Name
-from sqlalchemy_locks.facade.lease import Leasing
+from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Name
+from sqlalchemy_locks.facade.lease import LeaseContext
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import Maintenance
 from sqlalchemy_locks.integrations.flask_lazy import LaterHold, LaterLeasing
@@ -95,11 +95,11 @@ class AppLocks(_Forwarding):
             raise AttributeError(name)
         return getattr(self.current, name)
 
-    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
+    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
         """See :meth:`Locks.exclusive`; of the app that is current when the block is entered."""
         return LaterHold(self._now, names, False, timeout)
 
-    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> Hold:
+    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
         """See :meth:`Locks.shared`; of the app that is current when the block is entered."""
         return LaterHold(self._now, names, True, timeout)
 
@@ -114,12 +114,14 @@ class AppLocks(_Forwarding):
         owner: str | None = None,
         resume: bool = True,
         reclaim: bool = False,
-    ) -> Leasing:
+    ) -> LeaseContext:
         """See :meth:`Locks.semaphore`; of the app that is current when the block is entered."""
         again = {"resume": resume, "reclaim": reclaim}
         return LaterLeasing(self._now, permits, count, ttl, timeout, external_id, owner, **again)
 
-    def lease(self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None) -> Leasing:
+    def lease(
+        self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
+    ) -> LeaseContext:
         """See :meth:`Locks.lease`; of the app that is current when the block is entered."""
         return LaterLeasing(self._now, checked(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
 

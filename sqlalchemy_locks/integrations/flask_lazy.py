@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from sqlalchemy_locks.errors import ReentryError
-from sqlalchemy_locks.facade.exclusive import Held, Hold, Name
-from sqlalchemy_locks.facade.lease import Lease, Leasing
+from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Held, Name
+from sqlalchemy_locks.facade.lease import Lease, LeaseContext
 from sqlalchemy_locks.facade.locks import Locks
 
 
@@ -57,26 +57,26 @@ class _Later:
             self._use.release()
 
 
-class LaterHold(_Later, Hold):
+class LaterHold(_Later, ExclusiveBlock):
     """``exclusive`` and ``shared``; ``now`` gives the ``Locks`` when it is entered."""
 
     def __init__(
         self, now: Callable[[], Locks], names: tuple[Name, ...], shared: bool, timeout: float | timedelta | None
     ) -> None:
         super().__init__(_NOBODY, names, shared, timeout)  # what is wrong with them is said here
-        self._now = lambda: Hold(now(), names, shared, timeout)
+        self._now = lambda: ExclusiveBlock(now(), names, shared, timeout)
 
     def __enter__(self) -> Held:
         held: Held = self._enter_now()
         return held
 
 
-class LaterLeasing(_Later, Leasing):
+class LaterLeasing(_Later, LeaseContext):
     """``semaphore`` and ``lease``; ``now`` gives the ``Locks`` when it is entered."""
 
     def __init__(self, now: Callable[[], Locks], *given: Any, **named: Any) -> None:
         super().__init__(_NOBODY, *given, **named)
-        self._now = lambda: Leasing(now(), *given, **named)
+        self._now = lambda: LeaseContext(now(), *given, **named)
 
     def __enter__(self) -> Lease:
         lease: Lease = self._enter_now()

@@ -41,7 +41,7 @@ Block = Callable[[AsyncLocks, list[str], Any], AbstractAsyncContextManager[Any]]
 _HANDLERS = "starlette.exception_handlers"
 
 
-class Guard:
+class RouteLock:
     """One lock of one or more routes: what FastAPI calls for each request."""
 
     def __init__(

@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import Body, Operation, Place, Run, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, shaped
 from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.keys import as_key, key
 from sqlalchemy_locks.lock import innodb
@@ -61,7 +61,7 @@ __all__ = [
 _KEY = bindparam("lock_key", type_=BigInteger())
 
 
-class _Acquire(Body):
+class _AcquireLock(OperationImpl):
     """The four ways to take a key."""
 
     held_by = "transaction"
@@ -73,46 +73,46 @@ class _Acquire(Body):
         self.name = f"lock.{self.function}"
         self._bounded: Executable = self._within(self._call())
 
-    def build(self, place: Place) -> Executable | None:
-        match place.engine.locking:
+    def build(self, context: BuildContext) -> Executable | None:
+        match context.backend.locking:
             case "functions":
                 return select(self._call())
             case "file":
-                return None if self.tries else _take_file(place)
+                return None if self.tries else _take_file(context)
             case "rows":
-                if self.tries and place.engine.bounded_insert:
-                    return innodb.take(place.tables.locked_keys, self.shared, nowait=True)
+                if self.tries and context.backend.bounded_insert:
+                    return innodb.take(context.tables.locked_keys, self.shared, nowait=True)
                 return None
 
-    def because(self, place: Place) -> str:
-        if place.engine.locking == "file":
+    def because(self, context: BuildContext) -> str:
+        if context.backend.locking == "file":
             return "where the busy timeout is none while it runs"
         return "where the key's row is looked for, and made if there is none"
 
-    def run(self, run: Run) -> Any:
-        if run.wait == 0 and not self.tries:
-            return self._once(run)
-        match run.engine.locking:
+    def run(self, execution: Execution) -> Any:
+        if execution.wait == 0 and not self.tries:
+            return self._once(execution)
+        match execution.backend.locking:
             case "functions":
-                if run.wait is None or self.tries:
-                    statement = self.statement(run.place)
+                if execution.wait is None or self.tries:
+                    statement = self.statement(execution.context)
                     assert statement is not None
-                    got = run.scalar(statement, run.values)
+                    got = execution.scalar(statement, execution.values)
                 else:
-                    wait = run.engine.wait_value(run.wait)
-                    got = run.scalar(self._bounded, {**run.values, "wait": wait})
+                    wait = execution.backend.wait_value(execution.wait)
+                    got = execution.scalar(self._bounded, {**execution.values, "wait": wait})
                 return got if self.tries else None
             case "file":
-                return self._file(run)
+                return self._file(execution)
             case "rows":
                 if self.tries:
-                    return innodb.try_acquire(run, shared=self.shared)
-                return innodb.acquire(run, shared=self.shared)
+                    return innodb.try_acquire(execution, shared=self.shared)
+                return innodb.acquire(execution, shared=self.shared)
 
-    def _once(self, run: Run) -> None:
+    def _once(self, execution: Execution) -> None:
         """No wait at all is a try: a server's own limit may have no zero, and would end the transaction."""
-        if not _ACQUIRE[self.shared, True, self.allow_stale].run(run):
-            raise LockTimeout(f"{self.name}: the key {run.values['lock_key']} was not free")
+        if not _ACQUIRE[self.shared, True, self.allow_stale].run(execution):
+            raise LockTimeout(f"{self.name}: the key {execution.values['lock_key']} was not free")
 
     def _call(self) -> LockFunction:
         arguments = (_KEY, literal(True)) if self.allow_stale else (_KEY,)
@@ -130,26 +130,26 @@ class _Acquire(Body):
         held = select(wait_cte.c.was, call.label("held")).cte("held").prefix_with("MATERIALIZED")
         return select(held.c.held).where(func.set_config(setting, held.c.was, True).is_not(None))
 
-    def _file(self, run: Run) -> bool | None:
-        statement = _take_file(run.place)
+    def _file(self, execution: Execution) -> bool | None:
+        statement = _take_file(execution.context)
         if self.tries:
-            with run.engine.bounded(run.connection, 0):
-                got = _whether(lambda: run.execute(statement, {}))
+            with execution.backend.bounded(execution.connection, 0):
+                got = _whether(lambda: execution.execute(statement, {}))
         else:
-            with run.waiting(), run.engine.judging(run.connection):
-                run.execute(statement, {})
+            with execution.waiting(), execution.backend.judging(execution.connection):
+                execution.execute(statement, {})
             got = None
-        if got is not False and not run.engine.began(run.connection):
-            raise run.engine.refuse_autocommit(self.name)
+        if got is not False and not execution.backend.began(execution.connection):
+            raise execution.backend.refuse_autocommit(self.name)
         return got
 
 
-class _Unlock(Body):
+class _Unlock(OperationImpl):
     writes = False
     name = "lock.unlock"
 
-    def build(self, place: Place) -> Executable | None:
-        match place.engine.locking:
+    def build(self, context: BuildContext) -> Executable | None:
+        match context.backend.locking:
             case "functions":
                 return select(LockFunction("unlock", _KEY, type_=Void()))
             case "file":
@@ -157,25 +157,25 @@ class _Unlock(Body):
             case "rows":
                 return None
 
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         return "where a row that others share as well must stay"
 
-    def run(self, run: Run) -> Any:
-        if run.engine.locking != "rows":
-            return super().run(run)
-        innodb.delete_free(run, innodb.known(run, [run.values["lock_key"]]))
+    def run(self, execution: Execution) -> Any:
+        if execution.backend.locking != "rows":
+            return super().run(execution)
+        innodb.delete_free(execution, innodb.known(execution, [execution.values["lock_key"]]))
         return None
 
 
-class _Vacuum(Body):
+class _Vacuum(OperationImpl):
     writes = False
     name = "lock.vacuum"
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
 
-    def build(self, place: Place) -> Executable | None:
-        match place.engine.locking:
+    def build(self, context: BuildContext) -> Executable | None:
+        match context.backend.locking:
             case "functions":
                 return select(LockFunction("vacuum", type_=BigInteger()))
             case "file":
@@ -183,26 +183,26 @@ class _Vacuum(Body):
             case "rows":
                 return None
 
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         return "where the rows that nobody holds are found first, batch by batch"
 
-    def run(self, run: Run) -> Any:
-        if run.engine.locking != "rows":
-            return super().run(run)
-        if run.engine.autocommit(run.connection):
-            raise run.engine.refuse_autocommit(self.name)
-        return innodb.delete_all_free(run)
+    def run(self, execution: Execution) -> Any:
+        if execution.backend.locking != "rows":
+            return super().run(execution)
+        if execution.backend.autocommit(execution.connection):
+            raise execution.backend.refuse_autocommit(self.name)
+        return innodb.delete_all_free(execution)
 
 
-class _Create(Body):
+class _Create(OperationImpl):
     writes = False
     name = "lock.create"
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
 
-    def build(self, place: Place) -> Executable | None:
-        match place.engine.locking:
+    def build(self, context: BuildContext) -> Executable | None:
+        match context.backend.locking:
             case "functions":
                 return select(LockFunction("create", bindparam("keys", type_=ARRAY(BigInteger())), type_=Integer()))
             case "file":
@@ -210,18 +210,18 @@ class _Create(Body):
             case "rows":
                 return None
 
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         return "where the keys that are there already are left alone"
 
-    def run(self, run: Run) -> Any:
-        if run.engine.locking != "rows":
-            return super().run(run)
-        return innodb.make(run, run.values["keys"])
+    def run(self, execution: Execution) -> Any:
+        if execution.backend.locking != "rows":
+            return super().run(execution)
+        return innodb.make(execution, execution.values["keys"])
 
 
-def _take_file(place: Place) -> Delete:
+def _take_file(context: BuildContext) -> Delete:
     """A write that writes nothing: SQLite takes its write lock when the statement starts, rows or no rows."""
-    return delete(place.tables.locked_keys).where(false())
+    return delete(context.tables.locked_keys).where(false())
 
 
 def _whether(attempt: Any) -> bool:
@@ -233,7 +233,7 @@ def _whether(attempt: Any) -> bool:
 
 
 _ACQUIRE = {
-    (shared, tries, stale): _Acquire(shared=shared, tries=tries, allow_stale=stale)
+    (shared, tries, stale): _AcquireLock(shared=shared, tries=tries, allow_stale=stale)
     for shared in (False, True)
     for tries in (False, True)
     for stale in (False, True)

@@ -16,15 +16,15 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import Body, Place, RowsOperation, Run, shaped_rows
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation, shaped_rows
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.values import KeyHolder, KeyWaiter
 
 
-class _Holders(Body):
+class _Holders(OperationImpl):
     name = "lock.holders"
     writes = False
 
@@ -32,30 +32,30 @@ class _Holders(Body):
         super().__init__()
         self.some = some
 
-    def build(self, place: Place) -> Executable | None:
-        asking = place.engine.held_keys
-        return None if asking is None else asking(place.tables.locked_keys, self.some)
+    def build(self, context: BuildContext) -> Executable | None:
+        asking = context.backend.held_keys
+        return None if asking is None else asking(context.tables.locked_keys, self.some)
 
-    def several(self, place: Place) -> str:
-        return _not_told(place, place.engine.untold)
+    def several(self, context: BuildContext) -> str:
+        return _not_told(context, context.backend.untold)
 
-    def run(self, run: Run) -> Any:
-        statement = self.statement(run.place)
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
         if statement is None:
-            raise Unsupported(self.several(run.place))
+            raise Unsupported(self.several(execution.context))
         try:
-            rows = run.execute(statement).all()
+            rows = execution.execute(statement).all()
         except DBAPIError as error:
-            why = run.engine.blind(error)
+            why = execution.backend.blind(error)
             if why is None:
                 raise
-            raise Unsupported(_not_told(run.place, why)) from error
-        names: Mapping[int, Any] = run.values.get("names", {})
+            raise Unsupported(_not_told(execution.context, why)) from error
+        names: Mapping[int, Any] = execution.values.get("names", {})
         return IteratorResult(SimpleResultMetaData(["holder"]), iter([(one,) for one in _told(rows, names)]))
 
 
-def _not_told(place: Place, why: str) -> str:
-    return f"who holds a key is not told on {place.engine.name}, {why}"
+def _not_told(context: BuildContext, why: str) -> str:
+    return f"who holds a key is not told on {context.backend.name}, {why}"
 
 
 def _told(rows: Iterable[Any], names: Mapping[int, Any]) -> list[KeyHolder]:
@@ -94,7 +94,7 @@ def holders_now(connection: Connection, names: Iterable[str | int]) -> tuple[Key
 
     In a transaction of the connection's own, which the caller ends.
     """
-    engine = engine_of(connection.dialect)
+    engine = backend_for(connection.dialect)
     if engine.held_keys is not None:
         with contextlib.suppress(Exception), engine.brief(connection):
             return tuple(connection.execute(holders(*names)).scalars())

@@ -9,7 +9,7 @@ Facts of InnoDB that shape this, each measured:
 - A transaction that waits for another's uncommitted row, which is then rolled back, is left with a lock on the gap
   when it waits in an INSERT, at any level; when it waits above READ COMMITTED, in whatever statement; and on MariaDB
   when it waits for a shared lock. So nothing of the kind waits there: at READ COMMITTED one waits in a look
-  (on MariaDB a sharer in an exclusive one), and the INSERT never waits (MariaDB is told so; on MySQL see ``gate.py``).
+  (on MariaDB a sharer in an exclusive one), and the INSERT never waits (on MySQL see ``innodb_gate.py``).
 - Above READ COMMITTED one waits for committed rows only: a connection beside, in autocommit, sees what is committed,
   makes the row on MySQL, and waits for the one who is just making it.
 - INSERT ... ON DUPLICATE KEY UPDATE (exclusive) and INSERT IGNORE (shared) lock the one record of a duplicate,
@@ -24,9 +24,9 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Insert, Select, Table, bindparam, delete, literal_column, select
 
-from sqlalchemy_locks.core.operation import Run
+from sqlalchemy_locks.core.operation import Execution
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
-from sqlalchemy_locks.lock.innodb_gate import Presence, gate, make_present, until_decided
+from sqlalchemy_locks.lock.innodb_gate import Presence, insert_guard, make_present, until_decided
 from sqlalchemy_locks.sql.elements import NowaitInsert, NowaitTakeRow, PlainReads, ReadCommitted, TakeRow, Writable
 
 KEY = bindparam("lock_key", type_=BigInteger())
@@ -42,210 +42,214 @@ _settings = select(ReadCommitted(), Writable())
 _plain_reads = select(PlainReads())
 
 
-def acquire(run: Run, *, shared: bool) -> None:
+def acquire(execution: Execution, *, shared: bool) -> None:
     """Hold the key of this run, waiting as long as the connection lets one wait."""
-    key = run.values["lock_key"]
-    if run.wait is None:
-        _acquire(run, key, shared)
+    key = execution.values["lock_key"]
+    if execution.wait is None:
+        _acquire(execution, key, shared)
         return
-    with run.engine.bounded(run.connection, run.wait):
-        _acquire(run, key, shared)
+    with execution.backend.bounded(execution.connection, execution.wait):
+        _acquire(execution, key, shared)
 
 
-def _acquire(run: Run, key: int, shared: bool) -> int:
+def _acquire(execution: Execution, key: int, shared: bool) -> int:
     """Hold a key: how many rows that took, 1 or 0."""
-    if run.engine.bounded_insert:
-        return _acquire_without_gate(run, key, shared)
-    return _acquire_by_gate(run, key, shared)
+    if execution.backend.bounded_insert:
+        return _acquire_without_gate(execution, key, shared)
+    return _acquire_by_gate(execution, key, shared)
 
 
-def _acquire_without_gate(run: Run, key: int, shared: bool) -> int:
+def _acquire_without_gate(execution: Execution, key: int, shared: bool) -> int:
     """MariaDB: an INSERT that doesn't wait; where it fails, a look that does, for the row that another has."""
-    table, values = run.place.tables.locked_keys, {"lock_key": key}
-    level: bool | None = run.read_committed or None
+    table, values = execution.context.tables.locked_keys, {"lock_key": key}
+    level: bool | None = execution.read_committed or None
     # the look comes first where nothing can be wrong with it: a session's variable doesn't tell of a SET TRANSACTION,
     # and a shared look, unlike an INSERT, is not refused in a read-only transaction
-    looks = run.read_committed and not shared
+    looks = execution.read_committed and not shared
     for _ in range(_ROUNDS):
-        if looks and _look(run, key, shared):
+        if looks and _look(execution, key, shared):
             return 0
-        made = _attempt(run, key, shared)
+        made = _attempt(execution, key, shared)
         if made is not None:
             return made
         if level is None:
-            level = bool(run.execute(_read_committed, {}).scalar())
+            level = bool(execution.execute(_read_committed, {}).scalar())
         looks = level and not shared
         if not level:
-            if until_decided(run, key):
-                return run.execute(take(table, shared), values).rowcount
-        elif shared and _look(run, key, shared=bool(known(run, [key]))):
+            if until_decided(execution, key):
+                return execution.execute(take(table, shared), values).rowcount
+        elif shared and _look(execution, key, shared=bool(known(execution, [key]))):
             # an uncommitted row is waited for as if to hold it alone, and then it is held alone, as a new one is
             return 0
-    return run.execute(take(table, shared), values).rowcount
+    return execution.execute(take(table, shared), values).rowcount
 
 
-def _acquire_by_gate(run: Run, key: int, shared: bool) -> int:
+def _acquire_by_gate(execution: Execution, key: int, shared: bool) -> int:
     """MySQL: a look that waits; and where there is no row, a gate, behind which nobody else inserts."""
-    table, values = run.place.tables.locked_keys, {"lock_key": key}
-    if not run.read_committed and not run.moved and (run.place, key) in _seen(run):
-        settings: Any = run.execute(_settings, {}).one()
+    table, values = execution.context.tables.locked_keys, {"lock_key": key}
+    if not execution.read_committed and not execution.moved and (execution.context, key) in _seen(execution):
+        settings: Any = execution.execute(_settings, {}).one()
         level, writable = settings
         if not writable:
-            raise run.engine.not_writable()
+            raise execution.backend.not_writable()
         if not level:
-            return run.execute(take(table, shared), values).rowcount
+            return execution.execute(take(table, shared), values).rowcount
     made = outside = 0
     for _ in range(_ROUNDS):
-        if _look(run, key, shared):
+        if _look(execution, key, shared):
             return made
         presence = None
-        with gate(run, key, seconds=1) as (passed, level):
-            if run.read_committed or level:
-                inserted = _look_and_take(run, key, shared) if passed else None
+        with insert_guard(execution, key, seconds=1) as (passed, level):
+            if execution.read_committed or level:
+                inserted = _look_and_take(execution, key, shared) if passed else None
                 if inserted is not None:
                     return inserted
             else:
-                presence = make_present(run, key, may_insert=passed)
+                presence = make_present(execution, key, may_insert=passed)
         made += presence is Presence.MADE
         outside += not passed
         if presence is Presence.UNCOMMITTED:
             # by this very transaction, perhaps: a look that doesn't wait then finds it
             with contextlib.suppress(LockTimeout):
-                if run.execute(look(table, shared, level=False, writable=False, nowait=True), values).first():
+                if execution.execute(look(table, shared, level=False, writable=False, nowait=True), values).first():
                     return made
-            if until_decided(run, key):
+            if until_decided(execution, key):
                 presence = Presence.COMMITTED
         if presence in (Presence.COMMITTED, Presence.MADE):
-            _remember(run, key)
-            run.execute(take(table, shared), values)
+            _remember(execution, key)
+            execution.execute(take(table, shared), values)
             return made
         if outside == _AT_GATE:
             break
     # No row to wait for, and yet no way in: somebody's gap lock, or a client that sleeps at the gate. The INSERT that
     # waits has InnoDB's queue, its deadlock detection and its time limit.
-    return made + run.execute(take(table, shared), values).rowcount
+    return made + execution.execute(take(table, shared), values).rowcount
 
 
-def _look(run: Run, key: int, shared: bool, *, nowait: bool = False) -> bool:
+def _look(execution: Execution, key: int, shared: bool, *, nowait: bool = False) -> bool:
     """Hold the row of a key if there is one, waiting for it if need be; nothing above READ COMMITTED."""
-    writes = not run.engine.bounded_insert
-    statement = look(run.place.tables.locked_keys, shared, level=not run.read_committed, nowait=nowait, writes=writes)
-    return run.execute(statement, {"lock_key": key}).first() is not None
+    writes = not execution.backend.bounded_insert
+    statement = look(
+        execution.context.tables.locked_keys, shared, level=not execution.read_committed, nowait=nowait, writes=writes
+    )
+    return execution.execute(statement, {"lock_key": key}).first() is not None
 
 
-def _attempt(run: Run, key: int, shared: bool) -> int | None:
+def _attempt(execution: Execution, key: int, shared: bool) -> int | None:
     """Hold the key if it is free this instant, in the one statement that MariaDB has for it; ``None`` if it isn't."""
     try:
-        return run.execute(take(run.place.tables.locked_keys, shared, nowait=True), {"lock_key": key}).rowcount
+        return execution.execute(
+            take(execution.context.tables.locked_keys, shared, nowait=True), {"lock_key": key}
+        ).rowcount
     except LockTimeout:
         return None
 
 
-def try_acquire(run: Run, *, shared: bool) -> bool:
+def try_acquire(execution: Execution, *, shared: bool) -> bool:
     """Hold the key if it is free this instant; never wait."""
-    key = run.values["lock_key"]
-    if run.engine.bounded_insert:
-        return _attempt(run, key, shared) is not None
-    table = run.place.tables.locked_keys
+    key = execution.values["lock_key"]
+    if execution.backend.bounded_insert:
+        return _attempt(execution, key, shared) is not None
+    table = execution.context.tables.locked_keys
     try:
-        if _look(run, key, shared, nowait=True):
+        if _look(execution, key, shared, nowait=True):
             return True
-        with gate(run, key, seconds=0) as (passed, level):
-            if run.read_committed or level:
+        with insert_guard(execution, key, seconds=0) as (passed, level):
+            if execution.read_committed or level:
                 # who has the gate is putting the row there, to hold it
-                return passed and _look_and_take(run, key, shared, tries=True) is not None
-            if make_present(run, key, may_insert=passed) is Presence.ABSENT:
+                return passed and _look_and_take(execution, key, shared, tries=True) is not None
+            if make_present(execution, key, may_insert=passed) is Presence.ABSENT:
                 return False
             statement = look(table, shared, level=False, writable=False, nowait=True)
-            if run.execute(statement).first() is None:
+            if execution.execute(statement).first() is None:
                 if not passed:
                     return False  # removed between the two
-                with run.engine.bounded(run.connection, 1):
-                    run.execute(take(table, shared))
+                with execution.backend.bounded(execution.connection, 1):
+                    execution.execute(take(table, shared))
             return True
     except LockTimeout:
         return False
 
 
-def _look_and_take(run: Run, key: int, shared: bool, *, tries: bool = False) -> int | None:
+def _look_and_take(execution: Execution, key: int, shared: bool, *, tries: bool = False) -> int | None:
     """Behind the gate: look again, and insert what nobody else is inserting. ``None`` when another has it.
 
     :param tries: wait no longer than the server can be told, a second, where somebody is all the same: above READ
         COMMITTED a key that was seen, and was removed since, is made again without the gate.
     """
-    within = run.engine.bounded(run.connection, 1) if tries else contextlib.nullcontext()
+    within = execution.backend.bounded(execution.connection, 1) if tries else contextlib.nullcontext()
     try:
-        if _look(run, key, shared, nowait=True):
+        if _look(execution, key, shared, nowait=True):
             return 0
         with within:
-            return run.execute(take(run.place.tables.locked_keys, shared), {"lock_key": key}).rowcount
+            return execution.execute(take(execution.context.tables.locked_keys, shared), {"lock_key": key}).rowcount
     except LockTimeout:
         return None
 
 
-def _seen(run: Run) -> dict[Any, None]:
+def _seen(execution: Execution) -> dict[Any, None]:
     """The keys whose rows were seen committed: above READ COMMITTED their rows can be waited for unseen."""
-    dialect: Any = run.connection.dialect
+    dialect: Any = execution.connection.dialect
     seen: dict[Any, None] = dialect.__dict__.setdefault("_sqlalchemy_locks_seen", {})
     return seen
 
 
-def _remember(run: Run, key: int) -> None:
-    seen = _seen(run)
-    if run.moved:
+def _remember(execution: Execution, key: int) -> None:
+    seen = _seen(execution)
+    if execution.moved:
         return  # to a schema that another statement may not be moved to
     if len(seen) >= _REMEMBERED:
         seen.clear()
-    seen[run.place, key] = None
+    seen[execution.context, key] = None
 
 
-def known(run: Run, keys: list[int]) -> list[int]:
+def known(execution: Execution, keys: list[int]) -> list[int]:
     """Those of the keys that a read without a lock finds: none at all under SERIALIZABLE, where none is without."""
-    table = run.place.tables.locked_keys
-    return list(run.execute(select(table.c.key).where(table.c.key.in_(keys), PlainReads()), {}).scalars())
+    table = execution.context.tables.locked_keys
+    return list(execution.execute(select(table.c.key).where(table.c.key.in_(keys), PlainReads()), {}).scalars())
 
 
-def delete_free(run: Run, keys: list[int]) -> int:
+def delete_free(execution: Execution, keys: list[int]) -> int:
     """Delete those of the keys that nobody else holds; wait for nobody, so that sharers don't deadlock.
 
     The keys are ``known``: a locking look at an absent one would lock the gap above READ COMMITTED.
     """
-    table = run.place.tables.locked_keys
-    if len(keys) > 1 and not run.read_committed and not run.execute(_read_committed, {}).scalar():
+    table = execution.context.tables.locked_keys
+    if len(keys) > 1 and not execution.read_committed and not execution.execute(_read_committed, {}).scalar():
         # several at once may become a scan, which locks the gaps that it passes
-        return sum(delete_free(run, [key]) for key in keys)
+        return sum(delete_free(execution, [key]) for key in keys)
     if not keys:
         return 0
     for key in keys:
-        _seen(run).pop((run.place, key), None)
+        _seen(execution).pop((execution.context, key), None)
     free = select(table.c.key).where(table.c.key.in_(keys)).with_for_update(skip_locked=True)
-    mine = list(run.execute(free, {}).scalars())
+    mine = list(execution.execute(free, {}).scalars())
     if mine:
         # one by one: of several, the server may make a scan, hint or no hint, and wait for those that others hold
-        run.execute(delete(table).where(table.c.key == KEY), [{"lock_key": key} for key in mine])
+        execution.execute(delete(table).where(table.c.key == KEY), [{"lock_key": key} for key in mine])
     return len(mine)
 
 
-def delete_all_free(run: Run) -> int:
+def delete_all_free(execution: Execution) -> int:
     """Delete every key that nobody holds, batch by batch."""
-    if not run.read_committed and not run.execute(_plain_reads, {}).scalar():
+    if not execution.read_committed and not execution.execute(_plain_reads, {}).scalar():
         raise Unsupported(
-            f"lock.vacuum would lock every key of {run.engine.name} in a SERIALIZABLE transaction: "
+            f"lock.vacuum would lock every key of {execution.backend.name} in a SERIALIZABLE transaction: "
             "use locks.run(sl.lock.vacuum())"
         )
-    table = run.place.tables.locked_keys
+    table = execution.context.tables.locked_keys
     batch = select(table.c.key).order_by(table.c.key).limit(_BATCH)
-    removed, keys = 0, list(run.execute(batch, {}).scalars())
+    removed, keys = 0, list(execution.execute(batch, {}).scalars())
     while keys:
-        removed += delete_free(run, keys)
-        keys = list(run.execute(batch.where(table.c.key > keys[-1]), {}).scalars())
+        removed += delete_free(execution, keys)
+        keys = list(execution.execute(batch.where(table.c.key > keys[-1]), {}).scalars())
     return removed
 
 
-def make(run: Run, keys: list[int]) -> int:
+def make(execution: Execution, keys: list[int]) -> int:
     """Insert the absent ones of the keys, which are sorted; how many that were."""
     # a new key is acquired, so that whoever is just making it is waited for as ever
-    return sum(_acquire(run, key, shared=True) for key in sorted(set(keys) - set(known(run, keys))))
+    return sum(_acquire(execution, key, shared=True) for key in sorted(set(keys) - set(known(execution, keys))))
 
 
 @cache

@@ -19,7 +19,7 @@ from sqlalchemy import BigInteger, Insert, Integer, Select, String, Table, bindp
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import Run, beside, translated
+from sqlalchemy_locks.core.operation import Execution, side_connection, translated
 from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.sql.elements import Gate, ReadCommitted, Writable
 
@@ -27,18 +27,18 @@ _KEY = bindparam("lock_key", type_=BigInteger())
 
 
 @contextlib.contextmanager
-def gate(run: Run, key: int, *, seconds: int) -> Iterator[tuple[bool, bool]]:
+def insert_guard(execution: Execution, key: int, *, seconds: int) -> Iterator[tuple[bool, bool]]:
     """Hold the gate of a key: whether it was free, and whether this transaction reads at READ COMMITTED."""
-    enter, leave = _enter_and_leave(run.place.tables.locked_keys)
-    answer: Any = run.execute(enter, {"lock_key": key, "seconds": seconds}).one()
+    enter, leave = _enter_and_leave(execution.context.tables.locked_keys)
+    answer: Any = execution.execute(enter, {"lock_key": key, "seconds": seconds}).one()
     passed, read_committed, writable = answer
     try:
         if not writable:
-            raise run.engine.not_writable()
+            raise execution.backend.not_writable()
         yield bool(passed), bool(read_committed)
     finally:
-        if passed and not run.connection.invalidated:
-            run.execute(leave, {"lock_key": key})
+        if passed and not execution.connection.invalidated:
+            execution.execute(leave, {"lock_key": key})
 
 
 class Presence(Enum):
@@ -50,51 +50,59 @@ class Presence(Enum):
     COMMITTED = "committed"
 
 
-def make_present(run: Run, key: int, *, may_insert: bool) -> Presence:
+def make_present(execution: Execution, key: int, *, may_insert: bool) -> Presence:
     """Put a key's row there if need be, and commit it.
 
     On a connection of its own, opened and closed for it: above READ COMMITTED the transaction's own look at an
     absent row would lock the gap, and its own first row could be rolled back under those who wait for it.
     """
-    known, look, _, insert = _beside(run.place.tables.locked_keys)
+    known, look, _, insert = _beside(execution.context.tables.locked_keys)
     values = {"lock_key": key}
-    with _decided(run) as connection:
+    with _decided(execution) as connection:
         # without a lock where that tells: this connection's must not be in the way of the transaction's own
-        if connection.execute(known, values, execution_options=run.options).first() is not None:
+        if connection.execute(known, values, execution_options=execution.options).first() is not None:
             return Presence.COMMITTED
         try:
-            with translated(run.engine):
-                if connection.execute(look, values, execution_options=run.options).first() is not None:
+            with translated(execution.backend):
+                if connection.execute(look, values, execution_options=execution.options).first() is not None:
                     return Presence.COMMITTED
         except LockTimeout:
             return Presence.UNCOMMITTED
         if may_insert:
-            with run.engine.bounded(connection, 1), contextlib.suppress(LockTimeout), translated(run.engine):
-                connection.execute(insert, values, execution_options=run.options)
+            with (
+                execution.backend.bounded(connection, 1),
+                contextlib.suppress(LockTimeout),
+                translated(execution.backend),
+            ):
+                connection.execute(insert, values, execution_options=execution.options)
                 return Presence.MADE
         return Presence.ABSENT
 
 
-def until_decided(run: Run, key: int) -> bool:
+def until_decided(execution: Execution, key: int) -> bool:
     """Wait, on a connection of its own, for the transaction that is just making a key's row: whether it is committed.
 
     No wait at all where it is. In the transaction itself a wait for a row that is then rolled back would leave a lock
     on the gap, above READ COMMITTED.
     """
-    known, _, wait, _ = _beside(run.place.tables.locked_keys)
+    known, _, wait, _ = _beside(execution.context.tables.locked_keys)
     values = {"lock_key": key}
-    with _decided(run) as connection:
-        if connection.execute(known, values, execution_options=run.options).first() is not None:
+    with _decided(execution) as connection:
+        if connection.execute(known, values, execution_options=execution.options).first() is not None:
             return True
-        bounded = contextlib.nullcontext() if run.wait is None else run.engine.bounded(connection, run.wait)
-        with bounded, translated(run.engine):
-            return connection.execute(wait, values, execution_options=run.options).first() is not None
+        bounded = (
+            contextlib.nullcontext()
+            if execution.wait is None
+            else execution.backend.bounded(connection, execution.wait)
+        )
+        with bounded, translated(execution.backend):
+            return connection.execute(wait, values, execution_options=execution.options).first() is not None
 
 
 @contextlib.contextmanager
-def _decided(run: Run) -> Iterator[Connection]:
+def _decided(execution: Execution) -> Iterator[Connection]:
     """A connection beside, that locks no gap, not even for as long as a statement takes."""
-    with beside(run) as connection:
+    with side_connection(execution) as connection:
         connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         yield connection
 

@@ -13,7 +13,7 @@ from sqlalchemy import Select, Table, and_, bindparam, inspect, select, update
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
-from sqlalchemy_locks.core.operation import Body, Operation, Place, Run, execute_in_session
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, execute_in_session
 from sqlalchemy_locks.errors import LockTimeout, UnknownRow, Unsupported
 from sqlalchemy_locks.sql.elements import Writable
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Any)
 
 
-class _Row(Body):
+class _Row(OperationImpl):
     """Locks rows of one mapped class or table; made once for each."""
 
     name = "lock.row"
@@ -52,18 +52,18 @@ class _Row(Body):
         #: weak, since this body is kept in a dictionary that must not keep classes alive
         self.entity = weakref.ref(entity)
 
-    def build(self, place: Place) -> Executable | None:
+    def build(self, context: BuildContext) -> Executable | None:
         # SQLite has no row locks: there the write lock is taken first, by a statement of its own
-        return None if place.engine.locking == "file" else self.locking(place)
+        return None if context.backend.locking == "file" else self.locking(context)
 
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         return "which has no row locks, and whose write lock is taken first"
 
-    def locking(self, place: Place) -> Select[Any]:
+    def locking(self, context: BuildContext) -> Select[Any]:
         statement = self._chosen(self.entity())
-        if place.engine.locks_on_replicas:
+        if context.backend.locks_on_replicas:
             statement = statement.where(Writable())
-        if place.engine.locking != "file":
+        if context.backend.locking != "file":
             # OF: an eager join's nullable side can't be locked, and need not be
             statement = statement.with_for_update(of=self.tables)
         if self.mapper is not None:
@@ -80,50 +80,50 @@ class _Row(Body):
     def _keys(self) -> Sequence[Any]:
         return self.key_columns if self.mapper is None else [getattr(self.entity(), name) for name in self.names]
 
-    def run(self, run: Run) -> Any:
-        if self.mapper is not None and run.session is not None:
-            self._refuse_unflushed(self.mapper, run.session, run)
-        if run.engine.locking == "file":
-            with run.waiting(), run.engine.judging(run.connection):
-                run.take_file(self.tables[0])
-            if not run.engine.began(run.connection):
-                raise run.engine.refuse_autocommit(self.name)
-            statement: Any = self.locking(run.place)
+    def run(self, execution: Execution) -> Any:
+        if self.mapper is not None and execution.session is not None:
+            self._refuse_unflushed(self.mapper, execution.session, execution)
+        if execution.backend.locking == "file":
+            with execution.waiting(), execution.backend.judging(execution.connection):
+                execution.take_file(self.tables[0])
+            if not execution.backend.began(execution.connection):
+                raise execution.backend.refuse_autocommit(self.name)
+            statement: Any = self.locking(execution.context)
         else:
-            statement = self.statement(run.place)
-        for _ in run.tries():
-            with run.waiting():
-                found = self._select(run, statement).freeze()
+            statement = self.statement(execution.context)
+        for _ in execution.tries():
+            with execution.waiting():
+                found = self._select(execution, statement).freeze()
             if found.data:
                 return found()
-            if not (run.engine.misses_replaced and self._select(run, self._chosen(*self._keys())).first()):
-                self._explain(run)
-        name = f"the row {_told(run)} of {self._entity_name()}"
+            if not (execution.backend.misses_replaced and self._select(execution, self._chosen(*self._keys())).first()):
+                self._explain(execution)
+        name = f"the row {_told(execution)} of {self._entity_name()}"
         raise LockTimeout(f"{name} was replaced each time that it was waited for: nothing was locked")
 
-    def _refuse_unflushed(self, mapper: Mapper[Any], session: Session, run: Run) -> None:
+    def _refuse_unflushed(self, mapper: Mapper[Any], session: Session, execution: Execution) -> None:
         """Refuse to read anew what has changes that are to be flushed yet: autoflush is off, or they would be."""
-        key = mapper.identity_key_from_primary_key(tuple(run.values.values()))
+        key = mapper.identity_key_from_primary_key(tuple(execution.values.values()))
         for changed in session.dirty:
             state: Any = inspect(changed)
             # as text: an id may be given as what the database takes for it, "7" for 7
             same = state.key[0] is key[0] and [*map(str, state.key[1])] == [*map(str, key[1])]
             if same and session.is_modified(changed):
                 raise Unsupported(
-                    f"lock.row reads {self._entity_name()} {_told(run)} anew, which would discard its changes that are "
-                    "not flushed: flush the session first, since autoflush is off"
+                    f"lock.row reads {self._entity_name()} {_told(execution)} anew, which would discard its changes "
+                    "that are not flushed: flush the session first, since autoflush is off"
                 )
 
-    def _select(self, run: Run, statement: Any) -> Any:
-        if self.mapper is None or run.session is None:
-            return run.execute(statement)
-        added = run.operation._with_options
-        return execute_in_session(run, statement.options(*added) if added else statement, run.values)
+    def _select(self, execution: Execution, statement: Any) -> Any:
+        if self.mapper is None or execution.session is None:
+            return execution.execute(statement)
+        added = execution.operation._with_options
+        return execute_in_session(execution, statement.options(*added) if added else statement, execution.values)
 
-    def _explain(self, run: Run) -> None:
-        if run.engine.locks_on_replicas and not run.execute(select(Writable()), {}).scalar():
-            raise run.engine.not_writable()
-        raise UnknownRow(f"{self._entity_name()} has no row {_told(run)}: nothing was locked")
+    def _explain(self, execution: Execution) -> None:
+        if execution.backend.locks_on_replicas and not execution.execute(select(Writable()), {}).scalar():
+            raise execution.backend.not_writable()
+        raise UnknownRow(f"{self._entity_name()} has no row {_told(execution)}: nothing was locked")
 
     def _entity_name(self) -> str:
         entity: Any = self.entity()
@@ -136,8 +136,8 @@ class _Row(Body):
         return {"mapper": self.mapper, "clause": update(table)}
 
 
-def _told(run: Run) -> str:
-    return ", ".join(repr(value) for value in run.values.values())
+def _told(execution: Execution) -> str:
+    return ", ".join(repr(value) for value in execution.values.values())
 
 
 _BODIES: weakref.WeakKeyDictionary[Any, _Row] = weakref.WeakKeyDictionary()

@@ -13,8 +13,8 @@ from sqlalchemy import BigInteger, Integer, bindparam, event, literal, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import Body, Operation, Place, Run, shaped
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, shaped
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.sql.elements import SessionLock, SessionUnlock
@@ -24,25 +24,27 @@ _YEAR = 31_536_000
 _KEY = bindparam("lock_key", type_=BigInteger())
 
 
-class _OfConnection(Body):
+class _OfConnection(OperationImpl):
     held_by = "connection"
     needs_installation = False
 
-    def several(self, place: Place) -> str:
+    def several(self, context: BuildContext) -> str:
         return (
-            f"{self.name} is a lock of the server's sessions, and {place.engine.name} has none: "
+            f"{self.name} is a lock of the server's sessions, and {context.backend.name} has none: "
             "use lock.exclusive, which ends with the transaction"
         )
 
-    def check_connection(self, run: Run) -> None:
-        if run.engine.release_session_locks is None:
-            raise Unsupported(self.several(run.place))
-        if run.session is not None and not isinstance(run.session.get_bind(**run.bind_arguments), Connection):
+    def check_connection(self, execution: Execution) -> None:
+        if execution.backend.release_session_locks is None:
+            raise Unsupported(self.several(execution.context))
+        if execution.session is not None and not isinstance(
+            execution.session.get_bind(**execution.bind_arguments), Connection
+        ):
             raise Unsupported(
                 f"{self.name} belongs to a connection, and a session gives its own back at each commit, still "
                 "locked: execute it on a Connection, or on a session bound to one"
             )
-        if run.engine.pooled(run.connection):
+        if execution.backend.pooled(execution.connection):
             raise Unsupported(
                 f"{self.name} is about a lock of one of the server's sessions, and a pooler such as PgBouncer is in "
                 "between, which may give the next transaction another one: use lock.exclusive, which ends with the "
@@ -51,46 +53,48 @@ class _OfConnection(Body):
             )
 
 
-class _Lock(_OfConnection):
+class _SessionLock(_OfConnection):
     name = "lock.session_exclusive"
 
-    def build(self, place: Place) -> Executable | None:
-        if place.engine.release_session_locks is None:
+    def build(self, context: BuildContext) -> Executable | None:
+        if context.backend.release_session_locks is None:
             return None
         return select(SessionLock(_KEY, bindparam("seconds", _YEAR, type_=Integer())))
 
-    def run(self, run: Run) -> Any:
-        statement = self.statement(run.place)
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
         assert statement is not None
-        if run.wait is None:
-            answer = run.execute(statement).scalar()
+        if execution.wait is None:
+            answer = execution.execute(statement).scalar()
         else:
-            with run.engine.bounded(run.connection, run.wait):
-                answer = run.execute(statement, {**run.values, "seconds": max(1, round(run.wait + 0.5))}).scalar()
+            with execution.backend.bounded(execution.connection, execution.wait):
+                answer = execution.execute(
+                    statement, {**execution.values, "seconds": max(1, round(execution.wait + 0.5))}
+                ).scalar()
         if answer == "refused":
-            raise run.engine.not_writable()
+            raise execution.backend.not_writable()
         # nothing at all: the server gave up waiting, because the statement was killed or ran out of its time
         if answer in ("0", None):
-            raise LockTimeout(f"the session lock of key {run.values['lock_key']} was not free in time")
-        _leave_behind(run.connection)
+            raise LockTimeout(f"the session lock of key {execution.values['lock_key']} was not free in time")
+        _leave_behind(execution.connection)
         return None
 
 
-class _Unlock(_OfConnection):
+class _SessionUnlock(_OfConnection):
     name = "lock.session_unlock"
 
-    def build(self, place: Place) -> Executable | None:
-        return None if place.engine.release_session_locks is None else select(SessionUnlock(_KEY))
+    def build(self, context: BuildContext) -> Executable | None:
+        return None if context.backend.release_session_locks is None else select(SessionUnlock(_KEY))
 
-    def run(self, run: Run) -> Any:
-        statement = self.statement(run.place)
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
         assert statement is not None
-        return bool(run.execute(statement).scalar())
+        return bool(execution.execute(statement).scalar())
 
 
 def _leave_behind(connection: Connection) -> None:
     """Have the pool release what this connection holds before anybody else gets it."""
-    release = engine_of(connection.dialect).release_session_locks
+    release = backend_for(connection.dialect).release_session_locks
     connection.info[_MARK] = release
     pool = connection.engine.pool
     # not event.contains(), which knows a pool by its place in memory, where another one may have been before
@@ -115,7 +119,7 @@ def _on_reset(dbapi_connection: Any, record: Any, reset_state: Any) -> None:
     dbapi_connection.rollback()
 
 
-_LOCK, _UNLOCK = _Lock(), _Unlock()
+_LOCK, _UNLOCK = _SessionLock(), _SessionUnlock()
 
 
 @shaped(select(literal(None)))

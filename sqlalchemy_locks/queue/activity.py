@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Float, Integer, bindparam, cast, func, literal_column, select
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import Place, RowsOperation
+from sqlalchemy_locks.core.operation import BuildContext, RowsOperation
 from sqlalchemy_locks.counts import counted
 from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.queue.jobs import Jobs, OnJobs
@@ -27,13 +27,13 @@ _MINUTE: Any = literal_column("60", Integer())
 class _Completed(OnJobs):
     writes = False
 
-    def build(self, place: Place) -> Executable | None:
-        at = self.jobs.at(place)
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.jobs.at(context)
         minute = (cast(Elapsed(at.completed_at), BigInteger()) // _MINUTE).label("minute")
         chosen = select(at.queue_id.label("queue_id"), minute).where(at.completed_at >= _SINCE)
         for engine in ("mysql", "mariadb"):
             # which would go through all of the table, and sort it, for a tenth of it
-            chosen = chosen.with_hint(at.table, f"FORCE INDEX ({place.prefix}job_completed)", engine)
+            chosen = chosen.with_hint(at.table, f"FORCE INDEX ({context.prefix}job_completed)", engine)
         newest = chosen.order_by(at.completed_at.desc()).limit(_LIMIT).subquery("newest")
         columns = newest.c.queue_id, newest.c.minute
         return select(*columns, func.count().label("completed")).group_by(*columns)
@@ -42,8 +42,8 @@ class _Completed(OnJobs):
 class _Stalled(OnJobs):
     writes = False
 
-    def build(self, place: Place) -> Executable | None:
-        at = self.jobs.at(place)
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.jobs.at(context)
         chosen = select(at.queue_id.label("queue_id")).where(at.heartbeat_at < _SINCE).limit(EVERY).subquery("chosen")
         return select(chosen.c.queue_id, func.count().label("stalled")).group_by(chosen.c.queue_id)
 

@@ -24,8 +24,8 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.core.operation import Operation, Place, Run
-from sqlalchemy_locks.core.roles import At
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
+from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.counts import counted, integer
 from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.queue.jobs import Jobs, OnJobs
@@ -34,7 +34,7 @@ from sqlalchemy_locks.sql.elements import Notify, TakeRow
 from sqlalchemy_locks.sql.tables import Payload
 
 
-class Put(OnJobs):
+class Enqueue(OnJobs):
     """Inserts a batch; what has an ``external_id`` that is there already is left out.
 
     :param known: some ``external_id`` may be there already. They are looked for first: an INSERT alone would wait for
@@ -45,15 +45,15 @@ class Put(OnJobs):
     def __init__(self, jobs: Jobs, at: str, *, known: bool, notify: bool) -> None:
         super().__init__(jobs, "Queue.put")
         self.when, self.known, self.notify = at, known, notify
-        self._rows: dict[Place, Any] = {}
+        self._rows: dict[BuildContext, Any] = {}
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
 
-    def build(self, place: Place) -> Executable | None:
-        if place.engine.locking != "functions":
+    def build(self, context: BuildContext) -> Executable | None:
+        if context.backend.locking != "functions":
             return None
-        at = self.jobs.at(place)
+        at = self.jobs.at(context)
         given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Payload()), Payload()))
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
         external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
@@ -81,10 +81,10 @@ class Put(OnJobs):
         told = Notify(literal(CHANNEL), bindparam("locks_topic"))
         return select(told).where(select(put.c.one).exists())
 
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         return "where the driver gives it one row after another"
 
-    def _same(self, at: At) -> dict[Any, Any]:
+    def _same(self, at: RoleColumns) -> dict[Any, Any]:
         """What all jobs of one batch have in common."""
         run_at: Any = {
             "now": Now(),
@@ -98,47 +98,49 @@ class Put(OnJobs):
             at.run_at: run_at,
         }
 
-    def run(self, run: Run) -> Any:
-        ids: Sequence[UUID] = run.values["locks_ids"] or _drawn(run.nonce, len(run.values["locks_payloads"]))
-        payloads: Sequence[Any] = run.values["locks_payloads"]
+    def run(self, execution: Execution) -> Any:
+        ids: Sequence[UUID] = execution.values["locks_ids"] or _drawn(
+            execution.nonce, len(execution.values["locks_payloads"])
+        )
+        payloads: Sequence[Any] = execution.values["locks_payloads"]
         batch = list(zip(ids, payloads, strict=True))
         if self.known:
             # in one order for everybody: two batches with the same ids would deadlock
             batch.sort(key=lambda job: job[0].bytes)
-        common = {name: value for name, value in run.values.items() if name not in _NOT_BOUND}
-        statement = self.statement(run.place)
+        common = {name: value for name, value in execution.values.items() if name not in _NOT_BOUND}
+        statement = self.statement(execution.context)
         if statement is not None:
             jobs = [{"id": str(id), "payload": payload} for id, payload in batch]
-            topic = self.jobs.topic(run.values["locks_queue"])
-            run.execute(statement, {**common, "locks_jobs": jobs, "locks_topic": topic})
+            topic = self.jobs.topic(execution.values["locks_queue"])
+            execution.execute(statement, {**common, "locks_jobs": jobs, "locks_topic": topic})
         else:
-            self._one_by_one(run, common, batch)
+            self._one_by_one(execution, common, batch)
         return IteratorResult(SimpleResultMetaData(["external_id"]), iter([(id,) for id in ids]))
 
-    def _one_by_one(self, run: Run, common: dict[str, Any], batch: Sequence[tuple[UUID, Any]]) -> None:
+    def _one_by_one(self, execution: Execution, common: dict[str, Any], batch: Sequence[tuple[UUID, Any]]) -> None:
         """By the driver's executemany, which makes one INSERT of all rows where everything in them is a value."""
-        with run.engine.judging(run.connection):
-            there = self._there(run, [id for id, _ in batch])
+        with execution.backend.judging(execution.connection):
+            there = self._there(execution, [id for id, _ in batch])
             if self.when == "in":
                 seconds = {"locks_run_in": common.pop("locks_run_in")}
-                common["locks_run_at"] = run.execute(_IN, seconds).scalar()
+                common["locks_run_at"] = execution.execute(_IN, seconds).scalar()
             rows = [{**common, "locks_id": id, "locks_payload": payload} for id, payload in batch if id not in there]
             if rows:
-                run.execute(self._inserting(run.place), rows)
+                execution.execute(self._inserting(execution.context), rows)
 
-    def _there(self, run: Run, ids: Sequence[UUID]) -> set[UUID]:
+    def _there(self, execution: Execution, ids: Sequence[UUID]) -> set[UUID]:
         """What is there already; the other engines see to it in the one statement, or have no waiting of that kind."""
-        if run.engine.locking != "rows" or not self.known:
+        if execution.backend.locking != "rows" or not self.known:
             return set()
-        column = self.jobs.at(run.place).external_id
-        found = run.execute(
+        column = self.jobs.at(execution.context).external_id
+        found = execution.execute(
             select(column).where(column.in_(bindparam("locks_ids", expanding=True))), {"locks_ids": ids}
         )
         return set(found.scalars())
 
-    def _inserting(self, place: Place) -> Executable:
-        if place not in self._rows:
-            at = self.jobs.at(place)
+    def _inserting(self, context: BuildContext) -> Executable:
+        if context not in self._rows:
+            at = self.jobs.at(context)
             values = {
                 at.external_id: bindparam("locks_id", type_=at.external_id.type),
                 at.payload: bindparam("locks_payload", type_=at.payload.type),
@@ -149,14 +151,14 @@ class Put(OnJobs):
                 values[at.run_at] = bindparam("locks_run_at", type_=Instant())
             elif self.when == "now" and at.run_at.server_default is not None:
                 del values[at.run_at]
-            if place.engine.locking == "rows":
-                self._rows[place] = TakeRow(at.table).values(values)
+            if context.backend.locking == "rows":
+                self._rows[context] = TakeRow(at.table).values(values)
             else:
                 from sqlalchemy.dialects.sqlite import insert as insert_
 
                 inserted = insert_(at.table).values(values)
-                self._rows[place] = inserted.on_conflict_do_nothing(index_elements=[at.external_id])
-        made: Executable = self._rows[place]
+                self._rows[context] = inserted.on_conflict_do_nothing(index_elements=[at.external_id])
+        made: Executable = self._rows[context]
         return made
 
 
@@ -186,7 +188,7 @@ def batch(payloads: Sequence[Any], queue: str, external_id: Any, priority: int, 
 
 
 def due_at(run_at: datetime | None, run_in: float | timedelta | None) -> tuple[str, dict[str, Any]]:
-    """Where ``run_at`` comes from, as :class:`Put` calls it, and the value for that."""
+    """Where ``run_at`` comes from, as :class:`Enqueue` calls it, and the value for that."""
     if run_at is not None and run_in is not None:
         raise ValueError("Queue.put: give run_at or run_in, not both")
     if run_at is not None:

@@ -20,9 +20,9 @@ from sqlalchemy.engine import Dialect, IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.captures.operation import Capture
-from sqlalchemy_locks.captures.statements import LIMIT, Taking, captured_cte
-from sqlalchemy_locks.core.operation import Place, Run
+from sqlalchemy_locks.captures.operation import CaptureImpl
+from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, captured_cte
+from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
 from sqlalchemy_locks.queue.acknowledge import Complete, needed
 from sqlalchemy_locks.queue.jobs import ORDER, Jobs, OnJobs
@@ -32,7 +32,7 @@ _SETTLED = ("locks_pairs", "locks_ids", "locks_claims")
 _AFTER = tuple(f"locks_after_{role}" for role in ORDER)
 
 
-class Take(Capture):
+class FetchJobs(CaptureImpl):
     """Captures jobs that are due.
 
     :param goes_on: only those that come after a place in the order, which is bound. Where an index keeps entries of
@@ -44,11 +44,11 @@ class Take(Capture):
         self.jobs, self.goes_on = jobs, goes_on
         self.needs_installation = jobs.target is None
 
-    def taken(self, place: Place) -> Taking:
-        at = self.jobs.at(place)
+    def taken(self, context: BuildContext) -> CaptureSpec:
+        at = self.jobs.at(context)
         order = [at[role] for role in ORDER]
         after = [bindparam(name, type_=column.type) for name, column in zip(_AFTER, order, strict=True)]
-        return Taking(
+        return CaptureSpec(
             at.table,
             (
                 at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
@@ -78,13 +78,13 @@ def position(given: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(_AFTER, given, strict=True))
 
 
-class Held(OnJobs):
+class HeldJobs(OnJobs):
     """The running jobs that one worker has captured."""
 
     writes = False
 
-    def build(self, place: Place) -> Executable | None:
-        at = self.jobs.at(place)
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.jobs.at(context)
         return select(at.table).where(
             at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
             at.processing_host == bindparam("locks_host", type_=at.processing_host.type),
@@ -92,7 +92,7 @@ class Held(OnJobs):
         )
 
 
-class Exchanged(NamedTuple):
+class Fetched(NamedTuple):
     """What a worker is told."""
 
     #: rows of the jobs that it has now
@@ -101,8 +101,8 @@ class Exchanged(NamedTuple):
     ended: int
 
 
-class Exchange(Take):
-    """Completes jobs, as far as nobody else holds them, and captures others: :class:`Exchanged`."""
+class Fetch(FetchJobs):
+    """Completes jobs, as far as nobody else holds them, and captures others: :class:`Fetched`."""
 
     # MariaDB keeps the locks of what it has passed by until the transaction ends, and those are jobs of other workers
     fewer = True
@@ -111,15 +111,15 @@ class Exchange(Take):
         super().__init__(jobs, "Queue.exchange", goes_on=goes_on)
         self._complete = complete
         self._known: WeakKeyDictionary[Dialect, bool] = WeakKeyDictionary()
-        self._direct: dict[tuple[Place, int], tuple[Executable, int, SimpleResultMetaData]] = {}
+        self._direct: dict[tuple[BuildContext, int], tuple[Executable, int, SimpleResultMetaData]] = {}
 
-    def _statement(self, place: Place, taking: Taking) -> Executable | None:
-        if place.engine.locking != "functions":
+    def _statement(self, context: BuildContext, taking: CaptureSpec) -> Executable | None:
+        if context.backend.locking != "functions":
             return None
-        return self._both_at_once(place, taking)
+        return self._both_at_once(context, taking)
 
-    def _both_at_once(self, place: Place, taking: Taking, spelt: Column[Any] | None = None) -> Executable:
-        done = self._complete.changing(place).returning(ONE.label("one")).cte("locks_done")
+    def _both_at_once(self, context: BuildContext, taking: CaptureSpec, spelt: Column[Any] | None = None) -> Executable:
+        done = self._complete.changing(context).returning(ONE.label("one")).cte("locks_done")
         # one row, whatever was ended and whatever is taken
         told = select(func.count().label("ended")).select_from(done).cte("locks_told")
         taken, order = captured_cte(taking)
@@ -129,28 +129,28 @@ class Exchange(Take):
         )
         return rows.select_from(told.outerjoin(taken, literal_column("true"))).order_by(*order)
 
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         return "which ends jobs and takes others one after the other"
 
-    def run(self, run: Run) -> Exchanged:
-        statement = self.statement(run.place)
-        return self._both(run) if statement is None else self._fused(run, statement)
+    def run(self, execution: Execution) -> Fetched:
+        statement = self.statement(execution.context)
+        return self._both(execution) if statement is None else self._fused(execution, statement)
 
-    def _fused(self, run: Run, statement: Executable) -> Exchanged:
-        if self._plain(run.place, run.connection.dialect):
-            return self._by_cursor(run)
-        at = self.jobs.at(run.place)
+    def _fused(self, execution: Execution, statement: Executable) -> Fetched:
+        if self._plain(execution.context, execution.connection.dialect):
+            return self._by_cursor(execution)
+        at = self.jobs.at(execution.context)
         columns = list(at.table.c)
-        found = run.execute(statement, needed(run, at)).freeze()
+        found = execution.execute(statement, needed(execution, at)).freeze()
         first = found.data[0]
         if first[columns.index(at.internal_id)] is None:
-            return Exchanged([], first[-1])
-        return Exchanged(list(found().columns(*range(len(columns)))), first[-1])
+            return Fetched([], first[-1])
+        return Fetched(list(found().columns(*range(len(columns)))), first[-1])
 
-    def _plain(self, place: Place, dialect: Dialect) -> bool:
+    def _plain(self, context: BuildContext, dialect: Dialect) -> bool:
         """Whether what the driver takes and gives is what SQLAlchemy would make of it, but for the payload."""
         if dialect not in self._known:
-            at = self.jobs.at(place)
+            at = self.jobs.at(context)
             given = [at.roles[role].type for role in ("internal_id", "claim", "queue_id", "processing_host", *ORDER)]
             read = [column.type for column in at.table.c if column is not at.payload]
             self._known[dialect] = isinstance(at.payload.type, JSON) and not (
@@ -159,34 +159,36 @@ class Exchange(Take):
             )
         return self._known[dialect]
 
-    def _by_cursor(self, run: Run) -> Exchanged:
+    def _by_cursor(self, execution: Execution) -> Fetched:
         """By the driver's own cursor, and all payloads at once: to read a job is most of what it costs here."""
-        limit = run.values[LIMIT]
-        if (run.place, limit) not in self._direct:
-            taking = replace(self.taken(run.place), limit=limit)
-            payload = self.jobs.at(run.place).payload
+        limit = execution.values[LIMIT]
+        if (execution.context, limit) not in self._direct:
+            taking = replace(self.taken(execution.context), limit=limit)
+            payload = self.jobs.at(execution.context).payload
             columns = list(taking.table.c)
-            statement = self._both_at_once(run.place, taking, payload)
+            statement = self._both_at_once(execution.context, taking, payload)
             shape = SimpleResultMetaData([str(column.key) for column in columns])
-            self._direct[run.place, limit] = statement, columns.index(payload), shape
-        statement, place, shape = self._direct[run.place, limit]
-        values = {name: value for name, value in needed(run, self.jobs.at(run.place)).items() if name != LIMIT}
-        found = run.by_cursor(statement, values, _all)
+            self._direct[execution.context, limit] = statement, columns.index(payload), shape
+        statement, context, shape = self._direct[execution.context, limit]
+        values = {
+            name: value for name, value in needed(execution, self.jobs.at(execution.context)).items() if name != LIMIT
+        }
+        found = execution.by_cursor(statement, values, _all)
         *_, ended = found[0]
-        if found[0][place] is None:
-            return Exchanged([], ended)
-        payloads = _loaded([row[place] for row in found], run.connection.dialect)
-        after = place + 1
-        jobs = [(*row[:place], payload, *row[after:-1]) for row, payload in zip(found, payloads, strict=True)]
-        return Exchanged(list(IteratorResult(shape, iter(jobs))), ended)
+        if found[0][context] is None:
+            return Fetched([], ended)
+        payloads = _loaded([row[context] for row in found], execution.connection.dialect)
+        after = context + 1
+        jobs = [(*row[:context], payload, *row[after:-1]) for row, payload in zip(found, payloads, strict=True)]
+        return Fetched(list(IteratorResult(shape, iter(jobs))), ended)
 
-    def _both(self, run: Run) -> Exchanged:
-        given, ended = run.values, 0
+    def _both(self, execution: Execution) -> Fetched:
+        given, ended = execution.values, 0
         if given["locks_ids"]:
-            run.values = {name: given[name] for name in _SETTLED}
-            ended = self._complete.run(run)
-        run.values = {name: value for name, value in given.items() if name not in _SETTLED}
-        return Exchanged(list(super().run(run)), ended)
+            execution.values = {name: given[name] for name in _SETTLED}
+            ended = self._complete.run(execution)
+        execution.values = {name: value for name, value in given.items() if name not in _SETTLED}
+        return Fetched(list(super().run(execution)), ended)
 
 
 def _impl(type_: Any, dialect: Dialect) -> Any:

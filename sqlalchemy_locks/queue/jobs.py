@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlalchemy import Column, Row, Table, update
 
-from sqlalchemy_locks.core.entities import Target
-from sqlalchemy_locks.core.operation import Body, Place
-from sqlalchemy_locks.core.roles import At
+from sqlalchemy_locks.core.entities import MappedTable
+from sqlalchemy_locks.core.operation import BuildContext, OperationImpl
+from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.proof import captured
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
@@ -55,7 +55,7 @@ class Jobs:
             raise TypeError(f"Queue: there is no role {sorted(unknown)[0]!r}; the roles are {', '.join(ROLES)}")
         if entity is None and given:
             raise TypeError(f"Queue: {', '.join(given)} name columns of a class or table, and none was given")
-        self.target = None if entity is None else Target(entity, "Queue")
+        self.target = None if entity is None else MappedTable(entity, "Queue")
         self._own: dict[str, Column[Any]] | None = None
         if self.target is not None:
             self._own = {role: self.target.column(given.get(role, role), role) for role in ROLES}
@@ -66,15 +66,15 @@ class Jobs:
             if not self.target.is_unique([self._own["external_id"]]):
                 raise ValueError(f"Queue: {self.target.name} must have a unique constraint on its external_id")
 
-    def at(self, place: Place) -> At:
+    def at(self, context: BuildContext) -> RoleColumns:
         if self.own is None:
-            return _shipped(place.tables.job)
-        place.engine.refuse_zoneless("Queue", [self.own.roles[role] for role in _INSTANTS])
+            return _shipped(context.tables.job)
+        context.backend.refuse_zoneless("Queue", [self.own.roles[role] for role in _INSTANTS])
         return self.own
 
     @property
-    def own(self) -> At | None:
-        return None if self._own is None or self.target is None else At(self.target.table, self._own)
+    def own(self) -> RoleColumns | None:
+        return None if self._own is None or self.target is None else RoleColumns(self.target.table, self._own)
 
     def route(self) -> dict[str, Any]:
         if self.target is not None:
@@ -129,7 +129,7 @@ class Jobs:
 
     def position(self, job: Row[Any]) -> tuple[Any, ...]:
         """Where a captured row was in the order of the queue."""
-        return tuple(job[place] for place in self._places[2:])
+        return tuple(job[context] for context in self._places[2:])
 
     def finished(self, jobs: Sequence[Any]) -> dict[str, Any]:
         """As :meth:`owned`, of what an exchange gave or takes: whole rows, or pairs."""
@@ -176,8 +176,8 @@ def _values(pairs: list[tuple[Any, ...]]) -> dict[str, Any]:
 
 
 @cache
-def _shipped(table: Table) -> At:
-    return At(table, {role: table.c[role] for role in ROLES})
+def _shipped(table: Table) -> RoleColumns:
+    return RoleColumns(table, {role: table.c[role] for role in ROLES})
 
 
 @cache
@@ -189,7 +189,7 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2 and type(value[1]) is int
 
 
-class OnJobs(Body):
+class OnJobs(OperationImpl):
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__()
         self.jobs, self.name = jobs, name

@@ -20,10 +20,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.captures.operation import Capture
-from sqlalchemy_locks.captures.statements import Taking
-from sqlalchemy_locks.core.operation import Operation, Place
-from sqlalchemy_locks.core.roles import At
+from sqlalchemy_locks.captures.operation import CaptureImpl
+from sqlalchemy_locks.captures.statements import CaptureSpec
+from sqlalchemy_locks.core.operation import BuildContext, Operation
+from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.queue.acknowledge import failed
 from sqlalchemy_locks.queue.jobs import Jobs, OnJobs
 from sqlalchemy_locks.sql.clock import Ago, Began, Instant
@@ -32,7 +32,7 @@ from sqlalchemy_locks.sql.clock import Ago, Began, Instant
 EVERY: Any = literal_column("1000000000", Integer())
 
 
-class Requeue(Capture):
+class Requeue(CaptureImpl):
     """Gives jobs back whose worker is not heard of any more; how many.
 
     :param one: those of one queue, which is bound; otherwise of all.
@@ -48,12 +48,12 @@ class Requeue(Capture):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True  # the first time leaves nothing for a second one
 
-    def taken(self, place: Place) -> Taking:
-        at = self.jobs.at(place)
+    def taken(self, context: BuildContext) -> CaptureSpec:
+        at = self.jobs.at(context)
         dead = at.attempts >= at.max_attempts
         error = func.coalesce(at.error, literal("stalled: its worker gave no sign of life"))
         silent: Any = at.heartbeat_at < Ago(bindparam("locks_older", type_=Float()))
-        return Taking(
+        return CaptureSpec(
             at.table,
             (silent, *_named(at, self.one)),
             {**failed(at, dead), at.error: case((dead, error), else_=at.error)},
@@ -65,7 +65,7 @@ class Requeue(Capture):
         return self.jobs.route()
 
 
-class Delete(Capture):
+class DeleteJobs(CaptureImpl):
     """Deletes jobs that ended long ago, so many at once; how many.
 
     :param one: those of one queue, which is bound; otherwise of all.
@@ -81,17 +81,17 @@ class Delete(Capture):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True  # the first time leaves nothing for a second one
 
-    def taken(self, place: Place) -> Taking:
-        at = self.jobs.at(place)
+    def taken(self, context: BuildContext) -> CaptureSpec:
+        at = self.jobs.at(context)
         ended = at.roles[self.role]
         older = ended <= Ago(bindparam("locks_older", type_=Float()))
-        return Taking(at.table, (older, *_named(at, self.one)), {}, (ended,), self.jobs.target)
+        return CaptureSpec(at.table, (older, *_named(at, self.one)), {}, (ended,), self.jobs.target)
 
     def route(self) -> dict[str, Any]:
         return self.jobs.route()
 
 
-def _named(at: At, one: bool) -> tuple[Any, ...]:
+def _named(at: RoleColumns, one: bool) -> tuple[Any, ...]:
     return (at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),) if one else ()
 
 
@@ -100,8 +100,8 @@ class Stats(OnJobs):
 
     writes = False
 
-    def build(self, place: Place) -> Executable | None:
-        at = self.jobs.at(place)
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.jobs.at(context)
         nothing: Any = literal_column("0")
         instant = cast(null(), Instant())
         now = Began()
@@ -117,7 +117,7 @@ class Stats(OnJobs):
         count = func.count()
         due = at.run_at <= now
         parts = union_all(
-            _waiting(place, at).add_columns(
+            _waiting(context, at).add_columns(
                 when(due).label("waiting"),
                 when(at.run_at > now).label("scheduled"),
                 nothing.label("running"),
@@ -133,10 +133,10 @@ class Stats(OnJobs):
         return select(parts.c.queue_id, *totals, oldest).group_by(parts.c.queue_id).order_by(parts.c.queue_id)
 
 
-def _waiting(place: Place, at: Any) -> Any:
+def _waiting(context: BuildContext, at: Any) -> Any:
     """What waits, queue by queue, out of the index that begins with them."""
     waiting = at.started_at.is_(None)
-    if place.engine.schemas:
+    if context.backend.schemas:
         return select(at.queue_id.label("queue_id")).where(waiting).group_by(at.queue_id)
     # an index on these jobs alone is not to be had here: each queue is looked for, and then its part of the index
     names = select(at.queue_id.label("queue_id")).distinct().subquery("names")

@@ -23,13 +23,13 @@ from sqlalchemy_locks.core.operation import Operation, RowsOperation, shaped
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import MYPY, E, Given
 from sqlalchemy_locks.counts import counted
-from sqlalchemy_locks.dialects import named
+from sqlalchemy_locks.dialects import dialect_name
 from sqlalchemy_locks.durations import span
-from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, Ours, Release, storable
-from sqlalchemy_locks.queue.enqueue import Put, as_uuid, batch, due_at
-from sqlalchemy_locks.queue.fetch import Exchange, Held, Take, position
+from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, Ours, ReleaseJobs, storable
+from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, batch, due_at
+from sqlalchemy_locks.queue.fetch import Fetch, FetchJobs, HeldJobs, position
 from sqlalchemy_locks.queue.jobs import Jobs
-from sqlalchemy_locks.queue.maintenance import Delete, Requeue, Stats
+from sqlalchemy_locks.queue.maintenance import DeleteJobs, Requeue, Stats
 from sqlalchemy_locks.reviving import Revive
 from sqlalchemy_locks.sql.tables import job_indexes
 
@@ -85,22 +85,22 @@ class Queue(Given[E]):
         self.bind = bind
         self.notify = bool(notify)
         self._put = {
-            (when, known): Put(jobs, when, known=known, notify=notify)
+            (when, known): Enqueue(jobs, when, known=known, notify=notify)
             for when in ("now", "at", "in")
             for known in (False, True)
         }
-        self._take = Take(jobs)
+        self._take = FetchJobs(jobs)
         self._complete = Complete(jobs, "Queue.complete")
-        self._exchanges = {on: Exchange(jobs, self._complete.passing, goes_on=on) for on in (False, True)}
-        self._held = Held(jobs, "Queue.capture")
+        self._exchanges = {on: Fetch(jobs, self._complete.skip_locked, goes_on=on) for on in (False, True)}
+        self._held = HeldJobs(jobs, "Queue.capture")
         self._ours = Ours(jobs, "Queue.heartbeat")
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
-        self._release = Release(jobs, "Queue.release")
+        self._release = ReleaseJobs(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
         self._requeue = {one: Requeue(jobs, one=one) for one in (False, True)}
         self._revive = {by: Revive(jobs, by) for by in (None, "queue_id", "external_id")}
         self._delete = {
-            (dead, one): Delete(jobs, "failed_at" if dead else "completed_at", one=one)
+            (dead, one): DeleteJobs(jobs, "failed_at" if dead else "completed_at", one=one)
             for dead in (False, True)
             for one in (False, True)
         }
@@ -362,5 +362,5 @@ class Queue(Given[E]):
         at = self._jobs.own
         if at is None:
             raise ValueError("Queue.indexes() is for a table of your own: the shipped one has its indexes")
-        partial = None if dialect is None else named(dialect).schemas
+        partial = None if dialect is None else dialect_name(dialect).schemas
         return job_indexes(at.roles, at.table.name, partial=partial)

@@ -22,12 +22,12 @@ from redis.cluster import ClusterPipeline
 from redis.exceptions import NoScriptError, RedisError
 
 from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.redis.client import Calls, Keys, Script, translated
+from sqlalchemy_locks.redis.client import Calls, Keys, RedisScript, translated
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Values = tuple[Any, ...]
-Call = tuple[Script, "str | None", Values, Callable[[Any], R]]
+Call = tuple[RedisScript, "str | None", Values, Callable[[Any], R]]
 Sync = redis.Redis | redis.RedisCluster
 Async = redis.asyncio.Redis | redis.asyncio.RedisCluster
 Client = TypeVar("Client", bound=Sync | Async, covariant=True)
@@ -59,7 +59,7 @@ def operation(body: Callable[Concatenate[Any, P], Call[R]]) -> _Method[P, R]:
     return cast(_Method[P, R], method)
 
 
-def _driven(client: Any, calls: Calls, script: Script, keys: Keys, values: Values, read: Callable[[Any], R]) -> R:
+def _driven(client: Any, calls: Calls, script: RedisScript, keys: Keys, values: Values, read: Callable[[Any], R]) -> R:
     command = calls.command(script, keys, values)
     while command is None:
         calls.learn(client.execute_command(*calls.question(keys)))
@@ -78,7 +78,7 @@ def _driven(client: Any, calls: Calls, script: Script, keys: Keys, values: Value
 
 
 async def _awaited(
-    client: Any, calls: Calls, script: Script, keys: Keys, values: Values, read: Callable[[Any], R]
+    client: Any, calls: Calls, script: RedisScript, keys: Keys, values: Values, read: Callable[[Any], R]
 ) -> R:
     command = calls.command(script, keys, values)
     while command is None:
@@ -97,7 +97,7 @@ async def _awaited(
     return read(calls.told(script, keys, values, answer))
 
 
-_CREATE = Script(
+_CREATE = RedisScript(
     "create",
     """
   local created = 0
@@ -111,7 +111,7 @@ _CREATE = Script(
   return created
 """,
 )
-_SET_RETRIES = Script(
+_SET_RETRIES = RedisScript(
     "set_retries",
     """
   local id, retries = ARGV[2], ARGV[3]

@@ -102,7 +102,7 @@ FIRST = (
 )
 
 
-class Script:
+class RedisScript:
     """A Lua script that is carried out once a call; its body may use what is above.
 
     :param helpers: functions that its body calls.
@@ -121,7 +121,7 @@ class Script:
         return "EVAL", self.source, *command[2:]
 
 
-class Look(Script):
+class CachedEstimate(RedisScript):
     """A script that only reads, and leaves nothing: asked again, it may have another answer, and that is right."""
 
     def __init__(self, name: str, body: str) -> None:
@@ -147,7 +147,7 @@ class Calls:
     def __init__(self) -> None:
         self._estimate: tuple[float, float] | None = None
 
-    def command(self, script: Script, keys: Keys, values: tuple[Any, ...]) -> Command | None:
+    def command(self, script: RedisScript, keys: Keys, values: tuple[Any, ...]) -> Command | None:
         """What runs a script once; ``None`` until the server's clock is known: ``question`` asks for it."""
         now, estimate = time.monotonic(), self._estimate
         if estimate is None or now - estimate[1] > _ESTIMATE:
@@ -166,7 +166,7 @@ class Calls:
         now = time.monotonic()
         self._estimate = int(seconds) - now, now  # as it was a moment before now, so not ahead
 
-    def told(self, script: Script, keys: Keys, values: tuple[Any, ...], answer: Any) -> Any:
+    def told(self, script: RedisScript, keys: Keys, values: tuple[Any, ...], answer: Any) -> Any:
         """What a script has answered.
 
         :raises UnknownTask: when it says that there is no such id, which is its first value then.
@@ -184,7 +184,7 @@ class Calls:
         return answer
 
 
-def translated(script: Script, error: RedisError) -> Exception:
+def translated(script: RedisScript, error: RedisError) -> Exception:
     """What is raised for an error of the client's, or the server's: ``error`` itself, where we have no word for it."""
     if isinstance(error, (ConnectionError, TimeoutError)):
         return OutcomeUnknown(f"{script.name}: no answer came from Redis ({error}), so it may have been done, or not")

@@ -25,9 +25,9 @@ from sqlalchemy_locks.redis.base import (
     operation,
     token,
 )
-from sqlalchemy_locks.redis.client import FIRST, TAKEN, Look, Script
+from sqlalchemy_locks.redis.client import FIRST, TAKEN, CachedEstimate, RedisScript
 
-_ACQUIRE = Script(
+_ACQUIRE = RedisScript(
     "mutex.acquire",
     """
   local id, owner = ARGV[2], ARGV[3]
@@ -39,7 +39,7 @@ _ACQUIRE = Script(
 """,
     helpers=TAKEN,
 )
-_RELEASE = Script(
+_RELEASE = RedisScript(
     "mutex.release",
     """
   local id, owner = ARGV[2], ARGV[3]
@@ -50,7 +50,7 @@ _RELEASE = Script(
   return 1
 """,
 )
-_CAPTURE = Script(
+_CAPTURE = RedisScript(
     "mutex.capture",
     """
   local limit, owner = tonumber(ARGV[2]), ARGV[3]
@@ -66,7 +66,7 @@ _CAPTURE = Script(
 )
 
 # a token is made of the server's clock, which is all that is known of when
-_HELD = Look(
+_HELD = CachedEstimate(
     "mutex.held",
     """
   local rows = {}

@@ -30,7 +30,7 @@ from sqlalchemy_locks.redis.base import (
     operation,
     token,
 )
-from sqlalchemy_locks.redis.client import FIRST, TAKEN, Look, Script
+from sqlalchemy_locks.redis.client import FIRST, TAKEN, CachedEstimate, RedisScript
 
 # A window's score is the second it began at, not its number: a period that is changed later then compares, too.
 # In a zone these are seconds of the civil clock, of which no day has two midnights.
@@ -54,7 +54,7 @@ _TAKE = """
     return acquired(id, known)
   end
 """
-_ACQUIRE = Script(
+_ACQUIRE = RedisScript(
     "timeout.acquire",
     """
   local id = ARGV[2]
@@ -63,7 +63,7 @@ _ACQUIRE = Script(
 """,
     helpers=TAKEN + _TAKE,
 )
-_CAPTURE = Script(
+_CAPTURE = RedisScript(
     "timeout.capture",
     """
   local before = civil
@@ -78,7 +78,7 @@ _CAPTURE = Script(
     listed=True,
 )
 
-_LISTED = Look(
+_LISTED = CachedEstimate(
     "timeout.listed",
     """
   local rows = {redis.call('TIME')[1]}

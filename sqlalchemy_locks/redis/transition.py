@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy_locks._validation import checked
 from sqlalchemy_locks.redis.base import Call, Client, Pattern, as_id, as_ids, as_limit, as_queue, as_retries, operation
-from sqlalchemy_locks.redis.client import FIRST, Script
+from sqlalchemy_locks.redis.client import FIRST, RedisScript
 from sqlalchemy_locks.redis.timeout import Clock, as_clock, as_instant, as_period
 
 _STATUS = """
@@ -35,7 +35,7 @@ _STATUS = """
     if timeout then redis.call('ZADD', deadlines, at + timeout, id) end
   end
 """
-_CREATE = Script(
+_CREATE = RedisScript(
     "transition.create",
     """
   local statuses = tonumber(ARGV[4])
@@ -52,7 +52,7 @@ _CREATE = Script(
 """,
     helpers=_STATUS,
 )
-_CAPTURE = Script(
+_CAPTURE = RedisScript(
     "transition.capture",
     """
   local limit, at, captured = tonumber(ARGV[2]), tonumber(ARGV[3]) or tonumber(time[1]), number(ARGV[4])
@@ -76,7 +76,7 @@ _CAPTURE = Script(
     helpers=FIRST + _STATUS,
     listed=True,
 )
-_SET_STATUS = Script(
+_SET_STATUS = RedisScript(
     "transition.set_status",
     """
   local id, status, captured, claim = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -94,7 +94,7 @@ _SET_STATUS = Script(
 """,
     helpers=_STATUS,
 )
-_EXPIRE = Script(
+_EXPIRE = RedisScript(
     "transition.expire",
     """
   local at = tonumber(ARGV[2]) or tonumber(time[1])

@@ -24,7 +24,7 @@ _LINES = "_sqlalchemy_locks_lines"
 _YEARS = 86400.0 * 3650
 
 
-class Lines:
+class LocalQueues:
     """The lines of one engine: made when somebody comes, and gone when nobody is there."""
 
     def __init__(self, asynchronous: bool) -> None:
@@ -32,15 +32,15 @@ class Lines:
         self.guard = threading.Lock()
         self.asynchronous = asynchronous
         #: whose turn it is, while it is somebody's
-        self.now: dict[Any, Turn] = {}
+        self.now: dict[Any, Ticket] = {}
         #: those who wait on a connection
         self._connected = 0
         #: until when nobody waits on a connection, since a pooler has too few: by the monotonic clock
         self.aside_until = 0.0
 
-    def turn(self, key: Any) -> Turn:
+    def turn(self, key: Any) -> Ticket:
         """A turn at this, to be come for."""
-        return Turn(self, (key, self._world()))
+        return Ticket(self, (key, self._world()))
 
     def anybody(self, keys: Iterable[Any]) -> Any:
         """The first of the keys in whose line somebody stands, or is in front."""
@@ -79,17 +79,17 @@ class Lines:
         return asyncio.get_running_loop() if self.asynchronous else None
 
 
-class Turn:
+class Ticket:
     """One's turn: to be come for, and given back whatever became of it."""
 
     __slots__ = ("bell", "key", "line", "lines")
 
-    def __init__(self, lines: Lines, key: Any) -> None:
+    def __init__(self, lines: LocalQueues, key: Any) -> None:
         self.lines, self.key = lines, key
         #: rings when it is one's turn
         self.bell: Any = None
         #: who comes after whose turn it is
-        self.line: deque[Turn] | None = None
+        self.line: deque[Ticket] | None = None
 
     def come(self, patience: float | None) -> bool:
         """Wait for it, ``patience`` seconds at most; whether one has it. Who hasn't may wait on, in the same place."""
@@ -144,24 +144,24 @@ async def rung(bell: asyncio.Future[Any], patience: float | None) -> bool:
     return bell.done()
 
 
-def lines_of(dialect: Any) -> Lines:
+def local_queues(dialect: Any) -> LocalQueues:
     """The lines of an engine, by its dialect: shared by every ``Locks`` on it and by its options' copies.
 
     A fork begins anew.
     """
     known: dict[str, Any] = dialect.__dict__
-    lines: Lines | None = known.get(_LINES)
+    lines: LocalQueues | None = known.get(_LINES)
     if lines is not None and lines.process == os.getpid():
         return lines
-    made = Lines(bool(dialect.is_async))
+    made = LocalQueues(bool(dialect.is_async))
     if lines is not None:
         known[_LINES] = made
     # in one step, for threads that come at the same time
-    kept: Lines = known.setdefault(_LINES, made)
+    kept: LocalQueues = known.setdefault(_LINES, made)
     return kept
 
 
-class Pace:
+class Backoff:
     """How often who waits looks: a tenth of what it has waited for already, so that looking adds no more than that.
 
     :param part: which part of it instead of the tenth: for the fiftieth, 50.

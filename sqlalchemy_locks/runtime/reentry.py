@@ -28,23 +28,23 @@ class _Mine(threading.local):
         self.me = _Me()
 
 
-class Inside:
+class HeldEntry:
     """What one block holds; it is kept by the block alone."""
 
     __slots__ = ("__weakref__", "held", "kind", "me", "over")
 
-    def __init__(self, kind: str, me: tuple[Any, ...], held: Mapping[Any, int]) -> None:
-        self.kind, self.me, self.held = kind, me, held
+    def __init__(self, kind: str, current_owner: tuple[Any, ...], held: Mapping[Any, int]) -> None:
+        self.kind, self.me, self.held = kind, current_owner, held
         self.over = False
 
 
 _mine = _Mine()
-_inside: contextvars.ContextVar[tuple[weakref.ref[Inside], ...]] = contextvars.ContextVar(
+_inside: contextvars.ContextVar[tuple[weakref.ref[HeldEntry], ...]] = contextvars.ContextVar(
     "sqlalchemy_locks_inside", default=()
 )
 
 
-def me() -> tuple[Any, ...]:
+def current_owner() -> tuple[Any, ...]:
     """This process, this thread, and the task or the greenlet that it runs."""
     running: Any = None
     try:
@@ -63,23 +63,23 @@ def _greenlet() -> Any:
     return None if running is None or running.parent is None else running
 
 
-def own(kind: str, mine: tuple[Any, ...]) -> list[Inside]:
+def held_by(kind: str, mine: tuple[Any, ...]) -> list[HeldEntry]:
     """What this thread or task holds in blocks of a kind."""
     return [one for one in _going_on() if one.kind == kind and one.me == mine] if _inside.get() else []
 
 
-def enter(kind: str, mine: tuple[Any, ...], held: Mapping[Any, int]) -> Inside:
+def enter(kind: str, mine: tuple[Any, ...], held: Mapping[Any, int]) -> HeldEntry:
     """It holds this from now on: how often, by key."""
-    entered = Inside(kind, mine, held)
+    entered = HeldEntry(kind, mine, held)
     _inside.set(tuple(weakref.ref(one) for one in (*_going_on(), entered)))
     return entered
 
 
-def leave(entered: Inside) -> None:
+def leave(entered: HeldEntry) -> None:
     """It does so no longer."""
     entered.over = True
     _inside.set(tuple(weakref.ref(one) for one in _going_on()))
 
 
-def _going_on() -> list[Inside]:
+def _going_on() -> list[HeldEntry]:
     return [one for one in (kept() for kept in _inside.get()) if one is not None and not one.over]

@@ -38,7 +38,7 @@ def clock() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-class Lost:
+class LostEvent:
     """Whether a lease is lost: true in a condition, and something to wait for. Once true, it stays so.
 
     >>> with locks.lease("nightly-import", ttl=60) as grant:
@@ -124,13 +124,13 @@ class Lost:
         return f"<lost: {self.why}>" if self.is_set() else "<not lost>"
 
 
-class Renewed:
+class RenewableLease:
     """One lease while it is held: when it is due, and what came of renewing it.
 
     :param renew: asks the server; ``False`` when it is no longer held.
     """
 
-    def __init__(self, what: str, lost: Lost, asked_at: float, renew: Callable[[], bool]) -> None:
+    def __init__(self, what: str, lost: LostEvent, asked_at: float, renew: Callable[[], bool]) -> None:
         self.what = what
         self.lost = lost
         self._renew = renew
@@ -168,7 +168,7 @@ class Renewed:
         return True
 
 
-class Renewals:
+class RenewalThread:
     """The threads that renew what one ``Locks`` holds: one, and some more while there is more to do than that.
 
     There are none when nothing is held. A fork has none of its parent's leases: it begins with new ones of its own.
@@ -178,13 +178,13 @@ class Renewals:
         self.process = os.getpid()
         self._changed = threading.Condition()
         #: weakly: one that nobody can give back any more is to end with its time
-        self._kept: weakref.WeakSet[Renewed] = weakref.WeakSet()
-        self._watched: set[weakref.ref[Renewed]] = set()
+        self._kept: weakref.WeakSet[RenewableLease] = weakref.WeakSet()
+        self._watched: set[weakref.ref[RenewableLease]] = set()
         self._threads = 0
         #: whether a thread waits for what is due
         self._idle = False
 
-    def add(self, lease: Renewed) -> None:
+    def add(self, lease: RenewableLease) -> None:
         """Renew it from now on."""
         with self._changed:
             if self._idle:
@@ -194,7 +194,7 @@ class Renewals:
             self._kept.add(lease)
             self._watched.add(weakref.ref(lease, self._dropped))
 
-    def remove(self, lease: Renewed) -> None:
+    def remove(self, lease: RenewableLease) -> None:
         """Renew it no more; one that is under way at this moment is not waited for."""
         with self._changed:
             lease.over = True
@@ -202,7 +202,7 @@ class Renewals:
             self._watched.discard(weakref.ref(lease))
             self._changed.notify()
 
-    def _dropped(self, gone: weakref.ref[Renewed]) -> None:
+    def _dropped(self, gone: weakref.ref[RenewableLease]) -> None:
         if os.getpid() != self.process:
             return  # a fork, where the lock may be had for ever by a thread that isn't there
         # wherever it was collected, perhaps in the midst of one of these methods: the lock may be had twice by a thread
@@ -239,7 +239,7 @@ class Renewals:
                 self._changed.notify()
         return True
 
-    def _next(self) -> Renewed | None:
+    def _next(self) -> RenewableLease | None:
         """Wait for the lease that is due first; ``None`` when this thread is needed no more."""
         with self._changed:
             while True:

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.core.operation import Operation, translated
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout, driver_calls
 from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, OutcomeUnknown, Unsupported
 from sqlalchemy_locks.runtime.pools import connect, give_back, most
@@ -61,7 +61,7 @@ class ShortTransaction:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.facts = engine_of(engine.dialect)
+        self.backend = backend_for(engine.dialect)
         #: somebody works in it, besides the lock
         self.used = False
         #: the driver has told since that one is open: only the first statement that needs it may begin it
@@ -91,14 +91,14 @@ class ShortTransaction:
         """
         self.connection = connect(self.engine, within)
         # known for certain only now: a mysql:// URL may have led to MariaDB
-        self.facts = engine_of(self.connection.dialect)
+        self.backend = backend_for(self.connection.dialect)
         self._restore: Callable[[], None] | None = None
         try:
-            with translated(self.facts):
-                if as_it_is and not self.facts.autocommit(self.connection):
+            with translated(self.backend):
+                if as_it_is and not self.backend.autocommit(self.connection):
                     self.transaction = self.connection.begin()
                 else:
-                    begin = self.facts.begin_writing if writes else self.facts.begin
+                    begin = self.backend.begin_writing if writes else self.backend.begin
                     self.transaction, self._restore = begin(self.connection, wait)
         except BaseException:
             self.abandon()
@@ -132,13 +132,13 @@ class ShortTransaction:
                 return _ENDED
             return _DIED if guarded and connection.invalidated else _OVER
         if self.used and not self._ending:
-            ended = self.facts.ended(connection)
+            ended = self.backend.ended(connection)
             if ended and self._open:
                 return _ENDED if guarded and not self._rolled_back else _OVER
             self._open = not ended
             if self._failed():
                 return _OVER
-        return _OVER if wire and self.facts.hung_up(connection) else None
+        return _OVER if wire and self.backend.hung_up(connection) else None
 
     def _failed(self) -> bool:
         """Whether the server has given it up for an error, and with it the lock.
@@ -148,7 +148,7 @@ class ShortTransaction:
         """
 
         def aborted() -> bool:
-            return self._aborted or self.facts.aborted(self.connection)
+            return self._aborted or self.backend.aborted(self.connection)
 
         sent = self._sent
         # looked at from another thread, a savepoint may come or go meanwhile: then the next look tells
@@ -159,9 +159,9 @@ class ShortTransaction:
     def use(self) -> None:
         """Somebody is about to work in the transaction: its end, from here on, must not pass unnoticed."""
         if not self.used:
-            self.facts.mark(self.connection)
+            self.backend.mark(self.connection)
             self.used = True
-            self._open = not self.facts.ended(self.connection)
+            self._open = not self.backend.ended(self.connection)
 
     def guard(self, lost: Callable[[LockLost], object]) -> None:
         """From here on, no statement is executed when the transaction is known to be over.
@@ -185,8 +185,8 @@ class ShortTransaction:
         def failed(error: BaseException, *rest: Any, **named: Any) -> None:
             if isinstance(error, Exception) and self.active and not self._ending:
                 try:
-                    self._aborted = self.facts.heed(self.connection, error)
-                    self._rolled_back |= self.facts.rolls_back(error) and self.facts.ended(self.connection)
+                    self._aborted = self.backend.heed(self.connection, error)
+                    self._rolled_back |= self.backend.rolls_back(error) and self.backend.ended(self.connection)
                 except Exception:
                     pass  # without an answer, the block's end finds out
                 except BaseException as stopped:
@@ -211,17 +211,17 @@ class ShortTransaction:
         """
         why = self.over()
         nested = self.active and self.connection.in_nested_transaction()
-        if why is None and self.facts.marks_by_savepoint and nested:
+        if why is None and self.backend.marks_by_savepoint and nested:
             raise Unsupported(
-                f"check() inside begin_nested() can't be answered on {self.facts.name}, where asking ends the "
+                f"check() inside begin_nested() can't be answered on {self.backend.name}, where asking ends the "
                 "savepoint: ask before it, or after it"
             )
         try:
-            if why is None and self.used and self.facts.marks_by_savepoint:
-                if self.facts.unmarked(self.connection):
+            if why is None and self.used and self.backend.marks_by_savepoint:
+                if self.backend.unmarked(self.connection):
                     why = self._known = self._mark_lost
                 else:
-                    self.facts.mark(self.connection)
+                    self.backend.mark(self.connection)
             elif why is None:
                 self.connection.exec_driver_sql("SELECT 1")
         except DBAPIError as error:
@@ -248,15 +248,15 @@ class ShortTransaction:
         try:
             why = self.over() if self.used or not self.active else None
             try:
-                if why is None and self.used and self.facts.unmarked(self.connection):
-                    why = self._mark_lost if self.facts.marks_by_savepoint else _OVER
+                if why is None and self.used and self.backend.unmarked(self.connection):
+                    why = self._mark_lost if self.backend.marks_by_savepoint else _OVER
             except DBAPIError as error:
                 raise LockLost(_OVER) from error
             if why is not None:
                 raise LockLost(why)
             self._ending = True
             try:
-                with self.facts.committing(self.connection, wait):
+                with self.backend.committing(self.connection, wait):
                     self.transaction.commit()
                 self._committed = True
             except BaseException as error:
@@ -332,22 +332,22 @@ def run_one(
     :raises LockTimeout: when COMMIT could not be done in time; it is rolled back.
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
-    facts = engine_of(connection.dialect)
+    backend = backend_for(connection.dialect)
     until = None if wait is None else time.monotonic() + wait
-    one_trip = facts.one_trip
-    committed = final = one_trip or facts.autocommit(connection)
+    one_trip = backend.one_trip
+    committed = final = one_trip or backend.autocommit(connection)
     if one_trip:
         options = {**options, "locks_alone": True}
-    with facts.autocommitted(connection) if one_trip else contextlib.nullcontext():
+    with backend.autocommitted(connection) if one_trip else contextlib.nullcontext():
         try:
             if not one_trip:
-                with translated(facts):
+                with translated(backend):
                     connection.begin()
             value = operation.value(connection, options)
             if connection.in_transaction():
                 try:
                     final = True
-                    with facts.committing(connection, None if until is None else max(0.0, until - time.monotonic())):
+                    with backend.committing(connection, None if until is None else max(0.0, until - time.monotonic())):
                         connection.commit()
                 except DBAPIError as error:
                     if not (committed and error.connection_invalidated):
@@ -413,7 +413,7 @@ def retried(
 
     def worth(error: BaseException) -> bool:
         if isinstance(error, DBAPIError):
-            return error.connection_invalidated or engine_of(engine.dialect).transient(error)
+            return error.connection_invalidated or backend_for(engine.dialect).transient(error)
         return isinstance(error, (MustRollback, NotCommitted)) or (repeatable and isinstance(error, OutcomeUnknown))
 
     try:

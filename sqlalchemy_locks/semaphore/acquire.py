@@ -21,7 +21,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
 from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.core.operation import Operation, Run, shaped
+from sqlalchemy_locks.core.operation import Execution, Operation, shaped
 from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import (
@@ -47,7 +47,7 @@ _QUOTED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"
 _ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted")
 
 
-class Acquire(SemaphoreBody):
+class AcquirePermits(SemaphoreBody):
     def call(self) -> LockFunction:
         return LockFunction(
             "semaphore_acquire",
@@ -64,91 +64,91 @@ class Acquire(SemaphoreBody):
         granted = call.table_valued(*(column(name) for name in _ANSWER)).alias("granted")
         return select(*(granted.c[name] for name in _ANSWER))
 
-    def answer(self, run: Run, row: Any) -> Grant:
+    def answer(self, execution: Execution, row: Any) -> Grant:
         state, replayed, token, expires_at, fences, exhausted = row
-        _explain(run, state, exhausted)
-        return _grant(run, state, token, expires_at, fences or (), exhausted or (), replayed)
+        _explain(execution, state, exhausted)
+        return _grant(execution, state, token, expires_at, fences or (), exhausted or (), replayed)
 
-    def by_statements(self, run: Run, made: Any) -> Grant:
+    def by_statements(self, execution: Execution, made: Any) -> Grant:
         for turn in range(_ROUNDS):
-            request = self._ask(run, made, turn == 0)
+            request = self._ask(execution, made, turn == 0)
             if request is not None:
                 try:
-                    return self._decide(run, made, request)
+                    return self._decide(execution, made, request)
                 except LockTimeout:
                     # InnoDB undoes the one statement only: whoever goes on and commits would keep half a request
-                    drop(run, made, request)
+                    drop(execution, made, request)
                     raise
-            known = self._known(run, made)
+            known = self._known(execution, made)
             if known is not None:
                 return known
-        raise IdempotencyConflict(f"the request {run.values['external_id']!r} comes and goes: others clean it up")
+        raise IdempotencyConflict(f"the request {execution.values['external_id']!r} comes and goes: others clean it up")
 
-    def _ask(self, run: Run, made: Any, first: bool) -> int | None:
+    def _ask(self, execution: Execution, made: Any, first: bool) -> int | None:
         """Pass the gate: the id of the new request, or ``None`` where there is one with its external id."""
-        values = {name: run.values[name] for name in ("external_id", "owner", "ttl_seconds")}
+        values = {name: execution.values[name] for name in ("external_id", "owner", "ttl_seconds")}
         # An INSERT that meets a duplicate locks a gap above READ COMMITTED. Once only: a snapshot goes on showing
         # what was cleaned up since.
-        looks = run.engine.locking == "file" or (first and not run.read_committed)
-        if looks and run.execute(made.request, {"called": values["external_id"]}).first():
+        looks = execution.backend.locking == "file" or (first and not execution.read_committed)
+        if looks and execution.execute(made.request, {"called": values["external_id"]}).first():
             return None
         try:
-            result = run.execute(made.ask, {**values, "state": ACQUIRED, "token": run.nonce})
+            result = execution.execute(made.ask, {**values, "state": ACQUIRED, "token": execution.nonce})
         except IntegrityError as error:
-            if run.engine.locking == "file" or not run.engine.duplicate(error):
+            if execution.backend.locking == "file" or not execution.backend.duplicate(error):
                 raise
             return None
         key: Any = result.inserted_primary_key
         return int(key[0])
 
-    def _known(self, run: Run, made: Any) -> Grant | None:
+    def _known(self, execution: Execution, made: Any) -> Grant | None:
         # shared, so that two who ask again don't wait for each other
-        request = request_shared(run, made)
+        request = request_shared(execution, made)
         if request is None:
             return None
         # with a lock, which is on the gaps as well, only where a snapshot from before them doesn't show them
-        permits = run.execute(made.permits, {"which": request.id}).all()
-        permits = permits or run.execute(made.permits_shared, {"which": request.id}).all()
-        rows = run.execute(made.names, {"ids": [permit.semaphore_id for permit in permits]})
+        permits = execution.execute(made.permits, {"which": request.id}).all()
+        permits = permits or execution.execute(made.permits_shared, {"which": request.id}).all()
+        rows = execution.execute(made.names, {"ids": [permit.semaphore_id for permit in permits]})
         named = {row.id: row.name for row in rows}
         found = {named.get(permit.semaphore_id): permit for permit in permits}
-        asked = run.values["permits"]
+        asked = execution.values["permits"]
         if {name: permit.count for name, permit in found.items()} != asked:
-            _explain(run, CONFLICT, ())
+            _explain(execution, CONFLICT, ())
         state = EXPIRED if request.state == ACQUIRED and request.expired else request.state
         fences = [found[name].fence for name in asked]
-        return _grant(run, state, request.token, request.until, fences, (), True)
+        return _grant(execution, state, request.token, request.until, fences, (), True)
 
-    def _decide(self, run: Run, made: Any, request: int) -> Grant:
-        permits = run.values["permits"]
-        rows = [locked(run, made, name) for name in permits]
+    def _decide(self, execution: Execution, made: Any, request: int) -> Grant:
+        permits = execution.values["permits"]
+        rows = [locked(execution, made, name) for name in permits]
         unknown = [name for name, row in zip(permits, rows, strict=True) if row is None]
         if unknown:
-            run.execute(made.forget, {"which": request})
-            _explain(run, UNKNOWN, unknown)
-        sums, now = used(run, made, rows)
+            execution.execute(made.forget, {"which": request})
+            _explain(execution, UNKNOWN, unknown)
+        sums, now = used(execution, made, rows)
         exhausted = []
         for (name, count), row in zip(permits.items(), rows, strict=True):
-            if sums[row.id] + count > row.capacity and make_room(run, made, row.id, row.capacity - count):
-                sums[row.id], now = surely(run, made, row)
+            if sums[row.id] + count > row.capacity and make_room(execution, made, row.id, row.capacity - count):
+                sums[row.id], now = surely(execution, made, row)
             if sums[row.id] + count > row.capacity:
                 exhausted.append(name)
         if exhausted:
-            run.execute(made.forget, {"which": request})
-            return denied(run, exhausted)
-        return self._write(run, made, request, rows, now)
+            execution.execute(made.forget, {"which": request})
+            return denied(execution, exhausted)
+        return self._write(execution, made, request, rows, now)
 
-    def _write(self, run: Run, made: Any, request: int, rows: list[Any], now: Any) -> Grant:
-        for row, count in zip(rows, run.values["permits"].values(), strict=True):
-            run.execute(made.bump, {"which": row.id})
-            touch(run, row.id)
+    def _write(self, execution: Execution, made: Any, request: int, rows: list[Any], now: Any) -> Grant:
+        for row, count in zip(rows, execution.values["permits"].values(), strict=True):
+            execution.execute(made.bump, {"which": row.id})
+            touch(execution, row.id)
             permit = {"semaphore_id": row.id, "permit_request_id": request, "count": count}
-            run.execute(made.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
+            execution.execute(made.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
         # the lease counts from after the waits
-        run.execute(made.stamp, {"which": request, "now": now})
-        ttl = run.values["ttl_seconds"]
+        execution.execute(made.stamp, {"which": request, "now": now})
+        ttl = execution.values["ttl_seconds"]
         until = None if ttl is None else now + timedelta(seconds=ttl)
-        return _grant(run, ACQUIRED, run.nonce, until, [row.fence + 1 for row in rows], (), False)
+        return _grant(execution, ACQUIRED, execution.nonce, until, [row.fence + 1 for row in rows], (), False)
 
 
 def _array(items: Iterable[str]) -> str:
@@ -156,21 +156,23 @@ def _array(items: Iterable[str]) -> str:
     return f"{{{','.join(items)}}}"
 
 
-def _explain(run: Run, state: str, names: Any) -> None:
+def _explain(execution: Execution, state: str, names: Any) -> None:
     if state == UNKNOWN:
         called = ", ".join(repr(name) for name in names)
         raise UnknownSemaphore(f"there is no semaphore {called}: make it with semaphore.create")
     if state == CONFLICT:
         raise IdempotencyConflict(
-            f"the request {run.values['external_id']!r} was for other semaphores or other counts: "
+            f"the request {execution.values['external_id']!r} was for other semaphores or other counts: "
             "one id stands for one request"
         )
 
 
-def _grant(run: Run, state: str, token: str | None, until: Any, fences: Any, exhausted: Any, replayed: bool) -> Grant:
-    permits = run.values["permits"]
+def _grant(
+    execution: Execution, state: str, token: str | None, until: Any, fences: Any, exhausted: Any, replayed: bool
+) -> Grant:
+    permits = execution.values["permits"]
     return Grant(
-        external_id=run.values["external_id"],
+        external_id=execution.values["external_id"],
         acquired=state == ACQUIRED,
         state=state,
         permits=permits,
@@ -182,11 +184,11 @@ def _grant(run: Run, state: str, token: str | None, until: Any, fences: Any, exh
     )
 
 
-def denied(run: Run, exhausted: Iterable[str]) -> Grant:
-    return _grant(run, DENIED, None, None, (), exhausted, False)
+def denied(execution: Execution, exhausted: Iterable[str]) -> Grant:
+    return _grant(execution, DENIED, None, None, (), exhausted, False)
 
 
-_ACQUIRE = Acquire()
+_ACQUIRE = AcquirePermits()
 
 
 @shaped(select(literal(typing.cast("Grant", None))))

@@ -9,7 +9,7 @@ from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select, true
 from sqlalchemy.exc import IntegrityError
 
 from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.core.operation import Operation, Run, shaped
+from sqlalchemy_locks.core.operation import Execution, Operation, shaped
 from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import LOCK_WAIT, SemaphoreBody, locked, make_room, surely, touch, used, whole
 from sqlalchemy_locks.semaphore.statements import DELETED, HELD, UNKNOWN
@@ -20,7 +20,7 @@ _CAPACITY = bindparam("capacity", type_=Integer())
 _ROUNDS = 100
 
 
-class Create(SemaphoreBody):
+class CreateSemaphores(SemaphoreBody):
     def call(self) -> LockFunction:
         return LockFunction(
             "semaphore_create",
@@ -32,42 +32,42 @@ class Create(SemaphoreBody):
             type_=Boolean(),
         )
 
-    def by_statements(self, run: Run, made: Any) -> bool:
-        called, capacity, on_demand = (run.values[key] for key in ("name", "capacity", "on_demand"))
+    def by_statements(self, execution: Execution, made: Any) -> bool:
+        called, capacity, on_demand = (execution.values[key] for key in ("name", "capacity", "on_demand"))
         # without a lock first: who finds it there shall not wait, nor lock it
-        row = run.execute(made.look, {"called": called}).first()
+        row = execution.execute(made.look, {"called": called}).first()
         for _ in range(_ROUNDS):
             semaphore = None
             if row is None:
-                semaphore = self._insert(run, made)
+                semaphore = self._insert(execution, made)
             elif row.capacity is None:
                 # what a deleted one has left keeps its fence, and so the name goes on counting
                 values = {"which": row.id, "size": capacity, "first_use": on_demand}
-                semaphore = row.id if run.execute(made.revive, values).rowcount else None
-            elif on_demand or not row.on_demand or run.execute(made.keep, {"which": row.id}).rowcount:
+                semaphore = row.id if execution.execute(made.revive, values).rowcount else None
+            elif on_demand or not row.on_demand or execution.execute(made.keep, {"which": row.id}).rowcount:
                 return False
             if semaphore is not None:
-                touch(run, semaphore)
+                touch(execution, semaphore)
                 if not on_demand:
-                    record(run, made, semaphore, None, capacity)
+                    record(execution, made, semaphore, None, capacity)
                 return True
             # made, deleted or removed by others since
-            row = run.execute(made.lock, {"called": called}).first()
+            row = execution.execute(made.lock, {"called": called}).first()
         raise LockTimeout(f"the semaphore {called!r} comes and goes: others make it, and clean it up")
 
-    def _insert(self, run: Run, made: Any) -> Any:
+    def _insert(self, execution: Execution, made: Any) -> Any:
         # above what any that was removed has given, of whatever name; shared, so that none is removed before this one
         # is there
-        floor = run.execute(made.floor, {}).first()
+        floor = execution.execute(made.floor, {}).first()
         if floor is None:  # the table was emptied
             with contextlib.suppress(IntegrityError):
-                run.execute(made.create, {"name": "", "capacity": None, "on_demand": False, "fence": 0})
-            floor = run.execute(made.floor, {}).one()
-        values = {key: run.values[key] for key in ("name", "capacity", "on_demand")}
+                execution.execute(made.create, {"name": "", "capacity": None, "on_demand": False, "fence": 0})
+            floor = execution.execute(made.floor, {}).one()
+        values = {key: execution.values[key] for key in ("name", "capacity", "on_demand")}
         try:
-            result = run.execute(made.create, {**values, "fence": floor.fence})
+            result = execution.execute(made.create, {**values, "fence": floor.fence})
         except IntegrityError as error:
-            if run.engine.locking == "file" or not run.engine.duplicate(error):
+            if execution.backend.locking == "file" or not execution.backend.duplicate(error):
                 raise
             return None
         key: Any = result.inserted_primary_key
@@ -81,70 +81,70 @@ class Resize(SemaphoreBody):
     def call(self) -> LockFunction:
         return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, LOCK_WAIT, true(), type_=Integer())
 
-    def answer(self, run: Run, row: Any) -> int:
+    def answer(self, execution: Execution, row: Any) -> int:
         if row[0] is None:
-            raise unknown(run)
+            raise unknown(execution)
         return int(row[0])
 
-    def by_statements(self, run: Run, made: Any) -> int:
-        row, capacity = locked(run, made, run.values["name"]), run.values["capacity"]
+    def by_statements(self, execution: Execution, made: Any) -> int:
+        row, capacity = locked(execution, made, execution.values["name"]), execution.values["capacity"]
         if row is None:
-            raise unknown(run)
+            raise unknown(execution)
         if row.capacity != capacity:
-            run.execute(made.resize, {"which": row.id, "size": capacity})
-            run.execute(made.keep, {"which": row.id})
-            touch(run, row.id)
-            record(run, made, row.id, row.capacity, capacity)
+            execution.execute(made.resize, {"which": row.id, "size": capacity})
+            execution.execute(made.keep, {"which": row.id})
+            touch(execution, row.id)
+            record(execution, made, row.id, row.capacity, capacity)
         elif row.on_demand:
-            run.execute(made.keep, {"which": row.id})  # somebody's own now, though nothing has changed
+            execution.execute(made.keep, {"which": row.id})  # somebody's own now, though nothing has changed
         return int(row.capacity)
 
 
-class Delete(SemaphoreBody):
+class DeleteSemaphores(SemaphoreBody):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return False  # done again, it would undo what others did meanwhile
 
     def call(self) -> LockFunction:
         return LockFunction("semaphore_delete", _NAME, _BY, LOCK_WAIT, type_=Text())
 
-    def answer(self, run: Run, row: Any) -> None:
+    def answer(self, execution: Execution, row: Any) -> None:
         if row[0] == UNKNOWN:
-            raise unknown(run)
+            raise unknown(execution)
         if row[0] == HELD:
-            raise held(run)
+            raise held(execution)
         assert row[0] == DELETED
 
-    def by_statements(self, run: Run, made: Any) -> None:
-        row = locked(run, made, run.values["name"])
+    def by_statements(self, execution: Execution, made: Any) -> None:
+        row = locked(execution, made, execution.values["name"])
         if row is None:
-            raise unknown(run)
-        in_use = used(run, made, [row])[0][row.id]
-        if in_use and make_room(run, made, row.id, 0):
-            in_use = surely(run, made, row)[0]
+            raise unknown(execution)
+        in_use = used(execution, made, [row])[0][row.id]
+        if in_use and make_room(execution, made, row.id, 0):
+            in_use = surely(execution, made, row)[0]
         if in_use:
-            raise held(run)
-        run.execute(made.resize, {"which": row.id, "size": None})
-        touch(run, row.id)
-        record(run, made, row.id, row.capacity, None)
+            raise held(execution)
+        execution.execute(made.resize, {"which": row.id, "size": None})
+        touch(execution, row.id)
+        record(execution, made, row.id, row.capacity, None)
 
 
-def record(run: Run, made: Any, semaphore: int, old: int | None, new: int | None) -> None:
+def record(execution: Execution, made: Any, semaphore: int, old: int | None, new: int | None) -> None:
     change = {"semaphore_id": semaphore, "old_capacity": old, "new_capacity": new}
-    run.execute(made.record, {**change, "changed_by": run.values["changed_by"]})
+    execution.execute(made.record, {**change, "changed_by": execution.values["changed_by"]})
 
 
-def unknown(run: Run) -> UnknownSemaphore:
-    return UnknownSemaphore(f"there is no semaphore {run.values['name']!r}: make it with semaphore.create")
+def unknown(execution: Execution) -> UnknownSemaphore:
+    return UnknownSemaphore(f"there is no semaphore {execution.values['name']!r}: make it with semaphore.create")
 
 
-def held(run: Run) -> SemaphoreHeld:
+def held(execution: Execution) -> SemaphoreHeld:
     return SemaphoreHeld(
-        f"permits of the semaphore {run.values['name']!r} are held: semaphore.holders tells by whom; "
+        f"permits of the semaphore {execution.values['name']!r} are held: semaphore.holders tells by whom; "
         "with a capacity of 0 nobody gets new ones"
     )
 
 
-_CREATE, _RESIZE, _DELETE = Create(), Resize(), Delete()
+_CREATE, _RESIZE, _DELETE = CreateSemaphores(), Resize(), DeleteSemaphores()
 
 
 def _values(name: str, by: str | None, **values: Any) -> dict[str, Any]:

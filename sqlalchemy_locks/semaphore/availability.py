@@ -13,8 +13,8 @@ from sqlalchemy import ARRAY, BigInteger, Float, Integer, String, Text, bindpara
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
-from sqlalchemy_locks.core.operation import Operation, Place, RowsOperation, Run
-from sqlalchemy_locks.semaphore.acquire import Acquire, denied
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, RowsOperation
+from sqlalchemy_locks.semaphore.acquire import AcquirePermits, denied
 from sqlalchemy_locks.semaphore.queries import Read
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, until
 from sqlalchemy_locks.sql.clock import Now
@@ -43,7 +43,7 @@ class Room(Read):
         )
 
 
-class Holding(Read):
+class Holdings(Read):
     """Whether a request is held, and its time has not run out."""
 
     def select(self, tables: Tables) -> Executable:
@@ -66,8 +66,8 @@ class TimeToLive(Read):
         )
 
 
-class InTurn(Acquire):
-    """As ``Acquire``, unless others wait for one of the semaphores: they come first."""
+class InTurn(AcquirePermits):
+    """As ``AcquirePermits``, unless others wait for one of the semaphores: they come first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,16 +86,16 @@ class InTurn(Acquire):
             type_=NullType(),
         )
 
-    def by_statements(self, run: Run, made: Any) -> Grant:
-        keys = run.values["keys"].items() if run.engine.lines else ()
-        busy = [name for name, key in keys if not run.engine.line_free(run.connection, key)]
+    def by_statements(self, execution: Execution, made: Any) -> Grant:
+        keys = execution.values["keys"].items() if execution.backend.lines else ()
+        busy = [name for name, key in keys if not execution.backend.line_free(execution.connection, key)]
         # what was granted already must not wait behind those who wait for it
-        if busy and run.execute(made.request, {"called": run.values["external_id"]}).first() is None:
-            return denied(run, busy)
-        return super().by_statements(run, made)
+        if busy and execution.execute(made.request, {"called": execution.values["external_id"]}).first() is None:
+            return denied(execution, busy)
+        return super().by_statements(execution, made)
 
 
-_ROOM, _HOLDING, _TTL, _IN_TURN = Room(), Holding(), TimeToLive(), InTurn()
+_ROOM, _HOLDING, _TTL, _IN_TURN = Room(), Holdings(), TimeToLive(), InTurn()
 
 
 def room(request: Operation[Any]) -> RowsOperation[Any]:
@@ -131,10 +131,10 @@ def in_turn(request: Operation[Any], keys: Mapping[str, int]) -> Operation[Any]:
     return Operation(_IN_TURN, {**request._values, "keys": keys, "lines": f"{{{','.join(map(str, keys.values()))}}}"})
 
 
-def place_key(place: Place, options: Mapping[str, Any]) -> str:
+def place_key(context: BuildContext, options: Mapping[str, Any]) -> str:
     """What tells the semaphores of one installation from those of another in the same database."""
     moved = options.get("schema_translate_map") or {}
-    table = place.tables.semaphore
+    table = context.tables.semaphore
     return f"{moved.get(table.schema, table.schema)}.{table.name}"
 
 

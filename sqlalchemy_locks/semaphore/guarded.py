@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Update, literal, select
 
-from sqlalchemy_locks.core.operation import Operation, Place, Run, execute_in_session, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session, shaped
 from sqlalchemy_locks.errors import LockLost, Unsupported
 from sqlalchemy_locks.semaphore.base import SemaphoreBody, request_shared, token_of
 from sqlalchemy_locks.semaphore.base import external_id as id_of
@@ -26,31 +26,31 @@ class Guarded(SemaphoreBody):
         self.given = statement
         self.mapper = statement.table._annotations.get("parententity")
 
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         return "since the permits are looked at, and locked, before the write"
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return False
 
-    def run(self, run: Run) -> bool:
+    def run(self, execution: Execution) -> bool:
         # not by_statements of the base, as the wait is for the look only: the write is the app's own
-        called, token = run.values["external_id"], run.values["token"]
-        with run.waiting():
-            if run.engine.locking == "file":
-                self._take_file(run)
-            request = request_shared(run, self.statements(run))
+        called, token = execution.values["external_id"], execution.values["token"]
+        with execution.waiting():
+            if execution.backend.locking == "file":
+                self._take_file(execution)
+            request = request_shared(execution, self.statements(execution))
         if request is None or request.state == RELEASED or request.expired or token not in (None, request.token):
             raise LockLost(
                 f"the permits of the request {called!r} are held no longer, so the write was not made: "
                 f"{'there is no such request' if request is None else 'they were released, or their time ran out'}"
             )
-        return self._write(run)
+        return self._write(execution)
 
-    def _write(self, run: Run) -> bool:
-        if run.session is not None and self.mapper is not None:
-            result: Any = execute_in_session(run, self.given, {})
+    def _write(self, execution: Execution) -> bool:
+        if execution.session is not None and self.mapper is not None:
+            result: Any = execute_in_session(execution, self.given, {})
         else:
-            result = run.connection.execute(self.given, execution_options=run.options)
+            result = execution.connection.execute(self.given, execution_options=execution.options)
         return bool(result.rowcount)
 
     def route(self) -> dict[str, Any]:

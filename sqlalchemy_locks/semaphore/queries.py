@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, Integer, String, and_, bindparam, cast, func,
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.core.operation import Body, Place, RowsOperation, Run
+from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation
 from sqlalchemy_locks.counts import counted
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, until
 from sqlalchemy_locks.sql.clock import UTC, Now
@@ -17,23 +17,23 @@ from sqlalchemy_locks.sql.tables import Tables
 _NAME = bindparam("name", type_=String())
 
 
-class Read(Body):
+class Read(OperationImpl):
     writes = False
 
     def __init__(self) -> None:
         super().__init__()
         self.name = f"semaphore.{type(self).__name__.lower()}"
 
-    def build(self, place: Place) -> Executable | None:
-        return self.select(place.tables)
+    def build(self, context: BuildContext) -> Executable | None:
+        return self.select(context.tables)
 
     def select(self, tables: Tables) -> Executable:
         raise NotImplementedError
 
-    def run(self, run: Run) -> Any:
-        statement = self.statement(run.place)
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
         assert statement is not None
-        return run.execute(statement)
+        return execution.execute(statement)
 
 
 class Usage(Read):

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, bindparam, case, select
 
-from sqlalchemy_locks.core.operation import Operation, Run
+from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.semaphore.base import SemaphoreBody, drop, request_locked
 from sqlalchemy_locks.semaphore.base import external_id as id_of
 from sqlalchemy_locks.semaphore.statements import RELEASED, until
@@ -19,21 +19,21 @@ from sqlalchemy_locks.sql.clock import Now
 
 
 class Reclaim(SemaphoreBody):
-    def by_statements(self, run: Run, made: Any) -> bool:
+    def by_statements(self, execution: Execution, made: Any) -> bool:
         # it waits for a write under its guard, after which the new request may begin
-        request = request_locked(run, made)
+        request = request_locked(execution, made)
         if request is None:
             return True
-        if run.execute(_ran_out(run), {"which": request.id}).scalar():
-            drop(run, made, request.id)
+        if execution.execute(_ran_out(execution), {"which": request.id}).scalar():
+            drop(execution, made, request.id)
             return True
         # held: somebody has reclaimed it, and asked, since it was found to be over
         return bool(request.state != RELEASED)
 
 
-def _ran_out(run: Run) -> Any:
+def _ran_out(execution: Execution) -> Any:
     """Whether a locked request had no time left when it ended, or has none now; never, where it has no end."""
-    request = run.place.tables.permit_request
+    request = execution.context.tables.permit_request
     ended: Any = case((request.c.state == RELEASED, request.c.updated_at), else_=Now())
     return select(until(request) <= ended).where(request.c.id == bindparam("which", type_=BigInteger()))
 

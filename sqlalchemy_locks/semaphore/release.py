@@ -8,7 +8,7 @@ from sqlalchemy import Boolean, Text, bindparam, literal, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import Operation, Place, Run, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, shaped
 from sqlalchemy_locks.semaphore.base import LOCK_WAIT, SemaphoreBody, end, request_locked, token_of
 from sqlalchemy_locks.semaphore.base import external_id as id_of
 from sqlalchemy_locks.semaphore.statements import RELEASED
@@ -23,31 +23,31 @@ _ARGUMENTS = (
 
 
 class _OfRequest(SemaphoreBody):
-    def locked(self, run: Run, made: Any) -> Any:
+    def locked(self, execution: Execution, made: Any) -> Any:
         """The request's row, locked; ``None`` without one, or when it is another's who has had the id since."""
-        row = request_locked(run, made)
-        return row if row is not None and run.values["token"] in (None, row.token) else None
+        row = request_locked(execution, made)
+        return row if row is not None and execution.values["token"] in (None, row.token) else None
 
 
-class Release(_OfRequest):
+class ReleasePermits(_OfRequest):
     def call(self) -> LockFunction:
         return LockFunction("semaphore_release", *_ARGUMENTS, type_=Text())
 
-    def answer(self, run: Run, row: Any) -> Released:
+    def answer(self, execution: Execution, row: Any) -> Released:
         return Released(row[0])
 
-    def by_statements(self, run: Run, made: Any) -> Released:
-        request = self.locked(run, made)
+    def by_statements(self, execution: Execution, made: Any) -> Released:
+        request = self.locked(execution, made)
         if request is None:
             return Released.UNKNOWN
         if request.state == RELEASED:
             return Released.ALREADY_RELEASED
-        end(run, made, request.id)
+        end(execution, made, request.id)
         return Released.RELEASED
 
 
-class ReleaseOnce(Release):
-    """As ``Release``, for who must know whether it was held until now: it isn't sent twice."""
+class ReleaseOnce(ReleasePermits):
+    """As ``ReleasePermits``, for who must know whether it was held until now: it isn't sent twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,42 +57,42 @@ class ReleaseOnce(Release):
         return False
 
 
-class Withdraw(Release):
+class Withdraw(ReleasePermits):
     """Ends a request that may still be on its way: it waits for it, and one that arrives later is not granted."""
 
-    def build(self, place: Place) -> Executable | None:
+    def build(self, context: BuildContext) -> Executable | None:
         return None
 
-    def by_statements(self, run: Run, made: Any) -> Released:
+    def by_statements(self, execution: Execution, made: Any) -> Released:
         row = {
-            "external_id": run.values["external_id"],
+            "external_id": execution.values["external_id"],
             "owner": None,
             "ttl_seconds": None,
             "state": RELEASED,
             "token": None,
         }
         try:
-            run.execute(made.withdraw, row)
+            execution.execute(made.withdraw, row)
         except IntegrityError as error:
-            if not run.engine.duplicate(error):
+            if not execution.backend.duplicate(error):
                 raise
-        return super().by_statements(run, made)
+        return super().by_statements(execution, made)
 
 
 class Renew(_OfRequest):
     def call(self) -> LockFunction:
         return LockFunction("semaphore_renew", *_ARGUMENTS, type_=Boolean())
 
-    def answer(self, run: Run, row: Any) -> bool:
+    def answer(self, execution: Execution, row: Any) -> bool:
         return bool(row[0])
 
-    def by_statements(self, run: Run, made: Any) -> bool:
+    def by_statements(self, execution: Execution, made: Any) -> bool:
         # locked first: a clock that is read before a wait is slow by the wait
-        request = self.locked(run, made)
-        return request is not None and run.execute(made.renew, {"which": request.id}).rowcount == 1
+        request = self.locked(execution, made)
+        return request is not None and execution.execute(made.renew, {"which": request.id}).rowcount == 1
 
 
-_RELEASE, _RELEASE_ONCE, _WITHDRAW, _RENEW = Release(), ReleaseOnce(), Withdraw(), Renew()
+_RELEASE, _RELEASE_ONCE, _WITHDRAW, _RENEW = ReleasePermits(), ReleaseOnce(), Withdraw(), Renew()
 
 
 def _of(given: str | Grant) -> dict[str, Any]:

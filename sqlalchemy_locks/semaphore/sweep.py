@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import literal, select
 
-from sqlalchemy_locks.core.operation import Operation, Place, Run, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, shaped
 from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.semaphore.base import SemaphoreBody, may_be_old, take
 from sqlalchemy_locks.semaphore.statements import BATCH
@@ -23,7 +23,7 @@ _DAY = 86400
 
 
 class _Batches(SemaphoreBody):
-    def because(self, place: Place) -> str:
+    def because(self, context: BuildContext) -> str:
         return "since it looks, judges, and writes what is still as it was judged"
 
 
@@ -32,9 +32,12 @@ class Overdue(_Batches):
 
     writes = False
 
-    def by_statements(self, run: Run, made: Any) -> list[tuple[Any, ...]]:
-        values = {"after": run.values["after"], "cutoff": before(run, made, run.values["stale_after"])}
-        return [tuple(row) for row in run.execute(made.overdue, values)]
+    def by_statements(self, execution: Execution, made: Any) -> list[tuple[Any, ...]]:
+        values = {
+            "after": execution.values["after"],
+            "cutoff": before(execution, made, execution.values["stale_after"]),
+        }
+        return [tuple(row) for row in execution.execute(made.overdue, values)]
 
 
 class Owned(_Batches):
@@ -42,49 +45,49 @@ class Owned(_Batches):
 
     writes = False
 
-    def by_statements(self, run: Run, made: Any) -> list[tuple[Any, ...]]:
-        return [tuple(row) for row in run.execute(made.owned, {"after": run.values["after"]})]
+    def by_statements(self, execution: Execution, made: Any) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in execution.execute(made.owned, {"after": execution.values["after"]})]
 
 
-class Take(_Batches):
+class TakePermits(_Batches):
     """Release those that are still as they were judged."""
 
-    def by_statements(self, run: Run, made: Any) -> int:
-        return len(take(run, made, run.values["judged"]))
+    def by_statements(self, execution: Execution, made: Any) -> int:
+        return len(take(execution, made, execution.values["judged"]))
 
 
 class Strays(_Batches):
     """End the permits that are held under a request that was released, or that isn't there: rows written by hand."""
 
-    def by_statements(self, run: Run, made: Any) -> int:
+    def by_statements(self, execution: Execution, made: Any) -> int:
         after, ended = 0, 0
-        while found := run.execute(made.strays, {"after": after}).all():
+        while found := execution.execute(made.strays, {"after": after}).all():
             for row in found:
                 # neither can ever be held again, so there is nothing to judge once more; clean() would never find
                 # the one without a request
-                run.execute(made.drop_permit if row.request_id is None else made.free_one, {"which": row.id})
+                execution.execute(made.drop_permit if row.request_id is None else made.free_one, {"which": row.id})
             after, ended = found[-1].id, ended + len(found)
         return ended
 
 
 class Sweep(Strays):
-    def by_statements(self, run: Run, made: Any) -> int:
-        cutoff, after, swept = before(run, made, run.values["stale_after"]), 0, 0
-        while judged := [tuple(row) for row in run.execute(made.overdue, {"after": after, "cutoff": cutoff})]:
-            swept += len(take(run, made, judged))
+    def by_statements(self, execution: Execution, made: Any) -> int:
+        cutoff, after, swept = before(execution, made, execution.values["stale_after"]), 0, 0
+        while judged := [tuple(row) for row in execution.execute(made.overdue, {"after": after, "cutoff": cutoff})]:
+            swept += len(take(execution, made, judged))
             after = judged[-1][0]
-        return swept + super().by_statements(run, made)
+        return swept + super().by_statements(execution, made)
 
 
 class Clean(_Batches):
-    def by_statements(self, run: Run, made: Any) -> int:
-        cutoff = before(run, made, run.values["older_than"])
-        chosen = run.execute(made.old, {"cutoff": cutoff}).scalars().all()
-        ids = run.execute(made.old_locked, {"ids": chosen}).scalars().all() if chosen else ()
+    def by_statements(self, execution: Execution, made: Any) -> int:
+        cutoff = before(execution, made, execution.values["older_than"])
+        chosen = execution.execute(made.old, {"cutoff": cutoff}).scalars().all()
+        ids = execution.execute(made.old_locked, {"ids": chosen}).scalars().all() if chosen else ()
         if ids:
             each = [{"which": request} for request in ids]
-            run.execute(made.drop_permits, each)
-            run.execute(made.forget, each)
+            execution.execute(made.drop_permits, each)
+            execution.execute(made.forget, each)
         return len(ids)
 
 
@@ -93,31 +96,31 @@ class CleanLeases(_Batches):
         super().__init__()
         self.name = "semaphore.clean_leases"
 
-    def by_statements(self, run: Run, made: Any) -> int:
-        values = {"cutoff": before(run, made, run.values["older_than"]), "after": 0}
-        while found := run.execute(made.unused, values).all():
+    def by_statements(self, execution: Execution, made: Any) -> int:
+        values = {"cutoff": before(execution, made, execution.values["older_than"]), "after": 0}
+        while found := execution.execute(made.unused, values).all():
             # a released permit, too, as long as its request is remembered: what asks again is told of its semaphores
-            used = set(run.execute(made.used_by, {"ids": [row.id for row in found]}).scalars())
+            used = set(execution.execute(made.used_by, {"ids": [row.id for row in found]}).scalars())
             judged = {row.id: row.fence for row in found if row.id not in used}
-            if judged and (removed := self._remove(run, made, judged)):
+            if judged and (removed := self._remove(execution, made, judged)):
                 return removed
             values["after"] = found[-1].id
         return 0
 
-    def _remove(self, run: Run, made: Any, judged: dict[int, int]) -> int:
+    def _remove(self, execution: Execution, made: Any, judged: dict[int, int]) -> int:
         # each grant raises the fence before it writes a permit: where that is as it was, there is none since
         # several at once may become a scan, which above READ COMMITTED keeps the locks of all that it passes (InnoDB)
-        batches = [[semaphore] for semaphore in judged] if may_be_old(run) else [list(judged)]
-        rows = [row for batch in batches for row in run.execute(made.unused_locked, {"ids": batch})]
+        batches = [[semaphore] for semaphore in judged] if may_be_old(execution) else [list(judged)]
+        rows = [row for batch in batches for row in execution.execute(made.unused_locked, {"ids": batch})]
         ids = [row.id for row in rows if row.on_demand and row.fence == judged[row.id]]
         # without the row that keeps it nothing is removed; where somebody is making a semaphore, next time
-        floor = run.execute(made.floor_locked, {}).first() if ids else None
+        floor = execution.execute(made.floor_locked, {}).first() if ids else None
         if floor is None:
             return 0
         least = max(floor.fence, *(judged[semaphore] for semaphore in ids))
-        run.execute(made.raise_floor, {"which": floor.id, "least": least})
+        execution.execute(made.raise_floor, {"which": floor.id, "least": least})
         # one by one: of several, InnoDB may make a scan, and wait for those that others hold
-        run.execute(made.remove, [{"which": semaphore} for semaphore in ids])
+        execution.execute(made.remove, [{"which": semaphore} for semaphore in ids])
         return len(ids)
 
 
@@ -126,16 +129,20 @@ class CleanHistory(_Batches):
         super().__init__()
         self.name = "semaphore.clean_history"
 
-    def by_statements(self, run: Run, made: Any) -> int:
-        return int(run.execute(made.drop_history, {"cutoff": before(run, made, run.values["older_than"])}).rowcount)
+    def by_statements(self, execution: Execution, made: Any) -> int:
+        return int(
+            execution.execute(
+                made.drop_history, {"cutoff": before(execution, made, execution.values["older_than"])}
+            ).rowcount
+        )
 
 
-def before(run: Run, made: Any, age: float | None) -> Any:
+def before(execution: Execution, made: Any, age: float | None) -> Any:
     """The instant, by the server's clock, before which things are that old."""
-    return _NEVER if age is None else run.execute(made.ago, {"seconds": -age}).scalar()
+    return _NEVER if age is None else execution.execute(made.ago, {"seconds": -age}).scalar()
 
 
-_OVERDUE, _OWNED, _TAKE, _STRAYS, _SWEEP = Overdue(), Owned(), Take(), Strays(), Sweep()
+_OVERDUE, _OWNED, _TAKE, _STRAYS, _SWEEP = Overdue(), Owned(), TakePermits(), Strays(), Sweep()
 _CLEAN, _CLEAN_LEASES, _CLEAN_HISTORY = Clean(), CleanLeases(), CleanHistory()
 
 

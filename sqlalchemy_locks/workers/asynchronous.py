@@ -19,13 +19,13 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.facade.async_lease import undisturbed
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
-from sqlalchemy_locks.workers.config import Terms
+from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import ended, hears, rows, say
-from sqlalchemy_locks.workers.state import LONGEST_REST, Shift
+from sqlalchemy_locks.workers.state import LONGEST_REST, WorkerState
 from sqlalchemy_locks.workers.threaded import is_coroutine_function
 
 AsyncHandler = Callable[[Any], Awaitable[object]]
@@ -36,7 +36,7 @@ _stopped: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Callable[[],
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
+class AsyncWorker(WorkerConfig[AsyncHandler, AsyncEngine]):
     """Works on the jobs of a queue, in tasks of one event loop.
 
     Everything is as with :class:`~sqlalchemy_locks.Worker`, but for: ``handler`` is a coroutine function, ``bind`` an
@@ -74,7 +74,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
         >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, name="mail")
         >>> await worker.run()
         """
-        shift = Shift(self, _sleep)
+        shift = WorkerState(self, _sleep)
         self._cancelling, self._runner = False, asyncio.current_task()
         async with self._signals(), self._listening():
             try:
@@ -103,7 +103,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
         cancelling = getattr(self._runner, "cancelling", None)
         return self._cancelling or (cancelling is not None and cancelling() > 0)
 
-    async def _working(self, shift: Shift) -> None:
+    async def _working(self, shift: WorkerState) -> None:
         tasks: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
         try:
@@ -119,7 +119,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
                 task.cancel()
             await undisturbed(_closed(shift, tasks), forgetful=False)
 
-    async def _turn(self, shift: Shift, tasks: set[asyncio.Task[None]], pause: Callable[[], float]) -> None:
+    async def _turn(self, shift: WorkerState, tasks: set[asyncio.Task[None]], pause: Callable[[], float]) -> None:
         self._wake.clear()
         await greenlet_spawn(shift.turn)
         while (job := shift.take()) is not None:
@@ -128,7 +128,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
             task.add_done_callback(tasks.discard)
         await _rung(self._wake, pause())
 
-    async def _hand(self, shift: Shift, job: Any) -> None:
+    async def _hand(self, shift: WorkerState, job: Any) -> None:
         """One task: a job, and those after it while there are any."""
         following: Any = job
         while following is not None:
@@ -145,7 +145,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
                 return  # if it was this task that the handler cancelled, it is good for nothing more
             following = shift.take()
 
-    async def _holding(self, shift: Shift) -> None:
+    async def _holding(self, shift: WorkerState) -> None:
         hands = [asyncio.create_task(self._hold(hand)) for hand in self._hands]
         try:
             while not self._stopped:
@@ -202,8 +202,8 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
         """On PostgreSQL: a task that is told when jobs are put."""
-        facts = place_of(self.engine.dialect, {}).engine
-        if not facts.listens or not self.queue.notify:
+        backend = build_context(self.engine.dialect, {}).backend
+        if not backend.listens or not self.queue.notify:
             yield
             return
         listener = asyncio.create_task(self._listen())
@@ -226,7 +226,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
     async def _listen_once(self) -> None:
         """Until the connection is lost."""
         engine, topic = self.engine, self.queue.topic(self.name)
-        facts = place_of(engine.dialect, {}).engine
+        backend = build_context(engine.dialect, {}).backend
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()
         connection = await greenlet_spawn(engine.raw_connection)
@@ -236,7 +236,7 @@ class AsyncWorker(Terms[AsyncHandler, AsyncEngine]):
 
             def heard() -> None:
                 try:
-                    if topic in facts.heard(driver):
+                    if topic in backend.heard(driver):
                         self._ring()
                 except Exception:
                     loop.remove_reader(driver.fileno())
@@ -287,7 +287,7 @@ async def _all(tasks: Iterable[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _closed(shift: Shift, tasks: Iterable[asyncio.Task[None]]) -> None:
+async def _closed(shift: WorkerState, tasks: Iterable[asyncio.Task[None]]) -> None:
     await _all(tasks)
     await greenlet_spawn(shift.close)
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Engine
 
 from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.counts import counted
 from sqlalchemy_locks.durations import seconds
@@ -28,7 +28,7 @@ H = TypeVar("H")
 B = TypeVar("B")
 
 
-class Terms(Generic[H, B]):
+class WorkerConfig(Generic[H, B]):
     """What both kinds of workers are told; the parameters are those of :class:`~sqlalchemy_locks.Worker`."""
 
     #: it was told to begin nothing more
@@ -73,7 +73,7 @@ class Terms(Generic[H, B]):
         self._host = None if host is None else checked(host, "a host")
         if host is not None and len(host) > _LONGEST_HOST:
             raise ValueError(f"a worker's host has {_LONGEST_HOST} characters at most, and this one has {len(host)}")
-        if self.hold and place_of(engine.dialect, {}).engine.locking == "file":
+        if self.hold and build_context(engine.dialect, {}).backend.locking == "file":
             raise Unsupported(
                 "hold=True is refused on SQLite, where an open transaction that has written keeps everybody else from "
                 "writing: leave it out, and a job whose worker died comes back after stalled_after"

@@ -13,8 +13,8 @@ from sqlalchemy.engine import Connection, Result
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as NoneFree
 
-from sqlalchemy_locks.core.operation import Operation, place_of
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.core.operation import Operation, build_context
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout, nothing
 from sqlalchemy_locks.errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
 from sqlalchemy_locks.queue.queue import Queue
@@ -42,11 +42,11 @@ def perform(engine: Engine, operation: Operation[Any], sleep: Sleep, again: Call
     """
 
     def attempt() -> Any:
-        place = place_of(engine.dialect, engine.get_execution_options())
-        if place.engine.one_trip and operation._body.statement(place) is not None:
+        context = build_context(engine.dialect, engine.get_execution_options())
+        if context.backend.one_trip and operation._body.statement(context) is not None:
             with connected(engine) as connection:
-                if place.engine.alone(connection, False):
-                    with place.engine.autocommitted(connection):
+                if context.backend.alone(connection, False):
+                    with context.backend.autocommitted(connection):
                         return operation.value(connection, _ALONE)
         with transaction(engine) as short:
             return operation.value(short.connection, {})
@@ -61,7 +61,7 @@ def perform(engine: Engine, operation: Operation[Any], sleep: Sleep, again: Call
 def hears(engine: Engine) -> bool:
     """Whether a connection that listens would be told that something was put, and not whoever is in its place then."""
     with connected(engine) as connection:
-        pooled = engine_of(connection.dialect).pooled(connection)
+        pooled = backend_for(connection.dialect).pooled(connection)
     if pooled:
         say(
             logging.INFO,

@@ -15,7 +15,7 @@ from typing import Any
 _WORTH = 10
 
 
-class Head:
+class FetchCursor:
     """Where the next look begins."""
 
     def __init__(self, worthwhile: bool, longest: float) -> None:

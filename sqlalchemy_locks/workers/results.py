@@ -13,9 +13,9 @@ from collections import deque
 from typing import Any
 
 from sqlalchemy_locks.core.operation import Operation
-from sqlalchemy_locks.queue.acknowledge import passing
+from sqlalchemy_locks.queue.acknowledge import skip_locked
 from sqlalchemy_locks.runtime.transaction import Sleep
-from sqlalchemy_locks.workers.config import Terms
+from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import UNSTORABLE, database_away, perform, say
 
 #: how long a finished job may wait for others to be told of with it, in seconds
@@ -25,10 +25,10 @@ HELD_BACK = 1.0
 _PUT_OFF = 0.25
 
 
-class Finished:
+class PendingAcks:
     """What has ended, and what the database is told of it."""
 
-    def __init__(self, terms: Terms[Any, Any], sleep: Sleep) -> None:
+    def __init__(self, terms: WorkerConfig[Any, Any], sleep: Sleep) -> None:
         self.terms, self._sleep = terms, sleep
         self._lock = threading.Lock()
         #: for a free hand
@@ -49,7 +49,7 @@ class Finished:
         # those that are about to finish are told with them, but nothing waits for them long
         due = not self.waiting or self.stopping or len(done) >= self.terms.batch
         if done and (due or time.monotonic() >= self._finished + HELD_BACK):
-            self._told(done, self._perform(passing(self.terms.queue.complete(done))))
+            self._told(done, self._perform(skip_locked(self.terms.queue.complete(done))))
 
     def _told(self, done: list[Any], ended: int) -> None:
         held = self._held(done, ended)
@@ -68,12 +68,12 @@ class Finished:
 
     def _fail(self, job: Any, error: str) -> Any:
         try:
-            return self._perform(passing(self.terms.queue.fail(job, error=error)))
+            return self._perform(skip_locked(self.terms.queue.fail(job, error=error)))
         except Exception as unstorable:
             if database_away(unstorable):
                 raise
             say(logging.WARNING, "an error could not be stored: %s", unstorable)
-            return self._perform(passing(self.terms.queue.fail(job, error=UNSTORABLE)))
+            return self._perform(skip_locked(self.terms.queue.fail(job, error=UNSTORABLE)))
 
     def _held(self, jobs: list[Any], ended: int) -> list[Any]:
         """Of those that were told of, and of which only so many were ended: those that somebody holds for now."""
@@ -105,7 +105,7 @@ class Finished:
             return
         self._later_at = time.monotonic() + _PUT_OFF
         if done := [job for job, error in self.later if error is None]:
-            held = self._held(done, self._perform(passing(self.terms.queue.complete(done))))
+            held = self._held(done, self._perform(skip_locked(self.terms.queue.complete(done))))
             kept = {id(job) for job in held}
             self.later = [(job, error) for job, error in self.later if error is not None or id(job) in kept]
         for job, error in list(self.later):

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy_locks.core.operation import fresh_nonce, place_of
+from sqlalchemy_locks.core.operation import build_context, fresh_nonce
 from sqlalchemy_locks.runtime.transaction import Sleep
-from sqlalchemy_locks.workers.config import Terms
+from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import answered, described, passes, say
-from sqlalchemy_locks.workers.fetch_cursor import Head
-from sqlalchemy_locks.workers.results import HELD_BACK, Finished
+from sqlalchemy_locks.workers.fetch_cursor import FetchCursor
+from sqlalchemy_locks.workers.results import HELD_BACK, PendingAcks
 
 #: how long it rests when the database can't be had, in seconds: at first, and at most
 _FIRST_REST, LONGEST_REST = 0.1, 5.0
@@ -31,10 +31,10 @@ _LAST_TRIES = 5
 Step = Callable[[], None]
 
 
-class Shift(Finished):
+class WorkerState(PendingAcks):
     """The jobs that one worker has: waiting for a free hand, running, finished."""
 
-    def __init__(self, terms: Terms[Any, Any], sleep: Sleep) -> None:
+    def __init__(self, terms: WorkerConfig[Any, Any], sleep: Sleep) -> None:
         super().__init__(terms, sleep)
         self.running: dict[int, Any] = {}
         self._beat = self._swept = -float("inf")
@@ -48,8 +48,11 @@ class Shift(Finished):
         self._look_again = float("inf")
         #: the last fetch has told what is finished, too
         self._exchanged = False
-        facts = place_of(terms.engine.dialect, {}).engine
-        self._head, self._frees_passed = Head(facts.keeps_passed, min(terms.heartbeat, _PASSED)), facts.frees_passed
+        backend = build_context(terms.engine.dialect, {}).backend
+        self._head, self._frees_passed = (
+            FetchCursor(backend.keeps_passed, min(terms.heartbeat, _PASSED)),
+            backend.frees_passed,
+        )
 
     # what happens between the turns, in whatever thread
 

@@ -21,17 +21,17 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.runtime.pools import unattended
-from sqlalchemy_locks.workers.config import Terms
+from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import ended, hears, rows, say, transaction
-from sqlalchemy_locks.workers.state import LONGEST_REST, Shift
+from sqlalchemy_locks.workers.state import LONGEST_REST, WorkerState
 
 Handler = Callable[[Any], object]
 
 
-class Bell:
+class WakeEvent:
     """Wakes one thread that waits; unlike an Event, a signal's handler may ring it whatever its thread is doing."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Bell:
                 self._line.get_nowait()
 
 
-class Worker(Terms[Handler, Engine]):
+class Worker(WorkerConfig[Handler, Engine]):
     """Works on the jobs of a queue, in threads.
 
     :param queue: a :class:`Queue`.
@@ -92,8 +92,8 @@ class Worker(Terms[Handler, Engine]):
 
     def _prepare(self) -> None:
         self._stopped = False
-        self._bell = Bell()
-        self._hands = [Bell() for _ in range(self.concurrency)] if self.hold else []
+        self._bell = WakeEvent()
+        self._hands = [WakeEvent() for _ in range(self.concurrency)] if self.hold else []
 
     def run(self) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread).
@@ -127,7 +127,7 @@ class Worker(Terms[Handler, Engine]):
             bell.ring()
 
     def _working(self) -> None:
-        shift = Shift(self, time.sleep)
+        shift = WorkerState(self, time.sleep)
         line: lines.SimpleQueue[Any] = lines.SimpleQueue()
         for _ in range(self.concurrency):
             # daemons, so that a handler that never returns does not keep the process
@@ -145,7 +145,7 @@ class Worker(Terms[Handler, Engine]):
                 line.put(None)
             shift.close()
 
-    def _turn(self, shift: Shift, line: lines.SimpleQueue[Any], pause: Callable[[], float]) -> None:
+    def _turn(self, shift: WorkerState, line: lines.SimpleQueue[Any], pause: Callable[[], float]) -> None:
         self._bell.clear()
         if self._stopped and not shift.stopping:
             return  # that was its ring
@@ -154,7 +154,7 @@ class Worker(Terms[Handler, Engine]):
             line.put(job)
         self._bell.wait(pause())
 
-    def _hand(self, shift: Shift, line: lines.SimpleQueue[Any]) -> None:
+    def _hand(self, shift: WorkerState, line: lines.SimpleQueue[Any]) -> None:
         """One thread: a job, and those after it while there are any."""
         while (job := line.get()) is not None:
             while job is not None:
@@ -177,7 +177,7 @@ class Worker(Terms[Handler, Engine]):
         try:
             for thread in threads:
                 thread.start()
-            shift = Shift(self, time.sleep)
+            shift = WorkerState(self, time.sleep)
             while not self._stopped:
                 self._bell.clear()
                 shift.sweep()
@@ -190,7 +190,7 @@ class Worker(Terms[Handler, Engine]):
             over.set()  # for those that outlive the grace: this run's end is no other run's
             self._ring()
 
-    def _hold(self, bell: Bell, over: threading.Event) -> None:
+    def _hold(self, bell: WakeEvent, over: threading.Event) -> None:
         """One hand: a transaction for each job."""
 
         def ends() -> bool:
@@ -211,7 +211,7 @@ class Worker(Terms[Handler, Engine]):
     def _listening(self) -> Iterator[None]:
         """On PostgreSQL: a thread that is told when jobs are put."""
         engine = self.engine
-        if not place_of(engine.dialect, {}).engine.listens or not self.queue.notify:
+        if not build_context(engine.dialect, {}).backend.listens or not self.queue.notify:
             yield
             return
         over, mine = threading.Event(), socket.socketpair()
@@ -227,7 +227,7 @@ class Worker(Terms[Handler, Engine]):
 
     def _listen(self, over: threading.Event, end: socket.socket) -> None:
         engine, topic = self.engine, self.queue.topic(self.name)
-        facts = place_of(engine.dialect, {}).engine
+        backend = build_context(engine.dialect, {}).backend
         while not over.is_set():
             try:
                 with unattended(engine):
@@ -242,7 +242,7 @@ class Worker(Terms[Handler, Engine]):
                     driver.cursor().execute(f"LISTEN {CHANNEL}")
                     self._ring()
                     while not over.is_set():
-                        if driver in select.select([driver, end], [], [])[0] and topic in facts.heard(driver):
+                        if driver in select.select([driver, end], [], [])[0] and topic in backend.heard(driver):
                             self._ring()
             except Exception as error:
                 # whatever it is (a pool that has no connection to spare, a server that goes down): later, perhaps

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.cli import target
+from sqlalchemy_locks.cli import connect
 from sqlalchemy_locks.cli.connect import VARIABLES
 from sqlalchemy_locks.cli.group import commands
 from tests.conftest import PLAIN, Servers, install
@@ -52,7 +52,7 @@ def run(*arguments: str, **environment: str) -> Result:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is there is reached, however busy the machine is."""
-    monkeypatch.setattr(target, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(connect, "PATIENCE", PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.pool import NullPool
 
 from sqlalchemy_locks import health
-from sqlalchemy_locks.dialects import settings
+from sqlalchemy_locks.dialects import checks
 from tests.conftest import PLAIN, Servers, install
 
 from .conftest import Cli
@@ -113,7 +113,7 @@ def option(url: str, options: str) -> str:
 def test_a_file_that_can_not_be_written_to(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(sqlite, "writable") == [("ok", "the file takes writes")]
     # root may write to everything
-    monkeypatch.setattr(settings.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
     ((level, says),) = found(sqlite, "writable", 1)
     assert level == "problem"
     assert "can't be written to" in says
@@ -170,7 +170,7 @@ def test_a_pooler_as_psycopg2_sees_it(servers: Servers) -> None:
     ],
 )
 def test_versions(name: str, spelt: str, level: str) -> None:
-    finding: Any = settings._version(name, spelt)
+    finding: Any = checks._version(name, spelt)
     assert (finding.level, spelt in finding.says) == (level, True)
 
 

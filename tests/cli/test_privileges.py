@@ -9,7 +9,7 @@ from sqlalchemy import make_url
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic.steps import STEPS, load
-from sqlalchemy_locks.dialects import settings
+from sqlalchemy_locks.dialects import checks
 from tests.conftest import PLAIN, Servers, install
 
 from .conftest import Cli
@@ -184,13 +184,13 @@ def test_nothing_is_written_by_asking(servers: Servers) -> None:
 def test_a_folder_that_takes_no_journal(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     file = str(make_url(sqlite.url).database)
     # root may write to everything
-    monkeypatch.setattr(settings.os, "access", lambda path, mode: path == file)
+    monkeypatch.setattr(checks.os, "access", lambda path, mode: path == file)
     ((level, says),) = found(sqlite, "writable", 1)
     assert (level, "journal: chmod u+w" in says) == ("problem", True)
     # what is there already can be written to
     executed(sqlite.url, "PRAGMA journal_mode = wal")
     try:
-        monkeypatch.setattr(settings.os, "access", lambda path, mode: path.startswith(file))
+        monkeypatch.setattr(checks.os, "access", lambda path, mode: path.startswith(file))
         assert [level for level, _ in found(sqlite, "writable")] == ["ok"]
     finally:
         monkeypatch.undo()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from sqlalchemy_locks.cli import command, status
-from sqlalchemy_locks.cli.connect import Target
+from sqlalchemy_locks.cli import base, status
+from sqlalchemy_locks.cli.connect import DatabaseUrl
 from tests.conftest import PLAIN, Servers, install
 
 from .conftest import Cli, run
@@ -157,7 +157,7 @@ def test_no_password_in_what_nobody_foresaw(postgresql: Cli, monkeypatch: pytest
         raise RuntimeError(f"{url.render_as_string(hide_password=False)} url-secret dbname=x password='other secret'")
 
     monkeypatch.setattr(status, "overview", fail)
-    monkeypatch.setattr(command, "reach", lambda database: 0.0)
+    monkeypatch.setattr(base, "reach", lambda database: 0.0)
     done = run("status", "--json", SQLALCHEMY_LOCKS_URL=url.render_as_string(hide_password=False))
     assert done.exit_code == 2
     assert "RuntimeError" in done.stderr
@@ -216,12 +216,12 @@ def test_a_database_has_to_be_named() -> None:
     ],
 )
 def test_scrubbing(said: str, scrubbed: str) -> None:
-    target = Target(make_url("postgresql+psycopg://app:hunter22@host/db"), "lock", "lock_")
+    target = DatabaseUrl(make_url("postgresql+psycopg://app:hunter22@host/db"), "lock", "lock_")
     assert target.scrubbed(said) == scrubbed
 
 
 def test_a_password_that_is_the_users_name_keeps_sentences_whole() -> None:
-    target = Target(make_url("postgresql+psycopg://postgres:postgres@host/db"), "lock", "lock_")
+    target = DatabaseUrl(make_url("postgresql+psycopg://postgres:postgres@host/db"), "lock", "lock_")
     assert target.scrubbed('no user "postgres"') == 'no user "postgres"'
     assert target.scrubbed("postgresql://postgres:postgres@host") == "postgresql://postgres:***@host"
     assert target.shown == "postgresql+psycopg://postgres:***@host/db"

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from tests.conftest import PLAIN, Servers
 from tests.operation.parties import PATIENCE, POOLED, queued
 
@@ -165,7 +165,7 @@ class World:
             try:
                 return turn()
             except DBAPIError as error:
-                if not self.is_innodb or not engine_of(self.plain.dialect).transient(error):
+                if not self.is_innodb or not backend_for(self.plain.dialect).transient(error):
                     raise
                 client.end(rollback=True)
         raise AssertionError("a thousand times in a row")

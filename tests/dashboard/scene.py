@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Engine, insert, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.sql.clock import Ago, Later, Now
 from tests.operation.parties import PATIENCE, later, until
 
@@ -48,8 +48,8 @@ def play(engine: Engine) -> sl.Locks:
 
 
 def _semaphores(engine: Engine, locks: sl.Locks) -> None:
-    request = place_of(engine.dialect, {}).tables.permit_request
-    history = place_of(engine.dialect, {}).tables.semaphore_history
+    request = build_context(engine.dialect, {}).tables.permit_request
+    history = build_context(engine.dialect, {}).tables.semaphore_history
     for name, (capacity, holders) in SEMAPHORES.items():
         locks.run(sl.semaphore.create(name, capacity, by="deploy"))
         for who, count, since, ttl in holders:
@@ -65,7 +65,7 @@ def _semaphores(engine: Engine, locks: sl.Locks) -> None:
 
 
 def _queues(engine: Engine) -> None:
-    job: Any = place_of(engine.dialect, {}).tables.job
+    job: Any = build_context(engine.dialect, {}).tables.job
     queue = sl.Queue()
     with engine.begin() as connection:
         for name, (waiting, scheduled, running, stalled, dead) in QUEUES.items():

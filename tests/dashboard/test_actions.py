@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import NullPool, create_engine, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.integrations import dashboard
-from sqlalchemy_locks.integrations.dashboard import guard as guards
+from sqlalchemy_locks.integrations.dashboard import auth as guards
 from sqlalchemy_locks.sql.clock import Ago
 from tests.operation.parties import unused
 
@@ -91,7 +91,7 @@ def test_resize(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_requeue(engine: str, door_to: MakeDoor) -> None:
     page = door_to(engine, "wsgi", authorize=alice, secret="secret")
-    name, job = unused("queue"), place_of(page.locks._engine.dialect, {}).tables.job
+    name, job = unused("queue"), build_context(page.locks._engine.dialect, {}).tables.job
     with page.locks._engine.begin() as connection:
         connection.execute(QUEUE.put(1, 2, 3, queue=name))
         jobs = list(connection.execute(QUEUE.capture(3, queue=name, host="h")))

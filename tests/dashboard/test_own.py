@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations import dashboard
-from sqlalchemy_locks.integrations.dashboard import reading
+from sqlalchemy_locks.integrations.dashboard import queries
 from sqlalchemy_locks.sql.clock import Ago, Instant
 from tests.operation.parties import connected
 
@@ -81,7 +81,7 @@ def own(databases: Callable[[str], tuple[str, str]]) -> Iterator[Callable[[str],
 @pytest.mark.parametrize("engine", ENGINES)
 def test_they_are_shown_with_the_shipped_ones(engine: str, own: Callable[[str], Engine]) -> None:
     locks = sl.Locks(own(engine))
-    look = reading.look(locks, own=OWN)
+    look = queries.look(locks, own=OWN)
     (mail,) = [row for row in look.queues.rows if row["own"]]
     assert [mail[name] for name in ("own", "queue_id", "done")] == ["post", "letters", None]
     assert [int(mail[name]) for name in ("waiting", "running", "stalled", "dead")] == [1, 1, 1, 1]
@@ -90,7 +90,7 @@ def test_they_are_shown_with_the_shipped_ones(engine: str, own: Callable[[str], 
     assert mutex["age"] >= 0
     (timeout,) = [row for row in look.timeouts.rows if row["own"]]
     assert [timeout[name] for name in ("own", "id", "every", "free_in")] == ["reports", "weekly", None, None]
-    assert [row for row in reading.look(locks).queues.rows if row["own"]] == []
+    assert [row for row in queries.look(locks).queues.rows if row["own"]] == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -9,9 +9,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, insert, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks import activity, overview
-from sqlalchemy_locks.core.operation import place_of
-from sqlalchemy_locks.integrations.dashboard import reading
+from sqlalchemy_locks.admin import overview
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.integrations.dashboard import queries
+from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.semaphore import look as semaphores
 from sqlalchemy_locks.sql.clock import Ago
 from tests.conftest import PLAIN, Servers, install
@@ -33,7 +34,7 @@ def engine(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Engine]
 
 
 def test_semaphores_and_their_holders(engine: Engine) -> None:
-    look = reading.look(sl.Locks(engine))
+    look = queries.look(sl.Locks(engine))
     rows = {row["name"]: row for row in look.semaphores.rows}
     assert list(rows) == ["api-calls", "backup-slots", "gpu", "pdf-renderer", "warehouse-sync"]
     assert {name: (row["used"], row["capacity"]) for name, row in rows.items()} == {
@@ -56,7 +57,7 @@ def test_semaphores_and_their_holders(engine: Engine) -> None:
 
 
 def test_permits_by_age(engine: Engine) -> None:
-    found = reading.look(sl.Locks(engine)).ages.rows
+    found = queries.look(sl.Locks(engine)).ages.rows
     assert found["total"] == 40
     assert found["expired"] >= 1
     counts = {label: count for label, count, _ in found["bars"]}
@@ -67,7 +68,7 @@ def test_permits_by_age(engine: Engine) -> None:
 
 
 def test_queues(engine: Engine) -> None:
-    look = reading.look(sl.Locks(engine))
+    look = queries.look(sl.Locks(engine))
     rows = {row["queue_id"]: row for row in look.queues.rows}
     assert list(rows) == ["invoices", "mail", "reports"]
     mail = rows["mail"]
@@ -94,13 +95,13 @@ def test_completed_jobs_are_counted_from_the_newest(engine: Engine) -> None:
 
 def test_a_busy_hour_says_how_far_it_was_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "COUNTED", 20)
-    lately = reading.look(sl.Locks(engine)).lately.rows
+    lately = queries.look(sl.Locks(engine)).lately.rows
     assert (lately["total"], lately["capped"]) == (20, True)
     assert lately["since"] < 60
 
 
 def test_the_others(engine: Engine) -> None:
-    look = reading.look(sl.Locks(engine))
+    look = queries.look(sl.Locks(engine))
     assert [(row["id"], row["queue"], row["owner"]) for row in look.mutexes.rows] == [
         ("nightly-import", "default", "worker-3"),
         ("search-index", "shop", "worker-1"),
@@ -118,15 +119,15 @@ def test_the_others(engine: Engine) -> None:
     changes = [(row["name"], row["old_capacity"], row["new_capacity"], row["changed_by"]) for row in look.changes.rows]
     assert changes[:2] == [("api-calls", 50, 40, "bob@example.org"), ("api-calls", 40, 50, "alice@example.org")]
     assert len(changes) == 7
-    facts = reading.facts(sl.Locks(engine))
+    facts = queries.facts(sl.Locks(engine))
     assert facts.says is None
     assert {each.subject for each in facts.rows} >= {"version", "writable", "installed", "drift"}
 
 
 def test_one_semaphore(engine: Engine) -> None:
-    look = reading.look(sl.Locks(engine), "api-calls")
+    look = queries.look(sl.Locks(engine), "api-calls")
     assert [(row["name"], len(row["people"]), row["more"]) for row in look.semaphores.rows] == [("api-calls", 5, 0)]
-    assert reading.look(sl.Locks(engine), "no such").semaphores.rows == []
+    assert queries.look(sl.Locks(engine), "no such").semaphores.rows == []
     few = sl.Locks(engine).run(semaphores.oldest(2))
     assert [row.name for row in few].count("api-calls") == 2
 
@@ -134,10 +135,10 @@ def test_one_semaphore(engine: Engine) -> None:
 def test_keys(engine: Engine) -> None:
     locks = sl.Locks(engine)
     if engine.dialect.name == "sqlite":
-        assert "SQLite" in str(reading.look(locks).keys.says)
+        assert "SQLite" in str(queries.look(locks).keys.says)
         return
     with contended(engine, locks):
-        rows = reading.look(locks).keys.rows
+        rows = queries.look(locks).keys.rows
     (row,) = (row for row in rows if row["key"] == sl.lock.key("invoice:42"))
     assert (row["mode"], row["waiters"]) == ("exclusive", 2)
     assert sorted(each["mode"] for each in row["waiting"]) == ["exclusive", "shared"]
@@ -147,7 +148,7 @@ def test_keys(engine: Engine) -> None:
 
 def test_jobs_that_are_done_make_no_queue_wait(engine: Engine) -> None:
     """Queues that have completed jobs only are told by what they have done, and not else."""
-    job = place_of(engine.dialect, {}).tables.job
+    job = build_context(engine.dialect, {}).tables.job
     with connected(engine.url) as other, other.begin() as connection:
         connection.execute(sl.Queue().put({}, queue="once"))
         connection.execute(
@@ -155,7 +156,7 @@ def test_jobs_that_are_done_make_no_queue_wait(engine: Engine) -> None:
         )
     try:
         assert "once" not in [row["queue_id"] for row in overview.queues(sl.Locks(engine))]
-        (row,) = (row for row in reading.look(sl.Locks(engine)).queues.rows if row["queue_id"] == "once")
+        (row,) = (row for row in queries.look(sl.Locks(engine)).queues.rows if row["queue_id"] == "once")
         assert (row["done"], row["waiting"], row["running"]) == (1, 0, 0)
     finally:
         with connected(engine.url) as other, other.begin() as connection:
@@ -195,10 +196,10 @@ def test_every_semaphore_of_many(servers: Servers) -> None:
     install(url)
     with connected(url) as engine:
         locks = sl.Locks(engine)
-        table = place_of(engine.dialect, {}).tables.semaphore
+        table = build_context(engine.dialect, {}).tables.semaphore
         with engine.begin() as connection:
             connection.execute(insert(table), [{"name": f"s{number:03}", "capacity": 1} for number in range(120)])
         assert locks.acquire({"s117": 1})
-        section = reading.look(locks).semaphores
-        assert (len(section.rows), section.more) == (reading.SEMAPHORES, 70)
+        section = queries.look(locks).semaphores
+        assert (len(section.rows), section.more) == (queries.SEMAPHORES, 70)
         assert [row["used"] for row in section.rows if row["name"] == "s117"] == [1]

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import NullPool, create_engine, insert, select, text
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
-from sqlalchemy_locks.integrations.dashboard import reading, shown
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.integrations.dashboard import filters, queries
 from tests.conftest import PLAIN, Servers, install
 from tests.operation.parties import connected, unused
 
@@ -120,7 +120,7 @@ def test_ten_thousand_holders(servers: Servers) -> None:
     url = servers.fresh("sqlite", "pysqlite")
     install(url)
     with connected(url) as engine:
-        tables = place_of(engine.dialect, {}).tables
+        tables = build_context(engine.dialect, {}).tables
         locks = sl.Locks(engine)
         locks.run(sl.semaphore.create("crowd", 10_000))
         with engine.begin() as connection:
@@ -208,7 +208,7 @@ def test_where_a_file_is(door_to: MakeDoor) -> None:
     file = page.locks._engine.url.database
     assert file is not None
     assert file.startswith("/")
-    assert reading.look(page.locks).called == file
+    assert queries.look(page.locks).called == file
 
 
 def test_a_password_is_never_shown(door_to: MakeDoor) -> None:
@@ -236,10 +236,10 @@ def test_elsewhere(servers: Servers) -> None:
             page.locks = page.locks  # the door's own has no options
             placed = sl.Locks(create_engine(url, poolclass=NullPool, execution_options=options))
             placed.run(sl.semaphore.create("placed", 1))
-            look = reading.look(placed)
+            look = queries.look(placed)
             assert [row["name"] for row in look.semaphores.rows] == ["placed"]
             assert look.lately.says is None
-            assert {each.level for each in reading.facts(placed).rows} <= {"ok", "warning"}
+            assert {each.level for each in queries.facts(placed).rows} <= {"ok", "warning"}
         finally:
             page.close()
 
@@ -255,9 +255,9 @@ def test_a_semaphore_that_is_not_there(name: str, door: str, door_to: MakeDoor) 
 
 
 def test_numbers_and_names() -> None:
-    assert shown.short("a" * 48) == "a" * 48
-    assert shown.short("a" * 49) == "a" * 47 + "…"
-    assert shown.number(1234567) == "1,234,567"
+    assert filters.short("a" * 48) == "a" * 48
+    assert filters.short("a" * 49) == "a" * 47 + "…"
+    assert filters.number(1234567) == "1,234,567"
 
 
 def test_a_closed_and_an_overfull_semaphore(door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
@@ -276,10 +276,10 @@ def test_maintenance_that_nobody_does(servers: Servers) -> None:
     install(url)
     with connected(url) as engine:
         locks = sl.Locks(engine)
-        assert all(row["due"] is None for row in reading.look(locks).maintenance.rows)
+        assert all(row["due"] is None for row in queries.look(locks).maintenance.rows)
         locks.maintain()
-        table: Any = place_of(engine.dialect, {}).tables.task_timeout
-        assert not any(row["late"] for row in reading.look(locks).maintenance.rows)
+        table: Any = build_context(engine.dialect, {}).tables.task_timeout
+        assert not any(row["late"] for row in queries.look(locks).maintenance.rows)
         with engine.begin() as connection:
             connection.execute(table.update().values(ts=0))
         page = Door("wsgi", url, "")

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from tests.conftest import PLAIN, Servers, install
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import PATIENCE, connected
@@ -64,7 +64,7 @@ def test_no_overlap_and_no_error(engine_to: MakeEngine, name: str, level: str) -
                 got = session.scalar((sl.lock.try_exclusive if tries else sl.lock.exclusive)(key)) is not False
             except DBAPIError as error:
                 # who waits for a row that is removed may be a deadlock's victim, and takes the turn again; no try is
-                if tries or not engine_of(engine.dialect).transient(error):
+                if tries or not backend_for(engine.dialect).transient(error):
                     raise
                 session.rollback()
                 continue

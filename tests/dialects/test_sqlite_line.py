@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects.sqlite import ENGINE
+from sqlalchemy_locks.dialects.sqlite import BACKEND
 from sqlalchemy_locks.dialects.sqlite_line import IDLE, Line
 from tests.conftest import install
 from tests.operation.parties import PATIENCE, async_connected, connected, later, queued, until
@@ -276,7 +276,7 @@ def test_whatever_becomes_of_the_file_the_lock_is_had(url: str, trouble: str, mo
         somebody.execute("ROLLBACK")
         somebody.close()
     # what is left of it is taken away by who comes next
-    beside = ENGINE.line_beside(holder.engine)
+    beside = BACKEND.line_beside(holder.engine)
     assert beside is not None
     until(lambda: not beside.anybody(0))
     for party in (*waiters, holder):

@@ -14,9 +14,9 @@ import redis
 from sqlalchemy import make_url
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.facade.async_lease import AsyncLost
+from sqlalchemy_locks.facade.async_lease import AsyncLostEvent
 from sqlalchemy_locks.facade.exclusive import Held
-from sqlalchemy_locks.facade.lease import Lost
+from sqlalchemy_locks.facade.lease import LostEvent
 from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.integrations import dashboard, fastapi, flask, otel, problem, prometheus, starlette
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
@@ -28,12 +28,12 @@ from tests.redis.conftest import started_or_skipped
 from . import apps, docstrings
 
 #: what is done with what it gives is no method of somebody's class
-OTHERS = [Held, Lost, AsyncLost, LockEvents, Mutexes]
+OTHERS = [Held, LostEvent, AsyncLostEvent, LockEvents, Mutexes]
 #: sessions tell who holds what, and have locks of their own, on a server only
 ON_A_SERVER = {"lock.holders", "lock.session_exclusive", "lock.session_unlock", "KeyHolder", "KeyWaiter", "explain"}
 ON_A_SERVER |= {"Explanation"}
 #: what the two floors of the façades tell each other, and what a listener's class shows all at once
-INTERNAL = {"Held.adopt", "Held.lose", "Lost.over", "Lost.proven", "Lost.set"}
+INTERNAL = {"Held.adopt", "Held.lose", "LostEvent.over", "LostEvent.proven", "LostEvent.set"}
 REDIS = {"redis.Mutex": Mutex, "redis.Timeout": Timeout, "redis.StateTransition": StateTransition}
 
 

@@ -205,9 +205,9 @@ def test_who_waits_for_a_key_leaves_the_pool_to_others(
 
 def line(engine: Any) -> int:
     """How many stand before a key, the one that waits on a connection included."""
-    from sqlalchemy_locks.runtime.local_queue import lines_of
+    from sqlalchemy_locks.runtime.local_queue import local_queues
 
-    return sum(1 + len(turn.line or ()) for turn in list(lines_of(engine.dialect).now.values()))
+    return sum(1 + len(turn.line or ()) for turn in list(local_queues(engine.dialect).now.values()))
 
 
 @pytest.mark.usefixtures("unhurried")

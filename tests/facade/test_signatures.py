@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.facade.async_lease import AsyncLease, AsyncLost
+from sqlalchemy_locks.facade.async_lease import AsyncLease, AsyncLostEvent
 from sqlalchemy_locks.facade.async_locks import AsyncMutexes
 from sqlalchemy_locks.facade.exclusive import Held
 from sqlalchemy_locks.facade.lease import Lease
@@ -42,7 +42,9 @@ def test_the_same_parameters(sync: type[Any], asynchronous: type[Any], name: str
         assert str(its.annotation).replace("Alive | AsyncAlive", "Alive") == str(ours.annotation)
 
 
-@pytest.mark.parametrize("cls", [sl.Locks, sl.AsyncLocks, Mutexes, AsyncMutexes, Held, Lease, AsyncLease, AsyncLost])
+@pytest.mark.parametrize(
+    "cls", [sl.Locks, sl.AsyncLocks, Mutexes, AsyncMutexes, Held, Lease, AsyncLease, AsyncLostEvent]
+)
 def test_every_method_is_documented(cls: type[Any]) -> None:
     for name in public(cls) - {"dispatch"} - {one.name for one in fields(sl.Grant)}:
         assert inspect.getdoc(inspect.getattr_static(cls, name)), f"{cls.__name__}.{name}"

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.facade.maintenance import QUEUE
 from tests.matrix.faces import ASYNC, SYNC, opened
 from tests.operation.parties import PATIENCE, connected, installed, unused
@@ -145,7 +145,7 @@ class Way:
 
     def of(self, table: str, **named: Any) -> Any:
         """The rows of a shipped table."""
-        shipped = getattr(place_of(self.other.dialect, {}).tables, table)
+        shipped = getattr(build_context(self.other.dialect, {}).tables, table)
         return self.rows(select(shipped).where(*(shipped.c[key] == value for key, value in named.items())))
 
     @property
@@ -183,7 +183,7 @@ def way(servers: Any, request: pytest.FixtureRequest) -> Iterator[Way]:
 
 def emptied(engine: Engine) -> None:
     """What other tests have left would make each look a longer one."""
-    tables = place_of(engine.dialect, {}).tables
+    tables = build_context(engine.dialect, {}).tables
     with engine.begin() as connection:
         for table in (tables.permit, tables.permit_request, tables.semaphore_history, tables.semaphore):
             connection.execute(delete(table))
@@ -916,7 +916,7 @@ def keys(way: Way) -> tuple[Act, Judge]:
 
 @case
 def maintain(way: Way) -> tuple[Act, Judge]:
-    shipped = place_of(way.other.dialect, {}).tables.task_timeout
+    shipped = build_context(way.other.dialect, {}).tables.task_timeout
     way.write(update(shipped).where(shipped.c.queue_id == QUEUE).values(ts=int(time.time())))
     way.write(update(shipped).where(shipped.c.queue_id == QUEUE, shipped.c.id == "orphans").values(ts=0))
     name = room(way)

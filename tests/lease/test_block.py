@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, Table, Text, insert, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks import leases
+from sqlalchemy_locks.facade import semaphores
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, all_of, async_connected, connected, installed, later, until
 from tests.semaphore.parties import ENGINES, EVERYWHERE, expire, held, in_memory, made, unused
@@ -185,7 +185,7 @@ def test_a_loss_does_not_mask_an_error(engine_to: MakeEngine) -> None:
 def test_a_release_that_fails_is_logged_and_what_was_done_is_done(
     engine_to: MakeEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "PATIENCE", 0.2)
+    monkeypatch.setattr(semaphores, "PATIENCE", 0.2)
     engine = engine_to("postgresql15")
     lease = unused("lease")
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks"), engine.connect() as keeper:

@@ -18,7 +18,7 @@ from sqlalchemy.util import greenlet_spawn
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime.pools import unattended
-from sqlalchemy_locks.runtime.renewal import Lost, Renewed, clock
+from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, clock
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, async_connected, connected, installed, until
 from tests.semaphore.parties import ENGINES, place, unused
@@ -83,7 +83,7 @@ def test_a_task_leaves_no_connection(case: str, servers: Any, engine_to: MakeEng
 def test_what_is_over_is_not_renewed() -> None:
     """Its engine may have been disposed of already: nobody would close what is opened now."""
     asked: list[int] = []
-    renewed = Renewed("a lease", Lost(3600, clock()), clock(), lambda: not asked.append(1))
+    renewed = RenewableLease("a lease", LostEvent(3600, clock()), clock(), lambda: not asked.append(1))
     renewed.over = True
     assert renewed.renew() is False
     assert asked == []

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, event
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.runtime.local_queue import lines_of
+from sqlalchemy_locks.runtime.local_queue import local_queues
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, async_connected, connected, installed, later, queued, seen, until
 from tests.semaphore.parties import ENGINES, EVERYWHERE, held, in_memory, made, unused
@@ -109,7 +109,7 @@ def test_threads_are_served_in_their_order(name: str, engine_to: MakeEngine) -> 
     locks.release(grant)
     assert [future.result(PATIENCE) for future in waiting] == [2, 3, 4, 5, 6]
     assert in_memory(engine, sem) == 0
-    assert lines_of(engine.dialect)._connected == 0
+    assert local_queues(engine.dialect)._connected == 0
 
 
 def turn(locks: sl.Locks, sem: str) -> int:
@@ -309,7 +309,7 @@ def test_a_hundred_tasks_on_a_pool_of_five(servers: Any) -> None:
 
 
 def test_a_semaphore_of_another_schema_has_a_line_of_its_own(engine_to: MakeEngine) -> None:
-    from sqlalchemy_locks.core.operation import place_of
+    from sqlalchemy_locks.core.operation import build_context
     from sqlalchemy_locks.semaphore.availability import place_key
 
     for name, option in (
@@ -318,7 +318,7 @@ def test_a_semaphore_of_another_schema_has_a_line_of_its_own(engine_to: MakeEngi
     ):
         engine = engine_to(name)
         keys = {
-            place_key(place_of(engine.dialect, options), options)
+            place_key(build_context(engine.dialect, options), options)
             for options in (engine.get_execution_options(), engine.execution_options(**option).get_execution_options())
         }
         assert len(keys) == 2

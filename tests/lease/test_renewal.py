@@ -8,29 +8,29 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sqlalchemy_locks.runtime.renewal import Lost, Renewals, Renewed, clock
+from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, RenewalThread, clock
 from tests.operation.parties import PATIENCE, until
 
 from .parties import renewers
 
 
 @pytest.fixture
-def renewals() -> Iterator[Renewals]:
+def renewals() -> Iterator[RenewalThread]:
     until(lambda: not renewers())  # of the tests before
-    made = Renewals()
+    made = RenewalThread()
     yield made
     for lease in list(made._kept):
         made.remove(lease)
     until(lambda: not renewers())
 
 
-def lease(renew: Callable[[], bool], ttl: float = 3600, due: float = 0) -> Renewed:
-    made = Renewed("a lease", Lost(ttl, clock()), clock(), renew)
+def lease(renew: Callable[[], bool], ttl: float = 3600, due: float = 0) -> RenewableLease:
+    made = RenewableLease("a lease", LostEvent(ttl, clock()), clock(), renew)
     made.due = clock() + due
     return made
 
 
-def test_what_is_due_is_renewed_and_counts_from_before_it_was_asked(renewals: Renewals) -> None:
+def test_what_is_due_is_renewed_and_counts_from_before_it_was_asked(renewals: RenewalThread) -> None:
     asked: list[float] = []
 
     def renew() -> bool:
@@ -49,7 +49,7 @@ def test_what_is_due_is_renewed_and_counts_from_before_it_was_asked(renewals: Re
     assert len(asked) == 1
 
 
-def test_one_that_hangs_holds_no_other_up(renewals: Renewals) -> None:
+def test_one_that_hangs_holds_no_other_up(renewals: RenewalThread) -> None:
     go_on, renewed = threading.Event(), threading.Event()
 
     def hang() -> bool:
@@ -74,7 +74,7 @@ def test_one_that_hangs_holds_no_other_up(renewals: Renewals) -> None:
 
 
 def test_what_fails_is_tried_again_and_what_is_refused_is_lost(
-    renewals: Renewals, caplog: pytest.LogCaptureFixture
+    renewals: RenewalThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers: list[bool | Exception] = [RuntimeError("a restart"), RuntimeError("still"), True, False]
 
@@ -118,17 +118,17 @@ def test_an_answer_that_comes_too_late_proves_nothing() -> None:
 
 
 def test_once_lost_always_lost() -> None:
-    kept = Lost(3600, clock() - 3600)
+    kept = LostEvent(3600, clock() - 3600)
     assert kept
     kept.proven(clock())
     assert kept.is_set()
     assert repr(kept) == "<lost: it could not be renewed in time>"
     assert kept.wait()
-    assert Lost(3600, clock()).wait(0.001) is False
+    assert LostEvent(3600, clock()).wait(0.001) is False
 
 
 def test_a_fork_has_lost_it() -> None:
-    kept = Lost(3600, clock())
+    kept = LostEvent(3600, clock())
     assert not kept
     kept.process += 1
     assert kept

@@ -15,10 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks import waiting as waits
-from sqlalchemy_locks.facade.async_lease import AsyncLost
-from sqlalchemy_locks.runtime.local_queue import Lines, lines_of
-from sqlalchemy_locks.runtime.renewal import MOST, Lost, Renewals, Renewed, clock
+from sqlalchemy_locks.facade import semaphore_wait as waits
+from sqlalchemy_locks.facade.async_lease import AsyncLostEvent
+from sqlalchemy_locks.runtime.local_queue import LocalQueues, local_queues
+from sqlalchemy_locks.runtime.renewal import MOST, LostEvent, RenewableLease, RenewalThread, clock
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import (
     ASYNC,
@@ -82,9 +82,9 @@ def test_one_id_is_in_one_block_at_a_time(name: str, engine_to: MakeEngine) -> N
 
 def test_whoever_waits_hears_of_what_was_renewed() -> None:
     """A thread waits for what is due in an hour, while another renews what is due again before that."""
-    renewals, times = Renewals(), []
+    renewals, times = RenewalThread(), []
 
-    class Often(Renewed):
+    class Often(RenewableLease):
         def renew(self) -> bool:
             if len(times) < 2:
                 until(lambda: renewals._idle)
@@ -92,9 +92,9 @@ def test_whoever_waits_hears_of_what_was_renewed() -> None:
             times.append(1)
             return len(times) < 3
 
-    often = Often("often", Lost(3600, clock()), clock(), lambda: True)
+    often = Often("often", LostEvent(3600, clock()), clock(), lambda: True)
     often.due = clock()
-    seldom = Renewed("seldom", Lost(3600, clock()), clock(), lambda: True)
+    seldom = RenewableLease("seldom", LostEvent(3600, clock()), clock(), lambda: True)
     renewals._kept.add(seldom)
     renewals.add(often)
     try:
@@ -107,7 +107,7 @@ def test_whoever_waits_hears_of_what_was_renewed() -> None:
 
 def test_the_threads_that_renew_are_few() -> None:
     until(lambda: not renewers())  # of the tests before
-    renewals, go_on, guard = Renewals(), threading.Event(), threading.Lock()
+    renewals, go_on, guard = RenewalThread(), threading.Event(), threading.Lock()
     inside = most = done = 0
 
     def renew() -> bool:
@@ -121,7 +121,7 @@ def test_the_threads_that_renew_are_few() -> None:
             done += 1
         return True
 
-    leases = [Renewed(f"no. {number}", Lost(3600, clock()), clock(), renew) for number in range(50)]
+    leases = [RenewableLease(f"no. {number}", LostEvent(3600, clock()), clock(), renew) for number in range(50)]
     for lease in leases:
         lease.due = clock()
     renewals._kept.update(leases)
@@ -147,7 +147,7 @@ def test_a_line_is_of_one_place(name: str, engine_to: MakeEngine) -> None:
     moved = sl.Locks(engine.execution_options(**MOVED.get(name, {"schema_translate_map": {"lock": "elsewhere"}})))
     request = sl.semaphore.acquire({sem: 1})
     first, other = (party._waiting(request, None, False, {}) for party in (locks, moved))
-    turn = lines_of(engine.dialect).turn(("line", first._where, sem))
+    turn = local_queues(engine.dialect).turn(("line", first._where, sem))
     assert turn.come(0)
     assert first._somebody() == sem
     assert other._somebody() is None
@@ -157,7 +157,7 @@ def test_a_line_is_of_one_place(name: str, engine_to: MakeEngine) -> None:
 
 def test_so_is_a_line_of_a_key(engine_to: MakeEngine) -> None:
     engine, key = engine_to("mysql"), unused()
-    turn = lines_of(engine.dialect).turn(("key", None, sl.lock.key(key)))
+    turn = local_queues(engine.dialect).turn(("key", None, sl.lock.key(key)))
     assert turn.come(0)
     try:
         with sl.Locks(engine.execution_options(schema_translate_map={"unrelated": "x"})).exclusive(
@@ -198,7 +198,7 @@ def test_nobody_waits_in_memory_for_one_that_hangs(
     sem = made(engine, 1)
     locks = sl.Locks(engine)
     where = locks._waiting(sl.semaphore.acquire({sem: 1}), None, False, {})._where
-    hangs = lines_of(engine.dialect).turn(("line", where, sem))
+    hangs = local_queues(engine.dialect).turn(("line", where, sem))
     assert hangs.come(0)
     try:
         locks.release(locks.acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
@@ -363,7 +363,7 @@ def test_another_pool_is_the_same_database(kind: str, engine_to: MakeEngine) -> 
 
 def test_a_cancellation_that_comes_with_the_turn_is_none_the_less() -> None:
     async def main() -> None:
-        lines = Lines(True)
+        lines = LocalQueues(True)
         entered: list[int] = []
         first = lines.turn("x")
         assert first.come(0)
@@ -392,8 +392,8 @@ def test_a_cancellation_that_comes_with_the_turn_is_none_the_less() -> None:
 
 def test_nor_is_one_that_comes_with_a_loss() -> None:
     async def main() -> None:
-        lost = Lost(3600, clock())
-        told = AsyncLost(lost)
+        lost = LostEvent(3600, clock())
+        told = AsyncLostEvent(lost)
         waiting = asyncio.create_task(told.wait(600))
         await asyncio.sleep(0)
         lost.set("somebody swept it")
@@ -408,8 +408,8 @@ def test_nor_is_one_that_comes_with_a_loss() -> None:
 
 def test_a_loss_that_another_thread_finds_wakes_a_task() -> None:
     async def main() -> None:
-        lost = Lost(3600, clock())
-        told = AsyncLost(lost)
+        lost = LostEvent(3600, clock())
+        told = AsyncLostEvent(lost)
         waiting = asyncio.create_task(told.wait(PATIENCE))
         await asyncio.sleep(0)
         await asyncio.to_thread(lost.set, "somebody swept it")

@@ -11,8 +11,8 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks import waiting
-from sqlalchemy_locks.runtime.local_queue import lines_of
+from sqlalchemy_locks.facade import semaphore_wait
+from sqlalchemy_locks.runtime.local_queue import local_queues
 from tests.operation.parties import PATIENCE, connected, later, seen, until, unused
 
 
@@ -34,7 +34,7 @@ def locks_of(through: Any, opened: ExitStack, processes: int, **settings: Any) -
 
 def in_line(direct: Engine, room: str) -> int:
     """How many stand in the server's line of a semaphore: in front, or behind."""
-    key = sl.lock.key("sqlalchemy_locks.semaphore", waiting.place_key(*_place(direct)), room)
+    key = sl.lock.key("sqlalchemy_locks.semaphore", semaphore_wait.place_key(*_place(direct)), room)
     statement = (
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
         " AND ((classid::bigint << 32) | objid::bigint) = :key"
@@ -45,15 +45,15 @@ def in_line(direct: Engine, room: str) -> int:
 
 def _place(engine: Engine) -> tuple[Any, Any]:
     options = engine.get_execution_options()
-    return waiting.place_of(engine.dialect, options), options
+    return semaphore_wait.build_context(engine.dialect, options), options
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_release_comes_through(through: Any, direct: Engine, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All server connections are had by who waits in line; who is to release gets one, and so those who wait get theirs."""
-    monkeypatch.setattr(waiting, "TURN", 1e6)  # that those who wait give up in time is not what is tested
-    monkeypatch.setattr(waiting, "KEPT", 0.2)
-    monkeypatch.setattr(waiting, "SLOW", 1e6)
+    monkeypatch.setattr(semaphore_wait, "TURN", 1e6)  # that those who wait give up in time is not what is tested
+    monkeypatch.setattr(semaphore_wait, "KEPT", 0.2)
+    monkeypatch.setattr(semaphore_wait, "SLOW", 1e6)
     room = unused("room")
     with ExitStack() as opened:
         holder, *others = locks_of(through, opened, size + 1, default_pool_size=size)
@@ -73,7 +73,7 @@ def test_a_release_comes_through(through: Any, direct: Engine, size: int, monkey
 
 def test_who_waits_for_a_connection_keeps_none(through: Any, direct: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pooler that takes long for an answer has too few: those that it has are for who holds."""
-    monkeypatch.setattr(waiting, "SLOW", -1)  # no answer is fast enough
+    monkeypatch.setattr(semaphore_wait, "SLOW", -1)  # no answer is fast enough
     room = unused("room")
     with ExitStack() as opened:
         holder, other = locks_of(through, opened, 2, default_pool_size=1)
@@ -88,8 +88,8 @@ def test_who_waits_for_a_connection_keeps_none(through: Any, direct: Engine, mon
             grant = waiter.result(PATIENCE)
         assert not any("pg_advisory_xact_lock" in statement for statement in statements)
         # and stands in line again some time later
-        monkeypatch.setattr(waiting, "SLOW", 1e6)
-        lines_of(holder._engine.dialect).aside_until = 0
+        monkeypatch.setattr(semaphore_wait, "SLOW", 1e6)
+        local_queues(holder._engine.dialect).aside_until = 0
         waiter = later(holder.acquire, {room: 1}, ttl=3600)
         until(lambda: in_line(direct, room) == 1, unless=waiter)
         assert other.release(grant) is sl.Released.RELEASED
@@ -97,8 +97,8 @@ def test_who_waits_for_a_connection_keeps_none(through: Any, direct: Engine, mon
 
 
 def test_who_kept_it_from_the_holder_learns_that(through: Any, direct: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "KEPT", 0.2)
-    monkeypatch.setattr(waiting, "SLOW", 1e6)
+    monkeypatch.setattr(semaphore_wait, "KEPT", 0.2)
+    monkeypatch.setattr(semaphore_wait, "SLOW", 1e6)
     room = unused("room")
     with ExitStack() as opened:
         holder, other = locks_of(through, opened, 2, default_pool_size=1)
@@ -109,11 +109,11 @@ def test_who_kept_it_from_the_holder_learns_that(through: Any, direct: Engine, m
             until(lambda waiter=waiter: in_line(direct, room) == 1, unless=waiter)
             assert holder.release(grant) is sl.Released.RELEASED
             assert other.release(waiter.result(PATIENCE)) is sl.Released.RELEASED
-            if lines_of(other._engine.dialect).aside_until:
+            if local_queues(other._engine.dialect).aside_until:
                 break
         else:
             raise AssertionError("it has learnt nothing")
-        assert not lines_of(holder._engine.dialect).aside_until
+        assert not local_queues(holder._engine.dialect).aside_until
 
 
 def test_who_gets_no_server_connection_is_told_by_the_pooler(through: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, delete, update
 from sqlalchemy.pool import NullPool
 
-from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.core.operation import build_context
 from tests.conftest import PLAIN, Servers
 
 ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb", "sqlite"]
@@ -32,7 +32,7 @@ MakeEngine = Callable[..., Engine]
 def empty(url: str) -> None:
     engine = create_engine(url, poolclass=NullPool)
     with engine.begin() as connection:
-        tables = place_of(connection.dialect, {}).tables
+        tables = build_context(connection.dialect, {}).tables
         for table in (tables.job, tables.task):
             connection.execute(delete(table))
 
@@ -40,7 +40,7 @@ def empty(url: str) -> None:
 def silenced(connection: Connection, *jobs: Any, table: Any = None) -> None:
     """Let these jobs that run, or all of them, seem to have been silent for years: no test waits until a clock moves."""
     if table is None:
-        table = place_of(connection.dialect, {}).tables.job
+        table = build_context(connection.dialect, {}).tables.job
     years_ago = datetime(2020, 1, 1, tzinfo=timezone.utc)
     silencing = update(table).where(table.c.heartbeat_at.is_not(None)).values(heartbeat_at=years_ago)
     if jobs:

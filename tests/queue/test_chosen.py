@@ -11,8 +11,8 @@ from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, Tex
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks import settling
-from sqlalchemy_locks.core.operation import Place, place_of
+from sqlalchemy_locks.core.operation import BuildContext, build_context
+from sqlalchemy_locks.queue import acknowledge
 from tests.conftest import PLAIN, Servers, install
 from tests.operation.parties import PATIENCE, Watch, later
 
@@ -136,7 +136,7 @@ def test_a_row_is_captured_as_it_is_and_not_as_it_was(
     held_up = sl.Queue()
     take = held_up._take
     chosen = take.taken
-    take.taken = lambda place: replace(chosen(place), where=(*chosen(place).where, through_the_gate()))  # type: ignore[method-assign]
+    take.taken = lambda context: replace(chosen(context), where=(*chosen(context).where, through_the_gate()))  # type: ignore[method-assign]
     watch = Watch(servers, name)
 
     def capture() -> list[Any]:
@@ -147,7 +147,7 @@ def test_a_row_is_captured_as_it_is_and_not_as_it_was(
     watch.until_waiting(capturing)
     (theirs,) = exchanged(engine, [], 1).jobs
     with engine.begin() as connection:
-        job = place_of(connection.dialect, {}).tables.job
+        job = build_context(connection.dialect, {}).tables.job
         connection.execute(
             update(job)
             .where(job.c.internal_id == theirs.internal_id + 1)
@@ -170,13 +170,13 @@ def test_a_job_is_ended_by_who_has_it_and_not_by_who_had_it(
     put(engine, *range(2))
     mine = exchanged(engine, [], 2).jobs
     held_up = sl.Queue()
-    complete, running = held_up._complete.passing, settling._running
+    complete, running = held_up._complete.passing, acknowledge._running
     changing = complete.changing
 
-    def gated(place: Place) -> Any:
+    def gated(context: BuildContext) -> Any:
         with monkeypatch.context() as patched:
-            patched.setattr(settling, "_running", lambda at: (*running(at), through_the_gate()))
-            return changing(place)
+            patched.setattr(acknowledge, "_running", lambda at: (*running(at), through_the_gate()))
+            return changing(context)
 
     complete.changing = gated  # type: ignore[method-assign]
     watch = Watch(servers, name)

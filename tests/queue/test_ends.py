@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.workers.state import Shift
+from sqlalchemy_locks.workers.state import WorkerState
 from tests.conftest import Servers
 from tests.operation.parties import PATIENCE, async_connected, cancelled_at_every_await
 
@@ -54,7 +54,7 @@ def test_a_worker_that_is_cancelled_at_every_await(
 def test_what_ends_while_the_worker_does_is_told(engine_to: MakeEngine, error: Exception | None) -> None:
     engine = engine_to("sqlite")
     put(engine, "runs", "waits", max_attempts=1)
-    shift = Shift(sl.Worker(sl.Queue(), print, bind=engine, concurrency=1), time.sleep)
+    shift = WorkerState(sl.Worker(sl.Queue(), print, bind=engine, concurrency=1), time.sleep)
     shift.turn()
     job = shift.take()
     give_back = shift.give_back

@@ -13,11 +13,11 @@ from sqlalchemy import Engine, NullPool, event, select, text, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.captures.explain import _chooses, _spelt
-from sqlalchemy_locks.core.operation import place_of
-from sqlalchemy_locks.queue.fetch import Exchanged
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.queue.fetch import Fetched
 from sqlalchemy_locks.workers.database import transaction
-from sqlalchemy_locks.workers.fetch_cursor import Head
-from sqlalchemy_locks.workers.state import Shift
+from sqlalchemy_locks.workers.fetch_cursor import FetchCursor
+from sqlalchemy_locks.workers.state import WorkerState
 from tests.faults.drivers import sync
 from tests.operation.parties import connected, installed
 from tests.tasks.test_lost_replies import final, in_the_clear
@@ -28,10 +28,10 @@ from .test_workers import counts, put
 queue = sl.Queue()
 
 
-def exchanged(engine: Engine, done: Any, limit: int, *, host: str = "web-1", after: Any = None) -> Exchanged:
+def exchanged(engine: Engine, done: Any, limit: int, *, host: str = "web-1", after: Any = None) -> Fetched:
     with transaction(engine) as short:
         told = short.connection.scalar(queue._exchange(done, limit, queue="default", host=host, after=after))
-        assert isinstance(told, Exchanged)
+        assert isinstance(told, Fetched)
         return told
 
 
@@ -95,7 +95,7 @@ def test_a_class_of_ones_own(engine_to: MakeEngine) -> None:
     Task.metadata.create_all(engine)
     with engine.begin() as connection:
         connection.execute(tasks.put(1, 2, 3, queue="q"))
-    shift = Shift(
+    shift = WorkerState(
         sl.Worker(tasks, print, bind=engine, name="q", batch=2, heartbeat=3600, stalled_after=None), time.sleep
     )
     shift.turn()
@@ -178,13 +178,13 @@ def other(servers: Any, name: str) -> Iterator[Engine]:
         yield engine
 
 
-def shift_of(engine: Engine, **terms: Any) -> Shift:
+def shift_of(engine: Engine, **terms: Any) -> WorkerState:
     # a heartbeat that is due, be it that the machine is slow, is a statement more, and keeps jobs from being begun
     terms = {"heartbeat": 3600, **terms}
-    return Shift(sl.Worker(queue, print, bind=engine, stalled_after=None, **terms), time.sleep)
+    return WorkerState(sl.Worker(queue, print, bind=engine, stalled_after=None, **terms), time.sleep)
 
 
-def work(shift: Shift) -> list[Any]:
+def work(shift: WorkerState) -> list[Any]:
     done = []
     while (job := shift.take()) is not None:
         done.append(job.payload)
@@ -250,7 +250,7 @@ def test_a_worker_that_dies_before_it_reads_the_answer(engine: Engine) -> None:
 
 
 def test_a_dear_look_from_the_head_is_not_taken_each_time() -> None:
-    head, last = Head(True, 3600), (0, None, 7)
+    head, last = FetchCursor(True, 3600), (0, None, 7)
     assert head.after() is None
     head.looked(None, last, 360)
     assert head.after() == last
@@ -260,10 +260,10 @@ def test_a_dear_look_from_the_head_is_not_taken_each_time() -> None:
     assert head.after() is None
     head.looked(None, last, 0.0)
     assert head.after() is None
-    capped = Head(True, 1)
+    capped = FetchCursor(True, 1)
     capped.looked(None, last, 360)
     assert capped._until <= time.monotonic() + 1
-    cheap = Head(False, 3600)
+    cheap = FetchCursor(False, 3600)
     cheap.looked(None, last, 360)
     assert cheap.after() is None
 
@@ -319,7 +319,7 @@ def test_an_old_snapshot_does_not_make_looks_dearer(engine_to: MakeEngine) -> No
         connection.execute(queue.put(*range(3000)))
         connection.execute(text("VACUUM ANALYZE lock.job"))
         old.execute(text("SELECT count(*) FROM lock.job")).scalar()
-        told = Exchanged([], 0)
+        told = Fetched([], 0)
         for _ in range(20):
             told = connection.scalar(queue._exchange(told.jobs, 100, queue="default", host="h", after=None))
         last = queue._jobs.position(told.jobs[-1])
@@ -327,8 +327,8 @@ def test_an_old_snapshot_does_not_make_looks_dearer(engine_to: MakeEngine) -> No
         def read(after: Any) -> int:
             operation = queue._exchange([], 10, queue="default", host="h", after=after)
             body: Any = operation._body
-            place = place_of(connection.dialect, {})
-            statement = _spelt(_chooses(body, body.taken(place), place), operation, connection)
+            context = build_context(connection.dialect, {})
+            statement = _spelt(_chooses(body, body.taken(context), context), operation, connection)
             (plan,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}").one()
             document = json.loads(plan) if isinstance(plan, str) else plan
             return int(searching(document[0]["Plan"]))
@@ -380,7 +380,7 @@ def test_a_put_that_is_tried_again_puts_once(servers: Any, other: Engine, name: 
         mine = sl.Locks(engine).run(queue.put("a"))
         assert proxy.losses == 1
     with other.connect() as connection:
-        job = place_of(connection.dialect, {}).tables.job
+        job = build_context(connection.dialect, {}).tables.job
         assert connection.execute(select(job.c.external_id)).scalars().all() == [mine]
 
 
@@ -389,7 +389,7 @@ def test_a_timeout_written_by_hand_keeps_no_other_from_its_own(engine: Engine) -
     with engine.begin() as connection:
         connection.execute(tasks.create("endless", "never", "over", timeout=1))
         assert len(connection.execute(tasks.capture(3)).all()) == 3
-        task = place_of(connection.dialect, {}).tables.task
+        task = build_context(connection.dialect, {}).tables.task
         for id, seconds in (("endless", 2**62), ("never", -(2**62)), ("over", 0)):
             connection.execute(update(task).where(task.c.id == id).values(timeout=seconds))
         # before now, be the clock as coarse as it may

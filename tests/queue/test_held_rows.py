@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Connection, Engine, select
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
-from sqlalchemy_locks.workers.state import Shift
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.workers.state import WorkerState
 
 from .conftest import MakeEngine, silenced
 from .test_exchange import exchanged, shift_of, work
@@ -34,14 +34,14 @@ def worker_engine(engine_to: MakeEngine, name: str) -> Engine:
 def holding(engine: Engine, *jobs: Any) -> Iterator[Connection]:
     """Somebody's open transaction, with these jobs' rows."""
     with engine.connect() as connection:
-        job = place_of(connection.dialect, {}).tables.job
+        job = build_context(connection.dialect, {}).tables.job
         for each in jobs:
             connection.execute(select(job.c.claim).where(job.c.internal_id == each.internal_id).with_for_update()).one()
         yield connection
         connection.rollback()
 
 
-def later(shift: Shift) -> None:
+def later(shift: WorkerState) -> None:
     """A second after that."""
     shift._later_at = time.monotonic()
     shift.turn()

@@ -16,7 +16,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.queue.mixin import JobColumns
 from sqlalchemy_locks.sql.clock import Instant
 from sqlalchemy_locks.sql.tables import ExternalId, Payload
-from sqlalchemy_locks.workers.state import Shift
+from sqlalchemy_locks.workers.state import WorkerState
 from tests.conftest import PLAIN, Servers
 
 from .conftest import ENGINES, silenced
@@ -195,7 +195,7 @@ def test_a_table_may_be_called_as_a_part_of_a_statement_might_be(engine: Engine,
             id = connection.scalar(own.put(0))
             assert connection.scalar(own.put(0, external_id=id)) == id
             connection.execute(own.put(1, 2, 3))
-        shift = Shift(sl.Worker(own, print, bind=engine, batch=2), time.sleep)
+        shift = WorkerState(sl.Worker(own, print, bind=engine, batch=2), time.sleep)
         seen = []
         for _ in range(3):
             shift._beat = -float("inf")

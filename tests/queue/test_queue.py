@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.sql.clock import Now
 from tests.operation.parties import PATIENCE, async_connected
 
@@ -25,7 +25,7 @@ queue = sl.Queue()
 
 
 def job_table(connection: Any) -> Any:
-    return place_of(connection.engine.dialect, {}).tables.job
+    return build_context(connection.engine.dialect, {}).tables.job
 
 
 def put(engine: Engine, *payloads: Any, **options: Any) -> list[uuid.UUID]:

@@ -16,8 +16,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
-from sqlalchemy_locks.workers.state import Shift
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.workers.state import WorkerState
 from tests.faults.drivers import asynchronous, clear, sync, through_an_async_proxy
 from tests.faults.proxy import Proxy
 from tests.operation.parties import PATIENCE, async_connected, until
@@ -47,10 +47,10 @@ def refusing(engine: Engine, *parts: str) -> Iterator[None]:
         event.remove(engine, "before_cursor_execute", look)
 
 
-def silent(engine: Engine, shift: Shift) -> None:
+def silent(engine: Engine, shift: WorkerState) -> None:
     """As if nothing had been said of its jobs for an hour."""
     with engine.begin() as connection:
-        job = place_of(connection.dialect, {}).tables.job
+        job = build_context(connection.dialect, {}).tables.job
         for id, beat in connection.execute(select(job.c.internal_id, job.c.heartbeat_at)).all():
             if beat is not None:
                 connection.execute(
@@ -65,7 +65,7 @@ def stalled(engine: Engine) -> int:
         return number
 
 
-def three_taken(engine: Engine) -> tuple[Shift, list[Any]]:
+def three_taken(engine: Engine) -> tuple[WorkerState, list[Any]]:
     put(engine, *range(10), max_attempts=1)
     shift = shift_of(engine, batch=3, concurrency=4, heartbeat=600)
     shift.turn()
@@ -215,7 +215,7 @@ def test_what_a_cancelled_worker_was_not_told_of_goes_back(servers: Any, other: 
 def test_nothing_is_begun_after_a_stop_whatever_a_turn_waits_for(engine: Engine) -> None:
     put(engine, *range(4))
     worker = sl.Worker(queue, print, bind=engine, batch=2, heartbeat=3600, stalled_after=None)
-    shift = Shift(worker, time.sleep)
+    shift = WorkerState(worker, time.sleep)
     shift.turn()
     first = shift.take()
     worker.stop()  # by a signal, say, or by another thread, while the worker's own waits for the database
@@ -258,7 +258,7 @@ def test_what_is_held_when_a_worker_is_stopped_is_not_begun(
         asyncio.run(main())
     assert begun == []
     with engine.connect() as connection:
-        job = place_of(connection.dialect, {}).tables.job
+        job = build_context(connection.dialect, {}).tables.job
         assert connection.execute(select(job.c.attempts, job.c.started_at)).all() == [(0, None)] * 3
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.sql.clock import Instant
 from tests.conftest import PLAIN, Servers
 from tests.operation.parties import PATIENCE
@@ -35,7 +35,7 @@ def capture(engine: Engine, limit: int, **options: Any) -> list[Any]:
 
 def task_table(engine: Engine) -> Any:
     with engine.connect() as connection:
-        return place_of(connection.dialect, {}).tables.task
+        return build_context(connection.dialect, {}).tables.task
 
 
 def status(engine: Engine, id: str) -> str:

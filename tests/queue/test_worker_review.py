@@ -21,8 +21,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
-from sqlalchemy_locks.workers.state import Shift
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.workers.state import WorkerState
 from tests.conftest import PLAIN, Servers
 from tests.operation.parties import PATIENCE, async_connected, until
 
@@ -42,13 +42,13 @@ def lite(engine_to: MakeEngine) -> Engine:
     return engine_to("sqlite")
 
 
-def shift_of(engine: Engine, **terms: Any) -> Shift:
-    return Shift(sl.Worker(queue, print, bind=engine, **terms), time.sleep)
+def shift_of(engine: Engine, **terms: Any) -> WorkerState:
+    return WorkerState(sl.Worker(queue, print, bind=engine, **terms), time.sleep)
 
 
 def errors(engine: Engine) -> list[str]:
     with engine.connect() as connection:
-        job = place_of(connection.dialect, {}).tables.job
+        job = build_context(connection.dialect, {}).tables.job
         return list(connection.execute(select(job.c.error).where(job.c.failed_at.is_not(None))).scalars())
 
 
@@ -242,7 +242,7 @@ def test_a_worker_that_ends_for_a_mistake_gives_back_the_rest(lite: Engine) -> N
             raise DataError("UPDATE", {}, ValueError("never"))
 
     put(lite, *range(5))
-    shift = Shift(sl.Worker(Wrong(), print, bind=lite, concurrency=2, batch=5), time.sleep)
+    shift = WorkerState(sl.Worker(Wrong(), print, bind=lite, concurrency=2, batch=5), time.sleep)
     shift.turn()
     first, _ = shift.take(), shift.take()
     shift.done(first, None)
@@ -459,7 +459,7 @@ INTERRUPTED = """
 import os, signal, sys, threading
 from sqlalchemy import create_engine
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.workers.state import Shift
+from sqlalchemy_locks.workers.state import WorkerState
 
 sent = False
 
@@ -475,7 +475,7 @@ def look(frame, what, arg):
 worker = sl.Worker(sl.Queue(), print, bind=create_engine(sys.argv[1]), poll=3600, hold=len(sys.argv) > 2)
 armed = False
 # the last thing that the main thread does before it waits
-name, of = ("sweep", Shift) if worker.hold else ("_turn", sl.Worker)
+name, of = ("sweep", WorkerState) if worker.hold else ("_turn", sl.Worker)
 last = getattr(of, name)
 
 def begin(*given):
@@ -529,7 +529,7 @@ def test_a_forked_process_has_its_own_name(lite: Engine, monkeypatch: pytest.Mon
     put(lite, 1)
     worker = sl.Worker(queue, print, bind=lite, stalled_after=None)
     monkeypatch.setattr(os, "getpid", lambda: 12345)
-    shift = Shift(worker, time.sleep)
+    shift = WorkerState(worker, time.sleep)
     shift.turn()
     (job,) = shift.waiting
     assert job.processing_host.split(":")[1] == "12345"

@@ -20,8 +20,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, StaticPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.dialects import backend_for
 from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
 from tests.operation.parties import PATIENCE, async_connected, connected, later, until
@@ -41,7 +41,7 @@ queue = sl.Queue()
 
 def counts(engine: Engine) -> dict[str, int]:
     with engine.connect() as connection:
-        job = place_of(connection.dialect, {}).tables.job
+        job = build_context(connection.dialect, {}).tables.job
         row = connection.execute(
             select(
                 func.count().label("all"),
@@ -120,7 +120,7 @@ def unheard_of(engine: Engine, *workers: Process) -> None:
     for _ in range(1000):
         try:
             with engine.begin() as connection:
-                job = place_of(connection.dialect, {}).tables.job
+                job = build_context(connection.dialect, {}).tables.job
                 theirs = or_(*(job.c.processing_host.startswith(f"{worker.pid}:") for worker in workers))
                 # by the primary key: a search with locks, where workers go on, never comes to its end
                 running = connection.execute(select(job.c.internal_id).where(theirs, job.c.heartbeat_at.is_not(None)))
@@ -129,7 +129,7 @@ def unheard_of(engine: Engine, *workers: Process) -> None:
                 connection.execute(silent.values(heartbeat_at=a_day_ago))
             return
         except DBAPIError as error:
-            if not engine_of(engine.dialect).transient(error):
+            if not backend_for(engine.dialect).transient(error):
                 raise
 
 
@@ -169,7 +169,7 @@ def test_killed_and_stopped_workers_lose_nothing(
         assert [worker.ended() for worker in workers[2:]] == [0] * 6
         assert counts(engine) == {"all": JOBS, "completed": JOBS, "dead": 0, "running": 0, "waiting": 0}
         with engine.connect() as connection:
-            job = place_of(connection.dialect, {}).tables.job
+            job = build_context(connection.dialect, {}).tables.job
             done = connection.execute(select(seen.c.job, func.count()).group_by(seen.c.job)).all()
             attempts = {row.payload: row.attempts for row in connection.execute(select(job))}
     assert {job for job, _ in done} == set(range(JOBS))
@@ -292,7 +292,7 @@ def test_a_handlers_exception_fails_its_job_alone(engine: Engine, hold: bool) ->
         until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == 20)
     assert counts(engine) == {"all": 20, "completed": 20 - failing, "dead": failing, "running": 0, "waiting": 0}
     with engine.connect() as connection:
-        job = place_of(connection.dialect, {}).tables.job
+        job = build_context(connection.dialect, {}).tables.job
         errors = list(connection.execute(select(job.c.error).where(job.c.failed_at.is_not(None))).scalars())
     assert any("RuntimeError: seven \\0 is unlucky" in error and "in handler" in error for error in errors)
 
@@ -365,7 +365,7 @@ def test_a_long_handler_is_not_thought_dead(engine_to: MakeEngine) -> None:
         assert go_on.wait(4 * PATIENCE)
 
     an_hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
-    job = place_of(engine.dialect, {}).tables.job
+    job = build_context(engine.dialect, {}).tables.job
 
     def heard_of() -> bool:
         with engine.connect() as connection:

@@ -8,8 +8,8 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects import engine_of
-from sqlalchemy_locks.runtime.local_queue import lines_of
+from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.runtime.local_queue import local_queues
 from tests.operation.parties import BRIEFLY, ENGINES, EVERYWHERE, INNODB, SERVERS, unused
 
 __all__ = [
@@ -56,7 +56,7 @@ def despite_deadlocks(engine: Engine, statement: str, **values: Any) -> int:
             with engine.begin() as connection:
                 return connection.execute(text(statement), values).rowcount
         except DBAPIError as error:
-            if not engine_of(engine.dialect).transient(error):
+            if not backend_for(engine.dialect).transient(error):
                 raise
     raise AssertionError("a thousand times in a row")
 
@@ -95,5 +95,5 @@ def held(engine: Engine, name: str) -> int:
 
 def in_memory(engine: Any, name: str) -> int:
     """How many of this process stand in the line of a semaphore."""
-    turns = list(lines_of(engine.dialect).now.items())
+    turns = list(local_queues(engine.dialect).now.items())
     return sum(1 + len(turn.line or ()) for (key, _), turn in turns if key[0] == "line" and key[-1] == name)

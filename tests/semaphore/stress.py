@@ -26,7 +26,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 
 from .parties import place
 
@@ -107,7 +107,7 @@ def granted(engine: Engine, operation: Any, level: str) -> bool:
     except (sl.LockTimeout, sl.MustRollback):
         return False
     except DBAPIError as error:
-        if not engine_of(engine.dialect).transient(error):
+        if not backend_for(engine.dialect).transient(error):
             raise
         return False
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, NullPool, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.semaphore.admin import on_first_use
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import PATIENCE, all_of, connected, later
@@ -255,7 +255,7 @@ def test_a_snapshot_from_before_the_removal(name: str, create: bool, engine_to: 
             old.scalar(sl.semaphore.create(sem, 1) if create else on_first_use(sem))
             old.commit()
         except DBAPIError as error:
-            if not engine_of(engine.dialect).transient(error):
+            if not backend_for(engine.dialect).transient(error):
                 raise
             old.rollback()
     assert leased(engine, sem) > token

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects import engine_of
+from sqlalchemy_locks.dialects import backend_for
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import PATIENCE, later
 
@@ -34,7 +34,7 @@ def outcome(connection: Connection, operation: Any) -> str:
         connection.commit()
     except DBAPIError as error:
         connection.rollback()
-        if not engine_of(connection.dialect).transient(error):
+        if not backend_for(connection.dialect).transient(error):
             raise
         return "error"
     return "granted" if grant else "denied"
@@ -170,7 +170,7 @@ def test_a_server_without_another_connection(name: str, level: str, engine_to: M
     sem, grants = made(engine, 1), []
     locks = sl.Locks(engine)
     grants.append(locks.acquire({sem: 1}, ttl=3600))
-    monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.base"), "beside", refused)
+    monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.base"), "side_connection", refused)
     with engine.connect() as a:
         assert not a.scalar(sl.semaphore.acquire({sem: 1}))
         assert a.scalar(sl.semaphore.release(unused("job"))) is sl.Released.UNKNOWN

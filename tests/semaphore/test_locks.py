@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, Text, create_engine, insert, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.runtime.local_queue import Lines, lines_of
+from sqlalchemy_locks.runtime.local_queue import LocalQueues, local_queues
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ASYNC, PATIENCE, async_connected, installed, later, until
 
@@ -71,20 +71,20 @@ def test_one_of_a_process_waits_on_a_connection(engine_to: MakeEngine, watch: An
         assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
         waiting = [later(sl.Locks(engine).acquire, {sem: 1}, timeout=PATIENCE) for _ in range(10)]
         watcher.until_waiting()
-        until(lambda: visitors(lines_of(engine.dialect)) == 10)
+        until(lambda: visitors(local_queues(engine.dialect)) == 10)
         assert engine.pool.checkedout() == 2  # type: ignore[attr-defined]
         keeper.commit()
     assert all(future.result(PATIENCE) for future in waiting)
-    assert lines_of(engine.dialect).now == {}
+    assert local_queues(engine.dialect).now == {}
     assert held(engine, sem) == 11
 
 
-def visitors(lines: Lines) -> int:
+def visitors(lines: LocalQueues) -> int:
     return sum(1 + len(turn.line or ()) for (key, _), turn in list(lines.now.items()) if key[0] == "gate")
 
 
 def test_the_gate_is_bounded() -> None:
-    lines = Lines(False)
+    lines = LocalQueues(False)
     with lines.alone(["a"], 5) as alone:
         assert alone
         with lines.alone(["b"], 5) as alone:
@@ -224,7 +224,7 @@ def test_async(servers: Any, place_: str) -> None:
 
             assert await locks.sweep(alive=alive) >= len(grants)
             assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-            assert lines_of(engine.sync_engine.dialect).now == {}
+            assert local_queues(engine.sync_engine.dialect).now == {}
 
     asyncio.run(main())
     assert held(plain, sem) == 0

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks import maintenance
+from sqlalchemy_locks.facade import maintenance
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import all_of, async_connected, connected, until
 

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks import maintenance
+from sqlalchemy_locks.facade import maintenance
 from tests.operation.fixtures import MakeEngine
 
 from .parties import EVERYWHERE, expire, held, made, place, unused

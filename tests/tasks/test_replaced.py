@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import place_of
+from sqlalchemy_locks.core.operation import build_context
 from tests.operation.fixtures import MakeEngine
 from tests.operation.parties import ENGINES, PATIENCE, Watch, later, unused
 
@@ -45,7 +45,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def table_of(engine: Engine, name: str) -> Any:
-    return getattr(place_of(engine.dialect, {}).tables, name)
+    return getattr(build_context(engine.dialect, {}).tables, name)
 
 
 @pytest.mark.parametrize("way", ["session", "locks.run"])

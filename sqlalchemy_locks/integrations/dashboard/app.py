@@ -14,7 +14,7 @@ from sqlalchemy_locks.admin.overview import Own
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.facade.locks import Locks
-from sqlalchemy_locks.integrations.dashboard.auth import Callback, Guard, Settle, settled
+from sqlalchemy_locks.integrations.dashboard.auth import Callback, PageGuard, Settle, settled
 from sqlalchemy_locks.integrations.dashboard.http import LONGEST_BODY, Request, Response
 from sqlalchemy_locks.integrations.dashboard.views import Page
 from sqlalchemy_locks.queue.queue import Queue
@@ -65,7 +65,7 @@ def wsgi(
     >>> app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/locks": dashboard.wsgi(locks)})
     """
     given, others = _giver(locks), _others(own)
-    page = Page(lambda: _synchronous(given()), Guard(view, authorize, secret), _pause(refresh), title, others)
+    page = Page(lambda: _synchronous(given()), PageGuard(view, authorize, secret), _pause(refresh), title, others)
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         request = _from_environ(environ)
@@ -100,7 +100,7 @@ def asgi(
     >>> app.mount("/locks", dashboard.asgi(locks))
     """
     given, others = _giver(locks), _others(own)
-    guard, pause = Guard(view, authorize, secret), _pause(refresh)
+    guard, pause = PageGuard(view, authorize, secret), _pause(refresh)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

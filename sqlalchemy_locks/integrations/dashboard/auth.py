@@ -30,7 +30,7 @@ _SHOWN = 60
 _NOBODY = "somebody whom authorize() gave no name"
 
 
-class Guard:
+class PageGuard:
     """The callbacks of one page, and its secret."""
 
     def __init__(self, view: Callback | None, authorize: Callback | None, secret: str | bytes | None) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy_locks.admin.overview import Own
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.integrations.dashboard import actions, filters, queries
-from sqlalchemy_locks.integrations.dashboard.auth import Guard, Settle, cookie, visitor_of
+from sqlalchemy_locks.integrations.dashboard.auth import PageGuard, Settle, cookie, visitor_of
 from sqlalchemy_locks.integrations.dashboard.http import Request, Response
 
 #: the page rests so many times as long as a look took, so that watching it never keeps a server busy
@@ -42,7 +42,7 @@ class Page:
     """
 
     def __init__(
-        self, locks: Callable[[], Locks], guard: Guard, refresh: float, title: str, own: Mapping[str, Own]
+        self, locks: Callable[[], Locks], guard: PageGuard, refresh: float, title: str, own: Mapping[str, Own]
     ) -> None:
         self._locks = locks
         self._own = own
