@@ -17,7 +17,7 @@ from sqlalchemy_locks.cli import connect
 from sqlalchemy_locks.cli.connect import VARIABLES
 from sqlalchemy_locks.cli.group import commands
 from tests.conftest import PLAIN, Servers, install
-from tests.operation.parties import PATIENCE
+from tests.fixtures.parties import PATIENCE
 
 ENGINES = ["sqlite", "postgresql15", "mysql", "mariadb"]
 

@@ -15,7 +15,7 @@ import termios
 import time
 from collections.abc import Iterator
 
-from tests.operation.parties import PATIENCE
+from tests.fixtures.parties import PATIENCE
 
 _MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

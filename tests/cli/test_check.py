@@ -13,10 +13,9 @@ from sqlalchemy.pool import NullPool
 
 from sqlalchemy_locks import health
 from sqlalchemy_locks.dialects import checks
+from tests.cli.conftest import Cli
+from tests.cli.pooler import Pooler
 from tests.conftest import PLAIN, Servers, install
-
-from .conftest import Cli
-from .pooler import Pooler
 
 
 def found(cli: Cli, subject: str, code: int = 0) -> list[tuple[str, str]]:

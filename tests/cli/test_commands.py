@@ -12,9 +12,8 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic.steps import STEPS
+from tests.cli.conftest import ENGINES, Cli, run
 from tests.conftest import PLAIN, Servers
-
-from .conftest import ENGINES, Cli, run
 
 QUEUE = sl.Queue()
 

@@ -13,8 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-
-from .conftest import Cli
+from tests.cli.conftest import Cli
 
 QUEUE = sl.Queue()
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import run
 from tests.docs.pages import ROOT, blocks
-
-from .conftest import run
 
 PAGE = ROOT / "docs" / "cli.md"
 

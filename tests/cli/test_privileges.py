@@ -10,10 +10,9 @@ from sqlalchemy import make_url
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic.steps import STEPS, load
 from sqlalchemy_locks.dialects import checks
+from tests.cli.conftest import Cli
+from tests.cli.test_check import executed, found
 from tests.conftest import PLAIN, Servers, install
-
-from .conftest import Cli
-from .test_check import executed, found
 
 POSTGRESQL = [("postgresql15", "native"), ("postgresql18", "table"), ("yugabytedb", "native")]
 INNODB = ["mysql", "mariadb"]

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from sqlalchemy_locks.cli import MISSING
-
-from .conftest import Cli
+from tests.cli.conftest import Cli
 
 #: Has Python find neither Click nor Rich.
 BARE = """\

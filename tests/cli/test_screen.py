@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from sqlalchemy_locks.cli.render import bar, duration, plain
-
-from .conftest import Cli, run
-from .terminal import terminal
+from tests.cli.conftest import Cli, run
+from tests.cli.terminal import terminal
 
 COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*3[0-9]m")
 NAMES = [

@@ -10,9 +10,8 @@ from sqlalchemy import make_url
 
 from sqlalchemy_locks.cli import base, status
 from sqlalchemy_locks.cli.connect import DatabaseUrl
+from tests.cli.conftest import Cli, run
 from tests.conftest import PLAIN, Servers, install
-
-from .conftest import Cli, run
 
 SECRET = "s3cr:t/@ w%rd"
 DRIVERS = [

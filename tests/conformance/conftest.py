@@ -14,10 +14,9 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.dialects import backend_for
+from tests.conformance.clients import ASYNC, SYNC, Client
 from tests.conftest import PLAIN, Servers
-from tests.operation.parties import PATIENCE, POOLED, queued
-
-from .clients import ASYNC, SYNC, Client
+from tests.fixtures.parties import PATIENCE, POOLED, queued
 
 T = TypeVar("T")
 

@@ -8,10 +8,9 @@ import pytest
 from sqlalchemy import text
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import PATIENCE
-
-from .clients import Client
-from .conftest import World
+from tests.conformance.clients import Client
+from tests.conformance.conftest import World
+from tests.fixtures.parties import PATIENCE
 
 
 def test_exclusive_excludes(world: World) -> None:

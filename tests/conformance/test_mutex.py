@@ -7,9 +7,8 @@ from datetime import datetime
 import pytest
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import PATIENCE, in_one_day
-
-from .conftest import World
+from tests.conformance.conftest import World
+from tests.fixtures.parties import PATIENCE, in_one_day
 
 mutex = sl.Mutex()
 NOW = 1_700_000_000

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import sqlalchemy_locks as sl
-
-from .clients import Client
-from .conftest import World
+from tests.conformance.clients import Client
+from tests.conformance.conftest import World
 
 
 def run(client: Client, operation: Any) -> Any:

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Connection
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import EVERYWHERE, PATIENCE, Watch, later, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import EVERYWHERE, PATIENCE, Watch, later, unused
 
 NAMES = [name for name in EVERYWHERE if name != "sqlite"]  # which has one lock, of the whole database
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]

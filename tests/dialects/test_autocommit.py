@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ASYNC, EVERYWHERE, async_connected, installed, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ASYNC, EVERYWHERE, async_connected, installed, unused
 
 ACQUIRE: list[Any] = [sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared]
 DRIVERS = [*EVERYWHERE.items(), ("postgresql15", "psycopg2"), ("mariadb", "pymysql")]

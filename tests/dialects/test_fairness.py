@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, Watch, later, until, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, Watch, later, until, unused
 
 NAMES = ["postgresql15", "postgresql18"]
 READERS = 4

@@ -9,8 +9,8 @@ from sqlalchemy import Column, Engine, Integer, MetaData, Table, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import EVERYWHERE, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import EVERYWHERE, unused
 
 NAMES = [name for name in EVERYWHERE if name.startswith(("postgresql", "yugabytedb"))]
 DRIVERS = [*((name, EVERYWHERE[name]) for name in NAMES), ("postgresql15", "psycopg2"), ("yugabytedb", "yugabytedb")]

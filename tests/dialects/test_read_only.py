@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import text
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import INNODB, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import INNODB, unused
 
 ACQUIRE: list[Any] = [sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared]
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]

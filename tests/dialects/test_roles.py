@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import install
-from tests.operation.parties import EVERYWHERE, connected, unused
+from tests.fixtures.parties import EVERYWHERE, connected, unused
 
 NAMES = [name for name in EVERYWHERE if name != "sqlite"]
 #: the role's URL and the administrator's

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import install
-from tests.operation.parties import PATIENCE, async_connected, later, seen
+from tests.fixtures.parties import PATIENCE, async_connected, later, seen
 
 PAGE = Table("page", MetaData(), Column("id", Integer, primary_key=True), Column("n", Integer))
 WAITS: list[Any] = [

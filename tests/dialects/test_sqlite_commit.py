@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event, text
 
 import sqlalchemy_locks as sl
 from tests.conftest import install
-from tests.operation.parties import PATIENCE, async_connected, connected, later, until, unused
+from tests.fixtures.parties import PATIENCE, async_connected, connected, later, until, unused
 
 REFUSED = "COMMIT waits until nobody reads"
 

@@ -27,7 +27,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects.sqlite import BACKEND
 from sqlalchemy_locks.dialects.sqlite_line import IDLE, Line
 from tests.conftest import install
-from tests.operation.parties import PATIENCE, async_connected, connected, later, queued, until
+from tests.fixtures.parties import PATIENCE, async_connected, connected, later, queued, until
 
 pytestmark = pytest.mark.usefixtures("never_cut")
 

@@ -11,10 +11,9 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import Servers, install
-from tests.operation.parties import async_connected, connected, unused
+from tests.dialects.test_postgresql import EVERY, PAGE
+from tests.fixtures.parties import async_connected, connected, unused
 from tests.servers import PostgreSQL
-
-from .test_postgresql import EVERY, PAGE
 
 DATABASES = {"native": "of_advisory_locks", "table": "of_tables"}
 

@@ -20,8 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
-
-from .apps import Around, of_none
+from tests.docs.apps import Around, of_none
 
 CHECK = doctest.OutputChecker()
 HOW = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ..cli.terminal import terminal
-from ..conftest import Servers
-from ..operation.parties import PATIENCE
-from .pages import ROOT
+from tests.cli.terminal import terminal
+from tests.conftest import Servers
+from tests.docs.pages import ROOT
+from tests.fixtures.parties import PATIENCE
 
 #: Has every process of the demo, as it starts, replace the locks by something that locks nothing.
 BROKEN = """\

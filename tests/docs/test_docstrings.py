@@ -23,9 +23,8 @@ from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
 from sqlalchemy_locks.runtime.events import LockEvents
 from tests import servers as real
 from tests.conftest import Servers, install
+from tests.docs import apps, docstrings
 from tests.redis.conftest import started_or_skipped
-
-from . import apps, docstrings
 
 #: what is done with what it gives is no method of somebody's class
 OTHERS = [Held, LostEvent, AsyncLostEvent, LockEvents, Mutexes]

@@ -15,10 +15,10 @@ import pytest
 from flask import Flask
 from sqlalchemy import Engine, text
 
-from ..conftest import PLAIN, Servers, install
-from .pages import PAGES, blocks, engines, run
+from tests.conftest import PLAIN, Servers, install
+from tests.docs.pages import PAGES, blocks, engines, run
 
-#: Their snippets are run by tests/migrations (revisions and environments) and by tests/redis.
+#: Their snippets are run by tests/alembic (revisions and environments) and by tests/redis.
 COMPILED_ONLY = {"alembic.md", "redis.md"}
 CASES = [(page, engine) for page in PAGES if page.name not in COMPILED_ONLY for engine in engines(page)]
 

@@ -11,10 +11,9 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import Dialect
 
 import sqlalchemy_locks as sl
-
-from ..conftest import PLAIN, Servers, install
-from .pages import ROOT, Block, blocks
-from .shown import ID, shown
+from tests.conftest import PLAIN, Servers, install
+from tests.docs.pages import ROOT, Block, blocks
+from tests.docs.shown import ID, shown
 
 PAGES = [ROOT / "docs" / name for name in ("lock.md", "mutex.md", "timeout.md", "fencing.md", "capture.md", "queue.md")]
 BLOCKS = [block for page in PAGES for block in blocks(page)]

@@ -6,11 +6,10 @@ import pytest
 from sqlalchemy import create_engine, event
 
 import sqlalchemy_locks as sl
-
-from ..conftest import PLAIN, Servers, install
-from ..operation.parties import later, until
-from .pages import ROOT, Block, blocks
-from .test_sql import plain, spelt_out, statements
+from tests.conftest import PLAIN, Servers, install
+from tests.docs.pages import ROOT, Block, blocks
+from tests.docs.test_sql import plain, spelt_out, statements
+from tests.fixtures.parties import later, until
 
 BLOCKS = blocks(ROOT / "docs" / "lease.md")
 

@@ -9,10 +9,9 @@ import pytest
 from sqlalchemy import create_engine
 
 import sqlalchemy_locks as sl
-
-from ..conftest import PLAIN, Servers, install
-from .pages import ROOT, Block, blocks
-from .test_sql import dialect, executed, plain, statements
+from tests.conftest import PLAIN, Servers, install
+from tests.docs.pages import ROOT, Block, blocks
+from tests.docs.test_sql import dialect, executed, plain, statements
 
 BLOCKS = blocks(ROOT / "docs" / "semaphore.md")
 SHOWN: dict[str, sl.Operation[Any]] = {

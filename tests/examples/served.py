@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.docs.pages import ROOT, blocks
-from tests.operation.parties import PATIENCE, until
+from tests.fixtures.parties import PATIENCE, until
 
 EXAMPLES = ROOT / "examples"
 _PORT = re.compile(r"(?:running on|listening at:) (http://127\.0\.0\.1:\d+)", re.I)

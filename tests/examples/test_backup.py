@@ -11,9 +11,8 @@ from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, text
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers
-from tests.operation.parties import PATIENCE, connected, later, until
-
-from .served import commands, copied, done, running
+from tests.examples.served import commands, copied, done, running
+from tests.fixtures.parties import PATIENCE, connected, later, until
 
 WHERE = {"sqlite": "aiosqlite", "postgresql15": "asyncpg"}
 _tables = MetaData()

@@ -29,8 +29,8 @@ from sqlalchemy.pool import NullPool
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers
 from tests.docs.pages import ROOT, blocks
-from tests.operation.parties import PATIENCE, later, until
-from tests.semaphore.parties import expire_in
+from tests.fixtures.parties import PATIENCE, later, until
+from tests.fixtures.semaphores import expire_in
 
 EXAMPLE = ROOT / "examples" / "shop"
 ENGINES = ["sqlite", "postgresql15"]

@@ -18,8 +18,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ASYNC, PATIENCE, Watch, async_connected, installed, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ASYNC, PATIENCE, Watch, async_connected, installed, unused
 
 SERVERS_ASYNC = [which for which in ASYNC if not which.startswith("sqlite")]
 #: what waits in the database until a key, or a row, is free

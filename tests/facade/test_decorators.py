@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ENGINES, PATIENCE, all_of, async_connected, installed, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ENGINES, PATIENCE, all_of, async_connected, installed, unused
 
 
 @pytest.mark.parametrize("name", ENGINES)

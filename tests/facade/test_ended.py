@@ -12,8 +12,8 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ASYNC, ENGINES, async_connected, installed, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ASYNC, ENGINES, async_connected, installed, unused
 
 SYNC = [*(f"{name}/{driver}" for name, driver in ENGINES.items()), "postgresql15/psycopg2", "yugabytedb/psycopg2"]
 INNODB = [which for which in SYNC if which.startswith(("mysql", "mariadb"))]

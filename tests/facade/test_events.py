@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import event
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ENGINES, PATIENCE, Watch, async_connected, installed, later, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ENGINES, PATIENCE, Watch, async_connected, installed, later, unused
 
 ALL = ("waited", "acquired", "released", "lost", "retried", "swept")
 

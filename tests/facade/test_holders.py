@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import install
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import (
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import (
     ASYNC,
     PATIENCE,
     SERVERS,

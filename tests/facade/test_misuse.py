@@ -19,8 +19,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ENGINES, INNODB, PATIENCE, SERVERS, Watch, async_connected, installed, later, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ENGINES, INNODB, PATIENCE, SERVERS, Watch, async_connected, installed, later, unused
 
 
 class Base(DeclarativeBase): ...

@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime.pools import connect
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import (
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import (
     ASYNC,
     ENGINES,
     PATIENCE,

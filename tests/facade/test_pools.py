@@ -13,8 +13,8 @@ from sqlalchemy import QueuePool, event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, Watch, all_of, async_connected, installed, later, until, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, Watch, all_of, async_connected, installed, later, until, unused
 
 TASKS, EACH = 100, 10
 SMALL: dict[str, Any] = {"pool_size": 5, "max_overflow": 0, "pool_timeout": PATIENCE}

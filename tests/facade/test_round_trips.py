@@ -10,7 +10,7 @@ from sqlalchemy import make_url
 
 import sqlalchemy_locks as sl
 from benchmarks.wire import Wire
-from tests.operation.parties import connected, installed, unused
+from tests.fixtures.parties import connected, installed, unused
 
 
 def mutex(locks: sl.Locks, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import ASYNC, PATIENCE, async_connected, cancelled_at_every_await, installed, unused
+from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, cancelled_at_every_await, installed, unused
 
 
 async def used(locks: sl.AsyncLocks, name: str) -> int:

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations import otel, prometheus
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, later, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, later, unused
 
 
 def two_blocks_and_a_refusal(locks: sl.Locks, key: str) -> None:

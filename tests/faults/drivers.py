@@ -12,9 +12,8 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import PATIENCE, async_connected, connected, installed
-
-from .proxy import Proxy
+from tests.faults.proxy import Proxy
+from tests.fixtures.parties import PATIENCE, async_connected, connected, installed
 
 SYNC = [
     ("postgresql15", "psycopg"),

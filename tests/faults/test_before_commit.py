@@ -12,8 +12,8 @@ from sqlalchemy import Engine, event, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks import semaphore
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import Watch, async_connected, backend_statement, installed, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import Watch, async_connected, backend_statement, installed, unused
 
 SYNC = [("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")]
 ASYNC = [("mysql", "aiomysql"), ("mysql", "asyncmy"), ("mariadb", "mariadb+aiomysql")]

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers
-from tests.operation.parties import PATIENCE, all_of, later, until
+from tests.fixtures.parties import PATIENCE, all_of, later, until
 
 SERVERS = ["postgresql15", "yugabytedb", "mysql", "mariadb"]
 TABLE = "CREATE TABLE IF NOT EXISTS payment (id INTEGER PRIMARY KEY, note VARCHAR(20))"

@@ -14,10 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, Watch, later, until, unused
-
-from .drivers import (
+from tests.faults.drivers import (
     asynchronous,
     good_as_new,
     good_as_new_async,
@@ -25,6 +22,8 @@ from .drivers import (
     through_a_proxy,
     through_an_async_proxy,
 )
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, Watch, later, until, unused
 
 
 @sync

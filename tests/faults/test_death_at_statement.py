@@ -25,12 +25,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.facade.maintenance import QUEUE
-from tests.matrix.faces import ASYNC, SYNC, opened
-from tests.operation.parties import PATIENCE, connected, installed, unused
-from tests.queue.conftest import silenced
-from tests.semaphore.parties import expire, held
-
-from .proxy import Proxy
+from tests.conformance.faces import ASYNC, SYNC, opened
+from tests.faults.proxy import Proxy
+from tests.fixtures.parties import PATIENCE, connected, installed, unused
+from tests.fixtures.queues import silenced
+from tests.fixtures.semaphores import expire, held
 
 #: which driver, on which façade, and whether it speaks TLS
 WAYS = {

@@ -11,8 +11,8 @@ from sqlalchemy import Engine, NullPool, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import PATIENCE, async_connected, connected, installed, later, until, unused
-from tests.semaphore.parties import made
+from tests.fixtures.parties import PATIENCE, async_connected, connected, installed, later, until, unused
+from tests.fixtures.semaphores import made
 
 #: seconds, in which a server that is asked for little answers
 LIMIT = 5

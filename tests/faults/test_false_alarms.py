@@ -10,7 +10,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import ENGINES, connected, installed, later, unused
+from tests.fixtures.parties import ENGINES, connected, installed, later, unused
 
 SYNC = pytest.mark.parametrize(("name", "driver"), [*ENGINES.items(), ("postgresql15", "psycopg2")])
 #: more than a driver reads at once

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers, install
-from tests.operation.parties import PATIENCE, async_connected, connected, until
+from tests.fixtures.parties import PATIENCE, async_connected, connected, until
 
 SYNC = [
     ("postgresql15", "psycopg"),

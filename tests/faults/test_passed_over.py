@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import ASYNC, PATIENCE, async_connected, connected, installed, later, unused
+from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed, later, unused
 
 POSTGRESQL = [
     ("postgresql15", "psycopg"),

@@ -11,10 +11,16 @@ import pytest
 from sqlalchemy import text
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, Watch, async_connected, installed, until, unused
-
-from .drivers import clear, encrypted, good_as_new, good_as_new_async, through_a_proxy, through_an_async_proxy
+from tests.faults.drivers import (
+    clear,
+    encrypted,
+    good_as_new,
+    good_as_new_async,
+    through_a_proxy,
+    through_an_async_proxy,
+)
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, Watch, async_connected, installed, until, unused
 
 POSTGRESQL = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
 MYSQL = "SELECT variable_value <> '' FROM performance_schema.session_status WHERE variable_name = 'Ssl_cipher'"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.operation.parties import PATIENCE
+from tests.fixtures.parties import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 LEAVING = """

@@ -26,10 +26,9 @@ from sqlalchemy_locks.integrations.fastapi import (
     semaphore,
     shared,
 )
-from tests.operation.parties import ASYNC, PATIENCE, installed, unused
-from tests.semaphore.parties import expire_in
-
-from .web import ENGINES, Door, checked_out, client_of, code, meanwhile, other, run, served, used
+from tests.fixtures.parties import ASYNC, PATIENCE, installed, unused
+from tests.fixtures.semaphores import expire_in
+from tests.fixtures.web import ENGINES, Door, checked_out, client_of, code, meanwhile, other, run, served, used
 
 SERVERS = [which for which in ENGINES if not which.startswith("sqlite")]
 

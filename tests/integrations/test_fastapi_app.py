@@ -39,9 +39,8 @@ from sqlalchemy_locks.integrations.fastapi import (
 )
 from sqlalchemy_locks.integrations.starlette import StarletteLocks
 from tests.conftest import install
-from tests.operation.parties import PATIENCE, async_connected, installed, unused
-
-from .web import PROBLEM, Door, client, client_of, code, meanwhile, run, served
+from tests.fixtures.parties import PATIENCE, async_connected, installed, unused
+from tests.fixtures.web import PROBLEM, Door, client, client_of, code, meanwhile, run, served
 
 SQLITE = "sqlite/aiosqlite"
 

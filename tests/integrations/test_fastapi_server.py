@@ -15,9 +15,8 @@ from sqlalchemy import create_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.fastapi import FastAPILocks, exclusive, semaphore
-from tests.operation.parties import EVERYWHERE, PATIENCE, async_connected, installed, until, unused
-
-from .web import code
+from tests.fixtures.parties import EVERYWHERE, PATIENCE, async_connected, installed, until, unused
+from tests.fixtures.web import code
 
 
 class Server(uvicorn.Server):

@@ -24,7 +24,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.cli import adopt
 from sqlalchemy_locks.integrations.flask import KEY, FlaskLocks, answer, current_locks
 from tests.conftest import PLAIN, Servers, install
-from tests.operation.parties import PATIENCE, later, until, unused
+from tests.fixtures.parties import PATIENCE, later, until, unused
 
 ENGINES = ["sqlite", "postgresql15"]
 

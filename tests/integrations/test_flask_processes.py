@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import PLAIN, Servers
-from tests.operation.parties import PATIENCE
+from tests.fixtures.parties import PATIENCE
 
 _APP = """
 import json, os, sys, threading

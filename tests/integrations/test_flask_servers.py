@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers, install
 from tests.examples.served import Server, running
-from tests.operation.parties import PATIENCE, later, until
+from tests.fixtures.parties import PATIENCE, later, until
 
 _APP = """
 import os, threading

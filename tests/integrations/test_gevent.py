@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PLAIN, Servers
-from tests.operation.parties import PATIENCE
+from tests.fixtures.parties import PATIENCE
 
 PATCHED = """
 from gevent import monkey

@@ -21,7 +21,7 @@ from sqlalchemy_locks.integrations.problem import (
     problem_of,
     retry_of,
 )
-from tests.operation.parties import unused
+from tests.fixtures.parties import unused
 
 ANSWERS: list[tuple[LockError, int, str, str | None]] = [
     (sl.LockTimeout("'a' was not free"), 423, "locked", "1"),

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
 
 from tests.conftest import Servers, not_here
-from tests.operation.parties import POOLED
+from tests.fixtures.parties import POOLED
 from tests.servers import PgBouncer, PostgreSQL, Unavailable
 
 SIZE = 3

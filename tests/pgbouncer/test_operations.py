@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 import sqlalchemy_locks as sl
-from tests.matrix.faces import ASYNC, OPERATIONS, SYNC, opened
-from tests.operation.parties import PATIENCE, all_of, async_connected, connected, later, until, unused
+from tests.conformance.faces import ASYNC, OPERATIONS, SYNC, opened
+from tests.fixtures.parties import PATIENCE, all_of, async_connected, connected, later, until, unused
 
 CASES = [(SYNC, "psycopg"), (SYNC, "psycopg2"), (ASYNC, "psycopg"), (ASYNC, "asyncpg")]
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

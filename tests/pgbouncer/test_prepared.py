@@ -11,9 +11,8 @@ import pytest
 from sqlalchemy import text
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import all_of, async_connected, connected, unused
-
-from .conftest import SIZE
+from tests.fixtures.parties import all_of, async_connected, connected, unused
+from tests.pgbouncer.conftest import SIZE
 
 pytestmark = [
     pytest.mark.parametrize("release", ["trixie"], indirect=True),

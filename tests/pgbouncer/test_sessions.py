@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import NullPool, text
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import PATIENCE, async_connected, connected, later, until, unused
+from tests.fixtures.parties import PATIENCE, async_connected, connected, later, until, unused
 
 SESSION_MODE: dict[str, Any] = {"pool_mode": "session", "default_pool_size": 10}
 MINE: dict[str, Any] = {"execution_options": {"locks_session_pooling": True}}

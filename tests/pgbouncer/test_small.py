@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade import semaphore_wait
 from sqlalchemy_locks.runtime.local_queue import local_queues
-from tests.operation.parties import PATIENCE, connected, later, seen, until, unused
+from tests.fixtures.parties import PATIENCE, connected, later, seen, until, unused
 
 
 @pytest.fixture

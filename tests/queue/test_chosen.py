@@ -14,11 +14,10 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import BuildContext, build_context
 from sqlalchemy_locks.queue import acknowledge
 from tests.conftest import PLAIN, Servers, install
-from tests.operation.parties import PATIENCE, Watch, later
-
-from .conftest import MakeEngine
-from .test_exchange import exchanged
-from .test_workers import counts, put
+from tests.fixtures.parties import PATIENCE, Watch, later
+from tests.fixtures.queues import MakeEngine
+from tests.queue.test_exchange import exchanged
+from tests.workers.test_workers import counts, put
 
 POSTGRESQL = ["postgresql15", "postgresql18"]
 #: whoever holds this advisory lock keeps a statement that asks for it after its snapshot and before its row locks

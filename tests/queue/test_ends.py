@@ -13,10 +13,9 @@ import pytest
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.workers.state import WorkerState
 from tests.conftest import Servers
-from tests.operation.parties import PATIENCE, async_connected, cancelled_at_every_await
-
-from .conftest import MakeEngine
-from .test_workers import counts, put
+from tests.fixtures.parties import PATIENCE, async_connected, cancelled_at_every_await
+from tests.fixtures.queues import MakeEngine
+from tests.workers.test_workers import counts, put
 
 ROOT = Path(__file__).parents[2]
 

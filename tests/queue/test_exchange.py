@@ -18,12 +18,11 @@ from sqlalchemy_locks.queue.fetch import Fetched
 from sqlalchemy_locks.workers.database import transaction
 from sqlalchemy_locks.workers.fetch_cursor import FetchCursor
 from sqlalchemy_locks.workers.state import WorkerState
+from tests.conditional.test_lost_replies import final, in_the_clear
 from tests.faults.drivers import sync
-from tests.operation.parties import connected, installed
-from tests.tasks.test_lost_replies import final, in_the_clear
-
-from .conftest import MakeEngine, empty, silenced
-from .test_workers import counts, put
+from tests.fixtures.parties import connected, installed
+from tests.fixtures.queues import MakeEngine, empty, silenced
+from tests.workers.test_workers import counts, put
 
 queue = sl.Queue()
 
@@ -88,7 +87,7 @@ def test_one_statement_for_each_batch(engine_to: MakeEngine, name: str) -> None:
 
 def test_a_class_of_ones_own(engine_to: MakeEngine) -> None:
     """Whose columns have other names: the place to go on from is found in its rows, too."""
-    from .test_own import Task, tasks  # the names are others there
+    from tests.queue.test_own import Task, tasks  # the names are others there
 
     engine = engine_to("postgresql15")
     Task.metadata.drop_all(engine)

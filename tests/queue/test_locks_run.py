@@ -9,8 +9,8 @@ from sqlalchemy import NullPool, inspect, select
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.operation.parties import ENGINES, connected, installed, unused
-from tests.tasks.models import Animal, Base
+from tests.fixtures.parties import ENGINES, connected, installed, unused
+from tests.fixtures.task_models import Animal, Base
 
 
 @pytest.mark.parametrize("name", ENGINES)

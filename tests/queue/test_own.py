@@ -18,8 +18,7 @@ from sqlalchemy_locks.sql.clock import Instant
 from sqlalchemy_locks.sql.tables import ExternalId, Payload
 from sqlalchemy_locks.workers.state import WorkerState
 from tests.conftest import PLAIN, Servers
-
-from .conftest import ENGINES, silenced
+from tests.fixtures.queues import ENGINES, silenced
 
 
 class Base(DeclarativeBase):

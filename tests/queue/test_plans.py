@@ -13,10 +13,9 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers, install
-from tests.operation.parties import locked_rows
-
-from ..capture.models import Base, Order
-from .conftest import KINDS
+from tests.fixtures.capture_models import Base, Order
+from tests.fixtures.parties import locked_rows
+from tests.fixtures.queues import KINDS
 
 #: by hand 100,000 and 1,000,000
 WAITING = int(os.environ.get("LOCKS_TEST_WAITING", "20000"))

@@ -17,9 +17,8 @@ from sqlalchemy.pool import NullPool
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.sql.clock import Now
-from tests.operation.parties import PATIENCE, async_connected
-
-from .conftest import MakeEngine, silenced
+from tests.fixtures.parties import PATIENCE, async_connected
+from tests.fixtures.queues import MakeEngine, silenced
 
 queue = sl.Queue()
 

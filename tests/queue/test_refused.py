@@ -18,14 +18,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.workers.state import WorkerState
+from tests.conditional.test_lost_replies import final, in_the_clear
 from tests.faults.drivers import asynchronous, clear, sync, through_an_async_proxy
 from tests.faults.proxy import Proxy
-from tests.operation.parties import PATIENCE, async_connected, until
-from tests.tasks.test_lost_replies import final, in_the_clear
-
-from .conftest import MakeEngine
-from .test_exchange import other, queue, shift_of, work
-from .test_workers import counts, put
+from tests.fixtures.parties import PATIENCE, async_connected, until
+from tests.fixtures.queues import MakeEngine
+from tests.queue.test_exchange import other, queue, shift_of, work
+from tests.workers.test_workers import counts, put
 
 __all__ = ["other"]
 

@@ -18,10 +18,9 @@ from sqlalchemy.pool import NullPool
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.sql.clock import Ago, Instant
 from tests.conftest import PLAIN, Servers
-from tests.operation.parties import PATIENCE, async_connected
-
-from .conftest import ENGINES, MakeEngine, silenced
-from .test_queue import job_table, put, queue, scalar, take
+from tests.fixtures.parties import PATIENCE, async_connected
+from tests.fixtures.queues import ENGINES, MakeEngine, silenced
+from tests.queue.test_queue import job_table, put, queue, scalar, take
 
 
 def soon(connection: Connection) -> None:

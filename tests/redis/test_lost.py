@@ -12,9 +12,8 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
 from sqlalchemy_locks.redis.client import LATE
 from tests import servers as real
-
-from .conftest import Party
-from .proxy import Proxy
+from tests.redis.conftest import Party
+from tests.redis.proxy import Proxy
 
 Make = Callable[..., Party]
 

@@ -10,8 +10,7 @@ import redis
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Mutex
-
-from .conftest import Party
+from tests.redis.conftest import Party
 
 
 def test_it_is_taken_until_it_is_released(party: Party, queue: str) -> None:

@@ -16,9 +16,8 @@ import redis.asyncio
 
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
 from tests import servers as real
-from tests.operation.parties import PATIENCE
-
-from .test_timeout import Clock
+from tests.fixtures.parties import PATIENCE
+from tests.redis.test_timeout import Clock
 
 ALL = 64
 ROUNDS = 20

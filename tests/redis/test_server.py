@@ -13,9 +13,8 @@ import redis.asyncio
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
 from tests import servers as real
-
-from .conftest import Party, started_or_skipped
-from .proxy import Proxy
+from tests.redis.conftest import Party, started_or_skipped
+from tests.redis.proxy import Proxy
 
 Make = Callable[..., Party]
 

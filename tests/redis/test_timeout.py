@@ -10,8 +10,7 @@ import redis
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Timeout
-
-from .conftest import Party
+from tests.redis.conftest import Party
 
 
 class Clock:

@@ -7,9 +7,8 @@ import redis
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import StateTransition, Task
-
-from .conftest import Party
-from .test_timeout import Clock
+from tests.redis.conftest import Party
+from tests.redis.test_timeout import Clock
 
 
 def test_from_ready_to_captured_and_on(party: Party, queue: str) -> None:

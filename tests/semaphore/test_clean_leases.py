@@ -15,11 +15,10 @@ from sqlalchemy.exc import DBAPIError
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.semaphore.admin import on_first_use
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, all_of, connected, later
-
-from ..conftest import PLAIN, Servers, install
-from .parties import ENGINES, EVERYWHERE, SERVERS, despite_deadlocks, place, unused
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, all_of, connected, later
+from tests.fixtures.semaphores import ENGINES, EVERYWHERE, SERVERS, despite_deadlocks, place, unused
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy import BigInteger, Column, Engine, MetaData, Table, update
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-
-from .parties import EVERYWHERE, held, made, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.semaphores import EVERYWHERE, held, made, unused
 
 ROWS = Table("of_denied", MetaData(), Column("id", BigInteger(), primary_key=True, autoincrement=False))
 

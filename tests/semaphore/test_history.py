@@ -8,10 +8,9 @@ import pytest
 from sqlalchemy import text
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-
-from .parties import ENGINES, EVERYWHERE, made, place, unused
-from .test_plans import NUMBERS, plan
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.semaphores import ENGINES, EVERYWHERE, made, place, unused
+from tests.semaphore.test_plans import NUMBERS, plan
 
 #: as many as a plan that reads all of them is not chosen for
 MANY = 20_000

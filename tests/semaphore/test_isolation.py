@@ -11,10 +11,9 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, later
-
-from .parties import INNODB, SERVERS, expire, held, made, place, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, later
+from tests.fixtures.semaphores import INNODB, SERVERS, expire, held, made, place, unused
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 #: the level that the session tells, and the one that its next transaction is really at

@@ -10,11 +10,10 @@ import pytest
 from sqlalchemy import Engine, NullPool
 
 import sqlalchemy_locks as sl
+from tests.conditional.test_lost_replies import in_the_clear
 from tests.faults.drivers import clear, sync, through_a_proxy
-from tests.operation.parties import PATIENCE, connected, installed, later, until
-from tests.tasks.test_lost_replies import in_the_clear
-
-from .parties import INNODB, held, made, unused
+from tests.fixtures.parties import PATIENCE, connected, installed, later, until
+from tests.fixtures.semaphores import INNODB, held, made, unused
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-
-from .parties import held, made, place
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.semaphores import held, made, place
 
 MANY = 100_000
 NUMBERS = {

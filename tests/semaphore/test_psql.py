@@ -10,9 +10,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
-from tests.operation.fixtures import MakeEngine
-
-from .parties import made, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.semaphores import made, unused
 
 LONG = "x" * 256
 ACQUIRE = "SELECT * FROM lock.semaphore_acquire(:names, :counts, :id, :owner, :ttl)"

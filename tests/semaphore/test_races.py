@@ -12,10 +12,9 @@ from sqlalchemy import Engine, event, select, update
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.sql.clock import Now, utc
 from sqlalchemy_locks.sql.tables import tables
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, all_of, later, until
-
-from .parties import BRIEFLY, ENGINES, SERVERS, expire, expire_in, held, made, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, all_of, later, until
+from tests.fixtures.semaphores import BRIEFLY, ENGINES, SERVERS, expire, expire_in, held, made, unused
 
 EVERYWHERE = [*ENGINES, "yugabytedb"]
 WITH_ROW_LOCKS = [*SERVERS, "yugabytedb"]

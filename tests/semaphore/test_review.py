@@ -13,13 +13,12 @@ from sqlalchemy import Engine, NullPool, false, text, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.sql.tables import tables
+from tests.conditional.test_lost_replies import in_the_clear
 from tests.faults.drivers import sync
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import PATIENCE, connected, installed, later
-from tests.tasks.test_lost_replies import in_the_clear
-
-from .parties import EVERYWHERE, INNODB, held, made, place, request_of, unused
-from .test_lost_replies import final
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, connected, installed, later
+from tests.fixtures.semaphores import EVERYWHERE, INNODB, held, made, place, request_of, unused
+from tests.semaphore.test_lost_replies import final
 
 
 @pytest.fixture

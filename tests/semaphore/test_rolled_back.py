@@ -12,9 +12,8 @@ from sqlalchemy import BigInteger, Column, Engine, MetaData, Table, text, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.semaphore.availability import holding
-from tests.operation.fixtures import MakeEngine
-
-from .parties import EVERYWHERE, held, made, place, request_of, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.semaphores import EVERYWHERE, held, made, place, request_of, unused
 
 ROWS = Table("of_rolled_back", MetaData(), Column("id", BigInteger(), primary_key=True, autoincrement=False))
 

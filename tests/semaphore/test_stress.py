@@ -10,11 +10,10 @@ import pytest
 from sqlalchemy import text
 
 from tests.conftest import Servers
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import ENGINES, installed
-
-from .parties import held, made, place
-from .stress import CAPACITIES, KILLED
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ENGINES, installed
+from tests.fixtures.semaphore_stress import CAPACITIES, KILLED
+from tests.fixtures.semaphores import held, made, place
 
 TOKENS = (
     "SELECT p.fence FROM {0}permit AS p JOIN {0}semaphore AS s ON s.id = p.semaphore_id"
@@ -27,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def test_no_capacity_is_ever_exceeded(name: str, servers: Servers, engine_to: MakeEngine, tmp_path: Path) -> None:
     url, engine = installed(servers, name), engine_to(name)
     names = [made(engine, capacity, "stress") for capacity in CAPACITIES]
-    command = [sys.executable, "-m", "tests.semaphore.stress", url, str(tmp_path / "held"), *names]
+    command = [sys.executable, "-m", "tests.fixtures.semaphore_stress", url, str(tmp_path / "held"), *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     swept, had = map(int, done.stdout.split())

@@ -7,9 +7,8 @@ from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade import maintenance
-from tests.operation.fixtures import MakeEngine
-
-from .parties import EVERYWHERE, expire, held, made, place, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.semaphores import EVERYWHERE, expire, held, made, place, unused
 
 DAY = 86400
 

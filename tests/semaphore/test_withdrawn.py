@@ -8,10 +8,9 @@ import pytest
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.semaphore.release import withdraw
-from tests.operation.fixtures import MakeEngine
-from tests.operation.parties import later
-
-from .parties import EVERYWHERE, SERVERS, held, made, unused
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import later
+from tests.fixtures.semaphores import EVERYWHERE, SERVERS, held, made, unused
 
 
 @pytest.mark.parametrize("name", SERVERS)

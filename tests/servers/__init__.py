@@ -11,14 +11,14 @@ It ends with the process that started it, in whatever way that ends.
 
 from collections.abc import Callable
 
-from .base import Server, StartFailed, Unavailable, stop_all
-from .mariadb import MariaDB
-from .mysql import MySQL
-from .pgbouncer import PgBouncer
-from .postgresql import PostgreSQL
-from .redis import Redis
-from .sql import SQLServer
-from .yugabytedb import YugabyteDB, YugabyteDBCluster, cluster_or_stand_in
+from tests.servers.base import Server, StartFailed, Unavailable, stop_all
+from tests.servers.mariadb import MariaDB
+from tests.servers.mysql import MySQL
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.postgresql import PostgreSQL
+from tests.servers.redis import Redis
+from tests.servers.sql import SQLServer
+from tests.servers.yugabytedb import YugabyteDB, YugabyteDBCluster, cluster_or_stand_in
 
 __all__ = [
     "NAMES",

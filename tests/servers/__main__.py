@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 
-from . import NAMES, SQLServer, Unavailable, start, stop_all
+from tests.servers import NAMES, SQLServer, Unavailable, start, stop_all
 
 
 def main() -> int:

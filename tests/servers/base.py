@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from typing_extensions import Self
 
-from .place import reserved_port, temporary_folder
-from .process import Process, Unavailable
+from tests.servers.place import reserved_port, temporary_folder
+from tests.servers.process import Process, Unavailable
 
 __all__ = ["Server", "StartFailed", "Unavailable", "stop_all"]
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .process import Unavailable, reachable
+from tests.servers.process import Unavailable, reachable
 
 
 def folder() -> Path:

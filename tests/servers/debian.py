@@ -4,8 +4,8 @@ import shutil
 import time
 from pathlib import Path
 
-from . import cache
-from .process import Unavailable, own, run
+from tests.servers import cache
+from tests.servers.process import Unavailable, own, run
 
 #: The machine's own settings stay in force (a proxy, say), but for what is named here.
 CONFIGURATION = """\

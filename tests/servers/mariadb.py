@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from .mysql import MySQLCompatible
-from .process import own, program, run
+from tests.servers.mysql import MySQLCompatible
+from tests.servers.process import own, program, run
 
 FOLDERS = "/usr/sbin:/usr/bin"
 MISSING = (

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from . import cache
-from .debian import loaded, unpacked
-from .process import own, run
-from .sql import SQLServer
+from tests.servers import cache
+from tests.servers.debian import loaded, unpacked
+from tests.servers.process import own, run
+from tests.servers.sql import SQLServer
 
 #: Run by the server at each start, before it lets clients in.
 ACCOUNT = """\

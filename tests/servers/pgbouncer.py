@@ -5,9 +5,9 @@ The one that is installed, of Debian 12 say, is 1.18; the first to keep track of
 
 from pathlib import Path
 
-from .debian import loaded, unpacked
-from .postgresql import PostgreSQL
-from .process import own, program
+from tests.servers.debian import loaded, unpacked
+from tests.servers.postgresql import PostgreSQL
+from tests.servers.process import own, program
 
 SETTINGS = {
     "pool_mode": "transaction",

@@ -4,7 +4,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from .process import own, reachable
+from tests.servers.process import own, reachable
 
 
 def temporary_folder(name: str) -> Path:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from . import cache
-from .process import Unavailable, program, run
-from .sql import SQLServer
-from .tls import certificate
+from tests.servers import cache
+from tests.servers.process import Unavailable, program, run
+from tests.servers.sql import SQLServer
+from tests.servers.tls import certificate
 
 SETTINGS = {
     # A killed server loses nothing by this: the machine itself stays up.

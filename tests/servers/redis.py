@@ -4,8 +4,8 @@ import socket
 import time
 from pathlib import Path
 
-from .base import Server, StartFailed
-from .process import own, program
+from tests.servers.base import Server, StartFailed
+from tests.servers.process import own, program
 
 
 class Redis(Server):

@@ -7,7 +7,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
-from .base import Server
+from tests.servers.base import Server
 
 
 class SQLServer(Server):

@@ -8,8 +8,8 @@ use it if given `ssl=`. MariaDB speaks none.
 import datetime
 from pathlib import Path
 
-from . import cache
-from .process import own
+from tests.servers import cache
+from tests.servers.process import own
 
 
 def certificate() -> Path:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from . import cache
-from .postgresql import PostgreSQL, programs
-from .process import Unavailable, own, program, run
-from .sql import SQLServer
+from tests.servers import cache
+from tests.servers.postgresql import PostgreSQL, programs
+from tests.servers.process import Unavailable, own, program, run
+from tests.servers.sql import SQLServer
 
 SOURCE = Path(__file__).with_name("yugabytedb.c")
 HEADERS = Path("/usr/include/postgresql/15/server")

@@ -1,0 +1,170 @@
+"""Autogenerate leaves our tables alone, and `alembic revision` our branch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+import sqlalchemy_locks.alembic_templates
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import URL
+
+from sqlalchemy_locks.alembic import include_name, include_name_for
+from sqlalchemy_locks.alembic.steps import STEPS
+from tests.alembic.project import Fresh, Project, connected, run, tables
+
+OURS = set(tables("postgresql"))
+HEAD = f"sqlalchemy_locks_{STEPS[-1]}"
+
+
+def proposed(url: URL, include: Any) -> set[str]:
+    """What an autogenerate without any model would drop."""
+    options: dict[str, Any] = {"include_schemas": url.get_backend_name() in ("postgresql", "yugabytedb")}
+    if include is not None:
+        options["include_name"] = include
+    with connected(url) as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        found: list[Any] = compare_metadata(context, sa.MetaData())
+    assert {operation for operation, _ in found} <= {"remove_table", "remove_index"}
+    return {thing.name for operation, thing in found if operation == "remove_table"} - {"alembic_version"}
+
+
+@pytest.fixture
+def table_mode(engine: tuple[str, str]) -> dict[str, str]:
+    return {"locking": "table"} if engine[0].startswith("postgresql") else {}
+
+
+def test_nothing_of_ours_is_dropped(url: URL, table_mode: dict[str, str], tmp_path: Path) -> None:
+    Project(tmp_path, url, "directives", **table_mode).upgrade()
+    assert {name.removeprefix("lock_") for name in proposed(url, None)} == OURS
+    assert proposed(url, include_name) == set()
+
+
+def test_what_is_not_ours_is_still_compared(url: URL, tmp_path: Path) -> None:
+    Project(tmp_path, url, "directives").upgrade()
+    run(url, "CREATE TABLE lock_mine (id INT PRIMARY KEY)", "CREATE TABLE installed (id INT PRIMARY KEY)")
+    expected = {"lock_mine", "installed"}
+    if url.get_backend_name() in ("postgresql", "yugabytedb"):
+        run(url, "CREATE TABLE lock.orders (id INT PRIMARY KEY)")
+        expected.add("orders")
+    assert proposed(url, include_name) == expected
+
+
+def test_another_place(url: URL, table_mode: dict[str, str], tmp_path: Path) -> None:
+    Project(tmp_path, url, "directives", schema="Locks", prefix="my_", **table_mode).upgrade()
+    assert {name.removeprefix("my_") for name in proposed(url, include_name)} == OURS
+    assert proposed(url, include_name_for(schema="Locks", prefix="my_")) == set()
+
+
+def test_the_default_schema(fresh: Fresh, tmp_path: Path) -> None:
+    url = fresh("postgresql15", "psycopg")
+    Project(tmp_path, url, "directives", schema="public", locking="table").upgrade()
+    assert proposed(url, include_name_for(schema="public")) == OURS
+    assert proposed(url, include_name_for(schema=None)) == set()
+
+
+def test_together_with_a_filter_of_the_app(url: URL, tmp_path: Path) -> None:
+    Project(tmp_path, url, "directives").upgrade()
+    run(url, "CREATE TABLE one (id INT PRIMARY KEY)", "CREATE TABLE two (id INT PRIMARY KEY)")
+    asked = []
+
+    def mine(name: str, type_: str, parents: Any) -> bool:
+        asked.append(name)
+        return name != "two"
+
+    assert proposed(url, include_name_for(also=mine)) == {"one"}
+    assert not {*OURS, *(f"lock_{name}" for name in OURS)} & set(asked)
+
+
+def revise(config: Config, **arguments: Any) -> Any:
+    return command.revision(config, message="mine", **arguments)
+
+
+def test_autogenerate_in_a_project(url: URL, tmp_path: Path) -> None:
+    """With the place from the configuration, as env.py has it."""
+    given = {"schema": "elsewhere", "prefix": "my_"}
+    project = Project(tmp_path, url, "revisions", **given)
+    env = tmp_path / "env.py"
+    head = "options: dict[str, Any] = {"
+    env.write_text(
+        env.read_text()
+        .replace("target_metadata = None", "from sqlalchemy import MetaData\ntarget_metadata = MetaData()")
+        .replace(head, f"{head}'include_schemas': config.get_main_option('schemas') == '1',")
+    )
+    schemas = url.get_backend_name() in ("postgresql", "yugabytedb")
+    project.config.set_main_option("schemas", "1" if schemas else "0")
+    project.upgrade()
+    script = revise(project.config, autogenerate=True)
+    text = Path(script.path).read_text()
+    assert "drop_table" not in text
+    env.write_text(env.read_text().replace('"include_name": include_name,', ""))
+    project.upgrade()
+    assert "drop_table" in Path(revise(project.config, autogenerate=True).path).read_text()
+
+
+@pytest.mark.parametrize("autogenerate", [False, True])
+def test_a_new_revision_is_in_the_branch_and_folder_of_the_app(
+    fresh: Fresh, tmp_path: Path, autogenerate: bool
+) -> None:
+    project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
+    project.config.set_main_option("revision_environment", "true")
+    if autogenerate:
+        env = tmp_path / "env.py"
+        env.write_text(
+            env.read_text().replace(
+                "target_metadata = None", "import sqlalchemy\ntarget_metadata = sqlalchemy.MetaData()"
+            )
+        )
+        project.upgrade()
+    first = revise(project.config, autogenerate=autogenerate)
+    project.upgrade()
+    second = revise(project.config, autogenerate=autogenerate)
+    project.upgrade()
+    assert first.down_revision is None
+    assert second.down_revision == first.revision
+    for script in (first, second):
+        assert Path(script.path).parent == tmp_path / "versions"
+    heads = ScriptDirectory.from_config(project.config).get_heads()
+    assert set(heads) == {second.revision, HEAD}
+
+
+def test_the_folder_of_the_app_may_be_a_package(fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Project(tmp_path / "project", fresh("sqlite", "pysqlite"), "revisions")
+    versions = tmp_path / "an_app_of_this_test" / "versions"
+    versions.mkdir(parents=True)
+    (versions.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    locations = "an_app_of_this_test:versions\nsqlalchemy_locks.alembic_templates:versions"
+    project.config.set_main_option("version_locations", locations)
+    project.config.set_main_option("revision_environment", "true")
+    assert Path(revise(project.config).path).parent == versions
+
+
+def test_a_head_that_was_named_is_taken(fresh: Fresh, tmp_path: Path) -> None:
+    project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
+    project.config.set_main_option("revision_environment", "true")
+    versions = str(tmp_path / "versions")
+    script = revise(project.config, head="sqlalchemy_locks@head", version_path=versions)
+    assert script.down_revision == HEAD
+
+
+def test_two_branches_of_the_app_are_a_question_for_the_app(fresh: Fresh, tmp_path: Path) -> None:
+    project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
+    project.config.set_main_option("revision_environment", "true")
+    for _ in range(2):
+        revise(project.config, head="base", version_path=str(tmp_path / "versions"))
+    with pytest.raises(command.util.CommandError, match="Multiple heads"):
+        revise(project.config)
+
+
+def test_no_test_has_written_into_the_package() -> None:
+    """What happens without `own_branch`, and what the tests above would leave behind if it failed."""
+    (folder,) = sqlalchemy_locks.alembic_templates.__path__
+    found = {path.name.partition("_")[0] for path in (Path(folder) / "versions").glob("[!_]*.py")}
+    assert found == set(STEPS)

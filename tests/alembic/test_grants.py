@@ -1,0 +1,251 @@
+"""grant_to: a role that was given what the locks need, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import URL
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.alembic import check
+from sqlalchemy_locks.alembic.script import Family
+from sqlalchemy_locks.alembic.steps import STEPS, load
+from tests.alembic.project import Fresh, Project, connected, functions, run
+
+CALLS = (
+    "SELECT lock.exclusive(1)",
+    "SELECT lock.shared(2)",
+    "SELECT lock.try_exclusive(3)",
+    "SELECT lock.try_shared(4)",
+    "SELECT lock.unlock(1)",
+    "SELECT lock.vacuum()",
+    "SELECT lock.create('{1,2}')",
+    "SELECT lock.key('a', 'b')",
+    "SELECT lock.exclusive(lock.key('a'), true)",
+    "SELECT key, ts FROM lock.locked_keys",
+    "SELECT step, door FROM lock.installed",
+)
+
+FORBIDDEN = (
+    "INSERT INTO lock.installed VALUES ('9999', 'x')",
+    "DELETE FROM lock.installed",
+    "CREATE TABLE lock.mine (id int)",
+    "DROP FUNCTION lock.vacuum()",
+    "TRUNCATE lock.locked_keys",
+    "ALTER TABLE lock.installed ADD x int",
+)
+
+#: each function of the semaphores, called with what somebody made up, or mistook
+MADE_UP = {
+    "semaphore_checked": "SELECT lock.semaphore_checked('made up', 'what')",
+    "semaphore_take_back": "SELECT lock.semaphore_take_back(id) FROM lock.semaphore",
+    "semaphore_acquire": "SELECT lock.semaphore_acquire('{slots}', '{1}', 'made up')",
+    "semaphore_in_turn": "SELECT lock.semaphore_in_turn('{}', '{slots}', '{1}', 'made up, too')",
+    "semaphore_release": "SELECT lock.semaphore_release('held', 'made up')",
+    "semaphore_renew": "SELECT lock.semaphore_renew('held', 'made up')",
+    "semaphore_create": "SELECT lock.semaphore_create('slots', 1)",
+    "semaphore_resize": "SELECT lock.semaphore_resize('slots', 4)",
+    "semaphore_delete": "SELECT lock.semaphore_delete('slots')",
+}
+HELD = (
+    "SELECT count(*), count(r.id) FROM lock.permit AS p"
+    " LEFT JOIN lock.permit_request AS r ON r.id = p.permit_request_id AND r.state = 'ACQUIRED'"
+    " WHERE p.state = 'ACQUIRED'"
+)
+
+
+def used(table: str, column: str) -> list[str]:
+    """What is done with the rows of a table."""
+    return [
+        f"SELECT * FROM {table} FOR UPDATE",
+        f"INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0",
+        f"UPDATE {table} SET {column} = {column}",
+        f"DELETE FROM {table}",
+    ]
+
+
+def misused(table: str) -> list[str]:
+    return [f"DROP TABLE {table}", f"ALTER TABLE {table} ADD x int"]
+
+
+def allowed(url: URL, *commands: str) -> list[str]:
+    """Those of the commands that are not refused."""
+    found = []
+    with connected(url) as connection:
+        for command in commands:
+            try:
+                connection.exec_driver_sql(command).close()
+            except sa.exc.DBAPIError as error:
+                if any(word in str(error) for word in ("permission denied", "must be owner", "is not a table")):
+                    continue
+            found.append(command)
+    return found
+
+
+def rows(family: Family) -> dict[str, str]:
+    """The tables whose rows the app may write, but for the keys of the locks; and a column of each."""
+    every = {k: next(iter(v)) for step in STEPS for k, v in load(step).TABLES[family].items()}
+    quote = "`" if family == "mysql" else '"'
+    return {k: f"{quote}{v}{quote}" for k, v in every.items() if k not in ("installed", "locked_keys")}
+
+
+def executable(url: URL) -> list[str]:
+    """Which of our functions the user may call, looked at by themselves."""
+    query = "SELECT oid FROM pg_proc WHERE proname = '{}' AND oidvectortypes(proargtypes) = '{}' AND {}"
+    ours = "pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'lock')"
+    may = "has_function_privilege(oid, 'EXECUTE')"
+    with connected(url) as connection:
+        return [
+            name
+            for name, takes in functions().items()
+            if connection.exec_driver_sql(query.format(name, takes, f"{ours} AND {may}")).all()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("engine_", "driver", "locking"),
+    [
+        ("postgresql15", "psycopg", "native"),
+        ("postgresql15", "psycopg", "table"),
+        ("postgresql18", "psycopg", "native"),
+        ("postgresql18", "psycopg", "table"),
+        ("yugabytedb", "yugabytedb", "native"),
+    ],
+)
+def test_a_role_of_postgresql(fresh: Fresh, engine_: str, driver: str, locking: str, door: str, tmp_path: Path) -> None:
+    url = fresh(engine_, driver)
+    number = str(url.database)
+    app, other, stranger = f"app-{number}@project.iam", f"Other_{number}", f"stranger_{number}"
+    run(url, *(f'CREATE ROLE "{role}" LOGIN' for role in (app, other, stranger)))
+    both = f"{app}, {other}" if door == "revisions" else [app, other]
+    Project(tmp_path, url, door, grant_to=both, locking=locking).upgrade()
+    names = {f"lock.{name}": column for name, column in rows("postgresql").items()}
+    calls = [*CALLS, *(call for name, column in names.items() for call in used(name, column))]
+    forbidden = [*FORBIDDEN, *(call for name in names for call in [*misused(name), f"TRUNCATE {name}"])]
+    for role in (app, other):
+        run(url.set(username=role), *calls)
+        assert allowed(url.set(username=role), *forbidden) == []
+        assert executable(url.set(username=role)) == [*functions()]
+        with connected(url.set(username=role)) as connection:
+            assert check(connection) == []
+    # who may enter the schema is still kept from what is in it
+    for entered in (False, True):
+        if entered:
+            run(url, f'GRANT USAGE ON SCHEMA lock TO "{stranger}"')
+        assert allowed(url.set(username=stranger), *calls) == []
+        assert executable(url.set(username=stranger)) == []
+
+
+@pytest.mark.parametrize(
+    ("engine_", "driver"), [("postgresql15", "psycopg"), ("postgresql18", "psycopg"), ("yugabytedb", "yugabytedb")]
+)
+def test_no_function_that_a_role_may_call_leaves_half_a_request(
+    fresh: Fresh, engine_: str, driver: str, tmp_path: Path
+) -> None:
+    url = fresh(engine_, driver)
+    app = f"app_{url.database}"
+    run(url, f"CREATE ROLE {app} LOGIN")
+    Project(tmp_path, url, "directives", grant_to=app).upgrade()
+    role = url.set(username=app)
+    assert {name for name in executable(role) if name.startswith("semaphore_")} == set(MADE_UP)
+    run(role, "SELECT lock.semaphore_create('slots', 3)", "SELECT lock.semaphore_acquire('{slots}', '{1}', 'held')")
+    for call in MADE_UP.values():
+        run(role, call)
+        ((held, known),) = run(role, HELD)
+        assert held == known
+    assert run(role, "SELECT lock.semaphore_release('held')") == [("RELEASED",)]
+
+
+@pytest.mark.parametrize(
+    ("engine_", "driver"), [("postgresql15", "psycopg"), ("postgresql18", "psycopg"), ("yugabytedb", "yugabytedb")]
+)
+def test_a_role_has_what_leases_and_their_upkeep_need(fresh: Fresh, engine_: str, driver: str, tmp_path: Path) -> None:
+    url = fresh(engine_, driver)
+    app = f"app_{url.database}"
+    run(url, f"CREATE ROLE {app} LOGIN")
+    Project(tmp_path, url, "directives", grant_to=app).upgrade()
+    engine = sa.create_engine(url.set(username=app), poolclass=sa.NullPool)
+    locks = sl.Locks(engine)
+    with locks.lease("nightly-import", ttl=3600, timeout=0) as grant:
+        grant.check()
+    assert locks.run(sl.semaphore.clean(older_than=0)) == 1
+    assert locks.run(sl.semaphore.clean_leases(older_than=0)) == 1
+    assert set(locks.maintain().done) >= {"orphans", "leases"}
+    engine.dispose()
+
+
+def test_a_holder_of_another_role_is_seen(fresh: Fresh, tmp_path: Path) -> None:
+    url = fresh("postgresql15", "psycopg")
+    app = f"watcher_{url.database}"
+    run(url, f"CREATE ROLE {app} LOGIN")
+    Project(tmp_path, url, "directives", grant_to=app).upgrade()
+    with connected(url) as holder:
+        holder.exec_driver_sql("BEGIN")
+        holder.exec_driver_sql("SELECT lock.exclusive(-7), lock.shared(8)")
+        rows = run(url.set(username=app), "SELECT key, ts IS NULL, mode FROM lock.locked_keys ORDER BY key")
+        assert rows == [(-7, True, "exclusive"), (8, True, "shared")]
+        assert run(url, "SELECT key, ts IS NULL FROM lock.locked_keys ORDER BY key") == [(-7, False), (8, False)]
+
+
+def test_without_grant_to_the_schema_keeps_others_out(fresh: Fresh, tmp_path: Path) -> None:
+    url = fresh("postgresql15", "psycopg")
+    stranger = f"nobody_{url.database}"
+    run(url, f"CREATE ROLE {stranger} LOGIN")
+    Project(tmp_path, url, "directives").upgrade()
+    assert allowed(url.set(username=stranger), "SELECT lock.exclusive(1)") == []
+
+
+@pytest.mark.parametrize(("engine_", "driver"), [("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")])
+def test_a_user_of_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, door: str, tmp_path: Path) -> None:
+    url = fresh(engine_, driver)
+    app, role = f"app_{url.database}", f"r_{url.database}"
+    run(
+        url,
+        f"CREATE USER '{app}'@'127.0.0.%%' IDENTIFIED BY 'x'",
+        f"CREATE USER '{app}2'@'%%' IDENTIFIED BY 'x'",
+        f"CREATE ROLE '{role}'",
+        f"GRANT '{role}' TO '{app}2'@'%%'",
+    )
+    both = [f"{app}@127.0.0.%", role]
+    Project(tmp_path, url, door, grant_to=", ".join(both) if door == "revisions" else both).upgrade()
+    others = {f"`{url.database}`.lock_{name}": column for name, column in rows("mysql").items()}
+    for name, first in ((app, "SELECT 1"), (f"{app}2", f"SET ROLE '{role}'")):
+        mine = URL.create(url.drivername, username=name, password="x", host=url.host, port=url.port)
+        table = f"`{url.database}`.lock_locked_keys"
+        run(
+            mine,
+            first,
+            f"INSERT INTO {table} (`key`) VALUES (1)",
+            f"SELECT * FROM {table} WHERE `key` = 1 FOR UPDATE",
+            f"UPDATE {table} SET `key` = `key`",
+            f"DELETE FROM {table}",
+            *(call for other, column in others.items() for call in used(other, column)),
+        )
+        for command in (
+            *(call for other in others for call in misused(other)),
+            f"SELECT * FROM `{url.database}`.lock_installed",
+            f"DROP TABLE {table}",
+            f"ALTER TABLE {table} ADD x int",
+            f"CREATE TABLE `{url.database}`.mine (id int)",
+        ):
+            with pytest.raises(sa.exc.DBAPIError, match="denied"):
+                run(mine, first, command)
+
+
+@pytest.mark.parametrize(("engine_", "driver"), [("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")])
+def test_what_the_check_needs_on_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, tmp_path: Path) -> None:
+    url = fresh(engine_, driver)
+    app = f"app_{url.database}"
+    run(url, f"CREATE USER '{app}'@'%%' IDENTIFIED BY 'x'")
+    Project(tmp_path, url, "directives", grant_to=app).upgrade()
+    run(url, f"GRANT SELECT ON lock_installed TO '{app}'@'%%'")
+    with connected(url.set(username=app, password="x")) as connection:
+        assert check(connection) == []
+
+
+def test_a_user_in_the_offline_script(fresh: Fresh, tmp_path: Path) -> None:
+    """The percent sign of a host survives, once and not twice."""
+    url = fresh("mysql", "pymysql")
+    assert "TO `app`@`10.%`;" in Project(tmp_path, url, "revisions", grant_to="app@10.%").script()

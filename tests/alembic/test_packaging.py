@@ -1,0 +1,223 @@
+"""The wheel, the sdist and the editable install, each in a virtual environment of its own, outside the checkout.
+
+What only a checkout has on its ``sys.path`` must not be what makes it work.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.alembic.project import revision, tables
+
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("pyproject.toml", "README.md", "LICENSE", "sqlalchemy_locks", "alembic_templates")
+KINDS = ("wheel", "sdist", "editable")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+class Environment:
+    """A virtual environment, filled by uv where there is one and by pip where not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+        self._uv = shutil.which("uv")
+        if self._uv:
+            run(self._uv, "venv", "-q", "--python", sys.executable, folder, cwd=folder.parent)
+        else:
+            venv.create(folder, with_pip=True)
+
+    def install(self, *what: str | Path) -> None:
+        uv = (self._uv, "pip", "install", "-q", "--python", self.python)
+        command = uv if self._uv else (self.python, "-m", "pip", "install", "-q")
+        for pause in (5, 30):  # a network may be away for a moment
+            try:
+                return self._install(*command, *what)
+            except AssertionError:
+                time.sleep(pause)
+        return self._install(*command, *what)
+
+    def _install(self, *command: str | Path | None) -> None:
+        run(*filter(None, command), cwd=self.folder)
+
+    def __call__(self, *arguments: str | Path, cwd: Path) -> str:
+        return run(self.python, *arguments, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that are packed, where a build leaves its traces without harm."""
+    folder = tmp_path_factory.mktemp("source") / "checkout"
+    folder.mkdir()
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / part, folder / part)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The sdist, and the wheel that is built from it and nothing else."""
+    folder = tmp_path_factory.mktemp("built")
+    builder = Environment(folder / "builder")
+    builder.install("setuptools>=77")
+    call = "import sys; from setuptools import build_meta; print(build_meta.build_{}(sys.argv[1]))"
+    builder("-c", call.format("sdist"), folder, cwd=source)
+    (sdist,) = folder.glob("*.tar.gz")
+    unpacked = folder / "unpacked"
+    unpacked.mkdir()
+    subprocess.run(["tar", "-xzf", sdist, "-C", unpacked], check=True)
+    (tree,) = unpacked.iterdir()
+    builder("-c", call.format("wheel"), folder, cwd=tree)
+    (wheel,) = folder.glob("*.whl")
+    return {"sdist": sdist, "wheel": wheel}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def installed(
+    request: pytest.FixtureRequest, built: dict[str, Path], source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Environment:
+    environment = Environment(tmp_path_factory.mktemp(request.param) / "venv")
+    package = ("-e", source) if request.param == "editable" else (built[request.param],)
+    environment.install(*package, "aiosqlite", "greenlet")
+    return environment
+
+
+@pytest.fixture
+def project(installed: Environment, tmp_path: Path) -> Path:
+    """An empty folder, far from the checkout."""
+    assert ROOT not in tmp_path.parents
+    return tmp_path
+
+
+def alembic(installed: Environment, project: Path, *arguments: str) -> str:
+    return installed("-m", "alembic", *arguments, cwd=project)
+
+
+def connect(project: Path, url: str) -> None:
+    path = project / "alembic.ini"
+    path.write_text(path.read_text().replace("driver://user:pass@localhost/dbname", url))
+
+
+def found(installed: Environment, project: Path) -> set[str]:
+    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    code = f"import sqlite3; print([row[0] for row in sqlite3.connect('x.db').execute({query!r})])"
+    names: list[str] = ast.literal_eval(installed("-c", code, cwd=project))
+    return {name for name in names if not name.startswith(("alembic", "sqlite"))}
+
+
+OURS = {f"lock_{name}" for name in tables("sqlite")}
+
+
+@pytest.mark.parametrize(("name", "url"), [("generic", "sqlite:///x.db"), ("async", "sqlite+aiosqlite:///x.db")])
+def test_shipped_revisions(installed: Environment, project: Path, name: str, url: str) -> None:
+    code = f"from sqlalchemy_locks.alembic import template; print(template({name!r}))"
+    folder = installed("-c", code, cwd=project).strip()
+    alembic(installed, project, "init", "-t", folder, "migrations")
+    connect(project, url)
+    alembic(installed, project, "revision", "-m", "first")
+    assert alembic(installed, project, "heads").count("(head)") == 2
+    alembic(installed, project, "upgrade", "sqlalchemy_locks@head")
+    alembic(installed, project, "upgrade", "heads")
+    assert found(installed, project) == OURS
+    alembic(installed, project, "downgrade", "sqlalchemy_locks@base")
+    assert found(installed, project) == set()
+
+
+def test_directives(installed: Environment, project: Path) -> None:
+    alembic(installed, project, "init", "migrations")
+    connect(project, "sqlite:///x.db")
+    (project / "migrations/versions/a1.py").write_text(revision())
+    alembic(installed, project, "upgrade", "head")
+    assert found(installed, project) == OURS
+    alembic(installed, project, "downgrade", "base")
+    assert found(installed, project) == set()
+
+
+def test_the_bodies_are_there(installed: Environment, project: Path) -> None:
+    """SQLite takes none of them; PostgreSQL's script takes all."""
+    code = (
+        "import io\n"
+        "from alembic.migration import MigrationContext\n"
+        "from alembic.operations import Operations\n"
+        "from sqlalchemy_locks.alembic import ops\n"
+        "from sqlalchemy_locks.alembic.script import shipped\n"
+        "from sqlalchemy_locks.alembic.steps import STEPS, load\n"
+        "buffer = io.StringIO()\n"
+        "opts = {'as_sql': True, 'output_buffer': buffer}\n"
+        "context = MigrationContext.configure(dialect_name='postgresql', opts=opts)\n"
+        "Operations(context).upgrade_locks(from_='base', to=STEPS[-1])\n"
+        "bodies = [load(step).BODIES[variant] for step in STEPS for variant in ('advisory', 'yugabytedb')]\n"
+        "paths = [path for named in bodies for path in named.values()]\n"
+        "print(len(paths) > 10, [path for path in paths if shipped(path) not in buffer.getvalue()])\n"
+    )
+    assert installed("-c", code, cwd=project).strip() == "True []"
+
+
+def test_nothing_else_is_importable(installed: Environment, project: Path) -> None:
+    code = (
+        "import importlib.util as u\n"
+        "import sqlalchemy_locks, sqlalchemy_locks.alembic_templates.steps\n"
+        "print([name for name in ('alembic_templates', 'tests', 'steps', 'versions') if u.find_spec(name)])\n"
+    )
+    assert installed("-c", code, cwd=project).strip() == "[]"
+
+
+def test_the_library_itself_loads_no_alembic(installed: Environment, project: Path) -> None:
+    code = "import sys, sqlalchemy_locks; print('alembic' in sys.modules, 'sqlalchemy_locks.alembic' in sys.modules)"
+    assert installed("-c", code, cwd=project).strip() == "False False"
+
+
+def test_the_command_line(installed: Environment, project: Path) -> None:
+    """Which says what it needs, and has it as an extra."""
+    script = installed.folder / "bin" / "sqlalchemy-locks"
+    bare = subprocess.run([script, "check"], cwd=project, capture_output=True, text=True, check=False)
+    assert bare.returncode == 2
+    assert "pip install 'sqlalchemy-locks[cli]'" in bare.stderr
+    installed.install("click>=8.1", "rich>=13.9")
+    run(script, "install", "--url", "sqlite:///x.db", cwd=project)
+    assert found(installed, project) == OURS
+    assert "All is well" in run(script, "check", "--url", "sqlite+aiosqlite:///x.db", cwd=project)
+    assert "No semaphores" in installed("-m", "sqlalchemy_locks", "status", "--url", "sqlite:///x.db", cwd=project)
+
+
+def test_wheel_and_sdist_have_every_file(built: dict[str, Path]) -> None:
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for part in ("sqlalchemy_locks", "alembic_templates")
+        for path in (ROOT / part).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with tarfile.open(built["sdist"]) as archive:
+        packed = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert wanted <= packed
+    with zipfile.ZipFile(built["wheel"]) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    shipped = {
+        name.replace("alembic_templates/", "sqlalchemy_locks/alembic_templates/", 1)
+        if name.startswith("alembic_templates/")
+        else name
+        for name in wanted
+    }
+    assert names == shipped

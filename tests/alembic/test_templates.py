@@ -1,0 +1,151 @@
+"""The templates, as a user meets them: the `alembic` command in an empty folder."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import URL
+
+from sqlalchemy_locks.alembic import template
+from sqlalchemy_locks.alembic.steps import STEPS
+from tests.alembic.project import Fresh, catalog, execute, installed, revision, run, tables
+
+#: Every engine, and every kind of async driver, in the template that it is for.
+DRIVERS = [
+    ("generic", "postgresql18", "psycopg"),
+    ("generic", "yugabytedb", "yugabytedb"),
+    ("generic", "mariadb", "mariadb+pymysql"),
+    ("generic", "sqlite", "pysqlite"),
+    ("async", "postgresql15", "asyncpg"),
+    ("async", "mysql", "aiomysql"),
+    ("async", "sqlite", "aiosqlite"),
+]
+
+
+class Shell:
+    """A folder in which `alembic` is run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def alembic(self, *arguments: str, fails: bool = False) -> str:
+        command = [sys.executable, "-W", "error", "-m", "alembic", *arguments]
+        # what a test adds to sys.path is not to help here
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=500)
+        assert (done.returncode != 0) is fails, done.stdout + done.stderr
+        return done.stdout
+
+    def ini(self, pattern: str, replacement: str) -> None:
+        path = self.folder / "alembic.ini"
+        text, found = re.subn(pattern, lambda _: replacement, path.read_text(), flags=re.MULTILINE)
+        assert found == 1
+        path.write_text(text)
+
+    def connect(self, url: URL) -> None:
+        text = url.render_as_string(hide_password=False).replace("%", "%%")
+        self.ini(r"^sqlalchemy\.url = .*$", f"sqlalchemy.url = {text}")
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "server", "driver"), DRIVERS)
+def test_from_init_to_the_end(fresh: Fresh, shell: Shell, name: str, server: str, driver: str) -> None:
+    url = fresh(server, driver)
+    plain = fresh_driver(url)
+    shell.alembic("init", "-t", template(name), "migrations")
+    shell.connect(url)
+    shell.alembic("revision", "-m", "first")
+    shell.alembic("upgrade", "heads")
+    shell.alembic("revision", "-m", "second")
+    shell.alembic("upgrade", "heads")
+    assert len(list((shell.folder / "migrations/versions").glob("*.py"))) == 2
+    assert installed(plain) == [(step, "revisions") for step in STEPS]
+    made = catalog(plain)
+    shell.alembic("downgrade", "sqlalchemy_locks@base")
+    assert catalog(plain) == {}
+    assert len(run(plain, "SELECT * FROM alembic_version")) == 1
+    run(plain, "DROP TABLE alembic_version")
+    execute(plain, shell.alembic("upgrade", "sqlalchemy_locks@head", "--sql"))
+    assert catalog(plain) == made
+
+
+def fresh_driver(url: URL) -> URL:
+    """The same database, by a driver that needs no event loop."""
+    backend = url.get_backend_name()
+    driver = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "sqlite": "pysqlite"}
+    return url if backend == "yugabytedb" else url.set(drivername=f"{backend}+{driver[backend]}")
+
+
+@pytest.mark.parametrize("name", ["generic", "async"])
+def test_the_options_of_the_ini_file(fresh: Fresh, shell: Shell, name: str) -> None:
+    """Each line that the template has commented out."""
+    url = fresh("postgresql15", "psycopg")
+    run(url, f"CREATE ROLE app_{url.database}")
+    shell.alembic("init", "-t", template(name), "migrations")
+    shell.connect(url)
+    shell.ini(r"^# sqlalchemy_locks_schema = lock$", "sqlalchemy_locks_schema = my_locks")
+    shell.ini(r"^# sqlalchemy_locks_grant_to =$", f"sqlalchemy_locks_grant_to = app_{url.database}")
+    shell.ini(r"^# sqlalchemy_locks_locking = native$", "sqlalchemy_locks_locking = table")
+    shell.alembic("upgrade", "heads")
+    assert {name for name, kind, *_ in catalog(url, "my_locks")["relations"] if kind == "r"} == set(
+        tables("postgresql")
+    )
+    for table in set(tables("postgresql")) - {"installed"}:
+        acl = run(url, f"SELECT relacl::text FROM pg_class WHERE oid = 'my_locks.{table}'::regclass")
+        assert f"app_{url.database}=arwd/" in acl[0][0]
+
+
+def test_the_prefix_of_the_ini_file(fresh: Fresh, shell: Shell) -> None:
+    url = fresh("sqlite", "pysqlite")
+    shell.alembic("init", "-t", template("generic"), "migrations")
+    shell.connect(url)
+    shell.ini(r"^# sqlalchemy_locks_prefix = lock_$", "sqlalchemy_locks_prefix = my_")
+    shell.alembic("upgrade", "heads")
+    assert {f"my_{name}" for name in tables("sqlite")} <= set(catalog(url))
+    assert all(name.startswith("my_") for name in catalog(url))
+
+
+def test_the_commands_of_the_readme(fresh: Fresh, shell: Shell) -> None:
+    """Without a database, as the README says: the flags take the place of env.py."""
+    shell.alembic("init", "-t", template("generic"), "migrations")
+    shell.ini(r"^revision_environment = true$", "")
+    readme = (shell.folder / "migrations/README").read_text().replace("<this folder>", "migrations")
+    for line in re.findall(r"alembic (revision .*--head .*)", readme):
+        shell.alembic(*re.findall(r'"[^"]*"|\S+', line.replace('"', "")))
+    versions = shell.folder / "migrations/versions"
+    first, second = (next(versions.glob(f"*_{name}.py")) for name in ("first", "second"))
+    assert re.search(r"^down_revision: .* = None$", first.read_text(), flags=re.MULTILINE)
+    assert f"= '{first.name.split('_')[0]}'" in second.read_text()
+    shell.connect(fresh("sqlite", "pysqlite"))
+    for line in re.findall(r"^    alembic ((?:up|down)grade \S+)", readme, flags=re.MULTILINE):
+        shell.alembic(*line.split())
+
+
+def test_a_refusal_is_a_sentence_and_no_traceback(fresh: Fresh, shell: Shell) -> None:
+    shell.alembic("init", "-t", template("generic"), "migrations")
+    shell.connect(fresh("sqlite", "pysqlite"))
+    shell.ini(r"^# sqlalchemy_locks_grant_to =$", "sqlalchemy_locks_grant_to = app")
+    command = [sys.executable, "-m", "alembic", "upgrade", "heads"]
+    done = subprocess.run(command, cwd=shell.folder, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "grant_to is refused on SQLite" in done.stdout + done.stderr
+
+
+def test_directives_in_a_project_that_alembic_made(fresh: Fresh, shell: Shell) -> None:
+    """Door B needs nothing but the revision."""
+    url = fresh("postgresql15", "psycopg")
+    shell.alembic("init", "migrations")
+    shell.connect(url)
+    (shell.folder / "migrations/versions/a1.py").write_text(revision())
+    shell.alembic("upgrade", "head")
+    assert installed(url) == [(step, "directives") for step in STEPS]
+    shell.alembic("downgrade", "base")
+    assert catalog(url) == {}

@@ -1,0 +1,64 @@
+"""One database of an app's own for each engine, emptied before each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.pool import NullPool
+
+from tests.conftest import PLAIN, Servers
+from tests.fixtures.capture_models import Base
+
+ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb", "sqlite"]
+#: engine and isolation level of the caller's own transaction; None: as the engine has it
+LEVELS = [
+    ("postgresql15", None),
+    ("yugabytedb", None),
+    ("mysql", "READ COMMITTED"),
+    ("mysql", "REPEATABLE READ"),
+    ("mariadb", "READ COMMITTED"),
+    ("mariadb", "REPEATABLE READ"),
+]
+
+MakeEngine = Callable[..., Engine]
+_databases: dict[str, str] = {}
+
+
+@pytest.fixture
+def engine_to(servers: Servers) -> Iterator[MakeEngine]:
+    """Engines to the app's database, with its tables in it and no rows: ``engine_to("mysql", isolation_level=...)``."""
+    with ExitStack() as opened:
+        emptied: set[str] = set()
+
+        def make(name: str, driver: str | None = None, **options: Any) -> Engine:
+            if name not in _databases:
+                _databases[name] = servers.database(name)
+            plain = create_engine(servers.url(name, PLAIN[name], _databases[name]), poolclass=NullPool)
+            if name not in emptied:
+                Base.metadata.create_all(plain)
+                with plain.begin() as connection:
+                    for table in reversed(Base.metadata.sorted_tables):
+                        connection.execute(table.delete())
+                emptied.add(name)
+            level = {key: value for key, value in options.items() if value is not None}
+            engine = create_engine(servers.url(name, driver or PLAIN[name], _databases[name]), **level)
+            opened.callback(engine.dispose)
+            return engine
+
+        yield make
+
+
+@pytest.fixture(params=ENGINES)
+def engine(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
+    return engine_to(request.param)
+
+
+@pytest.fixture(params=LEVELS, ids=lambda level: " ".join(filter(None, level)))
+def leveled(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
+    """An engine with row locks, at a level that an app may have it."""
+    name, level = request.param
+    return engine_to(name, isolation_level=level)

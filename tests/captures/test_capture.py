@@ -1,0 +1,377 @@
+"""capture: disjoint, in order, never more than asked, on any model; on every engine."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, exists, func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, selectinload, with_loader_criteria
+from sqlalchemy.orm.exc import StaleDataError
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from tests.captures.conftest import ENGINES, MakeEngine, _databases
+from tests.fixtures.capture_models import Animal, Cat, Dog, Engineer, Line, Order, Part, Status
+from tests.fixtures.parties import PATIENCE, async_connected, locked_rows
+
+ORDERS = Order.__table__
+
+
+def orders(number: int) -> list[Order]:
+    return [Order(id=id) for id in range(1, number + 1)]
+
+
+def paid(limit: int, **changed: Any) -> Any:
+    values = {"where": Order.status == "paid", "values": {"status": "shipping"}, "order_by": Order.id, "limit": limit}
+    return sl.capture(Order, **(values | changed))
+
+
+def fill(engine: Engine, *rows: Any) -> None:
+    with Session(engine) as session:
+        session.add_all(rows)
+        session.commit()
+
+
+def test_two_take_different_rows_and_neither_waits(leveled: Engine) -> None:
+    fill(leveled, *orders(100))
+    with Session(leveled) as first, Session(leveled) as second, Session(leveled) as third:
+        taken = [order.id for order in first.scalars(paid(3))]
+        others = [order.id for order in second.scalars(paid(3))]
+        assert (taken, others) == ([1, 2, 3], [4, 5, 6])
+        # all that is left can be had: who is first has not locked what it did not take
+        assert len(third.scalars(paid(100)).all()) == 94
+        first.rollback()
+        second.commit()
+        third.rollback()
+    with Session(leveled) as session:
+        assert [order.id for order in session.scalars(paid(4))] == [1, 2, 3, 7]
+
+
+def test_many_at_once_take_each_row_once(leveled: Engine) -> None:
+    fill(leveled, *orders(400))
+    taken: list[int] = []
+    start = threading.Barrier(6, timeout=PATIENCE)
+
+    def work() -> None:
+        with Session(leveled) as session:
+            start.wait()
+            empty = 0
+            while empty < 5:
+                try:
+                    mine = [order.id for order in session.scalars(paid(7))]
+                    session.commit()
+                except Exception as error:
+                    # an app at a level that can't serialise takes the turn again
+                    if getattr(error, "orig", None) is None or error.orig.args[0] not in (1213, 1020):
+                        raise
+                    session.rollback()
+                    continue
+                assert len(mine) <= 7
+                taken.extend(mine)
+                empty = 0 if mine else empty + 1
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == list(range(1, 401))
+
+
+def test_a_snapshot_that_is_old_finds_what_is_left(engine_to: MakeEngine) -> None:
+    """Above READ COMMITTED on InnoDB, where the search reads what was there when the transaction first read."""
+    for name in ("mysql", "mariadb"):
+        engine = engine_to(name, isolation_level="REPEATABLE READ")
+        fill(engine, *orders(50))
+        with Session(engine) as old, Session(engine) as other:
+            assert old.scalar(select(func.count()).select_from(Order)) == 50
+            other.scalars(paid(30)).all()
+            other.commit()
+            assert [order.id for order in old.scalars(paid(5))] == [31, 32, 33, 34, 35]
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
+def test_the_limit_holds_with_stale_statistics(engine_to: MakeEngine, name: str) -> None:
+    """Which `WHERE id IN (SELECT ... LIMIT 3 ...)` doesn't: the planner runs it again for each row."""
+    engine = engine_to(name)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE orders SET (autovacuum_enabled = off)"))
+        connection.execute(ORDERS.insert(), [{"id": 0, "status": "paid", "version": 1}])
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE orders"))
+    fill(engine, *orders(1000))
+    try:
+        with Session(engine) as session:
+            assert len(session.scalars(paid(3, order_by=())).all()) == 3
+            assert len(session.scalars(paid(3)).all()) == 3
+            assert session.scalar(select(func.count()).where(Order.status == "shipping")) == 6
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE orders RESET (autovacuum_enabled)"))
+            connection.execute(ORDERS.delete())
+            connection.execute(text("ANALYZE orders"))
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "sqlite"])
+def test_no_subquery_with_a_limit_behind_in(engine_to: MakeEngine, name: str) -> None:
+    shown = str(paid(3).compile(engine_to(name), compile_kwargs={"render_postcompile": True}))
+    assert "WITH locks_chosen AS" in shown
+    assert " IN (SELECT" not in shown.replace("\n", "")
+    assert "LIMIT" in shown.partition(")")[0] + shown.partition(")")[2].partition("UPDATE")[0]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        (Part.weight, Part.shelf, Part.number),
+        (Part.weight.desc(), Part.number.desc()),
+        (Part.shelf.desc(), Part.weight, Part.number),
+        (func.abs(Part.weight - 5), Part.number),
+        (Part.status, Part.number.desc()),
+    ],
+    ids=str,
+)
+def test_rows_come_in_order(engine: Engine, order: Any) -> None:
+    fill(engine, *(Part(shelf="ab"[n % 2], number=n, weight=n % 6 or None) for n in range(1, 20)))
+    with Session(engine) as session:
+        expected = [(part.shelf, part.number) for part in session.scalars(select(Part).order_by(*order).limit(11))]
+        session.rollback()
+        operation = sl.capture(
+            Part, where=Part.status == Status.NEW, values={Part.status: Status.TAKEN}, order_by=order, limit=11
+        )
+        taken = session.scalars(operation).all()
+        assert [(part.shelf, part.number) for part in taken] == expected
+        assert {part.status for part in taken} == {Status.TAKEN}
+        session.rollback()
+    with engine.connect() as connection:
+        rows = connection.execute(operation).all()
+        assert [(row.shelf, row.no) for row in rows] == expected
+        assert {row.status for row in rows} == {Status.TAKEN}
+        connection.rollback()
+
+
+@pytest.mark.parametrize(
+    "order", [(Part.weight.nulls_first(), Part.number), (Part.weight.desc().nulls_last(), Part.number)], ids=str
+)
+@pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
+def test_nulls_are_where_they_are_told(engine_to: MakeEngine, name: str, order: Any) -> None:
+    engine = engine_to(name)
+    fill(engine, *(Part(shelf="a", number=n, weight=n % 3 or None) for n in range(1, 10)))
+    with Session(engine) as session:
+        expected = [part.number for part in session.scalars(select(Part).order_by(*order))]
+        session.rollback()
+        taken = session.scalars(sl.capture(Part, values={"weight": Part.weight}, order_by=order, limit=9)).all()
+        assert [part.number for part in taken] == expected
+
+
+def test_the_order_may_change_with_what_is_set(engine: Engine) -> None:
+    fill(engine, *(Order(id=id, rank=100 - id) for id in range(1, 10)))
+    with Session(engine) as session:
+        taken = session.scalars(paid(3, order_by=Order.rank, values={"status": "x", "rank": Order.id})).all()
+        assert [(order.id, order.rank) for order in taken] == [(9, 9), (8, 8), (7, 7)]
+
+
+def test_entities_are_those_of_the_session_and_fresh(engine: Engine) -> None:
+    fill(engine, *orders(3))
+    with Session(engine, expire_on_commit=False) as session:
+        known = session.get_one(Order, 2)
+        session.commit()
+        with engine.begin() as other:
+            other.execute(update(ORDERS).values(region="north"))
+        assert known.region is None
+        taken = session.scalars(paid(2)).all()
+        assert taken[1] is known
+        assert (known.status, known.region, known.version) == ("shipping", "north", 2)
+        assert not session.dirty
+
+
+def test_what_is_pending_is_flushed_first(engine: Engine) -> None:
+    with Session(engine) as session:
+        session.add(Order(id=1))
+        assert session.scalars(paid(2)).one().id == 1
+
+
+def test_a_flush_of_what_was_loaded_before_fails(engine: Engine) -> None:
+    fill(engine, *orders(1))
+    with Session(engine) as early, Session(engine) as session:
+        order = early.get_one(Order, 1)
+        early.expunge(order)
+        early.rollback()
+        session.scalars(paid(1)).one()
+        session.commit()
+        order.status = "cancelled"
+        early.add(order)
+        with pytest.raises(StaleDataError):
+            early.flush()
+        early.rollback()
+
+
+def test_a_rolled_back_transaction_takes_nothing(engine: Engine) -> None:
+    fill(engine, *orders(2))
+    with Session(engine) as session:
+        assert len(session.scalars(paid(2)).all()) == 2
+        session.rollback()
+    with engine.connect() as connection:
+        assert len(connection.execute(paid(2)).all()) == 2
+        connection.rollback()
+    with Session(engine) as session:
+        assert session.scalar(select(func.count()).where(Order.status == "paid", Order.version == 1)) == 2
+
+
+def test_only_rows_of_the_class(engine: Engine) -> None:
+    fill(engine, Cat(id=1), Dog(id=2), Cat(id=3))
+    with Session(engine) as session:
+        cats = session.scalars(sl.capture(Cat, where=Cat.fed == 0, values={"fed": 1}, order_by=Cat.id, limit=9)).all()
+        assert [(type(cat), cat.id, cat.fed) for cat in cats] == [(Cat, 1, 1), (Cat, 3, 1)]
+        rest = session.scalars(sl.capture(Animal, where=Animal.fed == 0, values={"fed": 1}, limit=9)).all()
+        assert [(type(animal), animal.id) for animal in rest] == [(Dog, 2)]
+
+
+def test_a_class_of_two_tables(engine: Engine) -> None:
+    fill(engine, *(Engineer(id=n, name=f"n{n}") for n in range(1, 5)))
+    operation = sl.capture(
+        Engineer, where=Engineer.busy == 0, values={"busy": 1}, order_by=Engineer.name.desc(), limit=2
+    )
+    with Session(engine) as session:
+        taken = session.scalars(operation).all()
+        assert [(each.name, each.busy) for each in taken] == [("n4", 1), ("n3", 1)]
+    with pytest.raises(ValueError, match="not a column of engineer"):
+        sl.capture(Engineer, values={"name": "x"})
+
+
+def test_criteria_and_options_of_the_session_apply(engine: Engine) -> None:
+    fill(engine, *(Order(id=n, region="ns"[n % 2], lines=[Line(id=n)]) for n in range(1, 7)))
+    with Session(engine) as session:
+
+        @event.listens_for(session, "do_orm_execute")
+        def only_south(state: Any) -> None:
+            if state.is_select:
+                state.statement = state.statement.options(with_loader_criteria(Order, Order.region == "s"))
+
+        taken = session.scalars(paid(2).options(selectinload(Order.lines))).all()
+        assert [order.id for order in taken] == [1, 3]
+        session.expunge_all()
+        assert [line.id for order in taken for line in order.lines] == [1, 3]
+
+
+def test_a_condition_on_another_table(engine: Engine) -> None:
+    fill(engine, *(Order(id=n, lines=[Line(id=n)] if n > 2 else []) for n in range(1, 5)))
+    with Session(engine) as session:
+        complete = exists().where(Line.order_id == Order.id)
+        taken = session.scalars(paid(9, where=[Order.status == "paid", complete])).all()
+        assert [order.id for order in taken] == [3, 4]
+    with pytest.raises(ValueError, match=r"join line .*exists"):
+        paid(9, where=Line.order_id == Order.id)
+
+
+def test_a_row_that_others_only_refer_to_is_not_passed_over(engine_to: MakeEngine) -> None:
+    """PostgreSQL: an INSERT locks the row that its foreign key names, but not against who captures it."""
+    engine = engine_to("postgresql15")
+    fill(engine, *orders(1))
+    with Session(engine) as other, Session(engine) as session:
+        other.add(Line(id=1, order_id=1))
+        other.flush()
+        assert len(session.scalars(paid(1)).all()) == 1
+
+
+def test_a_table_gives_rows(engine: Engine) -> None:
+    fill(engine, *orders(3))
+    operation = sl.capture(
+        ORDERS, where=ORDERS.c.status == "paid", values={ORDERS.c.status: "x"}, order_by=ORDERS.c.id.desc(), limit=2
+    )
+    with Session(engine) as session:
+        assert [(row.id, row.status) for row in session.execute(operation)] == [(3, "x"), (2, "x")]
+        assert session.execute(operation).all() == [(1, "x", None, None, 1)]
+        assert session.execute(operation).all() == []
+        assert list(session.execute(operation).keys()) == ["id", "status", "region", "rank", "version"]
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_innodb_refuses_what_it_can_not_do(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with pytest.raises(sl.Unsupported, match="autocommit"):
+            connection.execute(paid(1))
+    with engine.connect().execution_options(isolation_level="SERIALIZABLE") as connection:
+        with pytest.raises(sl.Unsupported, match="SERIALIZABLE"):
+            connection.execute(paid(1))
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_innodb_locks_hardly_more_than_it_takes(engine_to: MakeEngine, name: str) -> None:
+    for level in ("READ COMMITTED", "REPEATABLE READ"):
+        engine = engine_to(name, isolation_level=level)
+        with engine.begin() as connection:
+            connection.execute(ORDERS.delete())
+            rows = [{"id": n, "status": "paid", "version": 1} for n in range(1, 3001)]
+            connection.execute(ORDERS.insert(), rows)
+        with engine.connect() as connection:
+            assert len(connection.execute(paid(10)).all()) == 10
+            assert locked_rows(engine, connection) <= 40
+            connection.rollback()
+
+
+ASYNC = [
+    ("postgresql15", "asyncpg"),
+    ("postgresql15", "psycopg"),
+    ("mysql", "aiomysql"),
+    ("mysql", "asyncmy"),
+    ("mariadb", "aiomysql"),
+    ("sqlite", "aiosqlite"),
+]
+
+
+@pytest.mark.parametrize(("name", "driver"), ASYNC)
+def test_awaited(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
+    import asyncio
+
+    fill(engine_to(name), *orders(5))
+
+    async def take() -> list[tuple[int, str]]:
+        async with async_connected(servers.url(name, driver, _databases[name]), poolclass=NullPool) as engine:
+            async with AsyncSession(engine) as session:
+                known = await session.get_one(Order, 2)
+                taken = (await session.scalars(paid(3))).all()
+                assert taken[1] is known
+                found = [(order.id, order.status) for order in taken]
+                await session.rollback()
+            async with engine.connect() as connection:
+                rows = (await connection.execute(paid(3))).all()
+                assert [(row.id, row.status) for row in rows] == found
+            return found
+
+    assert asyncio.run(take()) == [(1, "shipping"), (2, "shipping"), (3, "shipping")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "sentence"),
+    [
+        ({"limit": 0}, ValueError, "at least 1"),
+        ({"limit": True}, TypeError, "limit is an int"),
+        ({"limit": "3"}, TypeError, "limit is an int"),
+        ({"values": {}}, ValueError, "must not be empty"),
+        ({"values": {"nothing": 1}}, ValueError, "no column 'nothing'"),
+        ({"values": {Line.id: 1}}, ValueError, "not a column of orders"),
+    ],
+)
+def test_bad_input_is_refused_before_any_sql(changed: Any, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        paid(**({"limit": 1} | changed))
+
+
+def test_only_classes_and_tables() -> None:
+    with pytest.raises(TypeError, match="mapped class or a Table"):
+        sl.capture(object(), values={"a": 1})
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_one_operation_is_executed_again_and_again(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    fill(engine, *orders(6))
+    operation = paid(2)
+    with Session(engine) as session:
+        rounds = [[order.id for order in session.scalars(operation)] for _ in range(4)]
+    assert rounds == [[1, 2], [3, 4], [5, 6], []]

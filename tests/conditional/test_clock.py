@@ -1,0 +1,184 @@
+"""The server's clock, read when the row is locked: a wait, a session's zone and the app's own clock change nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timezone
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, select, text
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks._timezones import around, zone
+from sqlalchemy_locks.sql.clock import Epoch
+from sqlalchemy_locks.sql.tables import tables
+from tests.fixtures.parties import (
+    ENGINES,
+    INNODB,
+    PATIENCE,
+    SERVERS,
+    Watch,
+    connected,
+    in_one_day,
+    installed,
+    later,
+    until,
+    unused,
+)
+
+ZONES = {
+    "postgresql15": ["SET TIME ZONE 'Asia/Kathmandu'", "SET TIME ZONE 'America/St_Johns'"],
+    "mysql": ["SET time_zone = '+05:45'", "SET time_zone = '-03:30'"],
+    "mariadb": ["SET time_zone = '+05:45'", "SET time_zone = '-03:30'"],
+}
+
+
+@pytest.fixture
+def engine(servers: Any, name: str) -> Iterator[Engine]:
+    with connected(installed(servers, name), poolclass=NullPool) as engine:
+        yield engine
+
+
+def stamp(session: Session, id: str) -> int:
+    dialect = session.get_bind().dialect.name
+    table = (tables("lock", "") if dialect == "postgresql" else tables(None, "lock_")).task_timeout
+    return int(session.scalars(select(table.c.ts).where(table.c.id == id)).one())
+
+
+def now(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(select(Epoch())).scalar_one())
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("windowed", [False, True])
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+def test_a_wait_does_not_make_the_stamp_old(
+    engine: Engine, watch: Callable[[str], Watch], name: str, windowed: bool, isolation: str
+) -> None:
+    """Somebody takes it and rolls back after a while: who waited has it from then on, and not from before."""
+    timeout, id = sl.Timeout(every=1, windowed=windowed), unused()
+    sl.Locks(engine).run(timeout.create(id))
+    other = engine.execution_options(isolation_level=isolation)
+    with Session(engine) as first, Session(other) as second:
+        assert first.scalar(timeout.acquire(id)) is True
+        watcher = watch(name)
+        watcher.until_nobody_waits()
+        waiting = later(second.scalar, timeout.acquire(id))
+        watcher.until_waiting(waiting)
+        began = now(engine)
+        until(lambda: now(engine) > began, pause=0.1)
+        rolled_back = now(engine)
+        first.rollback()
+        assert waiting.result(PATIENCE) is True
+        assert stamp(second, id) >= rolled_back
+        second.commit()
+
+
+@pytest.mark.parametrize("name", INNODB)
+@pytest.mark.parametrize("waited", [1800, 7200, 86400 * 300])
+def test_a_wait_may_be_as_long_as_it_likes(engine: Engine, name: str, waited: int) -> None:
+    """``SET timestamp`` sets the instant at which statements begin, as if each had waited since for its row."""
+    timeout, mutex, id = sl.Timeout(every=60), sl.Mutex(), unused()
+    sl.Locks(engine).run(timeout.create(id))
+    sl.Locks(engine).run(mutex.create(id))
+    with Session(engine) as session:
+        before = now(engine)
+        session.execute(text("SET timestamp = :began"), {"began": before - waited})
+        assert session.scalar(timeout.acquire(id)) is True
+        assert session.scalar(mutex.acquire(id)) is True
+        assert before <= stamp(session, id) <= now(engine)
+        assert session.scalar(timeout.acquire(id)) is False
+        table = tables(None, "lock_").task_state
+        acquired_at = session.scalars(select(table.c.acquired_at).where(table.c.id == id)).one()
+        session.rollback()
+    assert before <= acquired_at.replace(tzinfo=timezone.utc).timestamp() < now(engine) + 1
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_a_mutex_is_stamped_when_it_is_had(engine: Engine, watch: Callable[[str], Watch], name: str) -> None:
+    """And not when the wait for its row began."""
+    mutex, id = sl.Mutex(), unused()
+    sl.Locks(engine).run(mutex.create(id))
+    with Session(engine) as first, Session(engine) as second:
+        assert first.scalar(mutex.acquire(id)) is True
+        watcher = watch(name)
+        watcher.until_nobody_waits()
+        waiting = later(second.scalar, mutex.acquire(id))
+        watcher.until_waiting(waiting)
+        began = now(engine)
+        until(lambda: now(engine) > began, pause=0.1)
+        rolled_back = now(engine)
+        first.rollback()
+        assert waiting.result(PATIENCE) is True
+        table = tables(None, "lock_").task_state
+        acquired_at = second.scalars(select(table.c.acquired_at).where(table.c.id == id)).one()
+        second.rollback()
+    assert acquired_at.replace(tzinfo=timezone.utc).timestamp() >= rolled_back
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_zone_of_a_session_is_of_no_account(engine: Engine, name: str) -> None:
+    def once_a_day(timeout: sl.Timeout, setting: str) -> None:
+        id = unused()
+        with Session(engine) as session:
+            session.execute(text(setting))
+            session.scalar(timeout.create(id))
+            before = now(engine)
+            assert session.scalar(timeout.acquire(id)) is True
+            assert before <= stamp(session, id) <= now(engine)
+            assert session.scalar(timeout.acquire(id)) is False
+            session.commit()
+        with Session(engine) as session:
+            assert session.scalar(timeout.acquire(id)) is False
+
+    for setting in ZONES[name]:
+        for windowed, tz in ((False, None), (True, None), (True, "Europe/Paris")):
+            timeout = sl.Timeout(every=86400, windowed=windowed, tz=tz)
+            in_one_day(partial(once_a_day, timeout, setting), "Europe/Paris")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("off", [-3600, 3600])
+def test_the_app_s_clock_is_of_no_account(engine: Engine, name: str, off: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + off)
+
+    def once_a_day(timeout: sl.Timeout) -> None:
+        id = unused()
+        with Session(engine) as session:
+            session.scalar(timeout.create(id))
+            before = now(engine)
+            assert session.scalar(timeout.acquire(id)) is True
+            assert before <= stamp(session, id) <= now(engine)
+            assert session.scalar(timeout.acquire(id)) is False
+
+    for windowed, tz in ((False, None), (True, None), (True, "Europe/Paris")):
+        timeout = sl.Timeout(every=86400, windowed=windowed, tz=tz)
+        in_one_day(partial(once_a_day, timeout), "Europe/Paris")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_epoch_is_the_server_s_utc(engine: Engine, name: str) -> None:
+    before = time.time()
+    assert before - 1 <= now(engine) <= time.time() + 1  # one machine: both clocks are the same one
+
+
+@pytest.mark.parametrize("place", ["Europe/Paris", "America/St_Johns", "Australia/Lord_Howe", "Asia/Kolkata", "UTC"])
+def test_offsets_around_every_hour_of_two_years(place: str) -> None:
+    """What the statements calculate with is what Python's own zones say, before, at and after a change."""
+    from datetime import datetime
+
+    there = zone(place)
+    for hour in range(1_700_000_000 // 3600, 1_763_000_000 // 3600):
+        instant = hour * 3600
+        offsets = around(there, instant)
+        for at in (instant - 3600, instant, instant + 3600):
+            offset = offsets.before if at < offsets.first else offsets.between if at < offsets.second else offsets.after
+            expected = datetime.fromtimestamp(at, there).utcoffset()
+            assert expected is not None
+            assert offset == expected.total_seconds()

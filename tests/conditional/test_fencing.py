@@ -1,0 +1,157 @@
+"""``sl.fenced``: the write of a holder that was stopped for too long is refused by the row itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import BigInteger, Column, Engine, MetaData, NullPool, String, Table, bindparam, or_, select, update
+from sqlalchemy.orm import Session, aliased
+
+import sqlalchemy_locks as sl
+from tests.fixtures.parties import ENGINES, EVERYWHERE, connected, installed, unused
+from tests.fixtures.task_models import Base, Import, Parent, imports
+
+mutex = sl.Mutex()
+metadata = MetaData()
+pages = Table(
+    "own_page",
+    metadata,
+    Column("book", String(40), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("body", String(40)),
+    Column("fence", BigInteger),
+)
+
+
+@pytest.fixture
+def engine(servers: Any, name: str) -> Iterator[Engine]:
+    with connected(installed(servers, name), poolclass=NullPool) as engine:
+        Base.metadata.create_all(engine)
+        metadata.create_all(engine)
+        yield engine
+
+
+everywhere = pytest.mark.parametrize("name", [name for name in EVERYWHERE if name != "postgresql15-table"])
+engines = pytest.mark.parametrize("name", ENGINES)
+
+
+def page(engine: Engine, *numbers: int) -> str:
+    book = unused("book")
+    with engine.begin() as connection:
+        connection.execute(pages.insert(), [{"book": book, "number": number} for number in numbers])
+    return book
+
+
+def bodies(engine: Engine, book: str) -> list[Any]:
+    with engine.connect() as connection:
+        return list(connection.scalars(select(pages.c.body).where(pages.c.book == book).order_by(pages.c.number)))
+
+
+def write(book: str, number: int, body: str, token: int) -> sl.Operation[Any]:
+    statement = update(pages).where(pages.c.book == book, pages.c.number == number).values(body=body)
+    return sl.fenced(statement, pages.c.fence, token)
+
+
+@everywhere
+def test_a_holder_that_was_stopped_is_refused(engine: Engine, name: str) -> None:
+    """A takes the mutex and is stopped; an operator frees it, B takes it and writes; A goes on."""
+    locks, id, book = sl.Locks(engine), unused(), page(engine, 1)
+    stopped = locks.mutex.acquire_token(id)
+    assert locks.run(mutex.release(id)) is True
+    token = locks.mutex.acquire_token(id)
+    assert stopped is not None
+    assert token is not None
+    assert locks.run(write(book, 1, "of B", token)) is True
+    with pytest.raises(sl.StaleToken, match=f"the token {token}, has written") as caught:
+        locks.run(write(book, 1, "of A", stopped))
+    assert caught.value.token == token
+    assert locks.run(write(book, 1, "of B again", token)) is True
+    assert bodies(engine, book) == ["of B again"]
+    assert locks.run(write(book, 2, "of nobody", token)) is False
+
+
+@engines
+def test_several_rows_are_written_all_or_not_at_all(engine: Engine, name: str) -> None:
+    locks, book = sl.Locks(engine), page(engine, 1, 2, 3)
+    assert locks.run(write(book, 2, "newer", 7)) is True
+    all_pages = update(pages).where(pages.c.book == book).values(body="older")
+    with pytest.raises(sl.StaleToken) as caught:
+        locks.run(sl.fenced(all_pages, pages.c.fence, 5))
+    assert caught.value.token == 7
+    assert bodies(engine, book) == [None, "newer", None]
+    either = update(pages).where(or_(pages.c.number == 1, pages.c.number == 2), pages.c.book == book).values(body="x")
+    with pytest.raises(sl.StaleToken):
+        locks.run(sl.fenced(either, pages.c.fence, 5))
+    assert bodies(engine, book) == [None, "newer", None]
+    assert locks.run(sl.fenced(all_pages, pages.c.fence, 7)) is True
+    assert bodies(engine, book) == ["older"] * 3
+    if not name.startswith("sqlite"):
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            with pytest.raises(sl.Unsupported, match="autocommit"):
+                connection.execute(sl.fenced(all_pages, pages.c.fence, 9))
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_a_newer_holder_that_an_old_snapshot_does_not_show(engine: Engine, name: str) -> None:
+    locks, book = sl.Locks(engine), page(engine, 1, 2)
+    with Session(engine) as session:
+        assert session.scalars(select(pages.c.body).where(pages.c.book == book)).all() == [None, None]
+        assert locks.run(write(book, 2, "newer", 7)) is True
+        with pytest.raises(sl.StaleToken):
+            session.scalar(write(book, 2, "older", 5))
+        with pytest.raises(sl.StaleToken):
+            session.scalar(sl.fenced(update(pages).where(pages.c.book == book).values(body="x"), pages.c.fence, 5))
+        session.rollback()
+
+
+@engines
+def test_what_a_session_has_loaded_is_what_was_written(engine: Engine, name: str) -> None:
+    a, b = unused(), unused()
+    with Session(engine) as session:
+        session.scalar(imports.create(a, b))
+        loaded, sister = session.scalars(select(Import).where(Import.name.in_([a, b])).order_by(Import.pk)).all()
+        version = loaded.version
+        written = update(Import).where(Import.pk == loaded.pk).values(body="mine", tries=Import.pk + 1)
+        assert session.scalar(sl.fenced(written, Import.fence, 3)) is True
+        assert (loaded.body, loaded.tries, loaded.fence, loaded.version) == ("mine", loaded.pk + 1, 3, version + 1)
+        assert sister.body is None
+        with pytest.raises(sl.StaleToken):
+            session.scalar(sl.fenced(update(Import).where(Import.pk == loaded.pk).values(body="x"), Import.fence, 2))
+        assert loaded.body == "mine"
+        for value in (sister.pk, bindparam("which", sister.pk)):
+            one = update(Import).where(Import.pk == value).values({Import.body: "yours"})
+            assert session.scalar(sl.fenced(one, "fence", 4)) is True
+        assert (sister.body, loaded.body) == ("yours", "mine")
+        session.rollback()
+
+
+@engines
+def test_the_statement_may_look_at_other_tables(engine: Engine, name: str) -> None:
+    book = page(engine, 1)
+    with Session(engine) as session:
+        session.add(Parent(id=int(book.rpartition(" ")[2]), locked=True))
+        session.flush()
+        other = select(Parent.id).where(Parent.id == int(book.rpartition(" ")[2])).exists()
+        statement = update(pages).where(pages.c.book == book, pages.c.number == 1, other).values(body="seen")
+        assert session.scalar(sl.fenced(statement, pages.c.fence, 1)) is True
+        session.rollback()
+
+
+def test_input() -> None:
+    good = update(pages).where(pages.c.number == 1).values(body="x")
+    for token in (0, -1, 2**63):
+        with pytest.raises(ValueError, match="fencing token"):
+            sl.fenced(good, pages.c.fence, token)
+    for token in (True, "1", 1.0, None):
+        with pytest.raises(TypeError, match="fencing token"):
+            sl.fenced(good, pages.c.fence, token)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="UPDATE"):
+        sl.fenced(select(pages), pages.c.fence, 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not a column of own_page"):
+        sl.fenced(good, Import.fence, 1)
+    with pytest.raises(sl.Unsupported, match="RETURNING"):
+        sl.fenced(good.returning(pages.c.body), pages.c.fence, 1)
+    with pytest.raises((TypeError, ValueError)):
+        sl.fenced(update(aliased(Import)).values(body="x"), Import.fence, 1)

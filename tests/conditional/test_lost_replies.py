@@ -1,0 +1,223 @@
+"""A connection that dies after the work was done and before the answer came: right, or ``OutcomeUnknown``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Boolean, Engine, NullPool, String, select
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.sql.tables import tables
+from tests.faults.drivers import asynchronous, clear, sync, through_a_proxy, through_an_async_proxy
+from tests.faults.proxy import Proxy
+from tests.fixtures.parties import PATIENCE, Watch, connected, installed, later, until, unused
+
+mutex = sl.Mutex()
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Import(Base):
+    """A mutex without a column for the nonce."""
+
+    __tablename__ = "plain_import"
+    name: Mapped[str] = mapped_column(String(60), primary_key=True)
+    locked: Mapped[bool] = mapped_column(Boolean)
+
+
+own = sl.Mutex(Import, id=Import.name, acquired=Import.locked)
+
+
+@pytest.fixture
+def other(servers: Any, name: str) -> Iterator[Engine]:
+    """An engine that leads to the server directly."""
+    with connected(installed(servers, name), poolclass=NullPool) as engine:
+        yield engine
+
+
+def final(name: str) -> bytes:
+    """The request after whose execution everything is done."""
+    return b"\x03COMMIT" if name in ("mysql", "mariadb") else b"UPDATE"
+
+
+def in_the_clear(servers: Any, name: str, driver: str) -> Any:
+    """Through a proxy that can read what is asked."""
+    return through_a_proxy(servers, name, driver, **clear(driver))
+
+
+def row(engine: Engine, id: str) -> Any:
+    with engine.connect() as connection:
+        table = (
+            tables("lock", "").task_state if engine.dialect.name == "postgresql" else tables(None, "lock_").task_state
+        )
+        return connection.execute(select(table).where(table.c.id == id)).one()
+
+
+@sync
+def test_an_acquisition_knows_itself_again(servers: Any, other: Engine, name: str, driver: str) -> None:
+    id = unused()
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        locks.run(mutex.create(id, retries=5))
+        proxy.lose_answer(final(name))
+        assert locks.mutex.acquire(id) is True
+        assert proxy.losses == 1
+        assert (row(other, id).fence, row(other, id).retries_left) == (1, 4)
+        assert sl.Locks(other).mutex.acquire(id) is False
+        assert locks.mutex.acquire(id) is False
+        assert locks.mutex.release(id) is True
+        proxy.lose_answer(final(name))
+        assert locks.mutex.acquire_token(id) == 2
+        assert (proxy.losses, row(other, id).retries_left) == (2, 3)
+
+
+@sync
+def test_a_release_frees_its_own_acquisition_only(servers: Any, other: Engine, name: str, driver: str) -> None:
+    id = unused()
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks, next_one = sl.Locks(engine), sl.Locks(other)
+        assert locks.mutex.acquire(id) is True
+        proxy.lose_answer(final(name))
+        assert locks.mutex.release(id) is True
+        assert (proxy.losses, row(other, id).acquired) == (1, False)
+        assert locks.mutex.acquire(id) is True
+        proxy.lose_answer(final(name), lambda: next_one.mutex.acquire(id))
+        with pytest.raises(sl.OutcomeUnknown):
+            locks.mutex.release(id)
+        assert (proxy.losses, row(other, id).acquired) == (2, True)
+        assert next_one.mutex.release(id) is True
+
+
+@sync
+def test_a_release_of_what_another_took_is_sent_once(servers: Any, other: Engine, name: str, driver: str) -> None:
+    id = unused()
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks, next_one = sl.Locks(engine), sl.Locks(other)
+        assert next_one.mutex.acquire(id) is True
+        proxy.lose_answer(final(name), lambda: next_one.mutex.acquire(id))
+        with pytest.raises(sl.OutcomeUnknown):
+            locks.mutex.release(id)
+        assert (proxy.losses, row(other, id).acquired, row(other, id).fence) == (1, True, 2)
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
+def test_a_second_release_frees_nobody(servers: Any, other: Engine, name: str) -> None:
+    id = unused()
+    a, b = sl.Locks(other), sl.Locks(other)
+    assert a.mutex.acquire(id) is True
+    assert b.mutex.release(id) is True  # by somebody who was told to
+    assert b.mutex.acquire(id) is True
+    assert [a.mutex.release(id), a.mutex.release(id, queue="default")] == [False, False]
+    assert b.mutex.release(id) is True
+    assert a.mutex.acquire(id) is True
+    assert a.mutex.release(id) is True
+    assert b.mutex.acquire(id) is True
+    assert a.mutex.release(id) is False
+    assert a.mutex.release(id, owner=b.owner) is True
+
+
+@sync
+def test_a_timeout_knows_itself_again(servers: Any, other: Engine, name: str, driver: str) -> None:
+    id = unused()
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        locks.run(sl.Timeout(every=3600).create(id))
+        proxy.lose_answer(final(name))
+        assert locks.once_per(id, every=3600) is True
+        assert proxy.losses == 1
+        assert locks.once_per(id, every=3600) is False
+        assert sl.Locks(other).once_per(id, every=3600) is False
+
+
+@sync
+def test_without_a_column_for_the_nonce_nobody_knows(servers: Any, other: Engine, name: str, driver: str) -> None:
+    Base.metadata.create_all(other)
+    id = unused()
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        locks.run(own.create(id))
+        proxy.lose_answer(final(name))
+        with pytest.raises(sl.OutcomeUnknown, match="it was done, or it was not"):
+            locks.run(own.acquire(id))
+        assert sl.Locks(other).run(own.acquire(id)) is False  # it was
+        assert sl.Locks(other).run(own.release(id)) is True
+
+
+@sync
+def test_what_was_not_sent_is_not_unknown(servers: Any, other: Engine, name: str, driver: str) -> None:
+    """The pool hands out a connection that died while nobody used it."""
+    Base.metadata.create_all(other)
+    id = unused()
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        locks.run(own.create(id))
+        proxy.cut()
+        assert locks.run(own.acquire(id)) is True
+        proxy.cut()
+        assert locks.run(own.release(id)) is True
+
+
+@sync
+def test_tries_come_to_an_end(servers: Any, other: Engine, name: str, driver: str) -> None:
+    id = unused()
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        locks.run(mutex.create(id))
+        proxy.lose_answer(final(name), always=True)
+        with pytest.raises(sl.OutcomeUnknown):
+            locks.mutex.acquire(id)
+        proxy.answer_all()
+        assert proxy.losses == 4
+        assert row(other, id).fence == 1
+
+
+@sync
+def test_a_first_try_that_waits_at_the_server_still(
+    servers: Any, other: Engine, watch: Callable[[str], Watch], name: str, driver: str
+) -> None:
+    """Its connection is cut while it waits for the row; whichever of the two tries gets it, it is one acquisition."""
+    id = unused()
+    with in_the_clear(servers, name, driver) as (engine, proxy), Session(other) as holder:
+        locks = sl.Locks(engine)
+        locks.run(mutex.create(id, retries=5))
+        assert holder.scalar(mutex.acquire(id)) is True
+        waiting = later(locks.mutex.acquire, id)
+        watch(name).until_waiting(waiting)
+        before = proxy.accepted
+        proxy.cut()
+        until(lambda: proxy.accepted > before, unless=waiting)
+        watch(name).until_waiting(waiting)
+        holder.rollback()
+        assert waiting.result(PATIENCE) is True
+        assert (row(other, id).fence, row(other, id).retries_left) == (1, 4)
+        assert sl.Locks(other).mutex.acquire(id) is False
+        assert locks.mutex.release(id) is True
+        assert row(other, id).acquired is False
+
+
+@asynchronous
+def test_the_same_awaited(servers: Any, other: Engine, name: str, driver: str) -> None:
+    async def body(engine: AsyncEngine, proxy: Proxy) -> None:
+        locks = sl.AsyncLocks(engine)
+        await locks.run(mutex.create(id))
+        proxy.lose_answer(final(name))
+        assert await locks.mutex.acquire(id) is True
+        assert await locks.mutex.acquire(id) is False
+        proxy.lose_answer(final(name))
+        assert await locks.mutex.release(id) is True
+        assert proxy.losses == 2
+        assert row(other, id).fence == 1
+
+    async def main() -> None:
+        async with through_an_async_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
+            await body(engine, proxy)
+
+    id = unused()
+    asyncio.run(main())

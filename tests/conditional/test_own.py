@@ -1,0 +1,248 @@
+"""Mutexes and timeouts on columns of a user's own classes and tables, as citizens of the session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, NullPool, String, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm.exc import StaleDataError
+
+import sqlalchemy_locks as sl
+from tests.fixtures.parties import ASYNC, ENGINES, EVERYWHERE, async_connected, connected, installed, seen, unused
+from tests.fixtures.task_models import Animal, Base, Cat, Child, Dog, Import, Kind, Loose, Parent, Slot, imports, slots
+
+plain = sl.Mutex(Import.__table__, id="pk", acquired=Import.__table__.c.locked)
+timeouts = sl.Timeout(Import, id=Import.name, ts=Import.ts, timeout=Import.period, fence=Import.fence)
+
+
+@pytest.fixture
+def engine(servers: Any, name: str) -> Iterator[Engine]:
+    with connected(installed(servers, name), poolclass=NullPool) as engine:
+        Base.metadata.create_all(engine)
+        yield engine
+
+
+everywhere = pytest.mark.parametrize("name", [name for name in EVERYWHERE if name != "postgresql15-table"])
+engines = pytest.mark.parametrize("name", ENGINES)
+
+
+@everywhere
+def test_every_role_at_once(engine: Engine, name: str) -> None:
+    a, b = unused(), unused()
+    with Session(engine) as session:
+        assert session.scalar(imports.create(a, b, retries=3)) == 2
+        assert session.scalar(imports.create(a, retries=9)) == 0
+        loaded = session.scalars(select(Import).where(Import.name == a)).one()
+        assert (loaded.version, loaded.tries, loaded.locked, loaded.fence) == (1, 3, False, 0)
+        assert session.scalar(imports.acquire(a, owner="ann")) is True
+        assert (loaded.version, loaded.tries, loaded.locked, loaded.fence, loaded.by) == (2, 2, True, 1, "ann")
+        assert loaded.nonce is not None
+        assert session.scalar(imports.acquire(a)) is False
+        assert session.scalar(plain.acquire(loaded.pk)) is False
+        assert session.scalar(imports.release(a, owner="bob")) is False
+        assert session.scalar(imports.release(a, owner="ann")) is True
+        assert (loaded.locked, loaded.version) == (False, 3)
+        assert session.scalar(imports.acquire_token(a)) == 2
+        assert session.scalars(imports.capture(5)).all() == [b]
+        session.commit()
+    locks = sl.Locks(engine)
+    assert locks.run(imports.release(b)) is True
+    assert locks.run(imports.acquire(b)) is True
+    assert locks.run(imports.release(a)) is True
+    assert locks.run(imports.release(b)) is True
+
+
+@everywhere
+def test_a_typed_id_an_integer_flag_and_a_queue(engine: Engine, name: str) -> None:
+    queue = int(unused().rpartition(" ")[2])
+    with Session(engine) as session:
+        assert session.scalar(slots.create(Kind.MAIL, Kind.SMS, queue=queue)) == 2
+        assert session.scalar(slots.create(Kind.MAIL, queue=-queue)) == 1
+        loaded = session.get_one(Slot, (Kind.MAIL, queue))
+        assert session.scalar(slots.acquire(Kind.MAIL, queue=queue)) is True
+        assert loaded.taken == 1
+        assert session.scalar(slots.acquire(Kind.MAIL, queue=queue)) is False
+        assert session.scalar(slots.acquire(Kind.MAIL, queue=-queue)) is True
+        assert session.scalars(slots.capture(5, queue=queue)).all() == [Kind.SMS]
+        loaded.taken = None
+        session.flush()
+        assert session.scalar(slots.acquire(Kind.MAIL, queue=queue, nowait=True)) is True
+        assert loaded.taken == 1
+        with pytest.raises(ValueError, match="say queue="):
+            slots.acquire(Kind.MAIL)
+
+
+@engines
+def test_timeouts_of_rows_with_periods_of_their_own(engine: Engine, name: str) -> None:
+    a, clock = unused(), [1000]
+    own = sl.Timeout(Import, id=Import.name, ts=Import.ts, timeout=Import.period, clock=lambda: clock[0])
+    with Session(engine) as session:
+        session.add(Import(name=a, locked=False, period=10))
+        session.flush()
+        assert session.scalar(own.acquire(a)) is True  # never acquired: ts is NULL
+        clock[0] = 1010
+        assert session.scalar(own.acquire(a)) is False
+        clock[0] = 1011
+        assert session.scalar(own.acquire(a)) is True
+        assert session.scalar(select(Import.ts).where(Import.name == a)) == 1011
+        assert session.scalar(timeouts.acquire_token(a)) == 1
+        assert a not in session.scalars(timeouts.capture(999)).all()
+
+
+@engines
+def test_a_flush_of_what_was_loaded_before_fails(engine: Engine, name: str) -> None:
+    a = unused()
+    with Session(engine) as session, Session(engine) as other:
+        session.scalar(imports.create(a))
+        session.commit()
+        stale = other.scalars(select(Import).where(Import.name == a)).one()
+        other.commit()
+        other.refresh(stale)
+        other.commit()
+        version = stale.version
+        other.expunge(stale)
+        assert session.scalar(imports.acquire(a)) is True
+        session.commit()
+        other.add(stale)
+        assert version == 1
+        stale.body = "undoes nothing"
+        stale.locked = False
+        with pytest.raises(StaleDataError):
+            other.flush()
+        other.rollback()
+        assert session.scalar(imports.acquire(a)) is False
+
+
+@engines
+def test_nothing_is_asked_for_where_nothing_is_loaded(engine: Engine, name: str) -> None:
+    a = unused()
+    with Session(engine) as session:
+        session.scalar(imports.create(a))
+        session.scalars(select(Import).where(Import.name != a)).all()
+        with seen(engine) as statements:
+            assert session.scalar(imports.acquire(a)) is True
+        assert len([statement for statement in statements if not statement.startswith("PRAGMA")]) == 1
+
+
+@pytest.mark.parametrize("asynchronous", ASYNC)
+def test_an_async_session_can_look_at_what_it_has_loaded(servers: Any, asynchronous: str) -> None:
+    name, driver = ASYNC[asynchronous]
+    with connected(installed(servers, name), poolclass=NullPool) as engine:
+        Base.metadata.create_all(engine)
+
+    async def main() -> None:
+        a = unused()
+        async with async_connected(installed(servers, name, driver), poolclass=NullPool) as engine:
+            async with AsyncSession(engine) as session:
+                assert await session.scalar(imports.create(a)) == 1
+                loaded = (await session.scalars(select(Import).where(Import.name == a))).one()
+                assert await session.scalar(imports.acquire_token(a)) == 1
+                assert (loaded.locked, loaded.fence, loaded.version) == (True, 1, 2)
+                written = sl.fenced(update(Import).where(Import.pk == loaded.pk).values(body="x"), Import.fence, 1)
+                assert await session.scalar(written) is True
+                assert (loaded.body, loaded.version) == ("x", 3)
+
+    asyncio.run(main())
+
+
+@engines
+def test_rows_of_sister_classes_are_left_alone(engine: Engine, name: str) -> None:
+    cats = sl.Mutex(Cat, id=Cat.id, acquired=Cat.caged)
+    with Session(engine) as session:
+        cat, dog = Cat(caged=None), Dog(caged=None)
+        session.add_all([cat, dog])
+        session.flush()
+        assert session.scalar(cats.acquire(cat.id)) is True
+        assert cat.caged is True
+        with pytest.raises(sl.UnknownTask):
+            session.scalar(cats.acquire(dog.id))
+        assert session.scalars(cats.capture(9)).all() == []
+        animals = sl.Mutex(Animal, id=Animal.id, acquired=Animal.caged)
+        assert session.scalar(animals.acquire(cat.id)) is False
+        assert session.scalar(animals.acquire(dog.id)) is True
+        assert dog.caged is True
+        session.rollback()
+
+
+@engines
+def test_through_locks_a_release_frees_its_own_acquisition_only(engine: Engine, name: str) -> None:
+    a = unused()
+    mine, theirs = sl.Locks(engine).mutexes(imports), sl.Locks(engine).mutexes(imports)
+    with pytest.raises(sl.UnknownTask):
+        mine.acquire(a)
+    sl.Locks(engine).run(imports.create(a))
+    assert mine.acquire(a) is True
+    assert theirs.acquire(a) is False
+    assert theirs.release(a) is True  # never acquired there: whoever has it
+    assert theirs.acquire_token(a) == 2
+    assert mine.release(a) is False
+    assert theirs.release(a) is True
+    with pytest.raises(ValueError, match="name it by token="):
+        sl.Locks(engine).mutexes(plain)
+
+
+@engines
+def test_names_that_nothing_keeps_unique(engine: Engine, name: str) -> None:
+    loose, a = sl.Mutex(Loose, id=Loose.name, acquired=Loose.locked), unused()
+    with Session(engine) as session:
+        session.add(Loose(name=a, locked=False))
+        session.flush()
+        assert session.scalar(loose.acquire(a)) is True
+        session.add(Loose(name=a, locked=False))
+        session.flush()
+        with pytest.raises(sl.Unsupported, match="unique constraint"):
+            session.scalar(loose.acquire(a))
+        session.rollback()
+
+
+def test_what_is_no_column_of_the_class() -> None:
+    with pytest.raises(ValueError, match="joined parent"):
+        sl.Mutex(Child, id=Child.id, acquired=Child.locked)
+    assert sl.Mutex(Child, id=Child.id, acquired=Child.sealed) is not None
+    with pytest.raises(ValueError, match="not a column of own_import"):
+        sl.Mutex(Import, id=Import.name, acquired=Parent.locked)
+    with pytest.raises(ValueError, match="no column 'nope'"):
+        sl.Mutex(Import, id="nope", acquired=Import.locked)
+    with pytest.raises(TypeError, match="is a column of Import"):
+        sl.Mutex(Import, id=3, acquired=Import.locked)
+    with pytest.raises(TypeError, match="must be Boolean or Integer"):
+        sl.Mutex(Import, id=Import.pk, acquired=Import.body)
+    with pytest.raises(TypeError, match="needs id= and acquired="):
+        sl.Mutex(Import, id=Import.pk)
+    with pytest.raises(TypeError, match="mapped class or a Table"):
+        sl.Mutex("import", id="a", acquired="b")
+    with pytest.raises(TypeError, match="none was given"):
+        sl.Mutex(id=Import.pk, acquired=Import.locked)
+    with pytest.raises(TypeError, match="needs id= and ts="):
+        sl.Timeout(Import, id=Import.pk)
+    with pytest.raises(ValueError, match="name it by timeout="):
+        sl.Timeout(Import, id=Import.pk, ts=Import.ts)
+    with pytest.raises(ValueError, match="name it by fence="):
+        plain.acquire_token(1)
+    with pytest.raises(ValueError, match="name it by retries="):
+        plain.create(1, retries=2)
+    with pytest.raises(ValueError, match="name it by owner="):
+        plain.acquire(1, owner="ann")
+    with pytest.raises(ValueError, match="no queues without a column"):
+        plain.acquire(1, queue="mail")
+
+
+def test_a_version_that_python_counts_is_refused() -> None:
+    class Other(DeclarativeBase):
+        pass
+
+    class Counted(Other):
+        __tablename__ = "own_counted"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        locked: Mapped[bool]
+        version: Mapped[str] = mapped_column(String(32))
+        __mapper_args__ = {"version_id_col": version, "version_id_generator": lambda version: uuid4().hex}
+
+    with pytest.raises(ValueError, match="counted by Python code"):
+        sl.Mutex(Counted, id=Counted.id, acquired=Counted.locked)

@@ -1,0 +1,188 @@
+"""On a hot standby, and on a connection that only reads, every operation of both façades is refused with a sentence.
+
+A standby grants advisory locks of its own, and an UPDATE that fails is no answer to "is it mine?".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url
+
+import sqlalchemy_locks as sl
+from tests.conformance import faces
+from tests.conformance.faces import ASYNC, SYNC, opened
+from tests.conftest import PLAIN, Servers, install
+from tests.servers import PostgreSQL
+
+ROOM, REQUEST = "a room", "a request"
+
+
+def acquired(locks: Any) -> None:
+    locks.acquire({ROOM: 1}, ttl=60)
+
+
+def acquired_at_once(locks: Any) -> None:
+    locks.acquire({ROOM: 1}, ttl=60, timeout=0)
+
+
+def acquired_again(locks: Any) -> None:
+    locks.acquire({ROOM: 1}, external_id=REQUEST, ttl=3600)
+
+
+def released(locks: Any) -> None:
+    locks.release(REQUEST)
+
+
+def renewed(locks: Any) -> None:
+    locks.renew(REQUEST)
+
+
+def block_of_permits(locks: Any) -> None:
+    with locks.semaphore(ROOM, ttl=60):
+        raise AssertionError("nobody has them")
+
+
+def mutex_token(locks: Any) -> None:
+    locks.mutex.acquire_token("a mutex")
+
+
+def mutex_release(locks: Any) -> None:
+    locks.mutex.release("a mutex")
+
+
+def captured(locks: Any) -> None:
+    locks.run(sl.StateTransition().capture(1, queue="q"))
+
+
+def captured_job(locks: Any) -> None:
+    locks.run(sl.Queue().capture(1, queue="q"))
+
+
+def put(locks: Any) -> None:
+    locks.run(sl.Queue().put({}, queue="q"))
+
+
+def vacuum(locks: Any) -> None:
+    locks.run(sl.lock.vacuum())
+
+
+def swept(locks: Any) -> None:
+    locks.sweep(alive=lambda owners: [])
+
+
+REFUSED: dict[str, Callable[[Any], None]] = {
+    **{
+        each.__name__: each
+        for each in (
+            faces.exclusive,
+            faces.tried,
+            faces.several,
+            faces.shared,
+            faces.bounded_mutex,
+            faces.captured_mutexes,
+            faces.once_per,
+            faces.transition,
+            faces.keys,
+            faces.lease,
+            faces.maintain,
+        )
+    },
+    "mutex_acquire": faces.mutex,
+    "semaphore_create": faces.permits,
+    **{
+        each.__name__: each
+        for each in (
+            acquired,
+            acquired_at_once,
+            acquired_again,
+            released,
+            renewed,
+            block_of_permits,
+            mutex_token,
+            mutex_release,
+            captured,
+            captured_job,
+            put,
+            vacuum,
+            swept,
+        )
+    },
+}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An engine that only reads."""
+
+    server: str
+    driver: str
+    face: str
+    options: dict[str, Any] = field(default_factory=dict)
+    standby: bool = False
+
+
+SETTING = {"connect_args": {"options": "-c default_transaction_read_only=on"}}
+INNODB = {"connect_args": {"init_command": "SET SESSION TRANSACTION READ ONLY"}}
+READERS = {
+    "standby, psycopg": Reader("postgresql15", "psycopg", SYNC, standby=True),
+    "standby, asyncpg": Reader("postgresql15", "asyncpg", ASYNC, standby=True),
+    "read only, psycopg": Reader("postgresql15", "psycopg", SYNC, SETTING),
+    "read only, psycopg2": Reader("postgresql15", "psycopg2", SYNC, SETTING),
+    "read only, asyncpg": Reader(
+        "postgresql15",
+        "asyncpg",
+        ASYNC,
+        {"connect_args": {"server_settings": {"default_transaction_read_only": "on"}}},
+    ),
+    "read only, YugabyteDB": Reader("yugabytedb", "psycopg2", SYNC, SETTING),
+    "read only, MySQL": Reader("mysql", "pymysql", SYNC, INNODB),
+    "read only, MariaDB": Reader("mariadb", "aiomysql", ASYNC, INNODB),
+    "read only, SQLite": Reader("sqlite", "pysqlite", SYNC),
+    "read only, aiosqlite": Reader("sqlite", "aiosqlite", ASYNC),
+}
+
+
+@pytest.fixture(scope="module")
+def standby(servers: Servers) -> Iterator[PostgreSQL]:
+    primary = servers.server("postgresql15")
+    assert isinstance(primary, PostgreSQL)
+    with primary.standby() as standby:
+        yield standby
+
+
+@pytest.fixture(scope="module", params=READERS)
+def locks(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Any]:
+    reader = READERS[request.param]
+    database = servers.database(reader.server)
+    plain = servers.url(reader.server, PLAIN[reader.server], database)
+    install(plain)
+    with opened(SYNC, plain) as (writes, _):
+        writes.run(sl.lock.create("a key"))
+        writes.run(sl.semaphore.create(ROOM, capacity=2))
+        writes.acquire({ROOM: 1}, external_id=REQUEST, ttl=3600)
+        assert writes.mutex.acquire("a mutex")
+        writes.run(sl.StateTransition().create("a", queue="q"))
+        writes.run(sl.Queue().put({}, queue="q"))
+    url = servers.url(reader.server, reader.driver, database)
+    if reader.standby:
+        replica = request.getfixturevalue("standby")
+        replica.catch_up()
+        url = replica.url(reader.driver, database)
+    if reader.server == "sqlite":
+        file = make_url(url)
+        url = f"{file.drivername}:///file:{file.database}?mode=ro&uri=true"
+    with opened(reader.face, url, **reader.options) as (locks, _):
+        yield locks
+
+
+@pytest.mark.parametrize("operation", REFUSED)
+def test_is_refused_with_a_sentence(locks: Any, operation: str) -> None:
+    if locks.engine_name == "SQLite" and operation in ("keys", "vacuum"):
+        REFUSED[operation](locks)  # which keeps no keys, and so writes nothing
+        return
+    with pytest.raises(sl.NotWritable, match="primary|read-write transaction"):
+        REFUSED[operation](locks)

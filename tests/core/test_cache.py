@@ -1,0 +1,143 @@
+"""SQLAlchemy's compiled cache: it is hit, and no two different things ever share an entry."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, text
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import seen, unused
+
+COMPILED = re.compile(r"^\[(generated in|cached since|no key|caching disabled|dialect)")
+
+
+class Compiled(logging.Handler):
+    """What SQLAlchemy says of where each statement's compiled form came from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = COMPILED.match(record.getMessage())
+        if found:
+            self.words.append(found[1])
+
+
+@pytest.fixture
+def compiled() -> Any:
+    handler, logger = Compiled(), logging.getLogger("sqlalchemy.engine.Engine")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler.words
+    logger.setLevel(level)
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
+def test_fifty_keys_are_fifty_keys(engine_to: MakeEngine, shared: bool) -> None:
+    """What one execution locked is asked of the server, not of what was sent."""
+    engine = engine_to("postgresql15")
+    keys = [sl.lock.key(unused()) for _ in range(50)]
+    take, attempt = (sl.lock.shared, sl.lock.try_shared) if shared else (sl.lock.exclusive, sl.lock.try_exclusive)
+    with engine.begin() as connection:
+        for n, key in enumerate(keys):
+            connection.scalar(attempt(key) if n % 2 else take(key))
+        rows = connection.execute(text("SELECT key, mode FROM lock.locked_keys WHERE pid = pg_backend_pid()"))
+        assert sorted(rows) == sorted((key, "shared" if shared else "exclusive") for key in keys)
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_fifty_keys_are_fifty_rows(engine_to: MakeEngine, name: str) -> None:
+    keys = [sl.lock.key(unused()) for _ in range(50)]
+    makes = (sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared)
+    # where a transaction sees what others, and a try's own second connection, have committed since
+    with engine_to(name, isolation_level="READ COMMITTED").begin() as connection:
+        before = set(connection.scalars(text("SELECT `key` FROM lock_locked_keys")))
+        for n, key in enumerate(keys):
+            connection.execute(makes[n % 4](key))
+        after = set(connection.scalars(text("SELECT `key` FROM lock_locked_keys")))
+        assert after - before == set(keys)
+
+
+def operations() -> list[Any]:
+    return [
+        sl.lock.exclusive(unused()),
+        sl.lock.exclusive(unused(), allow_stale=True),
+        sl.lock.exclusive(unused()).execution_options(locks_wait=5),
+        sl.lock.shared(unused()),
+        sl.lock.shared(unused()).execution_options(locks_wait=5),
+        sl.lock.try_exclusive(unused()),
+        sl.lock.try_shared(unused()),
+        sl.lock.unlock(unused()),
+        sl.lock.vacuum(),
+        sl.lock.create(unused(), unused()),
+        sl.lock.session_exclusive(unused()),
+        sl.lock.session_unlock(unused()),
+    ]
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
+def test_nothing_is_compiled_twice(engine_to: MakeEngine, compiled: list[str], name: str) -> None:
+    # (a try's second connection, above READ COMMITTED on MySQL, has a cache of its own)
+    engine = engine_to(name, **({"isolation_level": "READ COMMITTED"} if name == "mysql" else {}))
+    made = operations() if name != "sqlite" else operations()[:-2]
+    with engine.connect() as connection:
+        for n, operation in enumerate([*made, *(operations()[: len(made)])]):
+            if n == len(made):
+                assert "generated in" in compiled
+                compiled.clear()
+            connection.execute(operation)
+        assert set(compiled) == {"cached since"}
+        connection.rollback()
+
+
+def test_different_functions_never_share_a_key(engine_to: MakeEngine) -> None:
+    """Each has an entry of its own, and each entry's statement calls its own function."""
+    engine = engine_to("postgresql15")
+    with engine.connect() as connection, seen(engine) as statements:
+        for operation in operations():
+            connection.execute(operation)
+        connection.rollback()
+    statements.remove("SELECT pg_backend_pid()")  # asked once for a connection: whether a pooler is in between
+    cached = [str(entry) for entry in cache_of(engine)]
+    assert sorted(cached) == sorted(set(statements))
+    assert len(cached) == len(operations())
+
+
+def test_the_cache_of_rows_knows_table_and_options(engine_to: MakeEngine, compiled: list[str]) -> None:
+    metadata = MetaData()
+    one = Table("cached_one", metadata, Column("id", Integer, primary_key=True), Column("name", String(9)))
+    two = Table("cached_two", metadata, Column("id", Integer, primary_key=True), Column("name", String(9)))
+    engine = engine_to("postgresql15")
+    metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(one.insert(), [{"id": n, "name": f"one {n}"} for n in range(3)])
+        connection.execute(two.insert(), [{"id": n, "name": f"two {n}"} for n in range(3)])
+        compiled.clear()
+        for n in range(3):
+            assert connection.execute(sl.lock.row(one, n)).one() == (n, f"one {n}")
+            assert connection.execute(sl.lock.row(two, n)).one() == (n, f"two {n}")
+        assert compiled == ["generated in"] * 2 + ["cached since"] * 4
+
+
+def test_without_a_cache(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15").execution_options(compiled_cache=None)
+    keys = [unused(), unused()]
+    with engine.begin() as connection, Session(connection) as session:
+        for key in keys:
+            session.execute(sl.lock.exclusive(key))
+        held = connection.scalars(text("SELECT key FROM lock.locked_keys WHERE pid = pg_backend_pid()"))
+        assert set(held) == {sl.lock.key(key) for key in keys}
+
+
+def cache_of(engine: Engine) -> list[Any]:
+    cache: Any = engine._compiled_cache
+    return list(cache.values())

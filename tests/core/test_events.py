@@ -1,0 +1,171 @@
+"""What an app's events and flush settings see of an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Delete, Engine, Insert, Select, event, func, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, ORMExecuteState, Session, mapped_column
+
+import sqlalchemy_locks as sl
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ENGINES, seen, unused
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Note(Base):
+    __tablename__ = "note_for_events"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    words: Mapped[str] = mapped_column(default="")
+
+
+@pytest.fixture(params=["sqlite", "postgresql15"])
+def engine(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = engine_to(request.param)
+    Base.metadata.create_all(engine)
+    yield engine
+    Base.metadata.drop_all(engine)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_engines_events_see_each_inner_statement(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    constructs: list[Any] = []
+    with engine.begin() as connection:
+        connection.execute(sl.lock.exclusive(unused()))
+    event.listen(engine, "before_execute", lambda connection, clause, *rest: constructs.append(clause))
+    with engine.begin() as connection, seen(engine) as statements:
+        connection.execute(sl.lock.exclusive(unused()))
+    assert constructs
+    assert not any(isinstance(construct, sl.Operation) for construct in constructs)
+    assert isinstance(constructs[0], {"sqlite": Delete, "mariadb": Insert}.get(name, Select))
+    # what goes to the driver beside them is SQLite's question for its busy timeout
+    assert len([line for line in statements if not line.startswith("PRAGMA")]) == len(constructs)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: sl.lock.exclusive(unused()), lambda: sl.lock.row(Note, 1)], ids=["key", "row"]
+)
+def test_the_sessions_event_sees_the_operation_once(engine: Engine, make: Any) -> None:
+    with Session(engine) as session, session.begin():
+        session.add(Note(id=1))
+    states: list[ORMExecuteState] = []
+    with Session(engine) as session:
+        event.listen(session, "do_orm_execute", states.append)
+        operation = make()
+        session.execute(operation)
+    (state,) = states
+    assert state.statement is operation
+    assert state.is_select is (operation.name == "lock.row")
+    assert not state.is_update
+    assert not state.is_relationship_load
+    assert not state.is_column_load
+    assert state.is_orm_statement
+
+
+def test_the_sessions_event_can_answer_or_give_another(engine: Engine) -> None:
+    asked, key = unused(), unused()
+    with Session(engine) as session:
+
+        @event.listens_for(session, "do_orm_execute")
+        def instead(state: ORMExecuteState) -> Any:
+            if state.statement.get_execution_options().get("another"):
+                state.statement = sl.lock.try_exclusive(key)
+                return None
+            return state.invoke_statement()
+
+        assert session.scalar(sl.lock.try_exclusive(asked)) is True
+        assert session.scalar(sl.lock.exclusive(asked).execution_options(another=True)) is True
+        if engine.dialect.name == "postgresql":
+            with engine.connect() as other:
+                assert other.scalar(sl.lock.try_exclusive(key)) is False
+
+
+def test_a_session_is_flushed_before(engine: Engine) -> None:
+    with Session(engine) as session:
+        session.add(Note(id=2))
+        with seen(engine) as statements:
+            session.execute(sl.lock.exclusive(unused()))
+        inserts = [n for n, statement in enumerate(statements) if statement.startswith("INSERT INTO note_for_events")]
+        assert inserts == [0]
+        assert len(statements) > 1
+
+
+def test_a_row_that_was_just_added_can_be_locked(engine: Engine) -> None:
+    with Session(engine) as session:
+        note = Note(id=3)
+        session.add(note)
+        assert session.scalar(sl.lock.row(Note, 3)) is note
+
+
+@pytest.mark.parametrize("way", ["no_autoflush", "autoflush=False", "option", "option of the call"])
+def test_a_session_is_not_flushed_where_that_is_off(engine: Engine, way: str) -> None:
+    operation = sl.lock.exclusive(unused())
+    with Session(engine, autoflush=way != "autoflush=False") as session:
+        session.add(Note(id=4))
+        with seen(engine) as statements:
+            if way == "no_autoflush":
+                with session.no_autoflush:
+                    session.execute(operation)
+            elif way == "option":
+                session.execute(operation.execution_options(autoflush=False))
+            elif way == "option of the call":
+                session.execute(operation, execution_options={"autoflush": False})
+            else:
+                session.execute(operation)
+        assert statements
+        assert not any(statement.startswith("INSERT INTO note_for_events") for statement in statements)
+        session.rollback()
+
+
+def test_a_flush_that_fails_locks_nothing(engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        session.add(Note(id=5))
+    with Session(engine) as session:
+        session.add(Note(id=5))
+        with seen(engine) as statements, pytest.raises(Exception, match=r"UNIQUE|duplicate"):
+            session.execute(sl.lock.exclusive(unused()))
+        assert len(statements) == 1
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"lock_key": 1}, {"wait": 1}, [{"lock_key": 1}], [{"lock_key": 1}, {"lock_key": 2}]]
+)
+def test_parameters_are_refused(engine: Engine, parameters: Any) -> None:
+    operation = sl.lock.exclusive(unused())
+    with engine.connect() as connection, Session(connection) as session, seen(engine) as statements:
+        for execute in (connection.execute, session.execute):
+            with pytest.raises(TypeError, match="carries its own values"):
+                execute(operation, parameters)
+        assert statements == []
+
+
+def test_no_parameters_are_none(engine: Engine) -> None:
+    operation = sl.lock.try_exclusive(unused())
+    with engine.connect() as connection, Session(connection) as session:
+        for nothing in (None, {}, [{}]):
+            assert connection.execute(operation, nothing).scalar() is True
+            assert session.execute(operation, nothing).scalar() is True
+
+
+def test_the_session_goes_on_after_it(engine: Engine) -> None:
+    """An operation neither commits, nor rolls back, nor expires what is loaded."""
+    with Session(engine) as session:
+        session.add(Note(id=6, words="kept"))
+        session.flush()
+        note = session.get(Note, 6)
+        transaction = session.get_transaction()
+        for operation in (sl.lock.exclusive(unused()), sl.lock.unlock(unused()), sl.lock.vacuum(), sl.lock.create("a")):
+            session.execute(operation)
+        assert session.get_transaction() is transaction
+        with seen(engine) as statements:
+            assert note is not None
+            assert note.words == "kept"
+        assert statements == []
+        session.rollback()
+        assert session.scalar(select(func.count()).select_from(Note)) == 0

@@ -1,0 +1,216 @@
+"""What is asked wrongly is refused before any SQL, by an exception that says what it is about."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_column
+
+import sqlalchemy_locks as sl
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import seen
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Pair(Base):
+    __tablename__ = "pair"
+    left: Mapped[int] = mapped_column(primary_key=True)
+    right: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Loner(Base):
+    __tablename__ = "loner"
+    id: Mapped[int] = mapped_column("ident", primary_key=True)
+
+
+class Unmapped:
+    pass
+
+
+class Numbered(int, enum.Enum):
+    ONE = 1
+
+
+class Count(enum.IntEnum):
+    ONE = 1
+
+
+class Word(str, enum.Enum):
+    A = "a"
+
+
+KEYLESS = Table("keyless", MetaData(), Column("x", Integer))
+
+NO_NAMES = {
+    "empty": ("", ValueError),
+    "NUL": ("a\0b", ValueError),
+    "surrogate": ("\ud800", ValueError),
+    "True": (True, TypeError),
+    "False": (False, TypeError),
+    "float": (1.0, TypeError),
+    "NaN": (math.nan, TypeError),
+    "None": (None, TypeError),
+    "bytes": (b"a", TypeError),
+    "bytearray": (bytearray(b"a"), TypeError),
+    "Decimal": (Decimal(1), TypeError),
+    "complex": (1j, TypeError),
+    "datetime": (datetime(2026, 1, 1), TypeError),
+    "tuple": (("a",), TypeError),
+    "list": (["a"], TypeError),
+    "dict": ({"a": 1}, TypeError),
+    "object": (object(), TypeError),
+    "column": (Column("a", Integer), TypeError),
+    "operation": (sl.lock.exclusive("a"), TypeError),
+    "2**63": (2**63, ValueError),
+    "-2**63-1": (-(2**63) - 1, ValueError),
+}
+NAMED: list[Any] = [
+    sl.lock.exclusive,
+    sl.lock.shared,
+    sl.lock.try_exclusive,
+    sl.lock.try_shared,
+    sl.lock.unlock,
+    sl.lock.create,
+    sl.lock.session_exclusive,
+    sl.lock.session_unlock,
+]
+NO_DURATIONS = {
+    "str": ("5", TypeError),
+    "str with a unit": ("5s", TypeError),
+    "True": (True, TypeError),
+    "Decimal": (Decimal(5), TypeError),
+    "list": ([5], TypeError),
+    "NaN": (math.nan, ValueError),
+    "negative": (-1, ValueError),
+    "a little negative": (-0.001, ValueError),
+    "negative timedelta": (timedelta(seconds=-1), ValueError),
+    "minus infinity": (-math.inf, ValueError),
+}
+NO_IDENTS = {
+    "too few": (Pair, 1, ValueError),
+    "too many": (Pair, (1, 2, 3), ValueError),
+    "too many of one": (Loner, (1, 2), ValueError),
+    "none of them": (Pair, (), ValueError),
+    "a missing key": (Pair, {"left": 1}, ValueError),
+    "another key": (Pair, {"left": 1, "middle": 2}, ValueError),
+    "one key more": (Pair, {"left": 1, "right": 2, "middle": 3}, ValueError),
+    "the column's name for the attribute's": (Loner, {"ident": 1}, ValueError),
+    "None": (Loner, None, ValueError),
+    "None in it": (Pair, (1, None), ValueError),
+    "None in a dictionary": (Pair, {"left": None, "right": 1}, ValueError),
+    "unmapped": (Unmapped, 1, TypeError),
+    "an instance": (Loner(id=1), 1, TypeError),
+    "an alias": (aliased(Loner), 1, TypeError),
+    "a column": (Loner.id, 1, TypeError),
+    "a name": ("loner", 1, TypeError),
+    "no entity": (None, 1, TypeError),
+    "a number": (1, 1, TypeError),
+    "a declarative base": (Base, 1, TypeError),
+    "no primary key": (KEYLESS, 1, ValueError),
+}
+
+
+@pytest.fixture
+def engine(engine_to: MakeEngine) -> Iterator[Engine]:
+    engine = engine_to("sqlite")
+    with engine.connect():
+        pass  # what SQLAlchemy asks a new connection is out of the way
+    with seen(engine) as statements:
+        yield engine
+    assert statements == []
+
+
+@pytest.mark.parametrize(("value", "error"), NO_NAMES.values(), ids=NO_NAMES)
+@pytest.mark.parametrize("make", NAMED, ids=lambda make: make.__name__)
+def test_no_name(engine: Engine, make: Any, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="a lock's|a key's|the key|lock"), Session(engine) as session:
+        session.execute(make(value))
+
+
+@pytest.mark.parametrize(("value", "error"), NO_NAMES.values(), ids=NO_NAMES)
+@pytest.mark.parametrize("method", ["exclusive", "shared"])
+def test_no_name_for_locks(engine: Engine, method: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        getattr(sl.Locks(engine), method)("fine", value)
+
+
+@pytest.mark.parametrize("value", [value for value, _ in NO_NAMES.values() if not isinstance(value, int)])
+def test_no_part_of_a_key(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        sl.lock.key("fine", value)
+    with pytest.raises(TypeError):
+        sl.lock.key("fine", True)
+
+
+def test_no_names_at_all(engine: Engine) -> None:
+    locks = sl.Locks(engine)
+    for call in (sl.lock.create, sl.lock.key, locks.exclusive, locks.shared):
+        with pytest.raises(ValueError, match="at least one"):
+            call()
+    for make in NAMED:
+        with pytest.raises((TypeError, ValueError)):
+            make()
+    with pytest.raises(TypeError):
+        sl.lock.exclusive("a", True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("value", "error"), NO_DURATIONS.values(), ids=NO_DURATIONS)
+def test_no_duration(engine: Engine, value: Any, error: type[Exception]) -> None:
+    locks = sl.Locks(engine)
+    with pytest.raises(error, match="timeout"):
+        locks.exclusive("a", timeout=value)
+    with pytest.raises(error, match="timeout"):
+        locks.shared("a", timeout=value)
+    operation = sl.lock.exclusive("a").execution_options(locks_wait=value)
+    with pytest.raises(error, match="locks_wait"), engine.connect() as connection:
+        connection.execute(operation)
+    with pytest.raises(error, match="locks_wait"), Session(engine) as session:
+        session.execute(sl.lock.shared("a"), execution_options={"locks_wait": value})
+
+
+@pytest.mark.parametrize(("entity", "ident", "error"), NO_IDENTS.values(), ids=NO_IDENTS)
+def test_no_row(engine: Engine, entity: Any, ident: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"primary key|lock\.row takes"), Session(engine) as session:
+        session.execute(sl.lock.row(entity, ident))
+
+
+@pytest.mark.parametrize("bind", [None, "sqlite://", Engine, Base, object()], ids=str)
+def test_no_engine(bind: Any) -> None:
+    for locks in (sl.Locks, sl.AsyncLocks):
+        with pytest.raises(TypeError, match="takes an"):
+            locks(bind)
+
+
+def test_an_engine_of_the_other_kind(engine: Engine) -> None:
+    with pytest.raises(TypeError, match="AsyncEngine"):
+        sl.AsyncLocks(engine)  # type: ignore[arg-type]
+    with Session(engine) as session, pytest.raises(TypeError, match="an Engine"):
+        sl.Locks(session)  # type: ignore[arg-type]
+
+
+def test_names_that_are_equal_are_one_lock() -> None:
+    """An enumeration's member of type ``str`` or ``int`` equals its value, in a dictionary and here."""
+    assert sl.lock.key(Word.A) == sl.lock.key("a")
+    assert sl.lock.key("a", Count.ONE) == sl.lock.key("a", 1) == sl.lock.key("a", "1")
+    assert repr(sl.lock.exclusive(Word.A)) == repr(sl.lock.exclusive("a"))
+
+
+@pytest.mark.parametrize("member", [Numbered.ONE, Count.ONE], ids=["Enum", "IntEnum"])
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
+def test_a_numbered_member_is_its_number(engine_to: MakeEngine, name: str, member: Any) -> None:
+    with engine_to(name, isolation_level=None if name == "sqlite" else "READ COMMITTED").begin() as connection:
+        assert connection.scalar(sl.lock.try_exclusive(member)) is True
+        if name == "postgresql15":
+            assert connection.scalars(text("SELECT key FROM lock.locked_keys")).all() == [1]
+        elif name != "sqlite":
+            assert connection.scalar(text("SELECT count(*) FROM lock_locked_keys WHERE `key` = 1")) == 1

@@ -1,0 +1,128 @@
+"""An operation is a value: whoever executes it, and however often, it does the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+import sqlalchemy_locks as sl
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ASYNC, ENGINES, async_connected, installed, seen, unused
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_way_of_a_connection_and_a_session(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    operation = sl.lock.try_exclusive(unused())
+    with engine.begin() as connection:
+        assert connection.execute(operation).scalar() is True
+        assert connection.execute(operation).all() == [(True,)]
+        assert connection.scalar(operation) is True
+        assert connection.scalars(operation).one() is True
+        assert connection.scalar(sl.lock.exclusive(unused())) is None
+    with Session(engine) as session, session.begin():
+        assert session.execute(operation).scalar_one() is True
+        assert session.execute(operation).one() == (True,)
+        assert session.scalar(operation) is True
+        assert session.scalars(operation).all() == [True]
+        assert session.scalar(sl.lock.shared(unused())) is None
+        assert session.connection().scalar(operation) is True
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_same_operation_twice_is_two_executions(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    operation = sl.lock.exclusive(unused())
+    with engine.begin() as connection:
+        connection.execute(operation)  # what is asked once for an engine is out of the way
+    counts = []
+    for _ in range(2):
+        with engine.begin() as connection, seen(engine) as statements:
+            connection.execute(operation)
+            counts.append(len(statements))
+    assert counts[0] == counts[1] > 0
+    with engine.begin() as holder:
+        holder.execute(operation)
+        with engine.begin() as other:
+            assert other.scalar(sl.lock.try_exclusive(key_of(operation))) is False
+    with engine.begin() as other:
+        assert other.scalar(sl.lock.try_exclusive(key_of(operation))) is True
+
+
+@pytest.mark.parametrize(("name", "driver"), ASYNC.values(), ids=ASYNC)
+def test_each_way_of_their_async_twins(servers: Any, name: str, driver: str) -> None:
+    async def main() -> None:
+        async with async_connected(installed(servers, name, driver)) as engine:
+            operation = sl.lock.try_exclusive(unused())
+            async with engine.begin() as connection:
+                assert (await connection.execute(operation)).scalar() is True
+                assert await connection.scalar(operation) is True
+                assert (await connection.scalars(operation)).all() == [True]
+                assert await connection.run_sync(lambda sync: sync.scalar(operation)) is True
+            async with AsyncSession(engine) as session, session.begin():
+                assert (await session.execute(operation)).scalar_one() is True
+                assert await session.scalar(operation) is True
+                assert (await session.scalars(operation)).one() is True
+                assert await session.scalar(sl.lock.exclusive(unused())) is None
+                assert await session.run_sync(lambda sync: sync.scalar(operation)) is True
+                async with engine.begin() as other:
+                    assert await other.scalar(operation) is False
+
+    asyncio.run(main())
+
+
+def test_streams(servers: Any) -> None:
+    async def main() -> None:
+        async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
+            async with AsyncSession(engine) as session:
+                streamed = await session.stream_scalars(sl.lock.try_exclusive(unused()))
+                assert [value async for value in streamed] == [True]
+
+    asyncio.run(main())
+
+
+def test_a_scoped_session_and_a_sessionmaker(engine_to: MakeEngine) -> None:
+    scoped = scoped_session(sessionmaker(engine_to("sqlite")))
+    assert scoped.scalar(sl.lock.try_exclusive("a")) is True
+    scoped.remove()
+
+
+def test_a_savepoint_gives_back_what_it_took(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    before, inside = unused(), unused()
+    with engine.begin() as holder, engine.begin() as other:
+        holder.execute(sl.lock.exclusive(before))
+        with pytest.raises(RuntimeError), holder.begin_nested():
+            holder.execute(sl.lock.exclusive(inside))
+            assert other.scalar(sl.lock.try_exclusive(inside)) is False
+            raise RuntimeError("the savepoint is rolled back")
+        assert other.scalar(sl.lock.try_exclusive(inside)) is True
+        assert other.scalar(sl.lock.try_exclusive(before)) is False
+
+
+def test_what_it_looks_like() -> None:
+    operation = sl.lock.exclusive("a")
+    assert repr(operation) == str(operation) == "<lock.exclusive(lock_key=-3848465438864589366)>"
+    assert operation.name == "lock.exclusive"
+    assert repr(sl.lock.vacuum()) == "<lock.vacuum()>"
+    assert repr(sl.lock.create(2, 1, 2)) == "<lock.create(keys=[1, 2])>"
+
+
+def test_an_operation_has_no_truth_of_its_own() -> None:
+    """``if sl.lock.try_exclusive("a"):`` executes nothing, and must not pass for a yes."""
+    with pytest.raises(TypeError):
+        bool(sl.lock.try_exclusive("a"))
+
+
+def test_an_operation_is_no_part_of_another_statement() -> None:
+    with pytest.raises(Exception, match=r"expected|Expected"):
+        select(sl.lock.try_exclusive("a"))  # type: ignore[call-overload]
+
+
+def key_of(operation: sl.Operation[Any]) -> int:
+    return int(repr(operation).partition("=")[2].rstrip(")>"))

@@ -1,0 +1,280 @@
+"""``locks.semaphore`` and ``locks.lease``: what a block holds, tells, and gives back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Any
+
+import pytest
+from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, Table, Text, insert, select, update
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.facade import semaphores
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ASYNC, PATIENCE, all_of, async_connected, connected, installed, later, until
+from tests.fixtures.renewal_threads import renewers
+from tests.fixtures.semaphores import ENGINES, EVERYWHERE, expire, held, in_memory, made, unused
+
+DOCUMENT = Table(
+    "lease_document",
+    MetaData(),
+    Column("id", Integer, primary_key=True),
+    Column("body", Text),
+    Column("fence", BigInteger, nullable=False, default=0),
+)
+
+
+@pytest.fixture
+def document() -> Any:
+    """Makes the table of an engine, with one row in it."""
+
+    def make(engine: Engine) -> None:
+        DOCUMENT.create(engine, checkfirst=True)
+        with engine.begin() as connection:
+            connection.execute(DOCUMENT.delete())
+            connection.execute(insert(DOCUMENT).values(id=1, body="", fence=0))
+
+    return make
+
+
+def write(body: str) -> Any:
+    return update(DOCUMENT).where(DOCUMENT.c.id == 1).values(body=body)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_block_holds_and_gives_back(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem, other = made(engine, 2), made(engine, 5)
+    locks = sl.Locks(engine)
+    with locks.semaphore(sem) as grant:
+        assert isinstance(grant, sl.Grant)
+        assert grant
+        assert (grant.permits, grant.fence, grant.state) == ({sem: 1}, {sem: 1}, "ACQUIRED")
+        assert grant.expires_at is not None
+        assert not grant.lost
+        assert not grant.lost.is_set()
+        assert repr(grant.lost) == "<not lost>"
+        grant.check()
+        assert held(engine, sem) == 1
+        with locks.semaphore({sem: 1, other: 3}, external_id=unused("job"), owner="me") as both:
+            assert both.permits == {sem: 1, other: 3}
+            assert (held(engine, sem), held(engine, other)) == (2, 3)
+        with locks.semaphore(other, count=4):
+            assert held(engine, other) == 4
+    assert (held(engine, sem), held(engine, other)) == (0, 0)
+    assert grant.lost
+    assert grant.lost.why == "its block is over"
+    with pytest.raises(sl.LockLost, match="the block is over"):
+        grant.check()
+    until(lambda: not renewers())
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_lease_is_made_on_first_use_and_held_by_one(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    lease = unused("lease")
+    locks = sl.Locks(engine)
+    with locks.lease(lease) as grant:
+        assert grant.fence == {lease: 1}
+        for asked in (locks.lease(lease, timeout=0), locks.lease(lease)):
+            with pytest.raises(sl.ReentryError, match="holds .* already"):
+                asked.__enter__()
+        elsewhere = later(locks.lease(lease, timeout=0).__enter__)
+        with pytest.raises(sl.LockTimeout, match="had no room at the only try"):
+            elsewhere.result(PATIENCE)
+    with locks.lease(lease) as grant:
+        assert grant.fence == {lease: 2}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_lease_of_several_is_refused(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = made(engine, 2)
+    with pytest.raises(sl.Unsupported, match="is a semaphore of 2"), sl.Locks(engine).lease(sem):
+        pass
+    assert held(engine, sem) == 0
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_whoever_would_wait_for_itself_is_told(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = made(engine, 3)
+    locks = sl.Locks(engine)
+    with locks.semaphore(sem, count=2):
+        with locks.semaphore(sem):
+            with pytest.raises(sl.ReentryError, match="holds 3 of 3 permits"):
+                locks.semaphore(sem).__enter__()
+        with pytest.raises(sl.ReentryError, match="holds 2 of 3 permits"):
+            locks.semaphore(sem, count=2).__enter__()
+        # another thread may wait: what it waits for is given back by this one
+        waiting = later(in_a_block, locks, sem, 3)
+        until(lambda: in_memory(engine, sem), unless=waiting)
+        # behind that one, this one would wait for itself, too
+        with pytest.raises(sl.ReentryError, match="holds 2 of 3 permits"):
+            locks.semaphore(sem, count=2).__enter__()
+    assert waiting.result(PATIENCE) > 0
+
+
+def in_a_block(locks: sl.Locks, sem: str, count: int) -> int:
+    with locks.semaphore(sem, count=count) as grant:
+        return grant.fence[sem]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_is_lost_is_told_at_the_end_and_no_write_is_made(
+    name: str, engine_to: MakeEngine, document: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_to(name)
+    document(engine)
+    lease = unused("lease")
+    locks, others = sl.Locks(engine), sl.Locks(engine)
+    with pytest.raises(sl.LockLost, match="are held no longer: it had been released or swept when its block ended"):
+        with locks.lease(lease, ttl=3600) as grant:
+            assert locks.run(sl.guarded(write("mine"), grant)) is True
+            assert locks.run(sl.fenced(write("mine"), DOCUMENT.c.fence, grant.fence[lease])) is True
+            with engine.begin() as connection:
+                expire(connection, grant)
+            next_one = others.acquire({lease: 1}, ttl=3600, timeout=0)
+            assert locks.run(sl.fenced(write("the next one's"), DOCUMENT.c.fence, next_one.fence[lease])) is True
+            # the first one doesn't know yet, and is refused
+            with pytest.raises(sl.LockLost):
+                locks.run(sl.guarded(write("too late"), grant))
+            with pytest.raises(sl.StaleToken):
+                locks.run(sl.fenced(write("too late"), DOCUMENT.c.fence, grant.fence[lease]))
+    with engine.connect() as connection:
+        assert connection.scalar(select(DOCUMENT.c.body)) == "the next one's"
+    assert others.release(next_one) is sl.Released.RELEASED
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_check_asks(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    lease = unused("lease")
+    locks = sl.Locks(engine)
+    with pytest.raises(sl.LockLost), locks.lease(lease, ttl=3600) as grant:
+        grant.check()
+        with engine.begin() as connection:
+            expire(connection, grant)
+        assert not grant.lost
+        with pytest.raises(sl.LockLost, match="its time had run out"):
+            grant.check()
+        assert grant.lost
+        assert grant.lost.wait(0)
+        with pytest.raises(sl.LockLost, match="its time had run out"):
+            grant.check()
+
+
+def test_a_loss_does_not_mask_an_error(engine_to: MakeEngine) -> None:
+    engine = engine_to("sqlite")
+    lease = unused("lease")
+    locks = sl.Locks(engine)
+    with pytest.raises(KeyError) as found, locks.lease(lease) as grant:
+        locks.release(grant)
+        raise KeyError("the user's")
+    if sys.version_info >= (3, 11):
+        assert "are held no longer" in found.value.__notes__[0]
+    with pytest.raises(KeyError) as found, locks.lease(lease):
+        raise KeyError("the user's")
+    assert not getattr(found.value, "__notes__", None)
+    assert held(engine, lease) == 0
+
+
+def test_a_release_that_fails_is_logged_and_what_was_done_is_done(
+    engine_to: MakeEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(semaphores, "PATIENCE", 0.2)
+    engine = engine_to("postgresql15")
+    lease = unused("lease")
+    with caplog.at_level(logging.WARNING, "sqlalchemy_locks"), engine.connect() as keeper:
+        with sl.Locks(engine).lease(lease, ttl=3600) as grant:
+            keeper.exec_driver_sql(
+                "SELECT FROM lock.permit_request WHERE external_id = %s FOR UPDATE", (grant.external_id,)
+            )
+            keeper.exec_driver_sql("SELECT 1")
+        assert "could not be released, and ends with its time" in caplog.text
+        keeper.rollback()
+    assert held(engine, lease) == 1
+    assert sl.Locks(engine).release(grant) is sl.Released.RELEASED
+
+
+def test_bad_input_is_refused_before_anything_is_asked(engine_to: MakeEngine) -> None:
+    locks = sl.Locks(engine_to("sqlite"))
+    for wrong, error, why in (
+        (lambda: locks.semaphore("a", ttl=None), TypeError, "a block needs a ttl"),
+        (lambda: locks.semaphore("a", ttl=0.5), ValueError, "at least 1 second"),
+        (lambda: locks.semaphore("a", ttl="5m"), TypeError, "ttl is a number"),
+        (lambda: locks.semaphore("a", timeout=-1), ValueError, "timeout must be"),
+        (lambda: locks.semaphore("a", count=0), ValueError, "a count of permits"),
+        (lambda: locks.semaphore("a", count=True), TypeError, "a count of permits"),
+        (lambda: locks.semaphore({"a": 1}, count=1), TypeError, "a mapping has its counts"),
+        (lambda: locks.semaphore({}), ValueError, "at least one"),
+        (lambda: locks.semaphore(7), TypeError, "how many of each"),
+        (lambda: locks.semaphore("a", external_id=""), ValueError, "external_id"),
+        (lambda: locks.semaphore("a", owner="x "), ValueError, "an owner"),
+        (lambda: locks.lease(""), ValueError, "a lease's name"),
+        (lambda: locks.lease({"a": 1}), TypeError, "a lease's name"),
+    ):
+        with pytest.raises(error, match=why):
+            wrong()  # type: ignore[no-untyped-call]
+
+
+def test_one_block_one_use_at_a_time(engine_to: MakeEngine) -> None:
+    block = sl.Locks(engine_to("sqlite")).lease(unused("lease"))
+    with block as first:
+        with pytest.raises(sl.ReentryError, match="entered already"):
+            block.__enter__()
+    with block as second:
+        assert second.external_id != first.external_id
+
+
+@pytest.mark.parametrize("place", ASYNC)
+def test_async(servers: Any, place: str) -> None:
+    name, driver = ASYNC[place]
+
+    async def main() -> None:
+        with connected(installed(servers, name)) as plain:
+            async with async_connected(installed(servers, name, driver)) as engine:
+                locks = sl.AsyncLocks(engine)
+                sem, lease = made(plain, 3), unused("lease")
+                async with locks.semaphore(sem, count=2, ttl=3600, timeout=PATIENCE) as grant:
+                    assert grant.permits == {sem: 2}
+                    await grant.check()
+                    assert not grant.lost
+                    assert not await grant.lost.wait(0)
+                    assert held(plain, sem) == 2
+                    with pytest.raises(sl.ReentryError, match="holds 2 of 3"):
+                        await locks.semaphore(sem, count=2).__aenter__()
+                assert held(plain, sem) == 0
+                with pytest.raises(sl.LockLost):
+                    async with locks.lease(lease, ttl=3600) as mine:
+                        with plain.begin() as connection:
+                            expire(connection, mine)
+                        with pytest.raises(sl.LockLost):
+                            await mine.check()
+                        assert mine.lost
+                        assert await mine.lost.wait()
+                running = asyncio.all_tasks()
+                assert running == {asyncio.current_task()}
+                assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+
+
+def test_several_at_once(engine_to: MakeEngine) -> None:
+    """Threads that hold one after another, and none without holding."""
+    engine = engine_to("postgresql15")
+    lease, inside, seen = unused("lease"), [], []
+    locks = sl.Locks(engine)
+
+    def turn() -> None:
+        for _ in range(5):
+            with locks.lease(lease, timeout=PATIENCE) as grant:
+                inside.append(1)
+                seen.append((len(inside), grant.fence[lease]))
+                inside.pop()
+
+    all_of(*[turn] * 6)
+    assert [count for count, _ in seen] == [1] * 30
+    assert [fence for _, fence in seen] == sorted(fence for _, fence in seen)

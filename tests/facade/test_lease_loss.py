@@ -1,0 +1,203 @@
+"""A holder that is cut off, stopped or forked: it knows, or it is refused; never two that may write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.runtime.renewal import clock
+from tests import servers as real
+from tests.conftest import PLAIN, install
+from tests.facade.test_lease_block import DOCUMENT, document, write
+from tests.faults.drivers import sync, through_a_proxy
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, connected, installed, until
+from tests.fixtures.renewal_threads import renewers
+from tests.fixtures.semaphores import expire, unused
+
+__all__ = ["document"]
+
+
+class Holder:
+    """The process of ``holder.py``."""
+
+    def __init__(self, url: str, name: str, ttl: float, kind: str = "hold") -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fixtures.lease_holder", url, name, str(ttl), kind],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Holder:
+        self.first = self.hear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def tell(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def asked(self, word: str) -> str:
+        self.tell(word)
+        return self.hear()
+
+    @contextlib.contextmanager
+    def stopped(self, *, between_looks: bool = False) -> Iterator[None]:
+        """Whoever waits can be stopped where it looks at nothing."""
+        self._process.send_signal(signal.SIGUSR1 if between_looks else signal.SIGSTOP)
+        try:
+            until(lambda: os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG))
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+
+def free(engine: Engine, lease: str) -> None:
+    """Whoever asks has it; and nothing is left for the sweeps of other tests."""
+    locks = sl.Locks(engine)
+    assert locks.release(locks.acquire({lease: 1}, ttl=3600, timeout=PATIENCE)) is sl.Released.RELEASED
+
+
+def due(locks: sl.Locks) -> None:
+    """Have the one lease that is held renewed at once."""
+    renewals = locks._renewals()
+    for renewed in list(renewals._kept):
+        renewed.due = 0
+        renewals.add(renewed)  # which wakes whoever renews
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mariadb"])
+def test_a_process_that_was_stopped_past_its_time_knows_at_once(
+    name: str, servers: Any, engine_to: MakeEngine, document: Any
+) -> None:
+    engine, lease = engine_to(name), unused("lease")
+    document(engine)
+    with Holder(installed(servers, name), lease, 2) as holder:
+        with holder.stopped():
+            # its time runs out, by the server's clock, and somebody else has it
+            next_one = sl.Locks(engine).acquire({lease: 1}, ttl=3600, timeout=PATIENCE)
+            assert sl.Locks(engine).run(sl.guarded(write("the next one's"), next_one)) is True
+            holder.tell("lost")
+            holder.tell("write")
+            holder.tell("check")
+        assert [holder.hear() for _ in range(3)] == ["True", "refused", "lost"]
+        assert holder.asked("leave") == "left"
+    with engine.connect() as connection:
+        assert connection.scalar(select(DOCUMENT.c.body)) == "the next one's"
+    assert sl.Locks(engine).release(next_one) is sl.Released.RELEASED
+
+
+def test_a_process_that_goes_on_before_its_time_is_over_holds_it_still(
+    servers: Any, engine_to: MakeEngine, document: Any
+) -> None:
+    name = "postgresql15"
+    engine, lease = engine_to(name), unused("lease")
+    document(engine)
+    with Holder(installed(servers, name), lease, 3600) as holder:
+        with holder.stopped(), pytest.raises(sl.LockTimeout):
+            sl.Locks(engine).acquire({lease: 1}, timeout=0)
+        assert [holder.asked(word) for word in ("lost", "check", "write", "leave")] == [
+            "False",
+            "held",
+            "written",
+            "left",
+        ]
+    free(engine, lease)
+
+
+def test_a_fork_is_not_the_holder(servers: Any, engine_to: MakeEngine) -> None:
+    engine, lease = engine_to("postgresql15"), unused("lease")
+    with Holder(installed(servers, "postgresql15"), lease, 3600) as holder:
+        assert holder.asked("fork") == "lost True, its own False"
+        # what it left in the fork, it holds still
+        assert [holder.asked(word) for word in ("lost", "check")] == ["False", "held"]
+        with pytest.raises(sl.LockTimeout):
+            sl.Locks(engine).acquire({lease: 1}, timeout=0)
+        assert holder.asked("leave") == "left"
+
+
+@sync
+def test_a_connection_that_is_cut_loses_no_lease(servers: Any, name: str, driver: str) -> None:
+    """Unlike a lock of a transaction: the next connection renews it."""
+    lease = unused("lease")
+    with through_a_proxy(servers, name, driver, pool_size=2) as (engine, proxy):
+        locks = sl.Locks(engine)
+        with locks.lease(lease, ttl=3600) as grant:
+            before = grant.lost.deadline
+            proxy.cut()
+
+            def renewed() -> bool:
+                due(locks)
+                return grant.lost.deadline > before
+
+            until(renewed, pause=0.1)  # on another connection
+            grant.check()
+
+
+@sync
+def test_who_reaches_the_server_no_more_has_lost_it(servers: Any, name: str, driver: str) -> None:
+    lease = unused("lease")
+    with through_a_proxy(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        with pytest.raises(KeyError), locks.lease(lease, ttl=3600) as grant:
+            proxy.close()
+            proxy.cut()
+            grant.lost.deadline = clock() + 1
+            due(locks)
+            assert grant.lost.wait(PATIENCE)
+            assert grant.lost
+            raise KeyError("the user's own")
+        until(lambda: not renewers())
+    with connected(installed(servers, name)) as plain:
+        # its time runs out, and nobody has to give it back
+        with plain.begin() as connection:
+            expire(connection, grant)
+        free(plain, lease)
+
+
+def test_a_restart_of_the_server_loses_no_lease() -> None:
+    name = "postgresql15"
+    with real.start(name) as server:
+        assert isinstance(server, real.SQLServer)
+        server.create_database("restarted")
+        url = server.url(PLAIN[name], "restarted")
+        install(url)
+        with connected(url) as engine, sl.Locks(engine).lease("restart", ttl=3600) as grant:
+            server.restart()
+            sl.Locks(engine).renew(grant)
+            grant.check()
+            with pytest.raises(sl.LockTimeout):
+                sl.Locks(engine).acquire({"restart": 1}, timeout=0)
+
+
+def test_a_lease_that_expired_unnoticed_is_never_renewed(engine_to: MakeEngine) -> None:
+    """Renewing is an UPDATE of what is held: it takes nothing back from who has it now."""
+    engine, lease = engine_to("postgresql15"), unused("lease")
+    locks = sl.Locks(engine)
+    with pytest.raises(sl.LockLost, match="its time had run out, or it was released or swept"):
+        with locks.lease(lease, ttl=3600) as grant:
+            with engine.begin() as connection:
+                expire(connection, grant)
+            next_one = sl.Locks(engine).acquire({lease: 1}, ttl=3600, timeout=0)
+            due(locks)
+            assert grant.lost.wait(PATIENCE)
+    assert sl.Locks(engine).renew(next_one) is True
+    assert sl.Locks(engine).release(next_one) is sl.Released.RELEASED

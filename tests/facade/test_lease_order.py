@@ -1,0 +1,338 @@
+"""Who waits for room, and in which order they are served."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, event
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.runtime.local_queue import local_queues
+from tests.facade.test_lease_loss import Holder
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed, later, queued, seen, until
+from tests.fixtures.semaphores import ENGINES, EVERYWHERE, held, in_memory, made, unused
+
+HEADED = {
+    "postgresql15": "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " AND objsubid = 1 AND (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) = :key",
+    "yugabytedb": "SELECT EXISTS (SELECT FROM lock.locked_keys WHERE key = :key) AND NOT lock.try_shared(:key)",
+}
+BY_NAME = "SELECT NOT IS_FREE_LOCK(SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256))"
+LINED = ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"]
+
+
+@pytest.mark.usefixtures("never_cut")
+@pytest.mark.parametrize("name", LINED)
+def test_whoever_came_first_is_served_first(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    """Three processes (engines, which share nothing in memory): the one that gives it back comes last."""
+    watcher = watch(name)
+    first, second, third = (sl.Locks(engine_to(name)) for _ in range(3))
+    sem = lined(first._engine, 1, name)
+    grant = first.acquire({sem: 1}, ttl=3600)
+    second_ = later(second.acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
+    until(lambda: headed(watcher, name, sem), unless=second_)
+    watcher.until_nobody_waits()
+    third_ = later(third.acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
+    watcher.until_waiting(third_)
+    first.release(grant)
+    # there is room, perhaps, and others come first
+    with pytest.raises(sl.LockTimeout):
+        first.acquire({sem: 1}, timeout=0)
+    assert second_.result(PATIENCE).fence == {sem: 2}
+    assert not third_.done()
+    with pytest.raises(sl.LockTimeout):
+        first.acquire({sem: 1}, timeout=0)
+    second.release(second_.result())
+    assert third_.result(PATIENCE).fence == {sem: 3}
+    third.release(third_.result())
+    until(lambda: not headed(watcher, name, sem))
+    for locks in (first, second, third):
+        assert locks._engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+        assert locks.acquire({sem: 1}, timeout=0, ttl=3600).fence[sem] > 3
+        locks.release(locks.run(sl.semaphore.holders(sem))[0].external_id)
+
+
+def lined(engine: Engine, capacity: int, name: str) -> str:
+    """A new semaphore, in whose line somebody has stood before.
+
+    YugabyteDB writes the row of a line outside the transaction; on the stand-in it is seen when it is committed.
+    """
+    sem = made(engine, capacity)
+    if name == "yugabytedb":
+        sl.Locks(engine).run(sl.lock.create(line_of(name, sem)))
+    return sem
+
+
+def line_of(name: str, sem: str) -> int:
+    where = "lock.semaphore" if name in HEADED else "None.lock_semaphore"
+    return sl.lock.key("sqlalchemy_locks.semaphore", where, sem)
+
+
+def headed(watcher: Any, name: str, sem: str) -> bool:
+    """Whether somebody is in front of the server's line of a semaphore, by the server's own account."""
+    key = line_of(name, sem)
+    return bool(queued(watcher.engine, key) if name == "sqlite" else watcher.ask(HEADED.get(name, BY_NAME), key=key))
+
+
+@pytest.mark.usefixtures("never_cut")
+@pytest.mark.parametrize("name", LINED)
+def test_who_wants_more_is_not_overtaken(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    watcher = watch(name)
+    holder, big, small = (sl.Locks(engine_to(name)) for _ in range(3))
+    sem = lined(holder._engine, 2, name)
+    one, two = (holder.acquire({sem: 1}, ttl=3600) for _ in range(2))
+    waiting = later(big.acquire, {sem: 2}, ttl=3600, timeout=PATIENCE)
+    until(lambda: headed(watcher, name, sem), unless=waiting)
+    holder.release(one)
+    with pytest.raises(sl.LockTimeout, match="had no room at the only try"):
+        small.acquire({sem: 1}, timeout=0)
+    assert held(holder._engine, sem) == 1
+    holder.release(two)
+    big.release(waiting.result(PATIENCE))
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_threads_are_served_in_their_order(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1}, ttl=3600)
+    waiting = []
+    for number in range(5):
+        waiting.append(later(turn, locks, sem))
+        until(lambda number=number: in_memory(engine, sem) == number + 1)
+    locks.release(grant)
+    assert [future.result(PATIENCE) for future in waiting] == [2, 3, 4, 5, 6]
+    assert in_memory(engine, sem) == 0
+    assert local_queues(engine.dialect)._connected == 0
+
+
+def turn(locks: sl.Locks, sem: str) -> int:
+    grant = locks.acquire({sem: 1}, ttl=3600, timeout=PATIENCE)
+    locks.release(grant)
+    return grant.fence[sem]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_pool_of_one_is_left_to_who_gives_back(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name, pool_size=1, max_overflow=0, pool_timeout=PATIENCE)
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    with locks.semaphore(sem):
+        waiting = [later(turn, locks, sem) for _ in range(3)]
+        until(lambda: in_memory(engine, sem) == 3)
+    assert sorted(future.result(PATIENCE) for future in waiting) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_who_waits_for_one_of_two_stands_in_nobodys_way_at_the_other(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    everybody, tenant = made(engine, 2), made(engine, 1)
+    locks, others = sl.Locks(engine), sl.Locks(engine_to(name))
+    mine = locks.acquire({tenant: 1}, ttl=3600)
+    waiting = later(locks.acquire, {everybody: 1, tenant: 1}, ttl=3600, timeout=PATIENCE)
+    until(lambda: in_memory(engine, tenant) == 1, unless=waiting)
+    theirs = [party.acquire({everybody: 1}, ttl=3600, timeout=0) for party in (locks, others)]
+    locks.release(mine)  # now it waits for the other one
+    until(lambda: in_memory(engine, everybody) == 1, unless=waiting)
+    assert in_memory(engine, tenant) == 0
+    locks.release(theirs[0])
+    assert waiting.result(PATIENCE).acquired
+    locks.release(waiting.result())
+    locks.release(theirs[1])
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_semaphore_that_is_deleted_is_waited_for_no_more(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = made(engine, 0)
+    locks = sl.Locks(engine)
+    waiting = later(locks.acquire, {sem: 1})
+    until(lambda: in_memory(engine, sem) == 1, unless=waiting)
+    locks.run(sl.semaphore.delete(sem))
+    with pytest.raises(sl.UnknownSemaphore):
+        waiting.result(PATIENCE)
+    assert in_memory(engine, sem) == 0
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_was_granted_does_not_wait_behind_who_waits_for_it(name: str, engine_to: MakeEngine) -> None:
+    """Whoever asks again with an id that is held is answered, whoever stands in line."""
+    engine, ident = engine_to(name), unused("job")
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1}, external_id=ident, ttl=3600)
+    waiting = later(turn, locks, sem)
+    until(lambda: in_memory(engine, sem) == 1, unless=waiting)
+    for party in (locks, sl.Locks(engine_to(name))):
+        again = party.acquire({sem: 1}, external_id=ident, ttl=3600, timeout=PATIENCE)
+        assert again.replayed
+        assert again.fence == grant.fence
+    with locks.semaphore(sem, external_id=ident, ttl=3600) as again:
+        assert again.replayed
+    assert waiting.result(PATIENCE) == 2
+
+
+def test_a_limit_on_statements_ends_no_wait(engine_to: MakeEngine, watch: Any) -> None:
+    watcher = watch("postgresql15")
+    holder, head = (sl.Locks(engine_to("postgresql15")) for _ in range(2))
+    limited, limits = engine_to("postgresql15"), ["300"]
+
+    @event.listens_for(limited, "before_cursor_execute")
+    def limit(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        # the first wait, and nothing else, which a busy machine may need longer for
+        if "pg_advisory_xact_lock" in statement and limits:
+            cursor.execute(f"SET LOCAL statement_timeout = {limits.pop()}")
+
+    sem = made(holder._engine, 1)
+    grant = holder.acquire({sem: 1}, ttl=3600)
+    first = later(head.acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
+    until(lambda: headed(watcher, "postgresql15", sem), unless=first)
+    with seen(limited) as statements:
+        second = later(sl.Locks(limited).acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
+        until(lambda: sum("pg_advisory_xact_lock" in statement for statement in list(statements)) > 1, unless=second)
+    holder.release(grant)
+    head.release(first.result(PATIENCE))
+    assert second.result(PATIENCE).fence == {sem: 3}
+    head.release(second.result())
+
+
+@pytest.mark.parametrize("name", [name for name in LINED if name != "sqlite"])
+def test_a_head_that_is_cut_off_lines_up_again(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    watcher = watch(name)
+    holder, waiter = sl.Locks(engine_to(name)), engine_to(name)
+    backends: list[int] = []
+
+    @event.listens_for(waiter, "checkout")
+    def note(dbapi_connection: Any, record: Any, proxy: Any) -> None:
+        cursor = dbapi_connection.cursor()
+        cursor.execute("SELECT CONNECTION_ID()" if name in ("mysql", "mariadb") else "SELECT pg_backend_pid()")
+        backends.append(cursor.fetchone()[0])
+        cursor.close()
+        dbapi_connection.rollback()
+
+    sem = lined(holder._engine, 1, name)
+    grant = holder.acquire({sem: 1}, ttl=3600)
+    waiting = later(sl.Locks(waiter).acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
+    until(lambda: headed(watcher, name, sem), unless=waiting)
+    watcher.kill(backends[-1])
+    until(lambda: headed(watcher, name, sem), unless=waiting)
+    holder.release(grant)
+    assert waiting.result(PATIENCE).fence == {sem: 2}
+    holder.release(waiting.result())
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mariadb", "sqlite"])
+def test_a_process_that_is_stopped_in_front_holds_nobody_up(
+    name: str, servers: Any, engine_to: MakeEngine, watch: Any
+) -> None:
+    """Whoever is silent in front of a line is cut off by the server, or passed over, here after 2 seconds."""
+    watcher = watch(name)
+    holder, second = (sl.Locks(engine_to(name)) for _ in range(2))
+    sem = lined(holder._engine, 1, name)
+    grant = holder.acquire({sem: 1}, ttl=3600)
+    with Holder(installed(servers, name), sem, 3600, "wait") as head:
+        until(lambda: headed(watcher, name, sem))
+        with head.stopped(between_looks=True):
+            holder.release(grant)
+            second.release(second.acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
+        assert head.hear() != ""  # it has lined up again, and has it
+        assert head.asked("leave") == "left"
+
+
+@pytest.mark.parametrize("place", ASYNC)
+@pytest.mark.parametrize("where", ["in front", "behind"])
+def test_who_is_cancelled_leaves_nothing(place: str, where: str, servers: Any, watch: Any) -> None:
+    name, driver = ASYNC[place]
+    watcher = watch(name)
+
+    async def main() -> None:
+        with connected(installed(servers, name), poolclass=NullPool) as plain:
+            holder, sem = sl.Locks(plain), made(plain, 1)
+            grant = holder.acquire({sem: 1}, ttl=3600)
+            async with (
+                async_connected(installed(servers, name, driver)) as head,
+                async_connected(installed(servers, name, driver)) as other,
+            ):
+                front = asyncio.ensure_future(sl.AsyncLocks(head).acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
+                while not await asyncio.to_thread(headed, watcher, name, sem):
+                    assert not front.done()
+                await asyncio.to_thread(watcher.until_nobody_waits)
+                behind = asyncio.ensure_future(sl.AsyncLocks(other).acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
+                while not await asyncio.to_thread(watcher.waiting):
+                    assert not behind.done()
+                    await asyncio.sleep(0.13)  # InnoDB refreshes its account so often
+                cancelled, stays = (front, behind) if where == "in front" else (behind, front)
+                cancelled.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await cancelled
+                assert (head if cancelled is front else other).pool.checkedout() == 0  # type: ignore[attr-defined]
+                await asyncio.to_thread(holder.release, grant)
+                grant = await asyncio.wait_for(stays, PATIENCE)
+                assert grant.fence == {sem: 2}
+                await asyncio.to_thread(holder.release, grant)
+                assert in_memory(head.sync_engine, sem) == in_memory(other.sync_engine, sem) == 0
+            assert held(plain, sem) == 0
+            until(lambda: not headed(watcher, name, sem))
+
+    asyncio.run(main())
+
+
+def test_a_hundred_tasks_on_a_pool_of_five(servers: Any) -> None:
+    async def main() -> list[int]:
+        async with async_connected(
+            installed(servers, "postgresql15", "asyncpg"), pool_size=5, max_overflow=0, pool_timeout=PATIENCE
+        ) as engine:
+            locks = sl.AsyncLocks(engine)
+            name, inside, most = unused("lease"), 0, 0
+
+            async def one() -> int:
+                nonlocal inside, most
+                async with locks.lease(name, timeout=PATIENCE) as grant:
+                    inside += 1
+                    most = max(most, inside)
+                    await asyncio.sleep(0)
+                    inside -= 1
+                return grant.fence[name]
+
+            fences = await asyncio.gather(*[one() for _ in range(100)])
+            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+            assert most == 1
+            return sorted(fences)
+
+    assert asyncio.run(main()) == list(range(1, 101))
+
+
+def test_a_semaphore_of_another_schema_has_a_line_of_its_own(engine_to: MakeEngine) -> None:
+    from sqlalchemy_locks.core.operation import build_context
+    from sqlalchemy_locks.semaphore.availability import place_key
+
+    for name, option in (
+        ("postgresql15", {"schema_translate_map": {"lock": "other"}}),
+        ("mysql", {"locks_prefix": "o_"}),
+    ):
+        engine = engine_to(name)
+        keys = {
+            place_key(build_context(engine.dialect, options), options)
+            for options in (engine.get_execution_options(), engine.execution_options(**option).get_execution_options())
+        }
+        assert len(keys) == 2
+
+
+def test_nobody_is_left_behind(engine_to: MakeEngine) -> None:
+    """Threads with patience for less than it takes, in front and behind: who gives up lets the next one go on."""
+    engine = engine_to("postgresql15")
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1}, ttl=3600)
+    impatient = [later(locks.acquire, {sem: 1}, timeout=0.3) for _ in range(3)]
+    patient = later(turn, locks, sem)
+    for future in impatient:
+        with pytest.raises(sl.LockTimeout, match=r"within 0.3 s"):
+            future.result(PATIENCE)
+    locks.release(grant)
+    assert patient.result(PATIENCE) == 2

@@ -1,0 +1,160 @@
+"""reclaim: an id whose holder died is granted anew when its time is over, to one of those who ask, and never before."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import column, event, table, text, update
+
+import sqlalchemy_locks as sl
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import EVERYWHERE, PATIENCE, all_of, unused
+from tests.fixtures.semaphores import expire_in, held, made, place
+
+
+def died(locks: sl.Locks, name: str, ident: str) -> sl.Grant:
+    """What a process had that renews it no more, an hour before its time is over."""
+    return locks.acquire({name: 1}, external_id=ident, ttl=3600)
+
+
+def again(locks: sl.Locks, name: str, ident: str, **options: Any) -> Any:
+    return locks.semaphore(name, external_id=ident, ttl=3600, timeout=PATIENCE, resume=False, reclaim=True, **options)
+
+
+@pytest.mark.parametrize("swept", [False, True], ids=["expired", "swept"])
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_what_ran_out_is_granted_anew(name: str, swept: bool, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    locks, room, ident = sl.Locks(engine), made(engine, 1), unused("request")
+    dead = died(locks, room, ident)
+    with pytest.raises(sl.RequestHeld):
+        with again(locks, room, ident):
+            raise AssertionError("its time isn't over")
+    expire_in(engine, dead)
+    if swept:
+        assert locks.sweep() >= 1
+    with pytest.raises(sl.RequestOver):
+        with locks.semaphore(room, external_id=ident, resume=False):
+            raise AssertionError("it was not asked for")
+    with again(locks, room, ident) as grant:
+        assert grant.fence[room] > dead.fence[room]
+        grant.check()
+        assert held(engine, room) == 1
+        # the dead one comes back: nothing of what it does is about the new request
+        assert locks.release(dead) is sl.Released.UNKNOWN
+        assert locks.renew(dead) is False
+        write = update(table("lock_nothing", column("id"))).values(id=1)
+        with pytest.raises(sl.LockLost):
+            locks.run(sl.guarded(write, dead))
+        grant.check()
+        with pytest.raises(sl.RequestHeld):
+            with again(sl.Locks(engine_to(name)), room, ident):
+                raise AssertionError("it is held")
+    # and now it is done
+    with pytest.raises(sl.RequestOver):
+        with again(locks, room, ident):
+            raise AssertionError("it was done")
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_what_was_released_in_time_is_over(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    locks, room, ident = sl.Locks(engine), made(engine, 1), unused("request")
+    locks.release(died(locks, room, ident))
+    endless = unused("request")  # without a time to live it never runs out
+    locks.release(locks.acquire({room: 1}, external_id=endless))
+    for one in (ident, endless):
+        with pytest.raises(sl.RequestOver) as over:
+            with again(locks, room, one):
+                raise AssertionError("it was done")
+        assert over.value.state == "RELEASED"
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_for_other_permits_it_is_another_request(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    locks, room, other, ident = sl.Locks(engine), made(engine, 1), made(engine, 1), unused("request")
+    expire_in(engine, died(locks, room, ident))
+    with pytest.raises(sl.IdempotencyConflict):
+        with again(locks, other, ident):
+            raise AssertionError("it stands for another")
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_of_those_who_reclaim_at_once_one_is_let_in(name: str, engine_to: MakeEngine) -> None:
+    """Each on an engine of its own, as another process would be; there is room for all of them."""
+    engine = engine_to(name)
+    locks, room = sl.Locks(engine), made(engine, 4)
+    parties = [sl.Locks(engine_to(name)) for _ in range(4)]
+    for turn in range(10):
+        ident, ready = unused("request"), threading.Barrier(4, timeout=PATIENCE)
+        decided = threading.Barrier(4, timeout=PATIENCE)
+        expire_in(engine, died(locks, room, ident))
+        if turn % 2:
+            locks.sweep()
+
+        def one(mine: sl.Locks, ident: str = ident, ready: Any = ready, decided: Any = decided) -> str:
+            ready.wait()
+            try:
+                with again(mine, room, ident):
+                    decided.wait()  # whoever is in stays until all know
+                    return "worked"
+            except sl.RequestHeld:
+                decided.wait()
+                return "held"
+            except BaseException:
+                decided.abort()
+                raise
+
+        assert sorted(all_of(*(lambda mine=mine: one(mine) for mine in parties))) == ["held"] * 3 + ["worked"]
+        assert held(engine, room) == 0
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_who_writes_still_is_waited_for_so_long_and_no_longer(name: str, engine_to: MakeEngine) -> None:
+    """Whatever the server's own limit is: the dead one may be stopped in the middle of a guarded write."""
+    engine = engine_to(name)
+    if name != "postgresql15":
+        engine = engine_to(name, connect_args={"init_command": f"SET innodb_lock_wait_timeout={PATIENCE}"})
+    locks, room, ident = sl.Locks(engine), made(engine, 1), unused("request")
+    dead = died(locks, room, ident)
+    expire_in(engine, dead)
+    share = "FOR SHARE" if name == "postgresql15" else "LOCK IN SHARE MODE"
+    writes = f"SELECT id FROM {place(engine, 'permit_request')} WHERE external_id = :id {share}"
+    with engine.begin() as writing:
+        assert writing.scalar(text(writes), {"id": ident})
+        for timeout, within in ((1, "within 1 s"), (0, "at the only try")):
+            with pytest.raises(sl.LockTimeout, match=within) as late:
+                with locks.semaphore(room, external_id=ident, timeout=timeout, resume=False, reclaim=True):
+                    raise AssertionError("it may still be written")
+            assert late.value.kind == "semaphore"
+    with again(locks, room, ident) as grant:
+        assert grant.fence[room] > dead.fence[room]
+
+
+def test_it_is_for_blocks_that_refuse_what_is_held(engine_to: MakeEngine) -> None:
+    """Else the one who is granted what was reclaimed, and who resumes that, would both work."""
+    engine = engine_to("sqlite")
+    sent: list[int] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _(*_: Any) -> None:
+        sent.append(1)
+
+    locks = sl.Locks(engine)
+    with pytest.raises(TypeError, match="reclaim=True is for blocks with resume=False"):
+        locks.semaphore("slots", external_id="job-1", reclaim=True)
+    assert not sent
+
+
+def test_one_that_is_left_late_is_not_known_to_be_done(engine_to: MakeEngine) -> None:
+    """Its time had run out before its release, and it was told so: whoever asks again is let in."""
+    engine = engine_to("postgresql15")
+    locks, room, ident = sl.Locks(engine), made(engine, 1), unused("request")
+    dead = died(locks, room, ident)
+    expire_in(engine, dead)
+    assert locks.release(dead) is sl.Released.RELEASED
+    with again(locks, room, ident):
+        pass

@@ -1,0 +1,134 @@
+"""Renewing, by threads, of what needs no database: what is due, what fails, what hangs, and what ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, RenewalThread, clock
+from tests.fixtures.parties import PATIENCE, until
+from tests.fixtures.renewal_threads import renewers
+
+
+@pytest.fixture
+def renewals() -> Iterator[RenewalThread]:
+    until(lambda: not renewers())  # of the tests before
+    made = RenewalThread()
+    yield made
+    for lease in list(made._kept):
+        made.remove(lease)
+    until(lambda: not renewers())
+
+
+def lease(renew: Callable[[], bool], ttl: float = 3600, due: float = 0) -> RenewableLease:
+    made = RenewableLease("a lease", LostEvent(ttl, clock()), clock(), renew)
+    made.due = clock() + due
+    return made
+
+
+def test_what_is_due_is_renewed_and_counts_from_before_it_was_asked(renewals: RenewalThread) -> None:
+    asked: list[float] = []
+
+    def renew() -> bool:
+        asked.append(clock())
+        return True
+
+    kept = lease(renew)
+    first = kept.lost.deadline
+    renewals.add(kept)
+    until(lambda: kept.lost.deadline > first)
+    assert kept.lost.deadline <= asked[0] + 3600 * 0.95
+    assert kept.due <= asked[0] + 3600 / 3
+    assert len(renewers()) == 1
+    renewals.remove(kept)
+    until(lambda: not renewers())
+    assert len(asked) == 1
+
+
+def test_one_that_hangs_holds_no_other_up(renewals: RenewalThread) -> None:
+    go_on, renewed = threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        go_on.wait(PATIENCE)
+        return True
+
+    def renew() -> bool:
+        renewed.set()
+        return True
+
+    hanging, other, later = lease(hang), lease(renew, due=0.01), lease(renew, due=0.02)
+    try:
+        renewals.add(hanging)
+        renewals.add(other)
+        assert renewed.wait(PATIENCE)
+        renewed.clear()
+        renewals.add(later)
+        assert renewed.wait(PATIENCE)
+    finally:
+        go_on.set()
+    until(lambda: len(renewers()) == 1)
+
+
+def test_what_fails_is_tried_again_and_what_is_refused_is_lost(
+    renewals: RenewalThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[bool | Exception] = [RuntimeError("a restart"), RuntimeError("still"), True, False]
+
+    def renew() -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    kept = lease(renew)
+    with caplog.at_level(logging.INFO, "sqlalchemy_locks"):
+        kept.renew()
+        kept.renew()
+        assert not kept.lost
+        assert kept.due < kept.lost.deadline
+        assert kept.renew() is True
+        assert kept.renew() is False
+    assert kept.lost
+    assert "a lease could not be renewed: a restart" in caplog.text
+
+
+def test_what_could_not_be_renewed_in_time_is_asked_for_no_more() -> None:
+    asked: list[int] = []
+    kept = lease(lambda: not asked.append(1), ttl=3600)
+    kept.lost.deadline = clock() - 1
+    assert kept.renew() is False
+    assert not asked
+    assert kept.lost.why == "it could not be renewed in time"
+
+
+def test_an_answer_that_comes_too_late_proves_nothing() -> None:
+    """Who was told that it's lost has stopped: it isn't held again."""
+
+    def renew() -> bool:
+        kept.lost.deadline = clock() - 1  # so long did the answer take
+        return True
+
+    kept = lease(renew)
+    assert kept.renew() is False
+    assert kept.lost
+
+
+def test_once_lost_always_lost() -> None:
+    kept = LostEvent(3600, clock() - 3600)
+    assert kept
+    kept.proven(clock())
+    assert kept.is_set()
+    assert repr(kept) == "<lost: it could not be renewed in time>"
+    assert kept.wait()
+    assert LostEvent(3600, clock()).wait(0.001) is False
+
+
+def test_a_fork_has_lost_it() -> None:
+    kept = LostEvent(3600, clock())
+    assert not kept
+    kept.process += 1
+    assert kept
+    assert "forked" in kept.why

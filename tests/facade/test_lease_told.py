@@ -1,0 +1,213 @@
+"""What listeners are told of semaphores and leases, who a timeout tells of, and blocks that decorate."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+import sqlalchemy_locks as sl
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed, later
+from tests.fixtures.semaphores import ENGINES, EVERYWHERE, expire, held, made, unused
+
+EVENTS = ("waited", "acquired", "released", "lost", "swept")
+
+
+def hear(locks: Any) -> list[sl.LockEvent]:
+    told: list[sl.LockEvent] = []
+    for name in EVENTS:
+        event.listen(locks, name, told.append)
+    return told
+
+
+def shown(told: list[sl.LockEvent]) -> list[tuple[Any, ...]]:
+    return [(one.event, one.kind, one.names) for one in told]
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_what_is_told_of_a_block(name: str, engine_to: MakeEngine) -> None:
+    engine, lease = engine_to(name), unused("lease")
+    locks = sl.Locks(engine, owner="me")
+    told = hear(locks)
+    with locks.lease(lease) as grant:
+        pass
+    assert shown(told) == [(what, "lease", (lease,)) for what in ("waited", "acquired", "released")]
+    assert {one.external_id for one in told} == {grant.external_id}
+    assert {one.owner for one in told} == {"me"}
+    assert [one.fence for one in told[1:]] == [{lease: 1}, {lease: 1}]
+    assert told[0].waited is not None
+    assert told[2].held is not None
+    assert all(one.error is None for one in told)
+    assert repr(grant.external_id) in str(told[1])
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_is_told_of_a_loss(name: str, engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    engine, sem = engine_to(name), made(engine_to(name), 2)
+    locks = sl.Locks(engine)
+    told = hear(locks)
+    with caplog.at_level(logging.WARNING, "sqlalchemy_locks"), pytest.raises(sl.LockLost):
+        with locks.semaphore(sem, count=2, owner="they", ttl=3600) as grant:
+            with engine.begin() as connection:
+                expire(connection, grant)
+            with pytest.raises(sl.LockLost):
+                grant.check()
+            assert grant.lost
+    names = ["waited", "acquired", "lost", "released"]
+    assert shown(told) == [(what, "semaphore", (sem,)) for what in names]
+    assert {one.owner for one in told} == {"they"}
+    assert isinstance(told[2].error, sl.LockLost)
+    assert isinstance(told[3].error, sl.LockLost)
+    assert f"lost semaphore '{sem}'" in caplog.text
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_is_told_of_each_call(name: str, engine_to: MakeEngine) -> None:
+    engine, sem = engine_to(name), made(engine_to(name), 1)
+    locks = sl.Locks(engine)
+    told = hear(locks)
+    grant = locks.acquire({sem: 1}, ttl=3600)
+    with pytest.raises(sl.LockTimeout):
+        locks.acquire({sem: 1}, timeout=0)
+    assert locks.renew(grant) is True
+    assert locks.release(grant) is sl.Released.RELEASED
+    assert locks.release(grant) is sl.Released.ALREADY_RELEASED
+    assert locks.renew(grant.external_id) is False
+    assert [(one.event, one.names) for one in told] == [
+        ("waited", (sem,)),
+        ("acquired", (sem,)),
+        ("waited", (sem,)),
+        ("released", (sem,)),
+        ("lost", ()),
+    ]
+    assert isinstance(told[2].error, sl.LockTimeout)
+    assert told[4].external_id == grant.external_id
+    del told[:]
+    again = locks.acquire({sem: 1}, ttl=3600)
+    with engine.begin() as connection:
+        expire(connection, again)
+    assert locks.sweep() >= 1
+    assert [one.event for one in told] == ["waited", "acquired", "swept"]
+    assert told[2].count is not None
+    assert told[2].count >= 1
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_timeout_tells_who_holds_them(name: str, engine_to: MakeEngine) -> None:
+    engine, sem = engine_to(name), made(engine_to(name), 3)
+    locks = sl.Locks(engine)
+    lasting = locks.acquire({sem: 2}, owner="web-1", ttl=3600)
+    locks.acquire({sem: 1}, owner="web-2", external_id=(other := unused("job")))
+    with pytest.raises(
+        sl.LockTimeout, match="had no room within 0.2 s: held by web-1 since .* until .*; web-2"
+    ) as gone:
+        locks.acquire({sem: 1}, timeout=0.2)
+    first, second = gone.value.holders
+    assert isinstance(first, sl.PermitHolder)
+    assert isinstance(second, sl.PermitHolder)
+    assert (first.name, first.owner, first.permits, first.external_id) == (sem, "web-1", 2, lasting.external_id)
+    assert first.expires_at == lasting.expires_at
+    assert first.since is not None
+    assert (second.owner, second.permits, second.external_id, second.expires_at) == ("web-2", 1, other, None)
+    with pytest.raises(sl.LockTimeout) as gone, locks.semaphore(sem, timeout=0.2):
+        pass
+    assert len(gone.value.holders) == 2
+    with pytest.raises(sl.LockTimeout) as gone:
+        locks.acquire({sem: 1}, timeout=0)
+    assert gone.value.holders == ()
+    for grant in (lasting.external_id, other):
+        locks.release(grant)
+
+
+def test_a_timeout_is_no_other_error_when_nobody_can_be_asked(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15", pool_size=2, max_overflow=0, pool_timeout=PATIENCE)
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1}, ttl=3600)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def fail(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "AS expires_at" in statement:
+            raise RuntimeError("it is asked for at a bad time")
+
+    with pytest.raises(sl.LockTimeout, match="had no room within 0.1 s$") as gone:
+        locks.acquire({sem: 1}, timeout=0.1)
+    assert gone.value.holders == ()
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    locks.release(grant)
+
+
+def test_a_block_decorates(engine_to: MakeEngine) -> None:
+    engine = engine_to("sqlite")
+    lease, sem = unused("lease"), made(engine, 2)
+    locks = sl.Locks(engine)
+
+    @locks.lease(lease, timeout=PATIENCE)
+    def alone(number: int, *, plus: int = 0) -> int:
+        """It tells."""
+        assert held(engine, lease) == 1
+        return number + plus
+
+    @locks.semaphore(sem, count=2)
+    def together() -> int:
+        return held(engine, sem)
+
+    assert (alone.__name__, alone.__doc__) == ("alone", "It tells.")
+    assert [alone(1), alone(2, plus=3)] == [1, 5]
+    assert together() == 2
+    assert [future.result(PATIENCE) for future in [later(alone, number) for number in range(3)]] == [0, 1, 2]
+    assert (held(engine, lease), held(engine, sem)) == (0, 0)
+
+    async def coroutine() -> None: ...
+
+    with pytest.raises(TypeError, match=r"lease\(\) of Locks decorates plain functions"):
+        locks.lease(lease)(coroutine)
+    with pytest.raises(TypeError, match="stands for one request"):
+        locks.semaphore(sem, external_id="one")(together)
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("place", ["postgresql15/asyncpg", "mysql/aiomysql", "sqlite/aiosqlite"])
+def test_async(place: str, servers: Any) -> None:
+    name, driver = ASYNC[place]
+
+    async def main() -> None:
+        with connected(installed(servers, name)) as plain:
+            async with async_connected(installed(servers, name, driver)) as engine:
+                locks, lease, sem = sl.AsyncLocks(engine), unused("lease"), made(plain, 1)
+                told = hear(locks)
+
+                @locks.lease(lease, timeout=PATIENCE)
+                async def alone(number: int) -> int:
+                    assert held(plain, lease) == 1
+                    return number
+
+                assert await asyncio.gather(*[alone(number) for number in range(3)]) == [0, 1, 2]
+                assert held(plain, lease) == 0
+                assert [one.event for one in told].count("released") == 3
+                with pytest.raises(TypeError, match=r"semaphore\(\) of AsyncLocks decorates async functions"):
+                    locks.semaphore(sem)(lambda: None)  # type: ignore[arg-type, return-value]
+                grant = await locks.acquire({sem: 1}, owner="web-1", ttl=3600)
+                with pytest.raises(sl.LockTimeout, match="held by web-1") as gone:
+                    await locks.acquire({sem: 1}, timeout=0.2)
+                assert len(gone.value.holders) == 1
+                await locks.release(grant)
+                assert shown(told)[-1] == ("released", "semaphore", (sem,))
+                with pytest.raises(sl.LockLost):
+                    async with locks.lease(lease, ttl=3600) as mine:
+                        with plain.begin() as connection:
+                            expire(connection, mine)
+                        with pytest.raises(sl.LockLost):
+                            await mine.check()
+                assert [one.event for one in told][-2:] == ["lost", "released"]
+                job = unused("job")
+                async with locks.semaphore(sem, external_id=job):
+                    with pytest.raises(sl.ReentryError, match="another block"):
+                        await locks.semaphore(sem, external_id=job).__aenter__()
+
+    asyncio.run(main())

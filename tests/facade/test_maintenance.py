@@ -1,0 +1,165 @@
+"""``maintain``: what is due is done, by one of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.facade import maintenance
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import all_of, async_connected, connected, until
+from tests.fixtures.semaphores import ENGINES, despite_deadlocks, expire, held, made, place
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, servers: Servers) -> Any:
+    """A database of its own: what is due is due once in a database."""
+    driver = PLAIN[request.param]
+    url = servers.fresh(request.param, driver)
+    install(url)
+    with connected(url) as engine:
+        yield engine
+
+
+def due_again(engine: Engine) -> None:
+    despite_deadlocks(engine, f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - 1000000")
+
+
+def test_everything_once_by_one_of_a_fleet(engine: Engine) -> None:
+    sem = made(engine, 3)
+    locks = sl.Locks(engine)
+    old, gone = locks.acquire({sem: 1}, ttl=3600), locks.acquire({sem: 1})
+    with engine.begin() as connection:
+        expire(connection, old)
+    reports = all_of(*[sl.Locks(engine).maintain for _ in range(4)])
+    assert sorted(task for report in reports for task in report.done) == sorted(task.name for task in maintenance.TASKS)
+    assert sum(report.done.get("orphans", 0) for report in reports) == 1
+    assert held(engine, sem) == 1
+    assert locks.maintain().done == {}
+
+    with engine.begin() as connection:
+        table = place(engine, "permit_request")
+        connection.execute(text(f"UPDATE {table} SET updated_at = :then"), {"then": "2020-01-01 00:00:00.000000"})
+    due_again(engine)
+    assert locks.maintain(alive=lambda owners: owners).done == {
+        "tasks": 0,
+        "orphans": 0,
+        "requests": 1,
+        "leases": 0,
+        "history": 0,
+        "keys": 0,
+    }
+    assert locks.release(old) is sl.Released.UNKNOWN
+    due_again(engine)
+    report = locks.maintain(alive=lambda owners: [])
+    assert (report.done["orphans"], bool(report)) == (1, True)
+    assert locks.release(gone) is sl.Released.ALREADY_RELEASED
+
+
+def test_one_that_fails_does_not_keep_the_others(engine: Engine) -> None:
+    def down(owners: list[str]) -> list[str]:
+        raise RuntimeError("nobody knows who is alive")
+
+    locks = sl.Locks(engine)
+    locks.acquire({made(engine, 1): 1})
+    with pytest.raises(RuntimeError, match="nobody knows"):
+        locks.maintain(alive=down)
+    assert locks.maintain().done == {}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("nobody knows who is alive"), KeyboardInterrupt()])
+def test_a_turn_that_was_not_used_is_due_again_soon(
+    engine: Engine, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once: a fleet would ask what is down again and again. And not after the whole of its period."""
+
+    def down(owners: list[str]) -> list[str]:
+        raise error
+
+    monkeypatch.setattr(maintenance, "AGAIN", 240)  # of the 300 seconds of its period
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    locks.acquire({sem: 1}, owner="dead")
+    with pytest.raises(type(error)):
+        locks.maintain(alive=down)
+    assert "orphans" not in locks.maintain(alive=lambda owners: []).done
+    later_by(engine, 241)
+    assert locks.maintain(alive=lambda owners: []).done["orphans"] == 1
+    assert held(engine, sem) == 0
+
+
+def test_a_turn_that_is_anothers_by_now_stays_theirs(engine: Engine) -> None:
+    """Whose task takes longer than its period, and fails then."""
+
+    def late(owners: list[str]) -> list[str]:
+        due_again(engine)
+        others.append(sl.Locks(engine).maintain().done["orphans"])
+        raise RuntimeError("too late")
+
+    others: list[int] = []
+    locks = sl.Locks(engine)
+    locks.acquire({made(engine, 1): 1}, owner="dead")
+    with pytest.raises(RuntimeError, match="too late"):
+        locks.maintain(alive=late)
+    assert others == [0]
+    later_by(engine, maintenance.AGAIN + 1)
+    assert "orphans" not in locks.maintain().done
+
+
+def later_by(engine: Engine, seconds: int) -> None:
+    """Have it be so many seconds later, for what is due: what was done has been done so much longer ago."""
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - :by"), {"by": seconds})
+
+
+def test_in_the_background(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    locks.acquire({sem: 1}, owner="dead")
+    calls = 0
+
+    def alive(owners: list[str]) -> list[str]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("nobody knows who is alive")
+        return []
+
+    def told(beginning: str) -> bool:
+        return any(record.getMessage().startswith(beginning) for record in caplog.records)
+
+    with caplog.at_level(logging.INFO, "sqlalchemy_locks"), locks.maintenance(alive=alive, every=0.01):
+        until(lambda: told("a round of maintenance failed"))  # the turn has been given back
+        due_again(engine)
+        until(lambda: held(engine, sem) == 0)
+    # others' requests may be swept with it
+    assert told("maintenance: orphans ")
+
+
+def test_awaited(servers: Servers, engine_to: MakeEngine) -> None:
+    plain = engine_to("postgresql15")
+    sem = made(plain, 1)
+    with plain.begin() as connection:
+        expire(connection, sl.Locks(plain).acquire({sem: 1}, ttl=3600))
+    due_again(plain)
+
+    async def main() -> None:
+        url = plain.url.set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
+        async with async_connected(url) as engine:
+            locks = sl.AsyncLocks(engine)
+
+            async def alive(owners: list[str]) -> list[str]:
+                return owners
+
+            async with locks.maintenance(alive=alive, every=0.01):
+                while held(plain, sem):
+                    await asyncio.sleep(0.005)
+            assert "orphans" not in (await locks.maintain()).done
+
+    asyncio.run(main())

@@ -1,0 +1,147 @@
+"""The page behind each of its doors, on databases of its own, and a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.integrations import dashboard
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.parties import connected, unused
+from tests.integrations.dashboard.chromium import Chromium, chromium
+
+ENGINES = ("sqlite", "postgresql15", "mysql", "mariadb")
+#: the engine's driver for each door
+ASYNC = {"sqlite": "aiosqlite", "postgresql15": "asyncpg", "mysql": "aiomysql", "mariadb": "mariadb+aiomysql"}
+DOORS = ("wsgi", "asgi", "thread")
+ORIGIN = "http://app.example.org"
+
+
+class Door:
+    """A visitor of a page, through one door: cookies are kept, redirections not followed."""
+
+    def __init__(self, door: str, url: str, async_url: str, prefix: str = "/", **options: Any) -> None:
+        self.locks = sl.Locks(create_engine(url))
+        self._prefix = prefix
+        self._loop = asyncio.new_event_loop()
+        self._engine: Any = None
+        app: Any
+        if door == "wsgi":
+            app = dashboard.wsgi(self.locks, **options)
+        elif door == "thread":
+            app = dashboard.asgi(self.locks, **options)
+        else:
+            self._engine = create_async_engine(async_url)
+            app = dashboard.asgi(sl.AsyncLocks(self._engine), **options)
+        self._client: Any
+        if door == "wsgi":
+            self._client = httpx.Client(transport=httpx.WSGITransport(app=app), base_url=ORIGIN)
+        else:
+            self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=ORIGIN)
+
+    def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
+        answer = self._client.request(method, path, **given)
+        return answer if isinstance(answer, httpx.Response) else self._loop.run_until_complete(answer)
+
+    def get(self, path: str = "/", **given: Any) -> httpx.Response:
+        return self.ask("GET", path, **given)
+
+    def text(self, path: str = "/") -> str:
+        answer = self.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    def token(self) -> str:
+        """What the forms of the page carry; the visitor's cookie is kept as well."""
+        found = re.search(r'name="token" value="([^"]*)"', self.text("/live"))
+        assert found is not None
+        return found[1]
+
+    def post(self, action: str, *, headers: Any = None, **fields: str) -> httpx.Response:
+        """As a browser sends a form of the page."""
+        return self.ask("POST", f"/{action}", data=fields, headers={"Origin": ORIGIN} if headers is None else headers)
+
+    def forget(self) -> None:
+        """The visitor's cookies."""
+        self._client.cookies.clear()
+
+    def close(self) -> None:
+        if isinstance(self._client, httpx.AsyncClient):
+            self._loop.run_until_complete(self._client.aclose())
+        else:
+            self._client.close()
+        if self._engine is not None:
+            self._loop.run_until_complete(self._engine.dispose())
+        self.locks._engine.dispose()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+MakeDoor = Callable[..., Door]
+
+
+@pytest.fixture(scope="session")
+def databases(servers: Servers) -> Callable[[str], tuple[str, str]]:
+    """The URLs, synchronous and not, of a database with the locks that is this folder's own: one for each engine."""
+    made: dict[str, tuple[str, str]] = {}
+
+    def make(engine: str) -> tuple[str, str]:
+        if engine not in made:
+            name = servers.database(engine)
+            install(servers.url(engine, PLAIN[engine], name))
+            made[engine] = servers.url(engine, PLAIN[engine], name), servers.url(engine, ASYNC[engine], name)
+        return made[engine]
+
+    return make
+
+
+@pytest.fixture
+def door_to(databases: Callable[[str], tuple[str, str]]) -> Iterator[MakeDoor]:
+    """``door_to("sqlite", "asgi", authorize=...)``."""
+    with ExitStack() as opened:
+
+        def make(engine: str = "sqlite", door: str = "wsgi", **options: Any) -> Door:
+            made = Door(door, *databases(engine), **options)
+            opened.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture(params=DOORS)
+def door(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def semaphore(databases: Callable[[str], tuple[str, str]]) -> Iterator[Callable[..., str]]:
+    """Make a semaphore that no other test has, and hold some of it: its name, which is its holder's id as well."""
+    locks_of: dict[str, sl.Locks] = {}
+
+    def make(engine: str = "sqlite", capacity: int = 3, held: int = 1, name: str | None = None, **given: Any) -> str:
+        name = name or unused("semaphore")
+        if engine not in locks_of:
+            locks_of[engine] = sl.Locks(opened.enter_context(connected(databases(engine)[0])))
+        locks = locks_of[engine]
+        locks.run(sl.semaphore.create(name, capacity))
+        if held:
+            assert locks.acquire({name: held}, **{"external_id": name, "owner": "somebody", "ttl": 3600, **given})
+        return name
+
+    with ExitStack() as opened:
+        yield make
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Chromium]:
+    with chromium() as started:
+        yield started

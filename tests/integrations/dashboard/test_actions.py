@@ -1,0 +1,318 @@
+"""Release, requeue, resize: by whom they are done, in whose name they can't be, and what is recorded."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from sqlalchemy import NullPool, create_engine, update
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.integrations import dashboard
+from sqlalchemy_locks.integrations.dashboard import auth as guards
+from sqlalchemy_locks.sql.clock import Ago
+from tests.fixtures.parties import unused
+from tests.integrations.dashboard.conftest import ENGINES, ORIGIN, Door, MakeDoor
+
+Make = Callable[..., str]
+QUEUE = sl.Queue()
+
+
+def alice(request: dashboard.Request) -> str:
+    return "alice"
+
+
+@pytest.fixture
+def page(door_to: MakeDoor, door: str) -> Door:
+    """On which alice may do things."""
+    return door_to(door=door, authorize=alice, secret="secret")
+
+
+@pytest.fixture
+def audit(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    with caplog.at_level(logging.INFO, logger="sqlalchemy_locks"):
+        yield lambda: [record.getMessage() for record in caplog.records if record.name == "sqlalchemy_locks"]
+
+
+def state(page: Door, external_id: str) -> str:
+    return str(page.locks.release(external_id))
+
+
+def said(page: Door, answer: Any) -> str:
+    """What is told on the page that one is sent to."""
+    assert answer.status_code == 303, answer.text
+    where = answer.headers["location"]
+    assert where.startswith("./?")
+    return page.text(f"/{where[2:]}")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("door", ["wsgi", "asgi"])
+def test_release(engine: str, door: str, door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+    name = semaphore(engine)
+    page = door_to(engine, door, authorize=alice, secret="secret")
+    token = page.token()
+    assert f"Released &#39;{name}&#39;" in said(page, page.post("release", token=token, external_id=name))
+    assert f"page: release by 'alice': Released '{name}'" in audit()
+    assert f"&#39;{name}&#39; was released before" in said(page, page.post("release", token=token, external_id=name))
+    assert state(page, name) == "ALREADY_RELEASED"
+    assert "There is no request" in said(page, page.post("release", token=token, external_id=unused()))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_released_is_what_was_seen(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
+    """And not the request of whoever has reclaimed its id since."""
+    name = semaphore(engine)
+    page = door_to(engine, "wsgi", authorize=alice, secret="secret")
+    (seen,) = re.findall(r'name="request" value="(\w+)"', page.text(f"/?of={name}"))
+    token = page.token()
+    for nonce, told in (("0" * 32, "There is no request"), (seen, "Released")):
+        assert told in said(page, page.post("release", token=token, external_id=name, request=nonce))
+    assert page.post("release", token=token, external_id=name, request="1-x").status_code == 400
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_resize(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
+    name = semaphore(engine)
+    page = door_to(engine, "asgi", authorize=alice, secret="secret")
+    told = said(page, page.post("resize", token=page.token(), name=name, capacity="12", of=name))
+    assert f"&#39;{name}&#39; has a capacity of 12 now; it was 3" in told
+    assert "All semaphores" in told
+    change: Any = page.locks.run(sl.semaphore.history(name))[0]
+    assert (change.old_capacity, change.new_capacity, change.changed_by) == (3, 12, "alice")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_requeue(engine: str, door_to: MakeDoor) -> None:
+    page = door_to(engine, "wsgi", authorize=alice, secret="secret")
+    name, job = unused("queue"), build_context(page.locks._engine.dialect, {}).tables.job
+    with page.locks._engine.begin() as connection:
+        connection.execute(QUEUE.put(1, 2, 3, queue=name))
+        jobs = list(connection.execute(QUEUE.capture(3, queue=name, host="h")))
+        connection.execute(QUEUE.fail(jobs[:2], error="no", retry=False))
+        old = job.c.internal_id == jobs[2].internal_id
+        connection.execute(update(job).where(old).values(heartbeat_at=Ago(1000)))
+    token = page.token()
+    assert "Gave back 2 dead jobs" in said(page, page.post("requeue", token=token, queue=name, what="dead"))
+    assert "Gave back 1 stalled job of" in said(page, page.post("requeue", token=token, queue=name, what="stalled"))
+    rows: list[Any] = page.locks.run(QUEUE.stats())
+    (row,) = (row for row in rows if row.queue_id == name)
+    assert (int(row.waiting) + int(row.scheduled), int(row.running), int(row.dead)) == (3, 0, 0)
+    assert page.post("requeue", token=token, queue=name, what="all").status_code == 400
+
+
+def test_without_a_token(page: Door, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+    name = semaphore()
+    token = page.token()
+    for wrong in ("", "x", token[:-1], token[::-1], "ü"):
+        answer = page.post("release", token=wrong, external_id=name)
+        assert answer.status_code == 403
+        assert "Nothing was done" in answer.text
+    assert page.post("release", external_id=name).status_code == 403
+    page.forget()
+    assert page.post("release", token=token, external_id=name).status_code == 403
+    assert "release by 'alice' refused: its cookie is missing" in "".join(audit())
+    assert state(page, name) == "RELEASED"  # only now
+
+
+def test_a_token_of_another_visitor(page: Door, door_to: MakeDoor, door: str, semaphore: Make) -> None:
+    name = semaphore()
+    other = door_to(door=door, authorize=alice, secret="secret")
+    theirs = other.token()
+    page.token()
+    assert page.post("release", token=theirs, external_id=name).status_code == 403
+    # another process that has the same secret takes what the first one gave
+    cookie = f"{guards.COOKIE}={other._client.cookies[guards.COOKIE]}"
+    again = door_to(door=door, authorize=alice, secret="secret")
+    headers = {"Origin": ORIGIN, "Cookie": cookie}
+    assert again.post("release", headers=headers, token=theirs, external_id=name).status_code == 303
+    # and one that has another doesn't
+    stranger = door_to(door=door, authorize=alice, secret="other")
+    assert stranger.post("release", headers=headers, token=theirs, external_id=name).status_code == 403
+    # nor for somebody else
+    bob = door_to(door=door, authorize=lambda request: "bob", secret="secret")
+    assert bob.post("release", headers=headers, token=theirs, external_id=name).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Origin": "null"},
+        {"Origin": "http://evil.example.org"},
+        {"Origin": "http://app.example.org.evil.org"},
+        {"Origin": "http://app.example.org:8000"},
+        {"Origin": "http://["},
+        {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"},
+        {"Origin": ORIGIN, "Sec-Fetch-Site": "same-site"},
+        {"Origin": ORIGIN, "Sec-Fetch-Site": "none"},
+    ],
+)
+def test_from_elsewhere(headers: dict[str, str], page: Door, semaphore: Make) -> None:
+    name = semaphore()
+    answer = page.post("release", headers=headers, token=page.token(), external_id=name)
+    assert answer.status_code == 403
+    assert "from the page itself" in answer.text.replace("&#39;", "'")
+    assert state(page, name) == "RELEASED"
+
+
+def test_a_browser_behind_a_proxy(page: Door, semaphore: Make) -> None:
+    """Which has changed the host: the browser's own verdict counts."""
+    name = semaphore()
+    headers = {"Origin": "https://public.example.org", "Sec-Fetch-Site": "same-origin"}
+    assert page.post("release", headers=headers, token=page.token(), external_id=name).status_code == 303
+
+
+def test_another_kind_of_form(page: Door, semaphore: Make) -> None:
+    name = semaphore()
+    token = page.token()
+    body = f"token={token}&external_id={name}"
+    for kind in ("text/plain", "application/json", "multipart/form-data; boundary=x"):
+        headers = {"Origin": ORIGIN, "Content-Type": kind}
+        assert page.ask("POST", "/release", content=body, headers=headers).status_code == 403
+    assert page.get(f"/release?{body}").status_code == 405
+    assert state(page, name) == "RELEASED"
+
+
+def test_the_cookie(page: Door, door: str, door_to: MakeDoor) -> None:
+    cookie = page.get().headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert "Secure" not in cookie
+    # kept, and given once
+    assert "set-cookie" not in page.get().headers
+    assert "set-cookie" not in door_to(door=door, authorize=lambda request: False, secret="s").get().headers
+
+
+def test_who_may_not(door: str, door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+    name = semaphore()
+    for answer in (False, None, "", "  "):
+        page = door_to(door=door, authorize=lambda request, answer=answer: answer, secret="s")
+        text = page.text()
+        assert name in text
+        assert "<form" not in text
+        assert "read-only" in text
+        assert page.post("release", external_id=name).status_code == 403
+    assert "release by None refused: not authorized" in "".join(audit())
+
+
+@pytest.mark.parametrize("answer", [1, b"x", object(), ["alice"]])
+def test_answers_that_are_none(answer: object, door_to: MakeDoor) -> None:
+    page = door_to(authorize=lambda request: answer, secret="s")
+    with pytest.raises(TypeError, match=r"authorize\(\) gives True, False, or a name"):
+        page.get()
+
+
+def test_a_name_that_is_too_long(door_to: MakeDoor, semaphore: Make) -> None:
+    name = semaphore()
+    page = door_to(authorize=lambda request: "é" * 300 + "\0", secret="s")
+    said(page, page.post("resize", token=page.token(), name=name, capacity="4"))
+    change: Any = page.locks.run(sl.semaphore.history(name))[0]
+    assert change.changed_by == "é" * 255
+
+
+def test_somebody_without_a_name(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+    name = semaphore()
+    page = door_to(authorize=lambda request: True, secret=b"bytes")
+    said(page, page.post("release", token=page.token(), external_id=name))
+    assert "somebody whom authorize() gave no name" in "".join(audit())
+
+
+async def later_yes(request: dashboard.Request) -> str:
+    return "alice"
+
+
+async def later_no(request: dashboard.Request) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("door", ["asgi", "thread"])
+def test_coroutine_functions(door: str, door_to: MakeDoor, semaphore: Make) -> None:
+    name = semaphore()
+    page = door_to(door=door, authorize=later_yes, secret="s")
+    assert page.post("release", token=page.token(), external_id=name).status_code == 303
+    assert door_to(door=door, view=later_no).get().status_code == 403
+
+
+def test_a_coroutine_is_no_yes(door_to: MakeDoor) -> None:
+    """Nobody awaits it here, and an object is true."""
+    for options in ({"view": later_no}, {"authorize": later_no, "secret": "s"}):
+        with pytest.raises(TypeError, match="only the ASGI door awaits"):
+            door_to(**options).get()
+
+
+def test_view(door: str, door_to: MakeDoor, semaphore: Make) -> None:
+    name = semaphore()
+
+    def view(request: dashboard.Request) -> bool:
+        assert (request.environ is None) == (door != "wsgi")
+        assert (request.scope is None) == (door == "wsgi")
+        return request.headers.get("x-staff") == "yes" and request.cookies.get("session") == "s3"
+
+    page = door_to(door=door, view=view, authorize=alice, secret="s")
+    for path in ("/", "/live", "/page.css", "/nothing"):
+        answer = page.get(path)
+        assert answer.status_code == 403
+        assert name not in answer.text
+    assert page.post("release", external_id=name).status_code == 403
+    staff = {"X-Staff": "yes", "Cookie": "other=1; session=s3"}
+    assert page.get(headers=staff).status_code == 200
+    assert page.get(headers={**staff, "Cookie": "="}).status_code == 403
+
+
+@pytest.mark.parametrize("capacity", ["", "-1", "1.5", "ten", "٣", "99999999999", "2147483648", "1e3"])
+def test_what_is_refused(capacity: str, page: Door, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+    name = semaphore()
+    answer = page.post("resize", token=page.token(), name=name, capacity=capacity)
+    assert answer.status_code == 400
+    assert "a capacity is" in answer.text
+    assert "resize by 'alice' refused" in "".join(audit())
+
+
+def test_what_is_not_there(page: Door) -> None:
+    token = page.token()
+    assert "there is no semaphore" in page.post("resize", token=token, name="none", capacity="1").text
+    for form in ({}, {"external_id": ""}, {"external_id": "x" * 256}, {"external_id": "a\0b"}):
+        assert page.post("release", token=token, **form).status_code == 400
+
+
+def test_messages_are_ours(page: Door, semaphore: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told after an action can't be written by others, nor be told for ever."""
+    name = semaphore()
+    where = page.post("release", token=page.token(), external_id=name).headers["location"]
+    (sealed,) = parse_qs(urlsplit(where).query)["said"]
+    assert f"Released &#39;{name}&#39;" in page.text(f"/?said={sealed}")
+    for forged in ("hello", sealed[:-1], f"x{sealed}", "", ".", "ü.ü"):
+        assert 'class="told"' not in page.text(f"/?said={forged}")
+    monkeypatch.setattr(guards, "_SHOWN", -1)
+    assert 'class="told"' not in page.text(f"/?said={sealed}")
+
+
+def test_the_log_is_one_line(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+    page = door_to(authorize=lambda request: "eve\npage: forged", secret="s")
+    page.post("release", token=page.token(), external_id="a\nb")
+    page.post("release", external_id="c\nd")
+    assert audit()
+    assert not any("\n" in line for line in audit())
+
+
+def test_a_lost_database(door_to: MakeDoor, tmp_path: Any, audit: Callable[[], list[str]]) -> None:
+    """A visitor is told, and no 500 is to be seen; the log has it in a line."""
+    page = door_to(authorize=alice, secret="s")
+    token = page.token()
+    page.locks._engine.dispose()
+    page.locks._engine = create_engine(f"sqlite:///{tmp_path}/no/such/folder.db", poolclass=NullPool)
+    answer = page.post("release", token=token, external_id="x")
+    assert answer.status_code == 503
+    assert "not known whether it was done: OperationalError: " in answer.text
+    assert audit()
+    assert not any("\n" in line for line in audit())
+    for path in ("/", "/live"):
+        answer = page.get(path)
+        assert answer.status_code == 503
+        assert "unable to open database file" in answer.text

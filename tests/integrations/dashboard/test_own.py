@@ -1,0 +1,125 @@
+"""What an app has in tables of its own is shown with the rest, and its jobs are given back from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime
+
+import pytest
+from sqlalchemy import Engine, String, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.integrations import dashboard
+from sqlalchemy_locks.integrations.dashboard import queries
+from sqlalchemy_locks.sql.clock import Ago, Instant
+from tests.fixtures.parties import connected
+from tests.integrations.dashboard.conftest import ENGINES, Door, MakeDoor
+from tests.integrations.dashboard.test_actions import alice, said
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Mail(sl.JobColumns, Base):
+    __tablename__ = "own_mail"
+
+
+class Import(Base):
+    __tablename__ = "own_import"
+    name: Mapped[str] = mapped_column(String(50), primary_key=True)
+    locked: Mapped[bool] = mapped_column(default=False)
+    by: Mapped[str | None] = mapped_column(String(50))
+    since: Mapped[datetime | None] = mapped_column(Instant())
+
+
+class Report(Base):
+    __tablename__ = "own_report"
+    name: Mapped[str] = mapped_column(String(50), primary_key=True)
+    last: Mapped[int] = mapped_column(default=0)
+
+
+class Nowhere(sl.JobColumns, Base):
+    __tablename__ = "own_nowhere"
+
+
+MAIL = sl.Queue(Mail)
+IMPORTS = sl.Mutex(Import, id=Import.name, acquired=Import.locked, owner=Import.by, acquired_at=Import.since)
+REPORTS = sl.Timeout(Report, id=Report.name, ts=Report.last, every=3600)
+OWN = {"post": MAIL, "imports": IMPORTS, "reports": REPORTS}
+
+
+@pytest.fixture
+def own(databases: Callable[[str], tuple[str, str]]) -> Iterator[Callable[[str], Engine]]:
+    """The tables, with something in each: in the shipped queue there is one of the same name."""
+    tables = [Mail.__table__, Import.__table__, Report.__table__]
+
+    def make(name: str) -> Engine:
+        engine = opened.enter_context(connected(databases(name)[0]))
+        opened.callback(Base.metadata.drop_all, engine, tables)
+        Base.metadata.create_all(engine, tables)
+        locks = sl.Locks(engine)
+        locks.run(MAIL.put("to die", queue="letters", max_attempts=1, priority=-1))
+        locks.run(MAIL.put("to stall", "to wait", queue="letters"))
+        dead, _ = locks.run(MAIL.capture(2, queue="letters", host="web-1"))
+        locks.run(MAIL.fail(dead, error="it was"))
+        with engine.begin() as connection:
+            connection.execute(update(Mail).where(Mail.heartbeat_at.is_not(None)).values(heartbeat_at=Ago(3600)))
+        locks.run(IMPORTS.create("nightly"))
+        assert locks.run(IMPORTS.acquire("nightly", owner="worker-3"))
+        locks.run(REPORTS.create("weekly"))
+        assert locks.run(REPORTS.acquire("weekly"))
+        return engine
+
+    with ExitStack() as opened:
+        yield make
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_they_are_shown_with_the_shipped_ones(engine: str, own: Callable[[str], Engine]) -> None:
+    locks = sl.Locks(own(engine))
+    look = queries.look(locks, own=OWN)
+    (mail,) = [row for row in look.queues.rows if row["own"]]
+    assert [mail[name] for name in ("own", "queue_id", "done")] == ["post", "letters", None]
+    assert [int(mail[name]) for name in ("waiting", "running", "stalled", "dead")] == [1, 1, 1, 1]
+    (mutex,) = [row for row in look.mutexes.rows if row["own"]]
+    assert [mutex[name] for name in ("own", "id", "owner")] == ["imports", "nightly", "worker-3"]
+    assert mutex["age"] >= 0
+    (timeout,) = [row for row in look.timeouts.rows if row["own"]]
+    assert [timeout[name] for name in ("own", "id", "every", "free_in")] == ["reports", "weekly", None, None]
+    assert [row for row in queries.look(locks).queues.rows if row["own"]] == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_their_jobs_are_given_back(engine: str, own: Callable[[str], Engine], door_to: MakeDoor) -> None:
+    own(engine)
+    page: Door = door_to(engine, "asgi", authorize=alice, secret="secret", own=OWN)
+    token = page.token()
+    for what in ("dead", "stalled"):
+        answer = page.post("requeue", token=token, queue="letters", what=what, own="post")
+        assert f"Gave back 1 {what} job of &#39;letters&#39;" in said(page, answer)
+    (stats,) = page.locks.run(MAIL.stats())
+    assert (stats.waiting, stats.running, stats.dead) == (3, 0, 0)
+    for name in ("imports", "another"):
+        refused = page.post("requeue", token=token, queue="letters", what="dead", own=name)
+        assert refused.status_code == 400
+        assert f"is called &#39;{name}&#39;" in refused.text
+
+
+def test_one_that_is_not_there_keeps_no_other_from_being_shown(
+    own: Callable[[str], Engine], door_to: MakeDoor, door: str
+) -> None:
+    own("sqlite")
+    text = door_to(door=door, own={**OWN, "n<o>where": sl.Queue(Nowhere)}).text()
+    assert "n&lt;o&gt;where" in text
+    assert "own_nowhere" in text
+    for shown in ("post", "letters", "imports", "nightly", "reports", "weekly"):
+        assert f">{shown}<" in text
+
+
+@pytest.mark.parametrize("own", [{"": MAIL}, {"a": Mail}, {"a": sl.StateTransition()}])
+def test_what_can_not_be_shown_is_refused(own: object) -> None:
+    with pytest.raises(TypeError, match="own= has a Queue, Mutex or Timeout by each name"):
+        dashboard.wsgi(lambda: sl.Locks, own=own)  # type: ignore[arg-type, return-value]

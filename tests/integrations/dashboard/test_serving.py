@@ -1,0 +1,105 @@
+"""``sqlalchemy-locks page``: on this machine, for who is on it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import create_engine
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.integrations.dashboard.serving import served
+from tests.cli.terminal import terminal
+from tests.fixtures.parties import PATIENCE, connected
+
+Databases = Callable[[str], tuple[str, str]]
+#: Has Python find no Jinja.
+BARE = """\
+import importlib.util as util
+found = util.find_spec
+util.find_spec = lambda name, package=None: None if name == "jinja2" else found(name, package)
+"""
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql15"])
+def test_for_programs(engine: str, databases: Databases, semaphore: Callable[..., str]) -> None:
+    name, url = semaphore(engine), databases(engine)[0]
+    command = [sys.executable, "-m", "sqlalchemy_locks", "page", "--url", url, "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        assert "***" in told["database"] or engine == "sqlite"
+        answer = httpx.get(told["address"], timeout=PATIENCE)
+        assert answer.status_code == 200
+        assert name in answer.text
+        assert "read-only" in answer.text
+        assert httpx.post(f"{told['address']}release", data={"external_id": name}, timeout=PATIENCE).status_code == 404
+        process.send_signal(signal.SIGINT)
+        said, complained = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, said, complained) == (0, "", "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_for_people(databases: Databases) -> None:
+    with terminal("page", "--port", "0", "--url", databases("sqlite")[0], columns=200) as page:
+        page.until("Ctrl-C ends it")
+        assert "is shown at http://127.0.0.1:" in page.text
+        page.type("\x03")
+        assert page.ended() == 0
+    assert "Traceback" not in page.text
+
+
+def failed(*arguments: str, folder: Path, customize: str = "") -> str:
+    (folder / "sitecustomize.py").write_text(customize)
+    command = [sys.executable, "-m", "sqlalchemy_locks", "page", *arguments]
+    environment = {"PYTHONPATH": str(folder), "PATH": "/usr/bin", "PYTHONUTF8": "1", "COLUMNS": "300"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_what_keeps_it_from_being_served(databases: Databases, tmp_path: Path) -> None:
+    url, async_url = databases("sqlite")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "--port 0 chooses another" in failed("--url", url, "--port", port, folder=tmp_path)
+    assert "is not: name another" in failed("--url", async_url, folder=tmp_path)
+    assert "sqlalchemy-locks[cli,dashboard]" in failed("--url", url, folder=tmp_path, customize=BARE)
+
+
+def test_no_other_name_leads_to_it(databases: Databases) -> None:
+    """A site may give this address a name of its own, whose pages could then read it."""
+    with connected(databases("sqlite")[0]) as engine, served(sl.Locks(engine)) as address:
+        port = address.rstrip("/").rpartition(":")[2]
+        assert httpx.get(address, timeout=PATIENCE).status_code == 200
+        assert httpx.get(f"http://localhost:{port}/", timeout=PATIENCE).status_code in (200,)
+        for host in ("evil.example.org", f"evil.example.org:{port}", f"127.0.0.1.evil.org:{port}", ""):
+            assert httpx.get(address, headers={"Host": host}, timeout=PATIENCE).status_code == 403
+
+
+def test_whoever_says_nothing_keeps_nobody_waiting(databases: Databases) -> None:
+    """Browsers open connections beforehand."""
+    with connected(databases("sqlite")[0]) as engine, served(sl.Locks(engine)) as address:
+        port = int(address.rstrip("/").rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            assert httpx.get(address, timeout=PATIENCE).status_code == 200
+
+
+def test_it_ends(databases: Databases) -> None:
+    engine = create_engine(databases("sqlite")[0])
+    with served(sl.Locks(engine)) as address:
+        pass
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(address, timeout=PATIENCE)
+    engine.dispose()

@@ -1,0 +1,288 @@
+"""Hostile names are inert, long ones short, many few; and what can't be read says so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from sqlalchemy import NullPool, create_engine, insert, select, text
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.integrations.dashboard import filters, queries
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.parties import connected, unused
+from tests.integrations.dashboard.conftest import ENGINES, Door, MakeDoor
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' OR 1=1; DROP TABLE lock_job --",
+    "{{ 7 * 7 }}{% raw %}",
+    "</title><style>*{display:none}</style>",
+    "javascript:alert(1)",
+    "%(name)s %s :name ?",
+    "a\nb\tc",
+    "gnp.\u202eexe",
+    "héllo wörld 🔒👩‍👩‍👧",
+    "&amp;&lt;",
+    "x" * 255,
+    "🔒" * 255,
+]
+
+
+class Tags(HTMLParser):
+    """What a browser would make of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: set[str] = set()
+        self.values: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.values += [value for _, value in attrs if value]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def parsed(page: str) -> Tags:
+    tags = Tags()
+    tags.feed(page)
+    return tags
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_hostile_names(engine: str, servers: Servers) -> None:
+    url = servers.fresh(engine, PLAIN[engine])
+    install(url)
+    page = Door("wsgi", url, "", authorize=lambda request: HOSTILE[0], secret="s", title=HOSTILE[0])
+    try:
+        plain = parsed(page.text())
+        for name in HOSTILE:
+            page.locks.run(sl.semaphore.create(name, 2, by=name))
+            assert page.locks.acquire({name: 1}, external_id=name, owner=name)
+            assert page.locks.mutex.acquire(name, queue=name, owner=name)
+            assert page.locks.once_per(name, every=60, queue=name)
+            with page.locks._engine.begin() as connection:
+                connection.execute(sl.Queue().put(1, queue=name))
+        tags = parsed(page.text())
+        # not a tag, nor an attribute, that wouldn't be there for names that are tame
+        assert tags.names - plain.names <= {"form", "input", "button", "details", "summary", "label", "rect", "td"} | {
+            "table",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "caption",
+            "bdi",
+            "h3",
+            "a",
+            "li",
+            "strong",
+            "span",
+            "svg",
+        }
+        assert {"onerror", "style"}.isdisjoint(tags.attributes)
+        assert "img" not in tags.names
+        assert tags.names.isdisjoint({"style"})
+        told = " ".join(tags.words)
+        assert HOSTILE[0] in told
+        assert "{{ 7 * 7 }}" in told
+        assert "gnp.\\u202eexe" in told
+        assert "a\\nb\\tc" in told
+        assert "x" * 47 + "…" in told
+        assert "x" * 60 not in told
+        assert "x" * 255 in tags.values
+        # and forms give names back as they are, whatever is seen of them
+        assert page.post("release", token=page.token(), external_id=HOSTILE[1]).status_code == 303
+        for name in HOSTILE if engine == "sqlite" else HOSTILE[:2]:
+            alone = parsed(page.ask("GET", "/", params={"of": name}).text)
+            assert name in alone.values, name
+            answer = page.post("resize", token=page.token(), name=name, capacity="5", of=name)
+            assert answer.status_code == 303, answer.text
+            followed = parsed(page.text(f"/{answer.headers['location'][2:]}"))
+            assert any("has a capacity of 5 now" in word for word in followed.words)
+            assert followed.names.isdisjoint({"img", "style"})
+    finally:
+        page.close()
+
+
+def test_ten_thousand_holders(servers: Servers) -> None:
+    url = servers.fresh("sqlite", "pysqlite")
+    install(url)
+    with connected(url) as engine:
+        tables = build_context(engine.dialect, {}).tables
+        locks = sl.Locks(engine)
+        locks.run(sl.semaphore.create("crowd", 10_000))
+        with engine.begin() as connection:
+            numbers = range(1, 10_001)
+            crowd = connection.scalar(select(tables.semaphore.c.id).where(tables.semaphore.c.name == "crowd"))
+            requests = [{"id": n, "external_id": f"{n:0250}", "owner": "o" * 255, "state": "ACQUIRED"} for n in numbers]
+            connection.execute(insert(tables.permit_request), requests)
+            shape = {"semaphore_id": crowd, "count": 1, "state": "ACQUIRED"}
+            permits = [{"permit_request_id": n, "fence": n, **shape} for n in numbers]
+            connection.execute(insert(tables.permit), permits)
+            connection.execute(sl.Queue().put(1))
+            state = {"acquired": True, "owner": "o" * 255}
+            connection.execute(insert(tables.task_state), [{"id": f"{n:0250}", **state} for n in range(900)])
+    page = Door("wsgi", url, "", authorize=lambda request: True, secret="s")
+    try:
+        whole, live = page.text(), page.text("/live")
+        assert "… and 9,990 more" in whole
+        assert "10,000 holders" in whole
+        assert len(whole) < 250_000
+        assert len(live) < 250_000
+        one = page.text("/?of=crowd")
+        assert "… and 9,500 more" in one
+        assert len(one) < 1_500_000
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_not_installed(engine: str, servers: Servers) -> None:
+    page = Door("wsgi", servers.fresh(engine, PLAIN[engine]), "")
+    try:
+        text = page.text()
+        assert text.count("not in this database") >= 5
+        assert "nothing is installed here" in text
+        assert ">Queues</h2>" in text
+    finally:
+        page.close()
+
+
+def test_a_part_that_is_not_installed(servers: Servers) -> None:
+    url = servers.fresh("sqlite", "pysqlite")
+    install(url)
+    with connected(url) as engine, engine.begin() as connection:
+        for table in ("semaphore", "permit", "permit_request", "semaphore_history"):
+            connection.exec_driver_sql(f"DROP TABLE lock_{table}")
+        connection.execute(sl.Queue().put(1, queue="still there"))
+    page = Door("wsgi", url, "")
+    try:
+        text = page.text()
+        assert "not in this database" in text
+        assert "still there" in text
+        assert "could not be read" not in text
+    finally:
+        page.close()
+
+
+def test_no_permission(servers: Servers, door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
+    """A role that may read some of it sees that."""
+    name = semaphore("postgresql15")
+    admin = door_to("postgresql15").locks._engine
+    role = f"looks_{os.getpid()}"
+    with admin.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'looks'"))
+        connection.execute(text(f"GRANT USAGE ON SCHEMA lock TO {role}"))
+        for table in ("semaphore", "permit", "permit_request", "semaphore_history", "installed"):
+            connection.execute(text(f"GRANT SELECT ON lock.{table} TO {role}"))
+    url = admin.url.set(username=role, password="looks").render_as_string(hide_password=False)
+    page = Door("wsgi", url, "")
+    try:
+        answer = page.text()
+        assert name in answer
+        assert "permission denied for table job" in answer
+        assert "permission denied for table task_state" in answer
+        assert "looks:looks" not in answer
+        assert "Permits by age" in answer
+    finally:
+        page.close()
+        with admin.begin() as connection:
+            connection.execute(text(f"DROP OWNED BY {role}"))
+            connection.execute(text(f"DROP ROLE {role}"))
+
+
+def test_where_a_file_is(door_to: MakeDoor) -> None:
+    page = door_to()
+    file = page.locks._engine.url.database
+    assert file is not None
+    assert file.startswith("/")
+    assert queries.look(page.locks).called == file
+
+
+def test_a_password_is_never_shown(door_to: MakeDoor) -> None:
+    page = door_to("postgresql15")
+    password = str(page.locks._engine.url.password)
+    url = page.locks._engine.url.set(password="s3cr3t-of-the-page", query={"options": "-c search_path=sss"})
+    assert password
+    page.locks._engine.dispose()
+    page.locks._engine = create_engine(url, poolclass=NullPool)
+    answer = page.get()
+    assert "s3cr3t-of-the-page" not in answer.text
+    assert "search_path" not in answer.text
+
+
+def test_elsewhere(servers: Servers) -> None:
+    """Locks under another schema, or another prefix."""
+    for engine, options in (
+        ("sqlite", {"locks_prefix": "others_"}),
+        ("postgresql15", {"schema_translate_map": {"lock": "others"}}),
+    ):
+        url = servers.fresh(engine, PLAIN[engine])
+        install(url, schema="others", prefix="others_")
+        page = Door("wsgi", url, "")
+        try:
+            page.locks = page.locks  # the door's own has no options
+            placed = sl.Locks(create_engine(url, poolclass=NullPool, execution_options=options))
+            placed.run(sl.semaphore.create("placed", 1))
+            look = queries.look(placed)
+            assert [row["name"] for row in look.semaphores.rows] == ["placed"]
+            assert look.lately.says is None
+            assert {each.level for each in queries.facts(placed).rows} <= {"ok", "warning"}
+        finally:
+            page.close()
+
+
+@pytest.mark.parametrize("name", ["none", "x" * 300, "a\0b", "a ", "\u202e", "<b>"])
+def test_a_semaphore_that_is_not_there(name: str, door: str, door_to: MakeDoor) -> None:
+    """Whatever an address asks for, be it no name at all."""
+    for path in ("/", "/live"):
+        answer = door_to(door=door).ask("GET", path, params={"of": name})
+        assert answer.status_code == 200
+        assert "There is no such semaphore" in answer.text
+        assert "<b>" not in answer.text
+
+
+def test_numbers_and_names() -> None:
+    assert filters.short("a" * 48) == "a" * 48
+    assert filters.short("a" * 49) == "a" * 47 + "…"
+    assert filters.number(1234567) == "1,234,567"
+
+
+def test_a_closed_and_an_overfull_semaphore(door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
+    page = door_to()
+    closed, over = semaphore(capacity=0, held=0), semaphore(capacity=3, held=3)
+    page.locks.run(sl.semaphore.resize(over, 1))
+    assert ">closed</span>" in page.text(f"/?of={closed}")
+    told = page.text(f"/?of={over}")
+    assert ">over</span>" in told
+    assert 'aria-valuemax="1" aria-valuenow="1" aria-valuetext="3 of 1"' in told
+    assert unused()
+
+
+def test_maintenance_that_nobody_does(servers: Servers) -> None:
+    url = servers.fresh("sqlite", "pysqlite")
+    install(url)
+    with connected(url) as engine:
+        locks = sl.Locks(engine)
+        assert all(row["due"] is None for row in queries.look(locks).maintenance.rows)
+        locks.maintain()
+        table: Any = build_context(engine.dialect, {}).tables.task_timeout
+        assert not any(row["late"] for row in queries.look(locks).maintenance.rows)
+        with engine.begin() as connection:
+            connection.execute(table.update().values(ts=0))
+        page = Door("wsgi", url, "")
+        try:
+            assert "Nobody does them" in page.text()
+        finally:
+            page.close()

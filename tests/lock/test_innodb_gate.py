@@ -1,0 +1,146 @@
+"""MySQL: the gate before a key's first row is left whatever happens; GET_LOCK outlives a transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+
+import sqlalchemy_locks as sl
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, Watch, async_connected, connected, installed, later, seen, until, unused
+
+LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+MINE = text("SELECT count(*) FROM performance_schema.metadata_locks WHERE object_type = 'USER LEVEL LOCK'")
+GATE = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks', DATABASE(), 'lock_locked_keys', :key), 256)"
+EVERY: list[Any] = [sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared, sl.lock.create]
+
+level = pytest.mark.parametrize("level", LEVELS)
+every = pytest.mark.parametrize("make", EVERY, ids=lambda make: make.__name__)
+
+
+def gates(connection: Connection) -> int:
+    """How many named locks are held, or waited for, on the whole server."""
+    return int(connection.scalar(MINE) or 0)
+
+
+def all_left(connection: Connection) -> None:
+    """Nobody has one. Those of connections that were closed lately are gone a little later."""
+    until(lambda: gates(connection) == 0)
+
+
+@pytest.fixture
+def engine(engine_to: MakeEngine, level: str) -> Engine:
+    return engine_to("mysql", isolation_level=level)
+
+
+@level
+@every
+def test_it_is_passed_and_left(engine: Engine, make: Any) -> None:
+    with engine.connect() as connection, engine.connect() as other:
+        with seen(engine) as statements:
+            connection.execute(make(unused()))
+        assert any("get_lock(" in statement for statement in statements)
+        all_left(other)
+
+
+@level
+@every
+def test_after_a_wait_in_vain(engine: Engine, level: str, make: Any) -> None:
+    key = unused()
+    with engine.connect() as holder, engine.connect() as other:
+        holder.execute(sl.lock.exclusive(key))
+        other.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
+        if "try" in make.__name__:
+            assert other.scalar(make(key)) is False
+        elif make is sl.lock.create and level == "REPEATABLE READ":
+            assert other.scalar(make(key)) == 0  # the row is committed from its first use on, and seen without a lock
+        else:
+            with pytest.raises(sl.LockTimeout):
+                other.execute(make(key))
+        all_left(holder)
+        other.invalidate()
+
+
+@level
+@pytest.mark.parametrize("make", EVERY[:2], ids=lambda make: make.__name__)
+def test_it_is_nobodys_while_a_row_is_waited_for(
+    engine: Engine, watch: Callable[[str], Watch], make: Any, level: str
+) -> None:
+    """A holder that acquires its key again would wait at the gate for the one that waits for the row."""
+    key = unused()
+    with engine.connect() as other, engine.connect() as waiter, engine.connect() as holder:
+        holder.execute(sl.lock.exclusive(key))
+        waiting = later(waiter.execute, make(key))
+        watch("mysql").until_waiting(waiting)
+        all_left(other)
+        holder.execute(sl.lock.exclusive(key))
+        assert not waiting.done()
+        holder.rollback()
+        waiting.result(PATIENCE)
+
+
+@level
+def test_after_a_deadlock(engine: Engine, watch: Callable[[str], Watch]) -> None:
+    """Each holds a new key and asks for the other's; InnoDB ends one of them."""
+    a, b = unused(), unused()
+    with engine.connect() as one, engine.connect() as other, engine.connect() as third:
+        one.execute(sl.lock.exclusive(a))
+        other.execute(sl.lock.exclusive(b))
+        waiting = later(one.execute, sl.lock.exclusive(b))
+        watch("mysql").until_waiting(waiting)
+        closing = later(other.execute, sl.lock.exclusive(a))
+        # InnoDB has rolled the one back by itself, so that the other goes on
+        (error,) = [error for future in (waiting, closing) if (error := future.exception(PATIENCE))]
+        assert "1213" in str(error)
+        all_left(third)
+
+
+@level
+def test_a_new_key_while_somebody_has_the_gate(engine: Engine) -> None:
+    """A try answers False there: somebody is just putting the row in its place. A wait goes on, and has it."""
+    key = unused()
+    with engine.connect() as gatekeeper, engine.connect() as other:
+        assert gatekeeper.scalar(text(f"SELECT GET_LOCK({GATE}, 0)"), {"key": sl.lock.key(key)}) == 1
+        for make in (sl.lock.try_exclusive, sl.lock.try_shared):
+            assert other.scalar(make(key)) is False
+            other.rollback()
+        waiting = later(other.execute, sl.lock.exclusive(key))
+        until(lambda: gates(gatekeeper) == 2, unless=waiting)
+        gatekeeper.scalar(text(f"SELECT RELEASE_LOCK({GATE})"), {"key": sl.lock.key(key)})
+        waiting.result(PATIENCE)
+        all_left(gatekeeper)
+
+
+def test_a_cancelled_wait_leaves_no_gate(servers: Any, watch: Callable[[str], Watch], engine_to: MakeEngine) -> None:
+    """The server learns of it when the key is free at the latest; the lock is nobody's then, and the gate neither."""
+    key, watched = unused(), watch("mysql")
+
+    async def main() -> None:
+        async with async_connected(installed(servers, "mysql", "aiomysql")) as engine, engine.connect() as other:
+            waiting = asyncio.create_task(other.execute(sl.lock.exclusive(key)))
+            while not await asyncio.to_thread(watched.waiting):
+                await asyncio.sleep(0.13)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    engine = engine_to("mysql", isolation_level="READ COMMITTED")
+    with engine.connect() as holder, engine.connect() as other:
+        holder.execute(sl.lock.exclusive(key))
+        asyncio.run(main())
+        holder.rollback()
+        until(lambda: gates(other) == 0)
+        until(lambda: other.scalar(sl.lock.try_exclusive(key)))
+
+
+def test_databases_of_one_server_have_gates_of_their_own(servers: Any, engine_to: MakeEngine) -> None:
+    url, key = servers.fresh("mysql", "pymysql"), unused()
+    with connected(url) as elsewhere, elsewhere.connect() as gatekeeper:
+        gatekeeper.execute(text(f"SELECT GET_LOCK({GATE}, 0)"), {"key": sl.lock.key(key)})
+        with engine_to("mysql").connect() as here:
+            assert here.scalar(sl.lock.try_exclusive(key)) is True
+            until(lambda: gates(here) == 1)

@@ -1,0 +1,176 @@
+"""MySQL and MariaDB: servers whose settings break a promise, and the URLs that lead to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, make_url, text
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from tests import servers as real
+from tests.conftest import PLAIN, install
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import INNODB, connected, installed, seen, unused
+
+PAGE = Table(
+    "page", MetaData(), Column("id", Integer, primary_key=True), mysql_engine="InnoDB", mariadb_engine="InnoDB"
+)
+ACQUIRE: list[Any] = [sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared]
+
+
+class LosesLocks(real.MySQL):
+    """A MySQL that ends a transaction without a word when one of its waits was in vain."""
+
+    def _command(self) -> list[str | Path]:
+        return [*super()._command(), "--innodb-rollback-on-timeout=ON"]
+
+
+class LosesLocksMariaDB(real.MariaDB):
+    def _command(self) -> list[str | Path]:
+        return [*super()._command(), "--innodb-rollback-on-timeout=ON"]
+
+
+@pytest.mark.parametrize(("name", "make"), [("mysql", LosesLocks), ("mariadb", LosesLocksMariaDB)], ids=INNODB)
+def test_a_server_that_loses_locks_is_refused(servers: Any, name: str, make: type[real.SQLServer]) -> None:
+    servers.server(name)  # skips, with its sentence, where there is none
+    with make() as server:
+        url = server.url(PLAIN[name])
+        install(url)
+        with connected(url) as engine:
+            locks = sl.Locks(engine)
+            for _ in range(2):
+                with (
+                    engine.connect() as connection,
+                    pytest.raises(sl.Unsupported, match=r"rollback_on_timeout=ON.*OFF"),
+                ):
+                    connection.execute(sl.lock.exclusive("a"))
+                with Session(engine) as session, pytest.raises(sl.Unsupported, match=r"set it to OFF"):
+                    session.execute(sl.lock.try_exclusive("a"))
+                with pytest.raises(sl.Unsupported, match=r"set it to OFF"), locks.exclusive("a", timeout=5):
+                    pass
+
+
+def test_the_setting_is_asked_for_once_for_an_engine(engine_to: MakeEngine) -> None:
+    for name in INNODB:
+        engine = engine_to(name)
+        with seen(engine) as statements:
+            for _ in range(3):
+                with engine.connect() as connection, Session(connection) as session:
+                    connection.execute(sl.lock.exclusive(unused()))
+                    session.execute(sl.lock.shared(unused()))
+        assert len([line for line in statements if "innodb_rollback_on_timeout" in line]) == 1
+
+
+@pytest.fixture(params=INNODB)
+def read_only(servers: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+    """A server as a replica is: the administrator's engine, and that of a user who is held to it."""
+    name = request.param
+    administrator = servers.fresh(name, PLAIN[name])
+    install(administrator)
+    user = f"reader_{make_url(administrator).database}"
+    database = make_url(administrator).database
+    with connected(administrator, isolation_level="AUTOCOMMIT") as by:
+        with by.connect() as connection:
+            PAGE.create(connection)
+            connection.execute(PAGE.insert().values(id=1))
+            connection.exec_driver_sql(f"CREATE USER '{user}'@'%%' IDENTIFIED BY 'secret'")
+            connection.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.* TO '{user}'@'%%'")
+        role = make_url(administrator).set(username=user, password="secret").render_as_string(hide_password=False)
+        with connected(role) as engine:
+            with engine.begin() as connection:
+                connection.execute(sl.lock.create("known"))
+            try:
+                with by.connect() as connection:
+                    connection.exec_driver_sql("SET GLOBAL read_only = 1")
+                yield by, engine
+            finally:
+                with by.connect() as connection:
+                    connection.exec_driver_sql("SET GLOBAL read_only = 0")
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_a_replica_is_refused(read_only: tuple[Engine, Engine], level: str) -> None:
+    """The rows of a replica can be locked, but not against who locks them on the primary."""
+    _, engine = read_only
+    with engine.execution_options(isolation_level=level).connect() as connection:
+        for make in ACQUIRE:
+            for key in ("known", unused()):
+                with pytest.raises(sl.NotWritable):
+                    connection.execute(make(key))
+                connection.rollback()
+        for operation in (sl.lock.session_exclusive("known"), sl.lock.row(PAGE, 1), sl.lock.row(PAGE, 2)):
+            with pytest.raises(sl.NotWritable):
+                connection.execute(operation)
+            connection.rollback()
+        for operation in (sl.lock.create(unused()), sl.lock.unlock("known"), sl.lock.vacuum()):
+            with pytest.raises(sl.NotWritable):
+                connection.execute(operation)
+            connection.rollback()
+
+
+def test_locks_on_a_replica_are_refused(read_only: tuple[Engine, Engine]) -> None:
+    locks = sl.Locks(read_only[1])
+    for timeout in (None, 0, 5):
+        for method in (locks.exclusive, locks.shared):
+            for key in ("known", unused()):
+                with pytest.raises(sl.NotWritable), method(key, timeout=timeout):
+                    pass
+    for operation in (sl.lock.create(unused()), sl.lock.vacuum()):
+        with pytest.raises(sl.NotWritable):
+            locks.run(operation)
+
+
+@pytest.mark.parametrize("make", ACQUIRE, ids=lambda make: make.__name__)
+def test_an_administrator_gets_no_lock_on_a_replica_either(read_only: tuple[Engine, Engine], make: Any) -> None:
+    """``read_only`` doesn't keep administrators from writing, so their locks would be had, and bind nobody."""
+    administrator, _ = read_only
+    with administrator.execution_options(isolation_level="READ COMMITTED").connect() as connection:
+        if connection.dialect.is_mariadb:
+            pytest.skip("MariaDB lets an account with READ ONLY ADMIN write on a read-only server, locks included")
+        for key in ("known", unused()):
+            with pytest.raises(sl.NotWritable):
+                connection.execute(make(key))
+            connection.rollback()
+
+
+URLS = {
+    "mysql+pymysql to MySQL": ("mysql", "mysql+pymysql"),
+    "mysql+pymysql to MariaDB": ("mariadb", "mysql+pymysql"),
+    "mariadb+pymysql to MariaDB": ("mariadb", "mariadb+pymysql"),
+}
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize(("name", "scheme"), URLS.values(), ids=URLS)
+def test_each_url_from_its_first_connection_on(servers: Any, name: str, scheme: str, level: str) -> None:
+    """A mysql:// URL may lead to MariaDB, which is known once it has answered: also to the very first operation."""
+    url = make_url(installed(servers, name)).set(drivername=scheme).render_as_string(hide_password=False)
+    for make in (*ACQUIRE, sl.lock.create, sl.lock.unlock, lambda key: sl.lock.vacuum(), sl.lock.session_exclusive):
+        with (
+            connected(url, isolation_level=level) as engine,
+            engine.connect() as connection,
+            seen(engine) as statements,
+        ):
+            connection.execute(make(unused()))
+            assert not any("get_lock" in line and "session" not in line for line in statements) or name == "mysql"
+    for timeout in (None, 0, 5):
+        with connected(url, isolation_level=level) as engine:
+            with sl.Locks(engine).exclusive(unused(), timeout=timeout) as held:
+                assert held.session.scalar(text("SELECT 1")) == 1
+    with connected(url, isolation_level=level) as engine:
+        assert sl.Locks(engine).run(sl.lock.create(unused())) == 1
+
+
+def test_the_two_urls_of_yugabytedb(servers: Any) -> None:
+    for driver in ("psycopg2", "yugabytedb"):
+        with connected(installed(servers, "yugabytedb", driver)) as engine:
+            assert engine.dialect.name == ("yugabytedb" if driver == "yugabytedb" else "postgresql")
+            locks, key = sl.Locks(engine), unused()
+            assert locks.run(sl.lock.create(key)) == 1
+            with locks.shared(key, timeout=5), engine.connect() as connection, engine.connect() as other:
+                assert connection.scalar(sl.lock.try_shared(key)) is True
+                assert other.scalar(sl.lock.try_exclusive(key)) is False

@@ -1,0 +1,194 @@
+"""MySQL and MariaDB: a try never waits and never locks a neighbour, at any isolation level."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+import sqlalchemy_locks as sl
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import INNODB, PATIENCE, Watch, all_of, connected, installed, later, unused
+
+LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+TRIES: list[Any] = [sl.lock.try_exclusive, sl.lock.try_shared]
+SHARERS = (sl.lock.shared, sl.lock.try_shared)
+TAKES: list[Any] = [*TRIES, sl.lock.exclusive, sl.lock.shared, sl.lock.create]
+
+LIMIT = 4
+
+databases = pytest.mark.parametrize("name", INNODB)
+level = pytest.mark.parametrize("level", LEVELS)
+
+
+@pytest.fixture
+def engine(engine_to: MakeEngine, name: str, level: str) -> Engine:
+    # a wait that should not be ends as sl.LockTimeout, or as the False of a try
+    limit = {"init_command": f"SET innodb_lock_wait_timeout={LIMIT}"}
+    return engine_to(name, isolation_level=level, connect_args=limit)
+
+
+@databases
+@level
+@pytest.mark.parametrize("make", TRIES, ids=lambda make: make.__name__)
+def test_a_key_that_is_held_or_being_made(engine: Engine, make: Any) -> None:
+    """Brand-new and known, in a transaction that has read before and in one that has not."""
+    for held_by in TAKES:
+        new, known = unused(), unused()
+        with engine.begin() as connection:
+            connection.execute(sl.lock.create(known))
+        with engine.connect() as holder, engine.connect() as other:
+            for key, read_before in itertools.product((new, known), (False, True)):
+                holder.execute(held_by(key))
+                if read_before:
+                    other.execute(text("SELECT count(*) FROM lock_installed"))
+                got = other.scalar(make(key))
+                if held_by in SHARERS and make in SHARERS:
+                    # a brand-new key may or may not be shared; one that is there is
+                    assert got or key == new
+                elif held_by is not sl.lock.create:
+                    assert got is False
+                other.rollback()
+                holder.rollback()
+                assert other.scalar(make(key)) is True
+                other.rollback()
+                if key == new:
+                    with engine.begin() as connection:
+                        connection.execute(sl.lock.unlock(key))  # new again: a try may have put its row there
+
+
+@databases
+@level
+@pytest.mark.parametrize("first", [*TAKES, sl.lock.unlock], ids=lambda make: make.__name__)
+def test_other_keys_go_on(engine: Engine, first: Any) -> None:
+    """The first use of one key doesn't wait for the first use of another, wherever in the table the two are."""
+    for second in [*TAKES, sl.lock.unlock]:
+        number = sl.lock.key(unused())
+        with engine.connect() as one, engine.connect() as other:
+            one.execute(first(number))
+            for neighbour in (number - 1, number + 1, number + 1000):
+                assert other.scalar(second(neighbour)) is not False
+
+
+@databases
+@level
+def test_a_vacuum_holds_up_no_other_key(engine: Engine, name: str, level: str) -> None:
+    """Not even above READ COMMITTED, where a locking scan of the table would hold all of it."""
+    if level == "SERIALIZABLE":
+        # there even a plain read of the keys would
+        with engine.connect() as one, pytest.raises(sl.Unsupported, match="SERIALIZABLE"):
+            one.execute(sl.lock.vacuum())
+        return
+    number = sl.lock.key(unused())
+    with engine.begin() as connection:
+        connection.execute(sl.lock.create(number, number + 10, number + 20))
+    with engine.connect() as one, engine.connect() as other:
+        one.execute(sl.lock.vacuum())
+        for second in TAKES:
+            for neighbour in (number + 5, number + 15, number + 25):
+                assert other.scalar(second(neighbour)) is not False
+            other.rollback()
+
+
+@databases
+@level
+@pytest.mark.parametrize("make", TRIES, ids=lambda make: make.__name__)
+def test_many_at_once_on_one_new_key(engine: Engine, make: Any) -> None:
+    """Nobody waits, nobody fails, and of the exclusive ones at most one has it."""
+    for _ in range(5):
+        key, connections = unused(), [engine.connect() for _ in range(5)]
+        got = all_of(*[functools.partial(connection.scalar, make(key)) for connection in connections])
+        with engine.connect() as another:
+            assert another.scalar(sl.lock.try_exclusive(key)) is (not any(got))
+        for connection in connections:
+            connection.close()
+        assert make is sl.lock.try_shared or sum(got) <= 1
+
+
+@databases
+@pytest.mark.parametrize("level", ["READ COMMITTED"])
+@pytest.mark.parametrize("make", TAKES[2:4], ids=lambda make: make.__name__)
+def test_a_key_that_was_removed_and_is_made_again_behind_its_back(
+    servers: Any, engine: Engine, name: str, make: Any
+) -> None:
+    """By one who remembers it, in the instant before the try inserts: the holder ends when the try has answered."""
+    key, asked = unused(), list[str]()
+    with connected(installed(servers, name), isolation_level="REPEATABLE READ") as remembers:
+        for _ in range(2):
+            with remembers.begin() as connection:
+                connection.execute(make(key))
+        with engine.begin() as connection:
+            connection.execute(sl.lock.unlock(key))
+        with remembers.connect() as holder, engine.connect() as tries:
+            tries.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {PATIENCE}")
+
+            def before(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+                if "INSERT" in statement and not asked:
+                    asked.append(statement)
+                    holder.execute(make(key))
+
+            event.listen(tries, "before_cursor_execute", before)
+            assert later(tries.scalar, sl.lock.try_exclusive(key)).result(PATIENCE / 2) is False
+            assert asked
+            assert tries.scalar(text("SELECT @@innodb_lock_wait_timeout")) == PATIENCE
+            holder.rollback()
+            assert tries.scalar(sl.lock.try_exclusive(key)) is True
+
+
+@databases
+@level
+def test_a_try_that_fails_keeps_what_was_done_before(engine: Engine) -> None:
+    taken, mine, row = unused(), unused(), sl.lock.key(unused())
+    with engine.connect() as holder, engine.connect() as other, engine.connect() as third:
+        holder.execute(sl.lock.exclusive(taken))
+        other.execute(sl.lock.exclusive(mine))
+        other.execute(text("INSERT INTO lock_locked_keys (`key`) VALUES (:row)"), {"row": row})
+        for make in TRIES:
+            assert other.scalar(make(taken)) is False
+        assert third.scalar(sl.lock.try_exclusive(mine)) is False
+        other.commit()
+        third.rollback()
+        assert third.scalar(text("SELECT count(*) FROM lock_locked_keys WHERE `key` = :row"), {"row": row}) == 1
+
+
+@databases
+@level
+def test_a_wait_that_ends_in_vain_keeps_what_was_done_before(engine: Engine) -> None:
+    taken, mine = unused(), unused()
+    with engine.connect() as holder, engine.connect() as other, engine.connect() as third:
+        holder.execute(sl.lock.exclusive(taken))
+        other.execute(sl.lock.exclusive(mine))
+        with pytest.raises(sl.LockTimeout):
+            other.execute(sl.lock.exclusive(taken).execution_options(locks_wait=1))
+        assert third.scalar(sl.lock.try_exclusive(mine)) is False
+        assert other.scalar(text("SELECT @@innodb_lock_wait_timeout")) == LIMIT
+
+
+@databases
+@level
+@pytest.mark.parametrize("waits", TAKES[2:4], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("end", ["rollback", "unlock"])
+def test_a_neighbour_after_a_wait_for_a_row_that_went_away(
+    engine: Engine, watch: Callable[[str], Watch], name: str, level: str, waits: Any, end: str
+) -> None:
+    """A holds a new key, B waits for it, A takes the row away: what B then holds is its key and no gap beside it."""
+    number = sl.lock.key(unused())
+    with engine.connect() as a, engine.connect() as b, engine.connect() as c:
+        a.execute(sl.lock.exclusive(number))
+        if end == "unlock":
+            a.commit()
+            a.execute(sl.lock.exclusive(number))
+            a.execute(sl.lock.unlock(number))
+        waiting = later(b.execute, waits(number))
+        watch(name).until_waiting(waiting)
+        a.commit() if end == "unlock" else a.rollback()
+        waiting.result(PATIENCE)
+        for make in TAKES:
+            for neighbour in (number - 1, number + 1, number + 1000):
+                assert c.scalar(make(neighbour)) is not False
+            c.rollback()
+        assert c.scalar(sl.lock.try_exclusive(number)) is False

@@ -1,0 +1,90 @@
+"""The view of what is held, on PostgreSQL; and the locks as psql takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+import sqlalchemy_locks as sl
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import connected, unused
+
+NAMES = ["postgresql15", "postgresql18"]
+KEYS = [0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**32, -(2**32) - 1, 2**63 - 1, -(2**63)]
+HELD = "SELECT key, mode, pid = pg_backend_pid(), ts IS NOT NULL FROM lock.locked_keys"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_held_key_is_seen_with_its_mode(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    with engine.connect() as connection, engine.connect() as other:
+        for n, key in enumerate(KEYS):
+            connection.execute(sl.lock.shared(key) if n % 2 else sl.lock.exclusive(key))
+        wanted = {(key, "shared" if n % 2 else "exclusive") for n, key in enumerate(KEYS)}
+        assert set(connection.execute(text(HELD))) == {(key, mode, True, True) for key, mode in wanted}
+        assert set(other.execute(text(HELD))) == {(key, mode, False, True) for key, mode in wanted}
+        connection.rollback()
+        other.rollback()
+        assert other.execute(text(HELD)).all() == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_waits_holds_nothing(engine_to: MakeEngine, name: str) -> None:
+    engine, key = engine_to(name), sl.lock.key(unused())
+    with engine.connect() as holder, engine.connect() as other:
+        holder.execute(sl.lock.exclusive(key))
+        with pytest.raises(sl.LockTimeout):
+            other.execute(sl.lock.exclusive(key).execution_options(locks_wait=0.01))
+        other.rollback()
+        assert other.execute(text(HELD)).all() == [(key, "exclusive", False, True)]
+
+
+def test_the_keys_of_another_database_are_its_own(engine_to: MakeEngine, servers: Any) -> None:
+    key = sl.lock.key(unused())
+    with connected(servers.fresh("postgresql15", "psycopg")) as elsewhere, engine_to("postgresql15").connect() as here:
+        with elsewhere.connect() as connection:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
+            assert here.execute(text(HELD)).all() == []
+            assert here.scalar(sl.lock.try_exclusive(key)) is True
+
+
+def test_two_numbers_are_no_key(engine_to: MakeEngine) -> None:
+    """The server's other kind of advisory lock, of two 32-bit numbers, is the app's own business."""
+    with engine_to("postgresql15").connect() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(1, 2)"))
+        assert connection.execute(text(HELD)).all() == []
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "postgresql15-table", "yugabytedb"])
+def test_psql_and_the_library_take_the_same_lock(engine_to: MakeEngine, name: str) -> None:
+    engine, key = engine_to(name), unused()
+    call = text("SELECT lock.exclusive(lock.key(:name))")
+    with engine.connect() as psql, engine.connect() as library:
+        psql.execute(call, {"name": key})
+        assert library.scalar(sl.lock.try_shared(key)) is False
+        psql.rollback()
+        library.rollback()
+        library.execute(sl.lock.shared(key))
+        library.commit()
+        library.execute(sl.lock.shared(key))
+        assert psql.scalar(text("SELECT lock.try_exclusive(lock.key(:name))"), {"name": key}) is False
+        assert psql.scalar(text("SELECT lock.try_shared(lock.key(:name))"), {"name": key}) is True
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "postgresql15-table", "yugabytedb"])
+@pytest.mark.parametrize("call", ["exclusive(NULL)", "shared(NULL)", "try_exclusive(NULL)", "try_shared(NULL)"])
+def test_no_key_is_no_lock(engine_to: MakeEngine, name: str, call: str) -> None:
+    """A NULL that psql passes must not look like a lock."""
+    with engine_to(name).connect() as connection, pytest.raises(Exception, match=r"(?i)null"):
+        connection.execute(text(f"SELECT lock.{call}"))
+
+
+def test_a_database_without_them(servers: Any) -> None:
+    with connected(servers.fresh("postgresql15", "psycopg")) as engine, engine.connect() as connection:
+        for operation in (sl.lock.exclusive("a"), sl.lock.try_shared("a"), sl.lock.vacuum(), sl.lock.create("a")):
+            with pytest.raises(sl.NotInstalled, match="alembic upgrade sqlalchemy_locks@head"):
+                connection.execute(operation)
+            connection.rollback()
+        assert connection.scalar(sl.lock.session_exclusive("a")) is None  # the server's own, needs nothing of ours

@@ -1,0 +1,371 @@
+"""lock.row: the row of one's own, locked, and as it is now; on every engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core import execution
+from tests.conftest import PLAIN
+from tests.fixtures.library import ABSENT, STOCK, Base, Customer, Engineer, Manager, Order, Person, fill
+from tests.fixtures.parties import PATIENCE, Watch, async_connected, connected, later, seen, until
+
+CUSTOMER, ORDERS = Base.metadata.tables["customer"], Base.metadata.tables["orders"]
+NAMES = ["postgresql15", "mysql", "mariadb", "sqlite"]
+
+
+@pytest.fixture(scope="module")
+def urls(servers: Any) -> Callable[[str], str]:
+    """The URL of a database of an engine, in which the rows are; the locks' own tables aren't needed for these."""
+    made: dict[str, str] = {}
+
+    def url(name: str) -> str:
+        if name not in made:
+            made[name] = servers.fresh(name, PLAIN[name])
+            with connected(made[name]) as engine, engine.begin() as connection:
+                fill(connection)
+        return made[name]
+
+    return url
+
+
+@pytest.fixture(params=NAMES)
+def engine(urls: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with connected(urls(request.param)) as engine:
+        yield engine
+
+
+def free(engine: Engine, entity: Any, *criteria: Any) -> bool:
+    """Whether another transaction can have those rows at once."""
+    with engine.connect() as other:
+        try:
+            if engine.dialect.name == "sqlite":
+                other.exec_driver_sql("PRAGMA busy_timeout = 0")
+                other.exec_driver_sql("BEGIN IMMEDIATE")
+            else:
+                other.execute(select(entity).where(*criteria).with_for_update(nowait=True)).all()
+        except DBAPIError:
+            return False
+        finally:
+            other.invalidate()
+        return True
+
+
+def test_it_locks_that_row(engine: Engine) -> None:
+    with Session(engine) as session:
+        customer = session.scalar(sl.lock.row(Customer, 1))
+        assert (customer.id, customer.name) == (1, "old")
+        assert session.get(Customer, 1) is customer
+        assert not free(engine, CUSTOMER, CUSTOMER.c.id == 1)
+        assert free(engine, CUSTOMER, CUSTOMER.c.id == 2) is (engine.dialect.name != "sqlite")
+        session.rollback()
+        assert free(engine, CUSTOMER, CUSTOMER.c.id == 1)
+
+
+def test_a_loaded_object_gets_what_is_committed_now(engine: Engine) -> None:
+    with Session(engine) as session:
+        customer = session.get_one(Customer, 2)
+        if engine.dialect.name != "postgresql":
+            session.rollback()  # so as not to be MustRollback, or an old snapshot: only the object is old
+            session.get_one(Customer, 2)
+        session.expire_on_commit = False
+        session.commit()
+        assert customer.__dict__["name"] == "alone"
+        with engine.begin() as other:
+            other.execute(update(CUSTOMER).where(CUSTOMER.c.id == 2).values(name="new"))
+        assert session.scalar(sl.lock.row(Customer, 2)) is customer
+        assert customer.name == "new"
+        session.rollback()
+        with engine.begin() as other:
+            other.execute(update(CUSTOMER).where(CUSTOMER.c.id == 2).values(name="alone"))
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_a_second_session_waits_and_sees_what_the_first_did(
+    urls: Callable[[str], str], watch: Callable[[str], Watch], name: str
+) -> None:
+    with connected(urls(name)) as engine:
+        with Session(engine) as first, Session(engine) as second:
+            amount = first.scalar(sl.lock.row(Order, (1, "a"))).amount
+            waiting = later(lambda: second.scalar(sl.lock.row(Order, (1, "a"))).amount)
+            watched = watch(name)
+            watched.engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+            watched.until_waiting(waiting)
+            first.scalar(sl.lock.row(Order, (1, "a"))).amount += 1
+            first.commit()
+            assert waiting.result(PATIENCE) == amount + 1
+
+
+def test_the_forms_of_a_primary_key(engine: Engine) -> None:
+    with Session(engine) as session:
+        for ident in ((1, "b"), [1, "b"], {"customer_id": 1, "number": "b"}, {"number": "b", "customer_id": 1}):
+            assert session.scalar(sl.lock.row(Order, ident)).number == "b"
+        assert not free(engine, ORDERS, ORDERS.c.no == "b")
+        for ident in (1, (1,), [1], {"id": 1}):
+            assert session.scalar(sl.lock.row(Customer, ident)).id == 1
+
+
+def test_a_table(engine: Engine) -> None:
+    with engine.connect() as connection:
+        row = connection.execute(sl.lock.row(STOCK, (1, "cup"))).one()
+        assert row == (1, "cup", 9)
+        assert row.pieces == 9
+        assert connection.execute(sl.lock.row(STOCK, {"shop": 2, "item": "cup"})).one().pieces == 4
+        assert not free(engine, STOCK, STOCK.c.shop == 2)
+    with Session(engine) as session:
+        assert session.execute(sl.lock.row(STOCK, (1, "cup"))).one().item == "cup"
+
+
+def test_a_class_on_a_connection_gives_its_columns(engine: Engine) -> None:
+    with engine.connect() as connection:
+        row = connection.execute(sl.lock.row(Customer, 1)).one()
+        assert row._mapping["name"] == "old"
+        assert not free(engine, CUSTOMER, CUSTOMER.c.id == 1)
+
+
+def test_joined_inheritance_locks_both_tables(engine: Engine) -> None:
+    person, engineer = Person.__table__, Engineer.__table__
+    with Session(engine) as session:
+        found = session.scalar(sl.lock.row(Engineer, 2))
+        assert (type(found), found.name, found.machine) == (Engineer, "E", "loom")
+        assert not free(engine, person, person.c.id == 2)
+        assert not free(engine, engineer, engineer.c.id == 2)
+        session.rollback()
+        assert type(session.scalar(sl.lock.row(Person, 2))) is Engineer
+        assert not free(engine, person, person.c.id == 2)
+
+
+def test_a_row_of_another_kind_is_no_such_row(engine: Engine) -> None:
+    with Session(engine) as session:
+        assert session.scalar(sl.lock.row(Manager, 3)).name == "M"
+        for entity, ident in ((Manager, 2), (Manager, 1), (Engineer, 3), (Engineer, 1)):
+            with pytest.raises(sl.UnknownRow, match=f"{entity.__name__} has no row {ident}: nothing was locked"):
+                session.scalar(sl.lock.row(entity, ident))
+
+
+def test_a_row_that_is_not_there(engine: Engine) -> None:
+    with Session(engine) as session:
+        for entity, ident, words in (
+            (Customer, 99, "Customer has no row 99"),
+            (STOCK, (1, "x"), "stock has no row 1, 'x'"),
+        ):
+            with pytest.raises(sl.UnknownRow, match=words):
+                session.execute(sl.lock.row(entity, ident))
+            with pytest.raises(sl.UnknownRow):
+                session.connection().execute(sl.lock.row(entity, ident))
+        assert session.scalar(sl.lock.row(Customer, 1)).name == "old"
+
+
+def test_an_eager_join_is_left_out(engine: Engine) -> None:
+    """Its nullable side can't be locked on PostgreSQL, and its rows would repeat the one that is asked for."""
+    with Session(engine) as session, seen(engine) as statements:
+        assert session.scalars(sl.lock.row(Customer, 2)).one().agent is None
+        customer = session.execute(sl.lock.row(Customer, 1)).scalars().all()[0]
+        assert not any("JOIN" in statement for statement in statements)
+        assert customer.agent.name == "Ada"
+        assert [order.number for order in customer.orders] == ["a", "b", "c"]
+
+
+def test_a_missing_table_of_the_apps_own_is_its_own_error(engine: Engine) -> None:
+    """Even where its name has "lock" in it: it isn't the library's that is missing."""
+    with pytest.raises(DBAPIError, match="clock"), engine.connect() as connection:
+        connection.execute(sl.lock.row(ABSENT, 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_async(urls: Callable[[str], str], servers: Any, name: str) -> None:
+    driver = {"postgresql15": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}.get(name, "mysql+aiomysql")
+    url = f"{driver}://{urls(name).partition('://')[2]}"
+
+    async def main() -> None:
+        async with async_connected(url) as engine, AsyncSession(engine) as session:
+            customer = await session.scalar(sl.lock.row(Customer, 1))
+            assert customer.name == "old"
+            assert (await session.scalars(sl.lock.row(Customer, 1))).one() is customer
+            with pytest.raises(sl.UnknownRow):
+                await session.scalar(sl.lock.row(Customer, 99))
+            customer.name = "changed"
+            with session.no_autoflush, pytest.raises(sl.Unsupported, match="would discard its changes"):
+                await session.scalar(sl.lock.row(Customer, 1))
+            assert customer.name == "changed"
+            await session.rollback()
+            assert (await session.execute(select(Customer.name).where(Customer.id == 1))).scalar() == "old"
+
+    asyncio.run(main())
+
+
+def replace(connection: Any, entity: Any, value: str) -> None:
+    """Delete a row and insert it again, with the same key and another value."""
+    tables = Base.metadata.tables
+    rows: dict[Any, list[tuple[str, str, dict[str, Any]]]] = {
+        Customer: [("customer", "id", {"id": 2, "name": value})],
+        STOCK: [("stock", "shop", {"shop": 2, "item": value, "pieces": 4})],
+        Engineer: [
+            ("engineer", "id", {"id": 2, "machine": value}),
+            ("person", "id", {"id": 2, "kind": "engineer", "name": "E"}),
+        ],
+    }
+    for name, key, row in rows[entity]:
+        connection.execute(tables[name].delete().where(tables[name].c[key] == row[key]))
+    for name, _, row in reversed(rows[entity]):
+        connection.execute(tables[name].insert(), row)
+
+
+@pytest.fixture
+def kept(urls: Callable[[str], str]) -> Iterator[Callable[[str], Engine]]:
+    """An engine by whose database the rows that were replaced are found again as they were."""
+    with ExitStack() as opened:
+
+        def make(name: str, **options: Any) -> Engine:
+            engine = opened.enter_context(connected(urls(name), **options))
+            opened.callback(again, engine)
+            return engine
+
+        def again(engine: Engine) -> None:
+            with engine.begin() as connection:
+                for entity, value in {Customer: "alone", STOCK: "cup", Engineer: "loom"}.items():
+                    replace(connection, entity, value)
+
+        yield make
+
+
+def read(session: Session, entity: Any, **options: Any) -> Any:
+    """What ``lock.row`` gives of the row that is replaced: its value."""
+    operation = sl.lock.row(entity, (2, "cup") if entity is STOCK else 2).execution_options(**options)
+    found = session.execute(operation).one()
+    return found.pieces if entity is STOCK else found[0].name if entity is Customer else found[0].machine
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("entity", [Customer, STOCK, Engineer])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_that_its_holder_replaced(
+    kept: Callable[..., Engine], watch: Callable[[str], Watch], name: str, entity: Any, level: str
+) -> None:
+    if name == "sqlite":
+        level = "SERIALIZABLE"
+    engine = kept(name, isolation_level=level)
+    new: Any = "cup" if entity is STOCK else "replaced"
+    with Session(engine) as holder, Session(engine) as second:
+        read(holder, entity)
+        waiting = later(read, second, entity)
+        watched = watch(name)
+        watched.engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        watched.until_waiting(waiting)
+        replace(holder.connection(), entity, new)
+        holder.commit()
+        if name == "postgresql15" and level != "READ COMMITTED":
+            with pytest.raises(DBAPIError, match="could not serialize"):
+                waiting.result(PATIENCE)
+        else:
+            assert waiting.result(PATIENCE) == (4 if entity is STOCK else new)
+            assert not free(engine, CUSTOMER, CUSTOMER.c.id == 2) or entity is not Customer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_that_its_holder_deleted_is_no_such_row(
+    kept: Callable[..., Engine], watch: Callable[[str], Watch], name: str
+) -> None:
+    engine = kept(name)
+    with Session(engine) as holder, Session(engine) as second:
+        read(holder, Customer)
+        waiting = later(read, second, Customer)
+        watched = watch(name)
+        watched.engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        watched.until_waiting(waiting)
+        holder.connection().execute(CUSTOMER.delete().where(CUSTOMER.c.id == 2))
+        holder.commit()
+        with pytest.raises(sl.UnknownRow, match="Customer has no row 2"):
+            waiting.result(PATIENCE)
+
+
+def replaced_while(watch: Callable[[str], Watch], engine: Engine, tries: int) -> tuple[Any, list[str]]:
+    """Have a row replaced ``tries`` times, each time while it is waited for: the outcome, and the limits of the waits."""
+    limits: list[str] = []
+    with connected(engine.url.render_as_string(hide_password=False)) as others, Session(others) as holder:
+        read(holder, Customer)
+        watched = watch("postgresql15")
+        watched.engine = others.execution_options(isolation_level="AUTOCOMMIT")
+
+        @event.listens_for(engine, "before_cursor_execute")
+        def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+            if "FOR UPDATE" in statement:
+                looks.append(None)
+                if 1 < len(looks) <= tries:
+                    read(holder, Customer)  # the next one has it again before it is looked for again
+            elif "'lock_timeout'" in statement and "wait" in parameters:
+                limits.append(parameters["wait"])
+
+        looks: list[None] = []
+        with Session(engine) as second:
+            waiting = later(read, second, Customer, locks_wait=PATIENCE)
+            for number in range(1, tries + 1):
+                until(lambda number=number: len(looks) == number, unless=waiting)
+                watched.until_waiting(waiting)
+                replace(holder.connection(), Customer, "again")
+                holder.commit()
+            return waiting.exception(PATIENCE) or waiting.result(), limits
+
+
+def test_what_is_left_of_the_wait_is_what_the_next_try_may_wait(
+    kept: Callable[..., Engine], watch: Callable[[str], Watch]
+) -> None:
+    found, limits = replaced_while(watch, kept("postgresql15"), 3)
+    assert found == "again"
+    left = [int(limit.removesuffix("ms")) for limit in limits]
+    assert len(left) == 4
+    assert sorted(left, reverse=True) == left
+    assert left[0] == PATIENCE * 1000 > left[-1]
+
+
+def test_a_row_that_is_replaced_all_the_time(
+    kept: Callable[..., Engine], watch: Callable[[str], Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "_REPLACED", 2)
+    refused, _ = replaced_while(watch, kept("postgresql15"), 2)
+    assert isinstance(refused, sl.LockTimeout)
+    assert str(refused) == "the row 2 of Customer was replaced each time that it was waited for: nothing was locked"
+
+
+@pytest.mark.parametrize("way", ["autoflush=False", "no_autoflush", "option"])
+def test_changes_that_are_not_flushed_are_not_discarded(engine: Engine, way: str) -> None:
+    """Whoever flushes first has them kept; without a flush, reading the row anew would take them away."""
+    with Session(engine, autoflush=way != "autoflush=False") as session, ExitStack() as off:
+        customer, other = session.get_one(Customer, 2), session.get_one(Customer, 1)
+        if way == "no_autoflush":
+            off.enter_context(session.no_autoflush)
+        operations = [sl.lock.row(Customer, ident).execution_options(autoflush=way != "option") for ident in (2, "2")]
+        customer.name = "changed"
+        # PostgreSQL compares no number with a text, and would refuse that
+        for operation in operations:
+            with pytest.raises(sl.Unsupported, match="would discard its changes that are not flushed: flush the"):
+                session.scalar(operation)
+        assert customer.name == "changed"
+        assert session.scalar(sl.lock.row(Customer, 1).execution_options(autoflush=False)) is other
+        session.flush()
+        assert session.scalar(operations[0]) is customer
+        assert customer.name == "changed"
+        session.rollback()
+        customer.orders = [Order(number="z")]
+        with pytest.raises(sl.Unsupported, match="would discard"):
+            session.scalar(operations[0])
+        session.rollback()
+        customer.name = customer.name  # no change
+        assert session.scalar(operations[0]).name == "alone"
+
+
+def test_changes_that_are_not_flushed_of_an_inherited_class(engine: Engine) -> None:
+    with Session(engine, autoflush=False) as session:
+        session.get_one(Person, 2).machine = "mill"
+        for entity in (Engineer, Person):
+            with pytest.raises(sl.Unsupported, match=f"lock.row reads {entity.__name__} 2 anew"):
+                session.scalar(sl.lock.row(entity, 2))
