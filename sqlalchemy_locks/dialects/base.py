@@ -49,6 +49,14 @@ class Backend:
     schemas: ClassVar[bool] = False
     #: where a lock lives: in the server's functions, in the row of a table, or in the database file itself
     locking: ClassVar[Locking]
+    #: the shipped functions, or the server's own, do an operation in one call
+    calls_functions: ClassVar[bool] = False
+    #: a SELECT can lock rows (FOR UPDATE)
+    row_locks: ClassVar[bool] = True
+    #: a database file has one writer at a time, and no other lock
+    single_writer: ClassVar[bool] = False
+    #: a lock's key is a row of the table ``locked_keys``
+    key_rows: ClassVar[bool] = False
     #: one writes at a time, in the order in which they came
     writes_in_turn: ClassVar[bool] = False
     #: an INSERT can be told how long to wait, not at all included

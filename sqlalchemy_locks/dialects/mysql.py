@@ -49,6 +49,7 @@ _BLIND = "to this user, who needs SELECT on performance_schema (MariaDB: the pri
 class MySQL(Backend):
     name = "MySQL"
     locking = "rows"
+    key_rows = True
     locks_on_replicas = True
     marks_by_savepoint = True
     held_keys = HeldKeys

@@ -55,6 +55,7 @@ class PostgreSQL(Backend):
     misses_replaced = True
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
     locking = "functions"
+    calls_functions = True
     release_session_locks = "SELECT pg_advisory_unlock_all()"
 
     def translate(self, error: DBAPIError) -> LockError | None:

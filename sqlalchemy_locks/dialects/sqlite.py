@@ -40,6 +40,8 @@ _SHORTEST, _LONGEST = 0.02, 0.25
 class SQLite(Backend):
     name = "SQLite"
     locking = "file"
+    single_writer = True
+    row_locks = False
     untold = "whose one lock is the file's, which keeps no list of who has it"
     explain = "EXPLAIN QUERY PLAN"
     update_returning = True
