@@ -1,4 +1,4 @@
-"""What a statement of PostgreSQL captures: chosen once, changed by its key, and as it is when its row is locked."""
+"""PostgreSQL's statements: rows are chosen once, changed by key, and seen as they are when they are locked."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from sqlalchemy_locks.core.operation import BuildContext, build_context
 from sqlalchemy_locks.queue import acknowledge
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE, Watch, later
-from tests.fixtures.queues import MakeEngine
-from tests.queue.test_exchange import exchanged
-from tests.workers.test_workers import counts, put
+from tests.fixtures.queues import MakeEngine, put
+from tests.fixtures.worker_states import counts, fetched, queue
 
 POSTGRESQL = ["postgresql15", "postgresql18"]
+
+
 #: whoever holds this advisory lock keeps a statement that asks for it after its snapshot and before its row locks
 GATE = 7_341_905
+
+
 #: what the planner has to do without, for a subquery to be executed once for each row
 WITHOUT = {
     "anything": (),
@@ -29,7 +32,7 @@ WITHOUT = {
     "indexes": ("hashjoin", "mergejoin", "material", "memoize", "indexscan", "bitmapscan"),
 }
 
-queue = sl.Queue()
+
 docks = Table("dock", MetaData(), Column("id", Integer, primary_key=True), Column("state", Text, nullable=False))
 
 
@@ -55,7 +58,7 @@ def stale(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Engine]:
 #: what takes 3 jobs, and what all of them have to be for it, if they don't just wait
 THREE: dict[str, tuple[Any, str | None]] = {
     "capture": (queue.capture(3), None),
-    "exchange": (queue._exchange([(1, 1)], 3, queue="default", host="h", after=None), None),
+    "exchange": (queue._fetch([(1, 1)], 3, queue="default", host="h", after=None), None),
     "requeue_stalled": (
         queue.requeue_stalled(0, limit=3),
         "started_at = now(), heartbeat_at = '2020-01-01', attempts = 1",
@@ -88,7 +91,7 @@ def planned(connection: Connection, operation: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("limit", [10, 1000])
-def test_what_was_chosen_is_changed_by_its_key(stale: Engine, limit: int) -> None:
+def test_captured_rows_are_updated_by_key(stale: Engine, limit: int) -> None:
     """However many: a planner that expects them to be a part of the table goes through the whole of it instead."""
     with stale.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("INSERT INTO dock SELECT n, 'free' FROM generate_series(1001, 10000) AS n"))
@@ -126,14 +129,14 @@ def through_the_gate() -> Any:
 
 
 @pytest.mark.parametrize("name", POSTGRESQL)
-def test_a_row_is_captured_as_it_is_and_not_as_it_was(
+def test_capture_sees_changes_made_before_its_lock(
     engine_to: MakeEngine, servers: Servers, gate: Connection, name: str
 ) -> None:
     """Between the snapshot and the lock one of them is taken by somebody else, and one is changed."""
     engine = engine_to(name)
     put(engine, *range(6))
     held_up = sl.Queue()
-    take = held_up._take
+    take = held_up._capture
     chosen = take.taken
     take.taken = lambda context: replace(chosen(context), where=(*chosen(context).where, through_the_gate()))  # type: ignore[method-assign]
     watch = Watch(servers, name)
@@ -144,7 +147,7 @@ def test_a_row_is_captured_as_it_is_and_not_as_it_was(
 
     capturing = later(capture)
     watch.until_waiting(capturing)
-    (theirs,) = exchanged(engine, [], 1).jobs
+    (theirs,) = fetched(engine, [], 1).jobs
     with engine.begin() as connection:
         job = build_context(connection.dialect, {}).tables.job
         connection.execute(
@@ -161,28 +164,28 @@ def test_a_row_is_captured_as_it_is_and_not_as_it_was(
 
 
 @pytest.mark.parametrize("name", POSTGRESQL)
-def test_a_job_is_ended_by_who_has_it_and_not_by_who_had_it(
+def test_completion_checks_the_claim_after_locking(
     engine_to: MakeEngine, servers: Servers, gate: Connection, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Between the snapshot and the lock one of them becomes another worker's."""
     engine = engine_to(name)
     put(engine, *range(2))
-    mine = exchanged(engine, [], 2).jobs
+    mine = fetched(engine, [], 2).jobs
     held_up = sl.Queue()
-    complete, running = held_up._complete.passing, acknowledge._running
-    changing = complete.changing
+    complete, running = held_up._complete.skip_locked, acknowledge._running
+    changing = complete.update
 
     def gated(context: BuildContext) -> Any:
         with monkeypatch.context() as patched:
             patched.setattr(acknowledge, "_running", lambda at: (*running(at), through_the_gate()))
             return changing(context)
 
-    complete.changing = gated  # type: ignore[method-assign]
+    complete.update = gated  # type: ignore[method-assign]
     watch = Watch(servers, name)
 
     def exchange() -> Any:
         with engine.begin() as connection:
-            return connection.scalar(held_up._exchange(mine, 2, queue="default", host="h", after=None))
+            return connection.scalar(held_up._fetch(mine, 2, queue="default", host="h", after=None))
 
     exchanging = later(exchange)
     watch.until_waiting(exchanging)
@@ -192,7 +195,7 @@ def test_a_job_is_ended_by_who_has_it_and_not_by_who_had_it(
     gate.commit()
     told = exchanging.result(PATIENCE)
     watch.close()
-    assert (told.jobs, told.ended) == ([], 1)
+    assert (told.jobs, told.completed) == ([], 1)
     with engine.begin() as connection:
         assert connection.scalar(queue.heartbeat(theirs)) == 1
     assert counts(engine)["completed"] == 1
