@@ -19,9 +19,9 @@ from sqlalchemy.engine import Connection, CursorResult, Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import driver_calls, raise_translated
-from sqlalchemy_locks.durations import seconds
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:

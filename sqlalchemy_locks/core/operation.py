@@ -30,6 +30,7 @@ from sqlalchemy.sql.base import CompileState, Generative
 from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
 
+from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.execution import (
     BuildContext,
     Execution,
@@ -39,7 +40,6 @@ from sqlalchemy_locks.core.execution import (
     translated,
 )
 from sqlalchemy_locks.dialects import Backend
-from sqlalchemy_locks.durations import seconds
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
 if TYPE_CHECKING:

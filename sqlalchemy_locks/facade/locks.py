@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import (
@@ -88,7 +88,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = time.sleep
         self._sets_isolation = False
-        self._owner = None if owner is None else checked(owner, "an owner")
+        self._owner = None if owner is None else valid_name(owner, "an owner")
         self._nonce = secrets.token_hex(4)
         #: the process that this was in when it was last asked, and the owner's name there
         self._process = 0, ""
