@@ -1,4 +1,4 @@
-"""Advisory-style locks: locked_keys and the lock.* functions.
+"""Locks, mutexes, timeouts, state transitions, the queue, semaphores: all tables and functions.
 
 Revision ID: sqlalchemy_locks_0001
 Revises:
@@ -15,10 +15,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Run step 0001 with the options that alembic.ini gives."""
+    """Run step 0001 with the options of alembic.ini."""
     revisions.upgrade(op, "0001")
 
 
 def downgrade() -> None:
-    """Undo it."""
+    """Undo step 0001."""
     revisions.downgrade(op, "0001")

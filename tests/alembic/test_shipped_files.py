@@ -1,4 +1,4 @@
-"""What is shipped as files: runnable in psql, listed in the manifest, and not changed once released."""
+"""The shipped files: runnable in psql, listed in the manifest, unchanged once released."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SQL = FOLDER / "sql"
 BODIES = sorted(path.relative_to(SQL) for path in SQL.glob("*/*.sql"))
 RELEASED = Path(__file__).parent / "released"
 
-#: What is held: the script of each step, with nothing chosen and with everything.
+#: The frozen scripts of each step: without options, and with all of them.
 SCRIPTS = {
     f"{step}/{dialect}.{choice}.{direction}.sql": (dialect, direction, (step,), options)
     for step in STEPS
@@ -31,21 +31,21 @@ SCRIPTS = {
         "mysql": {"prefix": "my_", "grant_to": ["app@10.%", "role"]},
         "sqlite": {"prefix": "my_"},
     }.items()
-    for choice, options in {"plain": {}, "chosen": everything}.items()
+    for choice, options in {"plain": {}, "options": everything}.items()
     for direction in ("upgrade", "downgrade")
 }
 
 
 def test_the_manifest() -> None:
-    """To bring it up to date before a release, in alembic_templates/sql: sha256sum */*.sql > MANIFEST."""
+    """To update it before a release, in alembic_templates/sql: sha256sum */*.sql > MANIFEST."""
     written = [tuple(line.split("  ")) for line in (SQL / "MANIFEST").read_text().splitlines()]
     actual = [(hashlib.sha256((SQL / path).read_bytes()).hexdigest(), path.as_posix()) for path in BODIES]
     assert written == actual
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_what_the_steps_write_is_what_was_released(name: str) -> None:
-    """Written by `python -m tests.alembic.test_files`, which must never change a released step's files."""
+def test_a_step_writes_what_was_released(name: str) -> None:
+    """Written by `python -m tests.alembic.test_shipped_files`, which must never change a released step's files."""
     assert script(name) == (RELEASED / name).read_text()
 
 
@@ -121,7 +121,7 @@ def test_psql_runs_the_files_as_they_stand(postgresql: URL, folder: str) -> None
 @pytest.mark.parametrize("name", ["generic", "async"])
 def test_templates(name: str) -> None:
     found = {path.name for path in Path(template(name)).iterdir()} - {"__pycache__"}
-    # whatever is there, `alembic init` copies into the app's project
+    # `alembic init` copies every file into the app's project
     assert found == {"README", "alembic.ini.mako", "env.py", "script.py.mako"}
 
 
@@ -131,7 +131,7 @@ def test_an_unknown_template_is_refused() -> None:
 
 
 def write() -> None:
-    """Write what is to be released."""
+    """Write the frozen scripts of a step before its release."""
     for name in SCRIPTS:
         (RELEASED / name).parent.mkdir(exist_ok=True)
         (RELEASED / name).write_text(script(name))
