@@ -21,7 +21,7 @@ from redis.client import Pipeline
 from redis.cluster import ClusterPipeline
 from redis.exceptions import NoScriptError, RedisError
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.redis.client import Calls, Keys, RedisScript, translated
 
 P = ParamSpec("P")
@@ -144,7 +144,7 @@ class Pattern(Generic[Client]):
             )
         self._client: Any = client
         self._drive: Any = _awaited if isinstance(client, _ASYNC) else _driven
-        self._prefix = checked(prefix, "a prefix")
+        self._prefix = valid_name(prefix, "a prefix")
         if "{" in prefix or "}" in prefix:
             raise ValueError(f"a prefix has no braces, which Redis Cluster would read: {prefix!r}")
         self._calls = Calls()
@@ -191,17 +191,17 @@ def as_ids(ids: Sequence[str]) -> list[bytes]:
 
 @functools.lru_cache(maxsize=1024)
 def as_id(id: Any) -> bytes:
-    return checked(id, "an id").encode()
+    return valid_name(id, "an id").encode()
 
 
 @functools.lru_cache(maxsize=1024)
 def as_owner(owner: Any) -> tuple[bytes, ...]:
     """Nothing at all for nobody: an argument less is a microsecond less."""
-    return () if owner is None else (checked(owner, "an owner").encode(),)
+    return () if owner is None else (valid_name(owner, "an owner").encode(),)
 
 
 def as_queue(queue: Any) -> str:
-    return "default" if queue is None else checked(queue, "a queue")
+    return "default" if queue is None else valid_name(queue, "a queue")
 
 
 def as_retries(retries: Any) -> Any:

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 
 from sqlalchemy_locks._timezones import around, zone
-from sqlalchemy_locks.durations import seconds
+from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.redis.base import (
     Call,
     Client,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.redis.base import Call, Client, Pattern, as_id, as_ids, as_limit, as_queue, as_retries, operation
 from sqlalchemy_locks.redis.client import FIRST, RedisScript
 from sqlalchemy_locks.redis.timeout import Clock, as_clock, as_instant, as_period
@@ -254,4 +254,4 @@ class StateTransition(Pattern[Client]):
 
 
 def as_status(status: Any) -> bytes:
-    return checked(status, "a status").encode()
+    return valid_name(status, "a status").encode()
