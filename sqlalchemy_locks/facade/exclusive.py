@@ -24,14 +24,14 @@ from sqlalchemy_locks import lock
 from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
+from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import LockLost, LockTimeout, PoolTimeout, ReentryError, StaleSnapshot
 from sqlalchemy_locks.keys import as_key
-from sqlalchemy_locks.lock.holders import holders_now
+from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block
 from sqlalchemy_locks.runtime.events import Observed
 from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
-from sqlalchemy_locks.runtime.pools import connected
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, has_room, retried
 from sqlalchemy_locks.values import Holder, KeyHolder
 

@@ -12,9 +12,9 @@ from sqlalchemy import Engine
 from sqlalchemy_locks._validation import positive_int, seconds, valid_name
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
+from sqlalchemy_locks.dialects.connections import one_for_all
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.runtime.pools import one_for_all
 
 #: what every way of waiting can wait, in seconds
 _YEAR = 366 * 86400.0
