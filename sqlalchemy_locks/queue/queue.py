@@ -17,14 +17,12 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Index, literal, select
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, valid_name
 from sqlalchemy_locks.captures.statements import LIMIT
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, shaped
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import MYPY, E, Given
-from sqlalchemy_locks.counts import counted, integer
 from sqlalchemy_locks.dialects import dialect_name
-from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, OwnedJobs, ReleaseJobs, storable
 from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, utc_instant
 from sqlalchemy_locks.queue.fetch import Fetch, FetchJobs, JobsOfHost, after_values
@@ -145,9 +143,9 @@ class Queue(Given[E]):
             "locks_payloads": payloads,
             # without ids they are drawn at each execution
             IDS: None if external_id is None else external_ids(external_id, len(payloads)),
-            "locks_queue": checked(queue, "a queue"),
-            "locks_priority": integer(priority, "priority"),
-            "locks_max_attempts": counted(max_attempts, "max_attempts"),
+            "locks_queue": valid_name(queue, "a queue"),
+            "locks_priority": int32(priority, "priority"),
+            "locks_max_attempts": positive_int(max_attempts, "max_attempts"),
         }
         when = "now"
         if run_at is not None:
@@ -155,7 +153,7 @@ class Queue(Given[E]):
                 raise ValueError("Queue.put: give run_at or run_in, not both")
             when, values["locks_run_at"] = "at", utc_instant(run_at)
         elif run_in is not None:
-            when, values["locks_run_in"] = "in", span(run_in, "run_in")
+            when, values["locks_run_in"] = "in", bounded_seconds(run_in, "run_in")
         return Operation(self._put[when, external_id is not None], values)
 
     def _capture_jobs(
@@ -176,9 +174,9 @@ class Queue(Given[E]):
         {'to': 'b@example.org'}
         """
         values = {
-            LIMIT: counted(limit, "limit"),
-            "locks_queue": checked(queue, "a queue"),
-            "locks_host": None if host is None else checked(host, "a host"),
+            LIMIT: positive_int(limit, "limit"),
+            "locks_queue": valid_name(queue, "a queue"),
+            "locks_host": None if host is None else valid_name(host, "a host"),
         }
         operation: RowsOperation[Any] = RowsOperation(self._capture, values)
         if self._jobs.target is not None and self._jobs.target.mapper is not None:
@@ -241,7 +239,7 @@ class Queue(Given[E]):
             return Operation(self._fail["never"], values)
         if retry_in is None:
             return Operation(self._fail["doubling"], values)
-        return Operation(self._fail["given"], {**values, "locks_pause": span(retry_in, "retry_in")})
+        return Operation(self._fail["given"], {**values, "locks_pause": bounded_seconds(retry_in, "retry_in")})
 
     @shaped(select(literal(1)))
     def release(self, jobs: Any) -> Operation[Any]:
@@ -288,7 +286,7 @@ class Queue(Given[E]):
         >>> session.scalar(queue.requeue_stalled(300))
         0
         """
-        return self._sweep(self._requeue, limit, queue, locks_older=span(older_than, "older_than"))
+        return self._sweep(self._requeue, limit, queue, locks_older=bounded_seconds(older_than, "older_than"))
 
     @shaped(select(literal(1)))
     def revive(
@@ -306,7 +304,7 @@ class Queue(Given[E]):
             return self._sweep(self._revive, limit, queue)
         if queue is not None:
             raise ValueError("Queue.revive: give queue or external_id, not both")
-        values = {LIMIT: counted(limit, "limit"), "locks_chosen": as_uuid(external_id)}
+        values = {LIMIT: positive_int(limit, "limit"), "locks_chosen": as_uuid(external_id)}
         return Operation(self._revive["external_id"], values)
 
     @shaped(select(literal(1)))
@@ -327,13 +325,13 @@ class Queue(Given[E]):
         0
         """
         impls = {by: self._delete[bool(dead), by] for by in (None, "queue_id")}
-        return self._sweep(impls, limit, queue, locks_older=span(older_than, "older_than"))
+        return self._sweep(impls, limit, queue, locks_older=bounded_seconds(older_than, "older_than"))
 
     def _sweep(self, impls: Mapping[Any, Any], limit: int, queue: str | None, **values: Any) -> Operation[Any]:
-        values[LIMIT] = counted(limit, "limit")
+        values[LIMIT] = positive_int(limit, "limit")
         if queue is None:
             return Operation(impls[None], values)
-        return Operation(impls["queue_id"], {**values, "locks_chosen": checked(queue, "a queue")})
+        return Operation(impls["queue_id"], {**values, "locks_chosen": valid_name(queue, "a queue")})
 
     def stats(self) -> RowsOperation[Any]:
         """Count the jobs of each queue: rows of ``queue_id, waiting, scheduled, running, dead, oldest``.

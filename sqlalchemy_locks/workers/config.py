@@ -9,13 +9,11 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.counts import counted
+from sqlalchemy_locks._validation import positive_int, seconds, valid_name
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.durations import seconds
+from sqlalchemy_locks.dialects.connections import one_for_all
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.runtime.pools import one_for_all
 
 #: the longest duration, in seconds: what every way of waiting accepts
 _YEAR = 366 * 86400.0
@@ -47,15 +45,15 @@ class WorkerConfig:
                 "checkouts: use another pool, and on SQLite a file instead of :memory:"
             )
         self.queue, self.engine, self.hold = queue, engine, bool(hold)
-        self.name = checked(name, "a queue")
-        self.concurrency, self.batch = counted(concurrency, "concurrency"), counted(batch, "batch")
+        self.name = valid_name(name, "a queue")
+        self.concurrency, self.batch = positive_int(concurrency, "concurrency"), positive_int(batch, "batch")
         self.heartbeat = _bounded(heartbeat, "heartbeat", zero=False)
         self.poll = _bounded(poll, "poll", zero=False)
         self.stalled_after = None if stalled_after is None else _bounded(stalled_after, "stalled_after", zero=False)
         self.grace = _bounded(grace, "grace")
         if self.stalled_after is not None and self.stalled_after < 2 * self.heartbeat:
             raise ValueError("stalled_after must be at least twice the heartbeat, or jobs of live workers are requeued")
-        self._host = None if host is None else checked(host, "a host")
+        self._host = None if host is None else valid_name(host, "a host")
         if host is not None and len(host) > _LONGEST_HOST:
             raise ValueError(f"a worker's host has {_LONGEST_HOST} characters at most, and this one has {len(host)}")
         if self.hold and self.backend.single_writer:

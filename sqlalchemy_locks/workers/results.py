@@ -127,7 +127,7 @@ class PendingAcks:
         if others := len(jobs) - changed - len(locked):
             log(
                 logging.WARNING,
-                "%d jobs were completed or failed elsewhere, or had another owner, when this worker finished them",
+                "%d jobs were completed or failed elsewhere, or had another owner, before this worker finished them",
                 others,
             )
         return locked
@@ -135,7 +135,9 @@ class PendingAcks:
     def _defer(self, jobs: list[tuple[Any, str | None]]) -> None:
         if jobs:
             log(
-                logging.WARNING, "%d finished jobs are reported later: their rows are locked by other sessions", len(jobs)
+                logging.WARNING,
+                "%d finished jobs are reported later: their rows are locked by other sessions",
+                len(jobs),
             )
             self.deferred += jobs
             self._deferred_due = min(self._deferred_due, time.monotonic() + _DEFERRED_INTERVAL)

@@ -23,9 +23,9 @@ from typing import Any
 from sqlalchemy import Engine
 
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
+from sqlalchemy_locks.dialects.connections import unattended
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.runtime.pools import unattended
 from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, bound_engine
 from sqlalchemy_locks.workers.database import WorkerDatabase, log, supports_listen
 from sqlalchemy_locks.workers.held_job import HeldJob

@@ -293,7 +293,21 @@ def test_a_class_without_the_columns_is_refused() -> None:
 
 @pytest.mark.parametrize("engine", ["postgresql15", "sqlite"], indirect=True)
 @pytest.mark.parametrize(
-    "name", ["completed", "count", "chosen", "numbered", "captured", "owned", "one", "unlocked", "heartbeat", "jobs", "put", "existing"]
+    "name",
+    [
+        "completed",
+        "count",
+        "chosen",
+        "numbered",
+        "captured",
+        "owned",
+        "one",
+        "unlocked",
+        "heartbeat",
+        "jobs",
+        "put",
+        "existing",
+    ],
 )
 def test_a_table_may_have_the_name_of_a_cte(engine: Engine, name: str) -> None:
     class Base(DeclarativeBase):
