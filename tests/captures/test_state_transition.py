@@ -75,7 +75,7 @@ def test_create_capture_and_set_status(engine: Engine) -> None:
 
 
 def test_captures_skip_each_others_tasks(leveled: Engine) -> None:
-    """The status is in an index here, whose gaps InnoDB locks above READ COMMITTED for who searches with locks."""
+    """The status is indexed, and InnoDB's locking searches above READ COMMITTED lock gaps of that index."""
     ids = [f"t{n:02}" for n in range(20)]
     scalar(leveled, tasks.create(*ids))
     for id in ids[::3]:
@@ -117,7 +117,7 @@ def test_concurrent_captures_take_each_task_once(leveled: Engine) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    # a snapshot may have missed what another had captured and rolled back
+    # a snapshot may hide tasks whose capture was rolled back
     taken += [task.id for task in capture(leveled, 200)]
     assert sorted(taken) == ids
 
@@ -186,7 +186,7 @@ def test_absurd_timeouts_do_not_stop_expire(engine: Engine) -> None:
         task = build_context(connection.dialect, {}).tables.task
         for id, seconds in (("endless", 2**62), ("never", -(2**62)), ("over", 0)):
             connection.execute(update(task).where(task.c.id == id).values(timeout=seconds))
-        # before now, be the clock as coarse as it may
+        # before now, however coarse the clock is
         connection.execute(update(task).values(updated_at=datetime(2020, 1, 1, tzinfo=timezone.utc)))
     with engine.begin() as connection:
         assert connection.scalar(tasks.expire()) == 2
@@ -249,7 +249,7 @@ class State(enum.Enum):
 
 
 class Numbered(TypeDecorator[State]):
-    """A status that only Python gives a meaning."""
+    """A status that is stored as a number."""
 
     impl = Integer
     cache_ok = True

@@ -28,7 +28,7 @@ def test_fetch_completes_and_captures(engine: Engine) -> None:
         silenced(connection, second.jobs[0])
         connection.execute(queue.requeue_stalled(3600))
         connection.execute(queue.release(second.jobs[2]))
-    # two are somebody else's now, or nobody's
+    # two were returned to the queue
     third = fetched(engine, second.jobs, 1)
     assert (len(third.jobs), third.completed) == (1, 1)
     assert third.jobs[0].claim == 2
@@ -42,8 +42,8 @@ def test_fetch_is_atomic(engine: Engine) -> None:
     put(engine, *range(4))
     mine = fetched(engine, [], 2).jobs
     with pytest.raises(RuntimeError), transaction(engine) as short:
-        told = short.connection.scalar(queue._fetch(mine, 2, queue="default", host="h", after=None))
-        assert (len(told.jobs), told.completed) == (2, 2)
+        result = short.connection.scalar(queue._fetch(mine, 2, queue="default", host="h", after=None))
+        assert (len(result.jobs), result.completed) == (2, 2)
         raise RuntimeError
     assert counts(engine) == {"all": 4, "completed": 0, "dead": 0, "running": 2, "waiting": 2}
 
@@ -69,7 +69,7 @@ def test_a_batch_is_one_statement_on_postgresql(engine_to: MakeEngine, name: str
 
 
 def test_fetch_from_a_class_with_other_names(engine_to: MakeEngine) -> None:
-    """Whose columns have other names: the place to go on from is found in its rows, too."""
+    """The position for the next fetch is read from its columns."""
     from tests.queue.test_own_table import Task, tasks
 
     engine = engine_to("postgresql15")
@@ -86,7 +86,7 @@ def test_fetch_from_a_class_with_other_names(engine_to: MakeEngine) -> None:
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_rows_by_cursor_equal_those_of_sqlalchemy(engine_to: MakeEngine, driver: str) -> None:
-    """Workers read jobs by the driver's own cursor, unless somebody listens to what it executes."""
+    """Workers read jobs by the driver's own cursor, unless the engine has event listeners."""
     engine, watched = engine_to("postgresql15", driver), engine_to("postgresql15", driver)
     payloads = [
         None,
@@ -108,10 +108,10 @@ def test_rows_by_cursor_equal_those_of_sqlalchemy(engine_to: MakeEngine, driver:
             connection = short.connection
             connection.execute(queue.release(jobs))
             given.append(jobs)
-    mine, theirs = given
-    assert [job.payload for job in mine] == payloads
-    fixed = [name for name in mine[0]._fields if name not in ("claim", "started_at", "heartbeat_at")]
-    for job, other in zip(mine, theirs, strict=True):
+    by_cursor, by_sqlalchemy = given
+    assert [job.payload for job in by_cursor] == payloads
+    fixed = [name for name in by_cursor[0]._fields if name not in ("claim", "started_at", "heartbeat_at")]
+    for job, other in zip(by_cursor, by_sqlalchemy, strict=True):
         assert job._fields == other._fields
         assert [type(value) for value in job] == [type(value) for value in other]
         assert [getattr(job, name) for name in fixed] == [getattr(other, name) for name in fixed]
@@ -128,13 +128,13 @@ def test_payloads_use_the_engines_json_deserializer(engine_to: MakeEngine) -> No
 
 @pytest.mark.parametrize("batch", [1, 10, 100])
 def test_the_generic_plan_has_no_seq_scan(engine_to: MakeEngine, batch: int) -> None:
-    """Though the statistics are of a moment at which no job ran: a plan for any values is as good as one for these."""
+    """Although the statistics are from a moment when no job ran."""
     engine = engine_to("postgresql15", pool_size=1, max_overflow=0)
     put(engine, *range(3000))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE lock.job"))
     state = state_of(engine, batch=batch, concurrency=batch)
-    # looks from the head
+    # search from the head
     state.cursor._enabled = False
     for _ in range(15):
         state.turn()
@@ -150,31 +150,31 @@ def test_the_generic_plan_has_no_seq_scan(engine_to: MakeEngine, batch: int) -> 
 def test_jobs_of_a_dead_worker_are_requeued(engine: Engine) -> None:
     put(engine, *range(4))
     mine = fetched(engine, [], 2).jobs
-    fetched(engine, mine, 2)  # and then it is gone
+    fetched(engine, mine, 2)  # its worker dies before it reads the reply
     assert counts(engine) == {"all": 4, "completed": 2, "dead": 0, "running": 2, "waiting": 0}
     with engine.begin() as connection:
         silenced(connection)
         assert connection.scalar(queue.requeue_stalled(0)) == 2
-    heirs = fetched(engine, [], 5).jobs
-    assert [(job.payload, job.claim) for job in heirs] == [(2, 2), (3, 2)]
-    # if it was only slow, what it says then changes nothing
-    late = [(job.internal_id, 1) for job in heirs]
+    requeued = fetched(engine, [], 5).jobs
+    assert [(job.payload, job.claim) for job in requeued] == [(2, 2), (3, 2)]
+    # a report of the former owner changes nothing
+    late = [(job.internal_id, 1) for job in requeued]
     assert fetched(engine, late, 5) == ([], 0)
-    assert fetched(engine, heirs, 5) == ([], 2)
+    assert fetched(engine, requeued, 5) == ([], 2)
 
 
 def test_fetching_after_a_position_reads_fewer_pages(engine_to: MakeEngine) -> None:
-    """What another session's old snapshot may still see stays in the index, and is passed by each look from the head."""
+    """Index entries that an old snapshot may need are read by each search from the head."""
     engine = engine_to("postgresql15", isolation_level="REPEATABLE READ")
     with engine.connect() as old, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("TRUNCATE lock.job"))
         connection.execute(queue.put(*range(3000)))
         connection.execute(text("VACUUM ANALYZE lock.job"))
         old.execute(text("SELECT count(*) FROM lock.job")).scalar()
-        told = Fetched([], 0)
+        result = Fetched([], 0)
         for _ in range(20):
-            told = connection.scalar(queue._fetch(told.jobs, 100, queue="default", host="h", after=None))
-        last = queue._jobs.position(told.jobs[-1])
+            result = connection.scalar(queue._fetch(result.jobs, 100, queue="default", host="h", after=None))
+        last = queue._jobs.position(result.jobs[-1])
 
         def read(after: Any) -> int:
             operation = queue._fetch([], 10, queue="default", host="h", after=after)
@@ -183,20 +183,20 @@ def test_fetching_after_a_position_reads_fewer_pages(engine_to: MakeEngine) -> N
             statement = _spelt(_chooses(body, body.taken(context), context), operation, connection)
             (plan,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}").one()
             document = json.loads(plan) if isinstance(plan, str) else plan
-            return int(searching(document[0]["Plan"]))
+            return int(pages_searched(document[0]["Plan"]))
 
         assert read(None) > 2 * read(last)
 
 
-def searching(node: Any) -> int:
-    """The pages that the search has looked at."""
+def pages_searched(node: Any) -> int:
+    """Return the number of pages that the search has read."""
     if node.get("Subplan Name") == "CTE locks_chosen":
         return int(node["Shared Hit Blocks"] + node["Shared Read Blocks"])
-    return sum(searching(below) for below in node.get("Plans", ()))
+    return sum(pages_searched(below) for below in node.get("Plans", ()))
 
 
 def test_updates_use_the_primary_key(engine_to: MakeEngine) -> None:
-    """By the statistics of a quiet moment no job runs, and the index of those that do looks like the cheapest."""
+    """By the statistics no job runs, so that the index of running jobs looks like the cheapest."""
     engine = engine_to("postgresql15")
     put(engine, *range(3000))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

@@ -46,7 +46,7 @@ class Mail(JobColumns, Base):
 
 
 class Task(Base):
-    """The same with names of its own."""
+    """The same under other names."""
 
     __tablename__ = "odd_task"
     number: Mapped[int] = mapped_column("no", primary_key=True)
@@ -68,7 +68,7 @@ class Task(Base):
 
 
 class Letter(sl.JobColumns, Base):
-    """One of whose attributes isn't named like its column."""
+    """A class with an attribute whose name is not its column's."""
 
     __tablename__ = "letter"
     claim: Mapped[int] = mapped_column("claims", BigInteger(), default=0, server_default=text("0"))
@@ -108,7 +108,7 @@ def engine(servers: Servers, request: pytest.FixtureRequest) -> Any:
 
 def test_jobs_are_entities_in_a_session(engine: Engine) -> None:
     with Session(engine) as session:
-        mine, other = sorted([uuid4(), uuid4()])  # a batch with ids is put in their order
+        mine, other = sorted([uuid4(), uuid4()])  # a batch is put in the order of its ids
         assert session.scalars(mails.put({"a": 1}, {"a": 2}, external_id=[mine, other])).first() == mine
         assert session.scalar(mails.put("again", external_id=mine)) == mine
         session.add(Mail(payload={"a": 3}, customer="x"))
@@ -190,7 +190,7 @@ def test_an_entity_keeps_the_claim_of_its_capture(engine: Engine) -> None:
         assert second.scalar(letters.requeue_stalled(0)) == 1
         mine = second.scalars(letters.capture()).one()
         second.commit()
-        assert lost.claim == mine.claim == 2  # read anew: it is the other's
+        assert lost.claim == mine.claim == 2  # refreshed: it is the other owner's
         first.rollback()
         assert [first.scalar(letters.heartbeat(lost)), first.scalar(letters.complete([lost]))] == [0, 0]
         assert first.scalar(letters.fail(lost, error="x")) == 0
@@ -215,10 +215,10 @@ def test_an_entity_keeps_its_claim_after_an_async_commit(servers: Servers, name:
             await session.execute(letters.put(1, 2))
             jobs = (await session.scalars(letters.capture(2))).all()
             await session.commit()
-            told = [await session.scalar(letters.heartbeat(jobs)), await session.scalar(letters.complete(jobs[0]))]
-            told.append(await session.scalar(letters.complete(jobs)))
+            found = [await session.scalar(letters.heartbeat(jobs)), await session.scalar(letters.complete(jobs[0]))]
+            found.append(await session.scalar(letters.complete(jobs)))
             await session.commit()
-            return told
+            return found
 
     assert asyncio.run(work()) == [2, 1, 1]
 

@@ -105,7 +105,7 @@ def test_an_existing_external_id_puts_no_job(engine: Engine) -> None:
     assert put(engine, "second", external_id=str(mine)) == [mine]
     (job,) = take(engine, 5)
     assert job.payload == "first"
-    # while it is worked on, and when it is done
+    # while it runs, and when it is completed
     assert put(engine, "third", external_id=mine) == [mine]
     assert scalar(engine, queue.complete(job)) == 1
     other = uuid.uuid4()
@@ -152,7 +152,7 @@ def test_concurrent_puts_of_one_id_make_one_job(leveled: Engine) -> None:
 
 
 def test_batches_with_the_same_ids_do_not_deadlock(leveled: Engine) -> None:
-    """In opposite orders: whoever is second waits for the first, and neither for the other."""
+    """In opposite orders: the second waits for the first, not also the first for the second."""
     for round in range(10):
         ids = [uuid4() for _ in range(30)]
         start = threading.Barrier(2, timeout=PATIENCE)
@@ -180,7 +180,7 @@ def test_put_of_a_known_id_ignores_its_row_lock(engine_to: MakeEngine, name: str
     mine = uuid.uuid4()
     put(engine, 1, external_id=mine)
     with engine.begin() as worker:
-        assert len(worker.execute(queue.capture()).all()) == 1  # and holds it
+        assert len(worker.execute(queue.capture()).all()) == 1  # and locks its row
         with engine.begin() as other:
             if name != "postgresql15":
                 other.execute(text("SET innodb_lock_wait_timeout = 1"))
@@ -287,7 +287,7 @@ def test_a_former_owner_changes_nothing(engine: Engine) -> None:
         queue.release(lost),
         queue.heartbeat(lost),
     ]
-    # while it waits, while another has it, and when that one is done
+    # while it waits, while it has another owner, and when it is completed
     assert [scalar(engine, operation) for operation in operations] == [0] * 6
     (mine,) = take(engine)
     assert (mine.internal_id, mine.claim, mine.attempts) == (lost.internal_id, 2, 2)
@@ -332,7 +332,7 @@ def test_the_pause_after_a_failure_doubles(engine: Engine) -> None:
 
 
 def now(engine: Engine) -> datetime:
-    """By the server's clock."""
+    """Return the time by the server's clock."""
     with engine.connect() as connection:
         found: datetime = connection.execute(select(Now())).scalar_one()
         return found
@@ -376,7 +376,7 @@ def test_release_does_not_count_the_attempt(engine: Engine) -> None:
 
 
 def limit_lock_wait(connection: Connection) -> None:
-    """Let a wait for somebody's lock end as an error."""
+    """Let a wait for a lock fail after a second."""
     innodb = connection.dialect.name in ("mysql", "mariadb")
     connection.execute(text("SET innodb_lock_wait_timeout = 1" if innodb else "SET LOCAL lock_timeout = '1s'"))
 
@@ -385,7 +385,7 @@ def test_heartbeat_skips_locked_rows(leveled: Engine) -> None:
     put(leveled, *range(3))
     mine = take(leveled, 3)
     with leveled.connect() as handler, leveled.connect() as worker:
-        assert handler.execute(queue.complete(mine[1])).scalar() == 1  # in the transaction of its work
+        assert handler.execute(queue.complete(mine[1])).scalar() == 1  # in the transaction of the work
         limit_lock_wait(worker)
         assert worker.execute(queue.heartbeat(mine)).scalar() == 3
         worker.commit()
@@ -418,7 +418,7 @@ def test_stalled_jobs_are_requeued(engine: Engine) -> None:
     assert scalar(engine, queue.requeue_stalled(3600)) == 1
     (again,) = take(engine, 5)
     assert (again.internal_id, again.attempts) == (a.internal_id, 2)
-    # the last attempt is a death
+    # after the last attempt it is dead
     with engine.begin() as connection:
         silenced(connection)
     assert scalar(engine, queue.requeue_stalled(0)) == 2
@@ -445,7 +445,7 @@ def test_requeue_skips_locked_rows(leveled: Engine) -> None:
     put(leveled, "a", "b")
     a, _ = take(leveled, 2)
     with leveled.connect() as working:
-        assert working.execute(queue.heartbeat(a)).scalar() == 1  # and holds its row
+        assert working.execute(queue.heartbeat(a)).scalar() == 1  # and locks its rows row
         assert sl.Locks(leveled).run(queue.requeue_stalled(0)) == 1
         working.rollback()
 

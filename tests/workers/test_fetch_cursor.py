@@ -15,16 +15,16 @@ from tests.fixtures.worker_states import counts, finish_all, state_of
 
 
 def test_a_slow_search_sets_the_position() -> None:
-    head, last = FetchCursor(True, 3600), (0, None, 7)
-    assert head.after() is None
-    head.advance(None, last, 360)
-    assert head.after() == last
-    head.advance(last, (0, None, 9), 0.0)
-    assert head.after() == (0, None, 9)
-    head.advance(last, None, 0.0)  # there was nothing more: from the head
-    assert head.after() is None
-    head.advance(None, last, 0.0)
-    assert head.after() is None
+    cursor, last = FetchCursor(True, 3600), (0, None, 7)
+    assert cursor.after() is None
+    cursor.advance(None, last, 360)
+    assert cursor.after() == last
+    cursor.advance(last, (0, None, 9), 0.0)
+    assert cursor.after() == (0, None, 9)
+    cursor.advance(last, None, 0.0)  # no more jobs: from the head
+    assert cursor.after() is None
+    cursor.advance(None, last, 0.0)
+    assert cursor.after() is None
     capped = FetchCursor(True, 1)
     capped.advance(None, last, 360)
     assert capped._expires <= time.monotonic() + 1
@@ -34,7 +34,7 @@ def test_a_slow_search_sets_the_position() -> None:
 
 
 def test_the_head_is_searched_within_a_second(engine_to: MakeEngine) -> None:
-    """It may have waited for a row of those that it ends, or for a connection."""
+    """The search may only have waited for a lock or a connection."""
     state = state_of(engine_to("postgresql15"), heartbeat=3600)
     state.cursor.advance(None, (0, None, 7), 360)
     assert state.cursor._position is not None
@@ -61,11 +61,11 @@ def test_jobs_before_the_position_are_fetched_later(engine_to: MakeEngine) -> No
     state = state_of(engine, batch=2, heartbeat=3600)
     state.turn()
     assert finish_all(state) == [0, 1]
-    state.cursor._expires = time.monotonic() + 3600  # as after a look that took long
+    state.cursor._expires = time.monotonic() + 3600  # as after a slow search
     put(engine, "urgent", priority=-1)
     state.turn()
     assert finish_all(state) == [2, 3]
-    # nothing comes after that any more, so it looks from the head, and at once
+    # there is no job after the position, so the next search is from the head, and due immediately
     state.turn()
     assert state.pause() == 0
     state.turn()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,32 +16,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from tests.conftest import Servers
-from tests.fixtures.parties import PATIENCE, async_connected, until
+from tests.fixtures.parties import until
 from tests.fixtures.queues import MakeEngine, put
-from tests.fixtures.worker_states import counts, errors, queue, running, state_of
+from tests.fixtures.worker_states import all_ended, counts, errors, queue, run_async, run_until_ended, running, state_of
 
 
-class Odd(BaseException):
-    """Neither an Exception nor anything that Python knows."""
-
-
-def worked(worker: sl.Worker, engine: Engine, number: int) -> None:
-    """Let it work until so many jobs have ended."""
-    with running(worker):
-        until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == number)
-
-
-def awaited(servers: Servers, name: str, driver: str, body: Callable[[AsyncEngine], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with async_connected(servers.installed(name, driver)) as bind:
-            await asyncio.wait_for(body(bind), PATIENCE)
-
-    asyncio.run(main())
-
-
-async def ends(engine: Engine, number: int) -> None:
-    while (counted := await asyncio.to_thread(counts, engine))["completed"] + counted["dead"] < number:
-        await asyncio.sleep(0.02)
+class AppError(BaseException):
+    """A BaseException of the app."""
 
 
 @pytest.mark.parametrize("hold", [False, True])
@@ -50,7 +31,7 @@ def test_an_exception_fails_its_job_only(engine: Engine, hold: bool) -> None:
         pytest.skip("SQLite has no held transactions")
     put(engine, *range(20), max_attempts=1)
 
-    class Odd(BaseException):
+    class AppError(BaseException):
         pass
 
     def handler(job: Any) -> None:
@@ -93,16 +74,16 @@ def test_a_cancellation_inside_a_handler_fails_its_job(
     async def body(bind: AsyncEngine) -> None:
         worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, poll=0.05)
         task = asyncio.create_task(worker.run())
-        await ends(engine, 4)
+        await all_ended(engine, 4)
         worker.stop()
         await task
 
-    awaited(servers, name, driver, body)
+    run_async(servers, name, driver, body)
     assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
     assert "CancelledError" in errors(engine)[0]
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), Odd()], ids=repr)
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), AppError()], ids=repr)
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 def test_a_holding_thread_survives_any_exception(engine_to: MakeEngine, name: str, error: BaseException) -> None:
     engine = engine_to(name)
@@ -112,11 +93,11 @@ def test_a_holding_thread_survives_any_exception(engine_to: MakeEngine, name: st
         if job.payload == 0:
             raise error
 
-    worked(sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, poll=0.05), engine, 4)
+    run_until_ended(sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, poll=0.05), engine, 4)
     assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), Odd()], ids=repr)
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), AppError()], ids=repr)
 def test_a_holding_task_survives_any_exception(engine_to: MakeEngine, servers: Servers, error: BaseException) -> None:
     engine = engine_to("postgresql15")
     put(engine, *range(4), max_attempts=1)
@@ -128,15 +109,15 @@ def test_a_holding_task_survives_any_exception(engine_to: MakeEngine, servers: S
     async def body(bind: AsyncEngine) -> None:
         worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, hold=True, poll=0.05)
         task = asyncio.create_task(worker.run())
-        await ends(engine, 4)
+        await all_ended(engine, 4)
         worker.stop()
         await task
 
-    awaited(servers, "postgresql15", "asyncpg", body)
+    run_async(servers, "postgresql15", "asyncpg", body)
     assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
 
 
-class Untold(Exception):
+class Unformattable(Exception):
     @property
     def __notes__(self) -> list[str]:
         raise RuntimeError("these notes can't be read")
@@ -161,15 +142,15 @@ def test_an_unformattable_error_fails_its_job(engine_to: MakeEngine, raising_log
 
     def handler(job: Any) -> None:
         if job.payload in (0, 1):
-            raise Untold
+            raise Unformattable
 
-    worked(sl.Worker(queue, handler, bind=engine, concurrency=1, hold=hold, poll=0.05), engine, 4)
+    run_until_ended(sl.Worker(queue, handler, bind=engine, concurrency=1, hold=hold, poll=0.05), engine, 4)
     assert counts(engine) == {"all": 4, "completed": 2, "dead": 2, "running": 0, "waiting": 0}
-    assert all("Untold" in error for error in errors(engine))
+    assert all("Unformattable" in error for error in errors(engine))
 
 
-class Stored(sl.Queue):
-    """A queue in a database that can't store some texts."""
+class RefusingQueue(sl.Queue):
+    """A queue whose database can't store some texts."""
 
     def fail(self, jobs: Any, *, error: str, **options: Any) -> Any:
         if "unstorable" in error:
@@ -186,7 +167,7 @@ def test_an_unstorable_error_fails_its_job(engine_to: MakeEngine, hold: bool) ->
         if job.payload == 1:
             raise RuntimeError("unstorable")
 
-    worked(sl.Worker(Stored(), handler, bind=engine, concurrency=1, hold=hold, poll=0.05), engine, 4)
+    run_until_ended(sl.Worker(RefusingQueue(), handler, bind=engine, concurrency=1, hold=hold, poll=0.05), engine, 4)
     assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
     assert errors(engine) == ["the error could not be stored: see the log of the worker"]
 
@@ -220,5 +201,5 @@ def test_a_handler_of_the_other_kind_is_refused(lite: Engine) -> None:
 
 def test_a_handler_that_returns_an_awaitable_fails(lite: Engine) -> None:
     put(lite, 1, max_attempts=1)
-    worked(sl.Worker(queue, lambda job: coroutine_function(job), bind=lite, poll=0.05), lite, 1)
+    run_until_ended(sl.Worker(queue, lambda job: coroutine_function(job), bind=lite, poll=0.05), lite, 1)
     assert "use an AsyncWorker" in errors(lite)[0]

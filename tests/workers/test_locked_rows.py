@@ -14,23 +14,15 @@ from sqlalchemy import Connection, Engine, select
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.workers.state import WorkerState
 from tests.fixtures.queues import MakeEngine, put, silenced
-from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_of
+from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_of, worker_engine
 
-#: who waits for a row nevertheless is told so, and hangs nobody; there is no other lock that it could wait for
-BOUND: dict[str, Any] = {"connect_args": {"options": "-c lock_timeout=10s"}}
-
-
-#: where rows can be held one by one
+#: engines with row locks
 ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb"]
 
 
-def worker_engine(engine_to: MakeEngine, name: str) -> Engine:
-    return engine_to(name, **({} if name in ("mysql", "mariadb") else BOUND))
-
-
 @contextmanager
-def holding(engine: Engine, *jobs: Any) -> Iterator[Connection]:
-    """Somebody's open transaction, with these jobs' rows."""
+def locking(engine: Engine, *jobs: Any) -> Iterator[Connection]:
+    """Lock the rows of these jobs in another transaction."""
     with engine.connect() as connection:
         job = build_context(connection.dialect, {}).tables.job
         for each in jobs:
@@ -40,7 +32,7 @@ def holding(engine: Engine, *jobs: Any) -> Iterator[Connection]:
 
 
 def deferred_turn(state: WorkerState) -> None:
-    """A second after that."""
+    """Take a turn when the deferred jobs are due."""
     state.acks._deferred_due = time.monotonic()
     state.turn()
 
@@ -53,11 +45,11 @@ def test_a_locked_row_delays_its_own_report_only(
     put(engine, *range(6))
     state = state_of(engine, batch=2, concurrency=2)
     state.turn()
-    with holding(engine_to(name), state.waiting[0]):
+    with locking(engine_to(name), state.waiting[0]):
         assert finish_all(state) == [0, 1]
         state.turn()
         assert counts(engine)["completed"] == 1
-        assert finish_all(state) == [2, 3]  # which were captured nevertheless
+        assert finish_all(state) == [2, 3]  # the next batch was captured
         deferred_turn(state)
         assert counts(engine)["completed"] == 3
         assert state.pause() <= 1
@@ -77,7 +69,7 @@ def test_a_locked_row_of_a_failed_job_does_the_same(engine_to: MakeEngine, name:
     put(engine, *range(4), max_attempts=1)
     state = state_of(engine, batch=2, concurrency=2)
     state.turn()
-    with holding(engine_to(name), state.waiting[0]):
+    with locking(engine_to(name), state.waiting[0]):
         for _ in range(2):
             state.done(state.take(), ValueError("no"))
         state.turn()
@@ -99,7 +91,7 @@ def test_a_job_completed_by_the_locker_is_not_reported(
     state = state_of(engine, batch=2, concurrency=2)
     state.turn()
     mine = list(state.waiting)
-    with holding(engine_to(name), *mine) as connection:
+    with locking(engine_to(name), *mine) as connection:
         finish_all(state)
         state.turn()
         assert len(state.acks.deferred) == 2
@@ -115,7 +107,7 @@ def test_a_job_completed_by_the_locker_is_not_reported(
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_locked_job_of_another_owner_is_dropped(engine_to: MakeEngine, name: str) -> None:
-    """A job that somebody holds is another's already: the one who had it has no part in it any more."""
+    """Its row is locked, and its claim is another worker's."""
     engine = worker_engine(engine_to, name)
     put(engine, 0, 1)
     state = state_of(engine, batch=2, concurrency=2)
@@ -124,7 +116,7 @@ def test_a_locked_job_of_another_owner_is_dropped(engine_to: MakeEngine, name: s
         silenced(connection)
         assert connection.scalar(queue.requeue_stalled(3600)) == 2
     (other, _) = fetched(engine, [], 2).jobs
-    with holding(engine_to(name), other):
+    with locking(engine_to(name), other):
         finish_all(state)
         state.turn()
         assert state.acks.deferred == []
@@ -137,7 +129,7 @@ def test_deferred_jobs_get_heartbeats(engine_to: MakeEngine, name: str) -> None:
     put(engine, 0)
     state = state_of(engine, batch=1)
     state.turn()
-    with holding(engine_to(name), state.waiting[0]):
+    with locking(engine_to(name), state.waiting[0]):
         finish_all(state)
         state.turn()
         assert len(state.jobs()) == 1

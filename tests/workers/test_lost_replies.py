@@ -18,7 +18,7 @@ from tests.faults.drivers import asynchronous, clear, sync, through_an_async_pro
 from tests.faults.proxy import Proxy
 from tests.fixtures.parties import PATIENCE
 from tests.fixtures.queues import MakeEngine, put
-from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_of
+from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_of, worker_engine
 
 
 @sync
@@ -36,7 +36,7 @@ def test_a_lost_reply_loses_no_job(servers: Any, direct: Engine, name: str, driv
             state.turn()
         done += finish_all(state)
         state.close()
-    # each was done once, at its only attempt, those included whose capture nobody was told of
+    # each ran once, in its only attempt, those of the lost reply included
     assert sorted(done) == list(range(8))
     assert counts(direct) == {"all": 8, "completed": 8, "dead": 0, "running": 0, "waiting": 0}
 
@@ -48,7 +48,7 @@ def test_only_jobs_of_the_same_run_are_found(engine_to: MakeEngine, name: str) -
     mine, others = state_of(engine, batch=2, host="same"), state_of(engine, batch=2, host="same")
     mine.turn()
     others.turn()
-    assert mine.take() is not None  # one runs
+    assert mine.take() is not None  # one of its jobs runs
     lost = fetched(engine, [], 1, host=mine.host).jobs
     mine._reply_lost = True
     mine.turn()
@@ -59,17 +59,9 @@ def test_only_jobs_of_the_same_run_are_found(engine_to: MakeEngine, name: str) -
     assert len(mine.waiting) == 2
 
 
-def worker_engine(engine_to: MakeEngine, name: str) -> Engine:
-    return engine_to(name, **({} if name in ("mysql", "mariadb") else BOUND))
-
-
-#: who waits for a row nevertheless is told so, and hangs nobody; there is no other lock that it could wait for
-BOUND: dict[str, Any] = {"connect_args": {"options": "-c lock_timeout=10s"}}
-
-
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
 def test_a_late_capture_is_found(engine_to: MakeEngine, name: str) -> None:
-    """The server goes on with a statement that nobody waits for any more, and commits after it was asked."""
+    """The server commits the capture after the worker has searched for its jobs."""
     engine = worker_engine(engine_to, name)
     state = state_of(engine, batch=2)
     state._reply_lost = True
@@ -97,8 +89,8 @@ def test_a_late_capture_is_released_at_a_stop(engine_to: MakeEngine) -> None:
     assert counts(engine) == {"all": 1, "completed": 0, "dead": 0, "running": 0, "waiting": 1}
 
 
-def nowhere(proxy: Proxy) -> Callable[[], None]:
-    """Whoever comes anew doesn't reach the server, until it is told otherwise."""
+def refuse_connections(proxy: Proxy) -> Callable[[], None]:
+    """Let new connections fail until the returned function is called."""
     server = proxy._server
     proxy._server = ("127.0.0.1", 1)
 
@@ -120,7 +112,7 @@ def test_unknown_captures_are_released_at_the_end(
         with engine.connect() as connection:
             connection.exec_driver_sql("SELECT 1")
         back: list[Callable[[], None]] = []
-        proxy.lose_answer(final(name), lambda: back.append(nowhere(proxy)))
+        proxy.lose_answer(final(name), lambda: back.append(refuse_connections(proxy)))
         state.turn()
         assert (proxy.losses, len(state.waiting), counts(direct)["running"]) == (1, 0, 2)
         back[0]()
@@ -128,7 +120,7 @@ def test_unknown_captures_are_released_at_the_end(
             state.close()
         else:
             state.stopping = True
-            state.turn()  # as it does while handlers still run
+            state.turn()  # a turn while handlers still run
     assert counts(direct) == {"all": 4, "completed": 0, "dead": 0, "running": 0, "waiting": 4}
 
 
@@ -143,18 +135,18 @@ def test_a_cancelled_worker_releases_unknown_captures(servers: Any, direct: Engi
 
     async def body(engine: AsyncEngine, proxy: Proxy) -> None:
         worker = sl.AsyncWorker(queue, handler, bind=engine, batch=2, stalled_after=None, host="one of a kind")
-        loop, told = asyncio.get_running_loop(), threading.Event()
+        loop, done = asyncio.get_running_loop(), threading.Event()
 
         def cancel() -> None:
             task.cancel()
-            loop.call_soon(told.set)
+            loop.call_soon(done.set)
 
         def meanwhile() -> None:
             running.append(counts(direct)["running"])
             loop.call_soon_threadsafe(cancel)
-            assert told.wait(PATIENCE)
+            assert done.wait(PATIENCE)
 
-        # asyncpg sends the values when the statement is prepared already
+        # asyncpg sends the values once the statement is prepared
         proxy.lose_answer(b"one of a kind" if name == "postgresql15" else final(name), meanwhile)
         task = asyncio.create_task(worker.run())
         with pytest.raises(asyncio.CancelledError):

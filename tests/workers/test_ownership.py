@@ -15,13 +15,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from tests.fixtures.parties import PATIENCE, until
 from tests.fixtures.queues import MakeEngine, put, silenced
-from tests.fixtures.worker_states import counts, queue, running, state_for, state_of
-
-
-def worked(worker: sl.Worker, engine: Engine, number: int) -> None:
-    """Let it work until so many jobs have ended."""
-    with running(worker):
-        until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == number)
+from tests.fixtures.worker_states import counts, queue, run_until_ended, running, state_for, state_of
 
 
 def test_heartbeats_keep_long_jobs_from_stalling(engine_to: MakeEngine) -> None:
@@ -77,7 +71,7 @@ def test_a_sweep_requeues_every_batch(lite: Engine) -> None:
 
 
 def test_no_job_starts_after_missed_heartbeats(lite: Engine) -> None:
-    """A process that was stopped: others have its jobs, and it has them in memory."""
+    """The process was suspended: its jobs have other owners, though it has them in memory."""
     put(lite, *range(3))
     state = state_of(lite, heartbeat=1, stalled_after=None, batch=3)
     state.turn()
@@ -101,7 +95,7 @@ def test_jobs_completed_elsewhere_are_logged(lite: Engine, caplog: pytest.LogCap
             connection.execute(queue.complete(job))
 
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks.worker"):
-        worked(sl.Worker(queue, handler, bind=lite, poll=0.05), lite, 1)
+        run_until_ended(sl.Worker(queue, handler, bind=lite, poll=0.05), lite, 1)
         assert "completed or failed elsewhere" in caplog.text
 
 

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,12 @@ from sqlalchemy_locks.core.operation import build_context
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import PATIENCE, async_connected, cancelled_at_every_await, until
 from tests.fixtures.queues import MakeEngine, put
-from tests.fixtures.worker_states import counts, queue, running, state_for
+from tests.fixtures.worker_states import counts, queue, run_async, running, state_for
 
 ROOT = Path(__file__).parents[2]
 
 
 CAPTURE, COMPLETE, FAIL = "claim + 1", "completed_at=", "failed_at=CASE"
-
-
-def awaited(servers: Servers, name: str, driver: str, body: Callable[[AsyncEngine], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with async_connected(servers.installed(name, driver)) as bind:
-            await asyncio.wait_for(body(bind), PATIENCE)
-
-    asyncio.run(main())
 
 
 def test_a_stop_releases_waiting_jobs(engine: Engine) -> None:
@@ -53,7 +44,7 @@ def test_a_stop_releases_waiting_jobs(engine: Engine) -> None:
         go_on.set()
     assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 0, "waiting": 9}
     with engine.begin() as connection:
-        # given back untried
+        # the attempt doesn't count
         assert {job.attempts for job in connection.execute(queue.capture(10))} == {1}
 
 
@@ -141,12 +132,12 @@ def test_no_job_starts_after_a_stop(engine: Engine) -> None:
     state = state_for(worker)
     state.turn()
     first = state.take()
-    worker.stop()  # by a signal, say, or by another thread, while the worker's own waits for the database
+    worker.stop()  # by another thread while the worker waits for the database
     assert state.take() is None
     state.done(first, None)
     state.waiting.clear()
     state.turn()
-    assert not state.waiting  # nor is more asked for
+    assert not state.waiting  # and no job is fetched
     assert counts(engine)["waiting"] == 2
 
 
@@ -186,16 +177,16 @@ def test_a_held_job_is_released_after_a_stop(
 
 
 def test_a_slot_that_outlives_run_starts_no_job(engine_to: MakeEngine) -> None:
-    """And leaves nothing open, though its engine was disposed of before."""
+    """It leaves no connection open, though its engine was disposed of before."""
     engine = engine_to("postgresql15")
     put(engine, 1, 2)
     begun: list[Any] = []
-    hands: list[threading.Thread] = []
+    threads: list[threading.Thread] = []
     go = threading.Event()
 
     def handler(job: Any) -> None:
         begun.append(job.payload)
-        hands.append(threading.current_thread())
+        threads.append(threading.current_thread())
         if len(begun) == 1:
             worker.stop()
             assert go.wait(PATIENCE)
@@ -205,7 +196,7 @@ def test_a_slot_that_outlives_run_starts_no_job(engine_to: MakeEngine) -> None:
     worker.run()
     engine.dispose()
     go.set()
-    until(lambda: len(begun) > 1 or not hands[0].is_alive())
+    until(lambda: len(begun) > 1 or not threads[0].is_alive())
     assert begun == [1]
     assert pool.checkedin() == 0  # type: ignore[attr-defined]
 
@@ -257,7 +248,7 @@ def test_a_cancelled_worker_releases_its_jobs(engine_to: MakeEngine, servers: Se
                 each.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    awaited(servers, "sqlite", "aiosqlite", body)
+    run_async(servers, "sqlite", "aiosqlite", body)
     assert counts(engine) == {"all": 4, "completed": 0, "dead": 0, "running": 0, "waiting": 4}
 
 
@@ -281,7 +272,7 @@ def test_a_cancellation_during_a_wake_up_is_not_lost(
             while not all(ring._waiters for ring in rings):  # type: ignore[attr-defined]
                 await asyncio.sleep(0.01)
             worker._wake_all()
-            for _ in range(later):  # up to when it is awake
+            for _ in range(later):  # until the worker is resumed
                 await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -298,7 +289,7 @@ import sqlalchemy_locks as sl
 sent = False
 
 def look(frame, what, arg):
-    # when the main thread goes to wait: with a lock in its hands, if what it waits for has one
+    # when the main thread starts to wait, holding the lock of what it waits for, if that has one
     global sent
     waits = what == "call" and frame.f_code is threading.Condition.wait.__code__
     gets = what == "c_call" and getattr(arg, "__name__", "") == "get" and "SimpleQueue" in repr(arg)
@@ -308,7 +299,7 @@ def look(frame, what, arg):
 
 worker = sl.Worker(sl.Queue(), print, bind=create_engine(sys.argv[1]), poll=3600, hold=len(sys.argv) > 2)
 armed = False
-# the last thing that the main thread does before it waits
+# the last method that the main thread calls before it waits
 name = "_sweep" if worker.config.hold else "_turn"
 last = getattr(sl.Worker, name)
 
@@ -340,7 +331,7 @@ def test_a_stop_before_the_wait_is_not_missed(lite: Engine) -> None:
     turn = worker._turn
 
     def late(*given: Any) -> bool:
-        worker.stop()  # which it hears after it has looked whether it should, and before its bell is cleared
+        worker.stop()  # before the wake-up event is cleared
         return turn(*given)
 
     worker._turn = late  # type: ignore[method-assign]

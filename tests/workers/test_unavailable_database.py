@@ -27,7 +27,7 @@ CAPTURE, COMPLETE, FAIL = "claim + 1", "completed_at=", "failed_at=CASE"
 
 @contextmanager
 def refusing(engine: Engine, *parts: str) -> Iterator[None]:
-    """The database refuses statements with this in them, as it does what takes longer than it may."""
+    """Let the database refuse statements that contain one of these texts, as after a statement timeout."""
 
     def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if any(part in statement.replace("`", "") for part in parts):
@@ -40,8 +40,8 @@ def refusing(engine: Engine, *parts: str) -> Iterator[None]:
         event.remove(engine, "before_cursor_execute", look)
 
 
-def silent(engine: Engine, state: WorkerState) -> None:
-    """As if nothing had been said of its jobs for an hour."""
+def age_heartbeats(engine: Engine, state: WorkerState) -> None:
+    """Set the last heartbeat of the jobs to an hour ago."""
     with engine.begin() as connection:
         job = build_context(connection.dialect, {}).tables.job
         for id, beat in connection.execute(select(job.c.internal_id, job.c.heartbeat_at)).all():
@@ -70,10 +70,10 @@ def three_taken(engine: Engine) -> tuple[WorkerState, list[Any]]:
 def test_failing_captures_keep_no_report_from_being_sent(engine: Engine) -> None:
     state, jobs = three_taken(engine)
     state.done(jobs[0], None)
-    silent(engine, state)
+    age_heartbeats(engine, state)
     with refusing(engine, CAPTURE):
         state.turn()
-    assert state._error_pause > 0  # it was refused
+    assert state._error_pause > 0  # the capture was refused
     assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 2, "waiting": 7}
     assert stalled(engine) == 0
     state.done(jobs[1], RuntimeError("wrong"))
@@ -92,7 +92,7 @@ def test_failing_reports_keep_no_heartbeat_from_being_sent(engine: Engine) -> No
     state, jobs = three_taken(engine)
     state.done(jobs[0], None)
     state.done(jobs[1], RuntimeError("wrong"))
-    silent(engine, state)
+    age_heartbeats(engine, state)
     with refusing(engine, COMPLETE, FAIL):
         state.turn()
         assert counts(engine)["running"] == 3
@@ -112,7 +112,7 @@ def test_the_error_pause_ends_at_the_next_heartbeat(engine: Engine) -> None:
             state.turn()
     assert state._error_pause == 5
     assert state.pause() <= 1
-    state._heartbeat_at = -float("inf")  # nothing can be said at all: the rest is not cut short again and again
+    state._heartbeat_at = -float("inf")  # no heartbeat succeeds: the pause is not cut short again and again
     assert state.pause() == 5
 
 
@@ -123,7 +123,7 @@ def test_close_takes_every_step_that_succeeds(engine: Engine) -> None:
     state.done(jobs[1], RuntimeError("wrong"))
     with refusing(engine, COMPLETE):
         state.close()
-    # what was done was not told, what failed was, and what ran was given back
+    # the completed job was not reported, the failed one was, and the running one was released
     assert counts(engine) == {"all": 10, "completed": 0, "dead": 1, "running": 1, "waiting": 8}
 
 
@@ -149,7 +149,7 @@ def test_lost_jobs_are_dropped_after_a_failed_attempt(lite: Engine) -> None:
     state.turn()
     assert asked == 2
     assert list(state.waiting) == jobs
-    assert state.take() is None  # until it is known whose they are
+    assert state.take() is None  # until it is known which are still owned
     state.turn()
     assert list(state.waiting) == [jobs[0], *jobs[2:]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,25 +19,12 @@ import sqlalchemy_locks as sl
 from tests.conftest import Servers
 from tests.fixtures.parties import PATIENCE, async_connected, later, until
 from tests.fixtures.queues import MakeEngine, put
-from tests.fixtures.worker_states import counts, queue, running, state_of
-
-
-def awaited(servers: Servers, name: str, driver: str, body: Callable[[AsyncEngine], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with async_connected(servers.installed(name, driver)) as bind:
-            await asyncio.wait_for(body(bind), PATIENCE)
-
-    asyncio.run(main())
-
-
-async def ends(engine: Engine, number: int) -> None:
-    while (counted := await asyncio.to_thread(counts, engine))["completed"] + counted["dead"] < number:
-        await asyncio.sleep(0.02)
+from tests.fixtures.worker_states import all_ended, counts, queue, run_async, running, state_of
 
 
 @contextmanager
 def awaiting(url: str, handler: Callable[[Any], Any]) -> Iterator[None]:
-    """The same of an ``AsyncWorker``, in a loop of its own."""
+    """Run an ``AsyncWorker`` in a loop of its own."""
     stop: list[Callable[[], Any]] = []
 
     async def work() -> None:
@@ -57,7 +44,7 @@ def awaiting(url: str, handler: Callable[[Any], Any]) -> Iterator[None]:
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg", "async psycopg"])
 def test_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) -> None:
-    """With a poll of an hour, only NOTIFY can."""
+    """It polls once an hour: only NOTIFY can wake it."""
     engine = engine_to("postgresql15")
     done = threading.Event()
 
@@ -81,7 +68,7 @@ def test_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, drive
             )
 
         until(listening)
-        # when it listens it looks once more: only then is it idle
+        # it fetches once more when it listens: only then is it idle
         put(engine, 0)
         assert done.wait(PATIENCE)
         until(lambda: counts(engine)["completed"] == 1)
@@ -107,7 +94,7 @@ def test_listening_resumes_after_an_error(engine_to: MakeEngine) -> None:
     worker = sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600, heartbeat=3600, stalled_after=None)
     with running(worker):
         assert failed.wait(PATIENCE)
-        time.sleep(0.2)  # so that it is idle, most likely: what is put is then heard of, or not at all
+        time.sleep(0.2)  # most likely it is idle then, and only a notification wakes it
         put(engine, 1)
         assert done.wait(PATIENCE)
 
@@ -127,11 +114,11 @@ def test_holding_slots_are_woken_without_polling(engine_to: MakeEngine, servers:
             done.clear()
             await asyncio.to_thread(put, engine, number)
             await done.wait()
-        await ends(engine, 3)
+        await all_ended(engine, 3)
         worker.stop()
         await task
 
-    awaited(servers, "postgresql15", "asyncpg", body)
+    run_async(servers, "postgresql15", "asyncpg", body)
 
 
 def test_a_completed_job_is_reported_within_a_second(lite: Engine) -> None:

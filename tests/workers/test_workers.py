@@ -28,7 +28,7 @@ from tests.fixtures.worker_states import counts, queue, running
 from tests.fixtures.workers import engine_to as patient_engine
 from tests.fixtures.workers import seen, work
 
-#: 20,000 by hand; what CI has time for on all engines together
+#: 20,000 for a full test
 JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "2000"))
 
 
@@ -43,30 +43,30 @@ FORKS.set_forkserver_preload([work.__module__])
 
 
 class Process:
-    """A worker in a process of its own."""
+    """A worker in its own process."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        self._ear, mouth = FORKS.Pipe(duplex=False)
-        self._process = FORKS.Process(target=work, args=(url, mouth), kwargs=options, daemon=True)
+        self._reader, writer = FORKS.Pipe(duplex=False)
+        self._process = FORKS.Process(target=work, args=(url, writer), kwargs=options, daemon=True)
         self._process.start()
-        mouth.close()
+        writer.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    def hear(self) -> Any:
-        return self._ear.recv()
+    def receive(self) -> Any:
+        return self._reader.recv()
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def ended(self) -> int | None:
+    def exit_code(self) -> int | None:
         self._process.join(PATIENCE)
         return self._process.exitcode
 
     def kill(self) -> None:
         if self._process.is_alive():
             self._process.kill()
-        assert self.ended() is not None
+        assert self.exit_code() is not None
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def processes() -> Iterator[Callable[..., Process]]:
 
 
 @contextmanager
-def crowd(servers: Servers, name: str) -> Iterator[tuple[Engine, str]]:
-    """A new database, where handlers can write what they have seen."""
+def fresh_database(servers: Servers, name: str) -> Iterator[tuple[Engine, str]]:
+    """A new database with a table for the jobs that handlers have seen."""
     url = servers.fresh(name, PLAIN[name])
     install(url)
     engine = patient_engine(url)
@@ -94,21 +94,21 @@ def crowd(servers: Servers, name: str) -> Iterator[tuple[Engine, str]]:
         engine.dispose()
 
 
-def unheard_of(engine: Engine, *workers: Process) -> None:
-    """As if nothing had been heard of these workers for a day.
+def age_heartbeats(engine: Engine, *workers: Process) -> None:
+    """Set the last heartbeat of these workers to a day ago.
 
-    Until they are thought dead they would have to be silent for longer than a busy machine keeps one that lives.
+    Waiting until they have stalled would take longer than a busy machine delays the heartbeat of a live worker.
     """
     a_day_ago = datetime.now(timezone.utc) - timedelta(days=1)
     for _ in range(1000):
         try:
             with engine.begin() as connection:
                 job = build_context(connection.dialect, {}).tables.job
-                theirs = or_(*(job.c.processing_host.startswith(f"{worker.pid}:") for worker in workers))
-                # by the primary key: a search with locks, where workers go on, never comes to its end
-                running = connection.execute(select(job.c.internal_id).where(theirs, job.c.heartbeat_at.is_not(None)))
+                of_these = or_(*(job.c.processing_host.startswith(f"{worker.pid}:") for worker in workers))
+                # by the primary key: a locking search doesn't end while workers go on
+                running = connection.execute(select(job.c.internal_id).where(of_these, job.c.heartbeat_at.is_not(None)))
                 ids = running.scalars().all()
-                silent = update(job).where(job.c.internal_id.in_(ids), theirs, job.c.heartbeat_at.is_not(None))
+                silent = update(job).where(job.c.internal_id.in_(ids), of_these, job.c.heartbeat_at.is_not(None))
                 connection.execute(silent.values(heartbeat_at=a_day_ago))
             return
         except DBAPIError as error:
@@ -116,8 +116,8 @@ def unheard_of(engine: Engine, *workers: Process) -> None:
                 raise
 
 
-def until_there_is_no_more(engine: Engine) -> None:
-    """Until every job is completed, or none was for so long that those of the dead would have been taken by now."""
+def until_idle(engine: Engine) -> None:
+    """Wait until every job is completed, or none was for three seconds."""
     completed, since = -1, time.monotonic()
     while completed < JOBS and time.monotonic() < since + 3:
         if (now := counts(engine)["completed"]) != completed:
@@ -130,9 +130,9 @@ def until_there_is_no_more(engine: Engine) -> None:
 def test_killed_and_suspended_workers_lose_no_job(
     servers: Servers, name: str, processes: Callable[..., Process]
 ) -> None:
-    with crowd(servers, name) as (engine, url):
+    with fresh_database(servers, name) as (engine, url):
         workers = [processes(url) for _ in range(8)]
-        assert [worker.hear() for worker in workers] == ["ready"] * 8
+        assert [worker.receive() for worker in workers] == ["ready"] * 8
         for first in range(0, JOBS, 1000):
             put(engine, *range(first, min(first + 1000, JOBS)))
         until(lambda: counts(engine)["completed"] > JOBS / 4, patience=LONGEST)
@@ -140,25 +140,25 @@ def test_killed_and_suspended_workers_lose_no_job(
             worker.kill()
         stopped = workers[2]
         stopped.send(signal.SIGSTOP)
-        # Its jobs are thought stalled, and are others' when it goes on. Where it was stopped inside a transaction, they
-        # have to wait for that: on SQLite everybody has.
-        silent = later(unheard_of, engine, *workers[:3])
-        until_there_is_no_more(engine)
+        # Its jobs have stalled, and have other owners when it is resumed. If it was suspended inside a transaction, they
+        # have to wait for that; on SQLite every writer has.
+        aging = later(age_heartbeats, engine, *workers[:3])
+        until_idle(engine)
         stopped.send(signal.SIGCONT)
-        silent.result(PATIENCE)
+        aging.result(PATIENCE)
         until(lambda: counts(engine)["completed"] == JOBS, patience=LONGEST)
         for worker in workers[2:]:
             worker.send(signal.SIGTERM)
-        assert [worker.ended() for worker in workers[2:]] == [0] * 6
+        assert [worker.exit_code() for worker in workers[2:]] == [0] * 6
         assert counts(engine) == {"all": JOBS, "completed": JOBS, "dead": 0, "running": 0, "waiting": 0}
         with engine.connect() as connection:
             job = build_context(connection.dialect, {}).tables.job
             done = connection.execute(select(seen.c.job, func.count()).group_by(seen.c.job)).all()
             attempts = {row.payload: row.attempts for row in connection.execute(select(job))}
     assert {job for job, _ in done} == set(range(JOBS))
-    # a job was run once for each time that it was captured, or not at all: never oftener
+    # a job runs once for each capture at most
     assert all(number <= attempts[job] for job, number in done)
-    # of what the killed and the stopped one had, a batch and two in hand each; nobody else's was run twice
+    # only jobs of the killed and the suspended workers ran twice: a batch and two running ones each
     assert sum(number - 1 for _, number in done) <= 3 * 12
 
 
@@ -174,7 +174,7 @@ def test_a_held_job_is_back_after_a_crash(servers: Servers, name: str, processes
             text("LOCK TABLE seen IN EXCLUSIVE MODE" if name == "postgresql15" else "LOCK TABLES seen READ")
         )
         worker = processes(url, hold=True, stalled_after=3600)
-        assert [worker.hear() for _ in range(2)] == ["ready", "working"]
+        assert [worker.receive() for _ in range(2)] == ["ready", "working"]
         with engine.begin() as connection:
             assert connection.execute(queue.capture(5)).all() == []
         worker.kill()
@@ -203,7 +203,7 @@ def test_concurrency_is_not_exceeded(engine_to: MakeEngine) -> None:
             most = max(most, now)
             if now == 3:
                 three.set()
-        assert three.wait(PATIENCE)  # the first ones wait until there are three
+        assert three.wait(PATIENCE)  # the first handlers wait until three run
         time.sleep(0.005)
         with lock:
             now -= 1
@@ -215,7 +215,7 @@ def test_concurrency_is_not_exceeded(engine_to: MakeEngine) -> None:
 
 def test_jobs_of_other_queues_are_not_captured(engine: Engine) -> None:
     put(engine, "mine", queue="mail")
-    put(engine, "theirs")
+    put(engine, "other")
     done: list[str] = []
     with running(sl.Worker(queue, lambda job: done.append(job.payload), bind=engine, name="mail", poll=0.05)):
         until(lambda: counts(engine)["completed"] == 1)
