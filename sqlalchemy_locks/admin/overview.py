@@ -16,13 +16,13 @@ from sqlalchemy import select
 from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
+from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import NotInstalled, Unsupported
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import QUEUE
 from sqlalchemy_locks.health import Finding, examine
 from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.runtime.pools import connected
 from sqlalchemy_locks.semaphore import look
 from sqlalchemy_locks.sql.clock import Now, utc
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA
