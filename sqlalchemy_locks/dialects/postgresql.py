@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers how they are spelt)
 from sqlalchemy_locks.dialects.base import IDLE, Backend
-from sqlalchemy_locks.dialects.connections import closed, driver_calls
+from sqlalchemy_locks.dialects.connections import closed, raise_translated
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
 
@@ -90,23 +90,28 @@ class PostgreSQL(Backend):
                 )
 
     def autocommit(self, connection: Connection) -> bool:
-        autocommit: bool = _raw(connection).autocommit
-        return autocommit
+        raw: Any = connection.connection.dbapi_connection
+        return bool(raw.autocommit)
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
         # The level is the driver's own attribute, sent with its BEGIN: no round trip, and, unlike the
         # execution option, put back to what the app's connect event had set rather than to a default.
-        raw = _raw(connection)
-        with driver_calls(connection):
+        raw: Any = connection.connection.dbapi_connection
+        errors = connection.dialect.loaded_dbapi.Error
+        try:
             autocommit = raw.autocommit
             source = raw if hasattr(raw, "isolation_level") else raw.driver_connection
             level = source.isolation_level
             connection.dialect.set_isolation_level(raw, "READ COMMITTED")
+        except errors as error:
+            raise_translated(connection, error)
 
         def restore() -> None:
-            with driver_calls(connection):
+            try:
                 raw.set_isolation_level(level)
                 raw.autocommit = autocommit
+            except errors as error:
+                raise_translated(connection, error)
 
         try:
             return connection.begin(), restore
@@ -140,8 +145,29 @@ class PostgreSQL(Backend):
             known[_POOLED] = told is not None and told != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
         return bool(known[_POOLED])
 
-    def autocommitted(self, connection: Connection) -> _Autocommitted:
-        return _Autocommitted(connection)
+    @contextlib.contextmanager
+    def autocommitted(self, connection: Connection) -> Iterator[None]:
+        # an attribute of the driver's own, which costs no round trip
+        raw: Any = connection.connection.dbapi_connection
+        changed = not raw.autocommit
+        try:
+            if changed:
+                _set_autocommit(raw)
+        except connection.dialect.loaded_dbapi.Error as error:
+            raise_translated(connection, error)
+        try:
+            yield
+        finally:
+            try:
+                if connection.in_transaction():
+                    connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
+                if changed and not connection.invalidated:
+                    raw.autocommit = False
+            except BaseException as error:
+                # the answer is there, or an error that says more than this one
+                connection.invalidate(error)
+                if not isinstance(error, Exception):
+                    raise
 
     def unmarked(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction is a ROLLBACK, and no error: who passed over the first would never know.
@@ -262,36 +288,12 @@ def join_by_row(connection: Connection, key: int, wait: str) -> None:
     connection.execute(_JOIN_BY_ROW, {"key": key, "was": was})
 
 
-class _Autocommitted:
-    """The driver commits by itself inside; by an attribute of its own, which costs no round trip."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._raw: Any = None
-
-    def __enter__(self) -> None:
-        raw = _raw(self._connection)
-        if raw.autocommit:
-            return
-        with driver_calls(self._connection):  # psycopg2 sends the engine's isolation level along
-            try:
-                raw.autocommit = True
-            except Exception:
-                raw.rollback()  # the app's connect event has run something, and left its transaction open
-                raw.autocommit = True
-        self._raw = raw
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self._connection.in_transaction():
-                self._connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
-            if self._raw is not None and not self._connection.invalidated:
-                self._raw.autocommit = False
-        except BaseException as error:
-            # the answer is there, or an error that says more than this one
-            self._connection.invalidate(error)
-            if not isinstance(error, Exception):
-                raise
+def _set_autocommit(raw: Any) -> None:
+    try:
+        raw.autocommit = True  # psycopg2 sends the engine's isolation level along
+    except Exception:
+        raw.rollback()  # the app's connect listener has executed something, and left its transaction open
+        raw.autocommit = True
 
 
 def process_told(driver: Any) -> int | None:
@@ -305,10 +307,6 @@ def process_told(driver: Any) -> int | None:
 def _sqlstate(error: DBAPIError) -> str | None:
     origin: Any = error.orig
     return getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
-
-
-def _raw(connection: Connection) -> Any:
-    return connection.connection.dbapi_connection
 
 
 def _sentence(error: DBAPIError) -> str:

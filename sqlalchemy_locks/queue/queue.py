@@ -22,7 +22,7 @@ from sqlalchemy_locks.captures.statements import LIMIT
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, shaped
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import MYPY, E, Given
-from sqlalchemy_locks.dialects import dialect_name
+from sqlalchemy_locks.dialects import backend_named
 from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, Ours, ReleaseJobs, storable
 from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, batch, due_at
 from sqlalchemy_locks.queue.fetch import Fetch, FetchJobs, HeldJobs, position
@@ -366,5 +366,5 @@ class Queue(Given[E]):
         at = self._jobs.own
         if at is None:
             raise ValueError("Queue.indexes() is for a table of your own: the shipped one has its indexes")
-        partial = None if dialect is None else dialect_name(dialect).schemas
+        partial = None if dialect is None else backend_named(dialect).schemas
         return job_indexes(at.roles, at.table.name, partial=partial)
