@@ -19,6 +19,7 @@ from sqlalchemy_locks.errors import LockError, NotInstalled, NotWritable, Unsupp
 from sqlalchemy_locks.sql.elements import HeldKeys
 
 if TYPE_CHECKING:
+    from sqlalchemy_locks.dialects.checks import Finding
     from sqlalchemy_locks.dialects.sqlite_line import Line
 
 T = TypeVar("T")
@@ -106,6 +107,10 @@ class Backend:
 
     def transient(self, error: DBAPIError) -> bool:
         """Whether the whole transaction, run again, may succeed."""
+        raise NotImplementedError
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        """Check the server's version and settings, for administrators; only SELECTs are executed."""
         raise NotImplementedError
 
     def verify(self, connection: Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.dialects.base import IDLE, Backend, nothing
+from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import closed, driver_calls
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
 from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Instant, Later, Now
@@ -82,6 +84,27 @@ class MySQL(Backend):
                 f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock that was not free in time "
                 "ends the locks taken before it without a word: set it to OFF"
             )
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        version = str(connection.exec_driver_sql("SELECT VERSION()").scalar())
+        yield version_finding(self.name, re.split(r"[-+]", version)[0])
+        if connection.exec_driver_sql("SELECT @@global.read_only").scalar():
+            says = "the server is read_only, as replicas are: a lock there excludes nobody on the primary"
+            yield Finding("writable", "problem", says)
+        else:
+            yield Finding("writable", "ok", "the server accepts writes")
+        level = str(connection.get_isolation_level())
+        if level in COMMITTED:
+            yield Finding("isolation", "ok", f"sessions begin at {level}")
+        else:
+            says = f"sessions begin at {level}: lock before you read there, or use Locks, which sets its own level"
+            yield Finding("isolation", "warning", says)
+        try:
+            self.verify(connection)
+        except Unsupported as refusal:
+            yield Finding("settings", "problem", str(refusal))
+        else:
+            yield Finding("settings", "ok", "innodb_rollback_on_timeout is off")
 
     def autocommit(self, connection: Connection) -> bool:
         raw: Any = connection.connection.dbapi_connection

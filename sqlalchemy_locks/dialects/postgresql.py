@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers how they are spelt)
 from sqlalchemy_locks.dialects.base import IDLE, Backend
+from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import closed, raise_translated
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
@@ -41,6 +43,13 @@ _JOIN_BY_ROW = select(
 
 _IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS, PQTRANS_INERROR
 _POOLED = "_sqlalchemy_locks_pooled"
+_POOLER = (
+    "a pooler such as PgBouncer is between here and the server. Locks that end with their transaction work in "
+    "transaction mode, too; session locks (session_exclusive) are refused, and workers poll, unless the engine's "
+    "execution option locks_session_pooling=True says that it is in session mode; tell drivers that prepare statements "
+    "(psycopg, asyncpg) not to, unless the pooler keeps track of them (PgBouncer 1.21, by max_prepared_statements); in "
+    "statement mode no lock works"
+)
 
 
 class PostgreSQL(Backend):
@@ -77,6 +86,35 @@ class PostgreSQL(Backend):
     def transient(self, error: DBAPIError) -> bool:
         # "aborted while waiting for locks": YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE
         return _sqlstate(error) in ("40001", "40P01") or "aborted while waiting for locks" in str(error.orig)
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        def ask(sql: str) -> Any:
+            return connection.exec_driver_sql(sql).scalar()
+
+        yugabyte = re.search(r"-YB-([\d.]+)", str(ask("SELECT version()")))
+        if yugabyte:
+            yield version_finding("YugabyteDB", yugabyte[1])
+        else:
+            yield version_finding("PostgreSQL", str(ask("SHOW server_version")).split()[0])
+        if ask("SELECT pg_is_in_recovery()"):
+            says = "this is a standby, where a lock excludes nobody on the primary: connect to the primary"
+            yield Finding("writable", "problem", says)
+        elif ask("SHOW transaction_read_only") == "on":
+            says = "sessions are read-only (default_transaction_read_only): every lock is refused"
+            yield Finding("writable", "problem", says)
+        else:
+            yield Finding("writable", "ok", "the server accepts writes")
+        level = str(ask("SHOW transaction_isolation")).upper()
+        if level in COMMITTED:
+            yield Finding("isolation", "ok", f"sessions begin at {level}")
+        else:
+            says = f"sessions begin at {level}, where a lock in a session of yours is refused; Locks sets its own level"
+            yield Finding("isolation", "warning", says)
+        if yugabyte:
+            yield from yugabyte_findings(connection, level)
+        pid = initial_server_pid(connection.connection.driver_connection)
+        if pid is not None and pid != ask("SELECT pg_backend_pid()"):
+            yield Finding("pooler", "warning", _POOLER)
 
     def refuse_zoneless(self, what: str, columns: Iterable[Column[Any]]) -> None:
         from sqlalchemy.dialects.postgresql import dialect  # not by whoever imports this library
@@ -141,8 +179,8 @@ class PostgreSQL(Backend):
             return False
         known = connection.info
         if _POOLED not in known:
-            told = process_told(connection.connection.driver_connection)
-            known[_POOLED] = told is not None and told != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+            pid = initial_server_pid(connection.connection.driver_connection)
+            known[_POOLED] = pid is not None and pid != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
         return bool(known[_POOLED])
 
     @contextlib.contextmanager
@@ -296,8 +334,39 @@ def _set_autocommit(raw: Any) -> None:
         raw.autocommit = True
 
 
-def process_told(driver: Any) -> int | None:
-    """The server process that a driver's connection was told of when it connected."""
+def yugabyte_findings(connection: Connection, level: str) -> Iterator[Finding]:
+    """Check a YugabyteDB cluster, which a ``postgresql://`` URL may lead to as well.
+
+    :param level: the isolation level that sessions begin at, by name.
+    """
+
+    def ask(sql: str) -> Any:
+        return connection.exec_driver_sql(sql).scalar()
+
+    if ask("SELECT to_regprocedure('yb_get_effective_transaction_isolation_level()') IS NOT NULL"):
+        effective = str(ask("SELECT yb_get_effective_transaction_isolation_level()")).upper()
+    else:
+        effective = str(ask("SELECT current_setting('yb_effective_transaction_isolation_level', true)") or "").upper()
+    if not effective:
+        says = "this version of YugabyteDB doesn't say which level is in force"
+        yield Finding("effective isolation", "warning", says)
+    elif effective in COMMITTED:
+        yield Finding("effective isolation", "ok", f"{effective} is in force")
+    elif level in COMMITTED:
+        says = (
+            f"what is called {level} is effectively {effective}, where every lock is refused: "
+            "turn yb_enable_read_committed_isolation on in the cluster"
+        )
+        yield Finding("effective isolation", "problem", says)
+    else:
+        yield Finding("effective isolation", "warning", f"effectively {effective}, too")
+    if ask("SELECT current_setting('yb_silence_advisory_locks_not_supported_error', true)") == "on":
+        says = "yb_silence_advisory_locks_not_supported_error is on: session locks are refused, as they would not lock"
+        yield Finding("advisory locks", "warning", says)
+
+
+def initial_server_pid(driver: Any) -> int | None:
+    """Return the process id that the server sent when the driver connected; a pooler invents one."""
     if hasattr(driver, "get_server_pid"):  # asyncpg
         return int(driver.get_server_pid())
     pid = getattr(getattr(driver, "info", None), "backend_pid", None)
