@@ -27,7 +27,7 @@ from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import LockLost, LockTimeout, PoolTimeout, ReentryError, StaleSnapshot
 from sqlalchemy_locks.keys import as_key
-from sqlalchemy_locks.lock.holders import holders_now
+from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block
 from sqlalchemy_locks.runtime.events import Observed
