@@ -62,9 +62,9 @@ class Backend:
     #: an UPDATE can give back what it has written
     update_returning: ClassVar[bool] = False
     #: a lock is refused by the server itself where the isolation level makes what its holder reads stale
-    refuses_stale: ClassVar[bool] = False
+    refuses_stale_snapshots: ClassVar[bool] = False
     #: autocommit can be had on a pooled connection without a round trip and without touching what the app has set
-    one_trip: ClassVar[bool] = False
+    cheap_autocommit: ClassVar[bool] = False
     #: a row that is read to be locked must also be asked whether the server takes writes
     locks_on_replicas: ClassVar[bool] = False
     #: a statement that has waited for a row finds none where the row was deleted and inserted again meanwhile
@@ -73,25 +73,25 @@ class Backend:
     release_session_locks: ClassVar[str | None] = None
 
     #: what a statement is preceded by to be told its plan, in the form that ``explain`` reads
-    explain: ClassVar[str]
+    explain_prefix: ClassVar[str]
     #: a search with locks gives up the locks of the rows that it passes by, at READ COMMITTED
-    frees_passed: ClassVar[bool] = True
+    releases_skipped_rows: ClassVar[bool] = True
     #: those who wait can stand in a line that the server keeps, and that a dead one drops out of
-    lines: ClassVar[bool] = False
+    server_queues: ClassVar[bool] = False
     #: the shortest wait in one, in seconds
-    shortest_line: ClassVar[float] = 0
+    min_queue_wait: ClassVar[float] = 0
     #: an index keeps entries of rows that are not in it any more until no snapshot needs them, and a look passes them
-    keeps_passed: ClassVar[bool] = False
+    keeps_dead_index_entries: ClassVar[bool] = False
     #: sessions can be told at once that something was put
-    listens: ClassVar[bool] = False
+    supports_listen: ClassVar[bool] = False
 
     #: what ``mark`` leaves is a savepoint, and ``unmarked`` takes away those that were made after it
-    marks_by_savepoint: ClassVar[bool] = False
+    marker_is_savepoint: ClassVar[bool] = False
 
     #: the question who holds a key and who waits for one, where the server's tables tell it
     held_keys: ClassVar[type[HeldKeys] | None] = None
     #: otherwise why not, as the end of a sentence
-    untold: ClassVar[str]
+    holders_unavailable: ClassVar[str]
 
     def translate(self, error: DBAPIError) -> LockError | None:
         """Our error for the driver's, or ``None`` where it isn't about locks."""
@@ -128,14 +128,14 @@ class Backend:
         """Whether a statement's locks would end with the statement."""
         raise NotImplementedError
 
-    def began(self, connection: Connection) -> bool:
+    def transaction_begun(self, connection: Connection) -> bool:
         """Whether the statement just executed has a transaction around it, where only the driver can tell."""
         return True
 
-    def refuse_zoneless(self, what: str, columns: Iterable[Column[Any]]) -> None:
+    def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
         """Refuse columns that don't keep the server's clock, whatever zone a session has."""
 
-    def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+    def classify_timeouts(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         """Around a wait, where the engine's answer must be told apart afterwards."""
         return contextlib.nullcontext()
 
@@ -171,14 +171,14 @@ class Backend:
         """
         raise NotImplementedError
 
-    def alone(self, connection: Connection, bounded: bool) -> bool:
+    def allows_autocommit(self, connection: Connection, bounded: bool) -> bool:
         """Whether a lone statement may go without a transaction on this connection.
 
         :param bounded: a longest wait is set before it, and put back after it.
         """
         return True
 
-    def pooled(self, connection: Connection) -> bool:
+    def behind_pooler(self, connection: Connection) -> bool:
         """Whether each transaction may be another session of the server's: a pooler such as PgBouncer is in between."""
         return False
 
@@ -186,60 +186,60 @@ class Backend:
         """Statements inside go without BEGIN and COMMIT; asked only where ``one_trip``."""
         raise NotImplementedError
 
-    def mark(self, connection: Connection) -> None:
+    def set_marker(self, connection: Connection) -> None:
         """Leave in the transaction what goes with it, where its end could pass unnoticed."""
 
-    def unmarked(self, connection: Connection) -> bool:
+    def marker_lost(self, connection: Connection) -> bool:
         """Whether the transaction that was marked is over, or can only be rolled back; takes the mark away."""
         return False
 
-    def ended(self, connection: Connection) -> bool:
+    def transaction_ended(self, connection: Connection) -> bool:
         """Whether a transaction that was open is known to be over, without asking the server."""
         return False
 
-    def aborted(self, connection: Connection) -> bool:
+    def transaction_aborted(self, connection: Connection) -> bool:
         """Whether an open transaction takes no statement any more but the way back, as far as the driver remembers."""
         return False
 
-    def heed(self, connection: Connection, error: Exception) -> bool:
+    def check_after_error(self, connection: Connection, error: Exception) -> bool:
         """Learn what has become of the transaction of a statement that failed, where the driver has to ask for that.
 
         :return: it is aborted, and the driver will not remember.
         """
         return False
 
-    def rolls_back(self, error: Exception) -> bool:
+    def error_rolled_back(self, error: Exception) -> bool:
         """Whether what ended the transaction, with this error of the driver's, was a rollback for certain."""
         return False
 
-    def heard(self, driver: Any) -> list[str]:
+    def read_notifications(self, driver: Any) -> list[str]:
         """What a connection that listens was told since it was last asked; asked only where ``listens``.
 
         :param driver: the driver's own connection, which has something to read.
         """
         raise NotImplementedError
 
-    def deaf(self, connection: Connection) -> bool:
+    def blocks_signals(self, connection: Connection) -> bool:
         """Whether a wait for the server keeps signals from being heard."""
         return connection.dialect.driver in _DEAF
 
-    def hung_up(self, connection: Connection) -> bool:
+    def server_closed(self, connection: Connection) -> bool:
         """Whether the server has ended this idle connection, as far as that is known without asking it."""
         return False
 
-    def brief(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+    def statement_timeout(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         """A question inside ends within a second, answered or not."""
         return contextlib.nullcontext()
 
-    def by_index(self, connection: Connection) -> contextlib.AbstractContextManager[bool]:
+    def prefer_indexes(self, connection: Connection) -> contextlib.AbstractContextManager[bool]:
         """Plans asked for inside go by an index wherever there is one, however small the table: whether they do."""
         return contextlib.nullcontext(False)
 
-    def denied(self, error: DBAPIError) -> bool:
+    def permission_denied(self, error: DBAPIError) -> bool:
         """Whether the user may not do it; asked only where the catalog doesn't tell what a user may do."""
         raise NotImplementedError
 
-    def blind(self, error: DBAPIError) -> str | None:
+    def lacks_privilege(self, error: DBAPIError) -> str | None:
         """Why the server didn't tell who holds a key, as the end of a sentence; ``None`` for any other error."""
         return None
 
@@ -249,7 +249,7 @@ class Backend:
         raise NotImplementedError
         yield
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
+    def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         """Wait for one's turn in the line of a key, ``seconds`` at most: whether it came, where no error says so.
 
         Asked only where ``lines``, in a short transaction. Whoever has the turn and is silent for ``IDLE`` seconds is
@@ -257,10 +257,10 @@ class Backend:
         """
         raise NotImplementedError
 
-    def leave_line(self, connection: Connection, key: int) -> None:
+    def leave_queue(self, connection: Connection, key: int) -> None:
         """Let the next one have its turn, where the end of the transaction doesn't do that."""
 
-    def line_free(self, connection: Connection, key: int) -> bool:
+    def queue_is_free(self, connection: Connection, key: int) -> bool:
         """Whether nobody stands in a line; asked only where there are ``lines``, and no functions that look."""
         raise NotImplementedError
 
@@ -271,7 +271,7 @@ class Backend:
         """
         return None
 
-    def interrupted(self, error: DBAPIError) -> bool:
+    def statement_interrupted(self, error: DBAPIError) -> bool:
         """Whether a limit of the server's on statements ended this one."""
         return False
 

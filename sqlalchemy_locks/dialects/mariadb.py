@@ -13,8 +13,8 @@ from sqlalchemy_locks.sql.elements import ContendedKeys, NowaitInsert, NowaitTak
 class MariaDB(MySQL):
     name = "MariaDB"
     bounded_insert = True
-    explain = "EXPLAIN"
-    frees_passed = False  # where it goes by a secondary index
+    explain_prefix = "EXPLAIN"
+    releases_skipped_rows = False  # where it goes by a secondary index
     held_keys = ContendedKeys
     limit = ("max_statement_time", 1)
 

@@ -54,13 +54,13 @@ class MySQL(Backend):
     locking = "rows"
     key_rows = True
     locks_on_replicas = True
-    marks_by_savepoint = True
+    marker_is_savepoint = True
     held_keys = HeldKeys
     #: the setting that ends a SELECT which takes too long, and what is a second there
     limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
-    lines = True
-    shortest_line = 1
-    explain = "EXPLAIN FORMAT=TRADITIONAL"
+    server_queues = True
+    min_queue_wait = 1
+    explain_prefix = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
 
     def translate(self, error: DBAPIError) -> LockError | None:
@@ -134,10 +134,10 @@ class MySQL(Backend):
         connection.execution_options(locks_read_committed=True)
         return transaction, restore
 
-    def mark(self, connection: Connection) -> None:
+    def set_marker(self, connection: Connection) -> None:
         connection.exec_driver_sql(f"SAVEPOINT {_MARK}")
 
-    def unmarked(self, connection: Connection) -> bool:
+    def marker_lost(self, connection: Connection) -> bool:
         # A deadlock rolls the whole transaction back, and a DDL statement commits it; whoever passes over the
         # error goes on in another transaction, without the lock. A savepoint tells the two apart.
         try:
@@ -148,7 +148,7 @@ class MySQL(Backend):
             raise
         return False
 
-    def ended(self, connection: Connection) -> bool:
+    def transaction_ended(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection
         status = getattr(driver, "server_status", None)
         if connection.dialect.driver == "asyncmy":
@@ -158,7 +158,7 @@ class MySQL(Backend):
                 status = result.server_status
         return status is not None and not status & _IN_TRANSACTION
 
-    def heed(self, connection: Connection, error: Exception) -> bool:
+    def check_after_error(self, connection: Connection, error: Exception) -> bool:
         # An error comes without the flags that tell whether a transaction is open, and may have ended it: a deadlock
         # rolls all of it back, and a DDL statement commits before it fails.
         if isinstance(error, connection.dialect.loaded_dbapi.Error):
@@ -166,13 +166,13 @@ class MySQL(Backend):
             raw.ping(reconnect=False)
         return False
 
-    def rolls_back(self, error: Exception) -> bool:
+    def error_rolled_back(self, error: Exception) -> bool:
         return bool(error.args) and error.args[0] in _ROLLED_BACK
 
     def duplicate(self, error: DBAPIError) -> bool:
         return bool(_errno(error) == 1062)
 
-    def hung_up(self, connection: Connection) -> bool:
+    def server_closed(self, connection: Connection) -> bool:
         if connection.dialect.is_async:  # aiomysql reads through a stream of asyncio's, asyncmy through its protocol
             driver: Any = connection.connection.driver_connection
             reader, protocol = getattr(driver, "_reader", None), getattr(driver, "_proto", None)
@@ -180,7 +180,7 @@ class MySQL(Backend):
         return closed(connection)
 
     @contextlib.contextmanager
-    def brief(self, connection: Connection) -> Iterator[None]:
+    def statement_timeout(self, connection: Connection) -> Iterator[None]:
         limit, second = self.limit
         connection.exec_driver_sql(f"SET @sqlalchemy_locks_limit = @@session.{limit}, SESSION {limit} = {second}")
         try:
@@ -189,24 +189,24 @@ class MySQL(Backend):
             if not connection.invalidated:
                 connection.exec_driver_sql(f"SET SESSION {limit} = @sqlalchemy_locks_limit")
 
-    def denied(self, error: DBAPIError) -> bool:
+    def permission_denied(self, error: DBAPIError) -> bool:
         return _errno(error) in (1044, 1142, 1143)
 
-    def blind(self, error: DBAPIError) -> str | None:
+    def lacks_privilege(self, error: DBAPIError) -> str | None:
         return _BLIND if _errno(error) in (1142, 1227) else None
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
+    def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         connection.execute(_IDLE)
         # 0 when the time was up, nothing at all when the server gave up waiting
         return bool(connection.execute(_JOIN, {"key": key, "seconds": int(seconds)}).scalar())
 
-    def leave_line(self, connection: Connection, key: int) -> None:
+    def leave_queue(self, connection: Connection, key: int) -> None:
         connection.execute(_LEAVE, {"key": key})
 
-    def line_free(self, connection: Connection, key: int) -> bool:
+    def queue_is_free(self, connection: Connection, key: int) -> bool:
         return bool(connection.execute(_LINE_FREE, {"key": key}).scalar())
 
-    def interrupted(self, error: DBAPIError) -> bool:
+    def statement_interrupted(self, error: DBAPIError) -> bool:
         return _errno(error) in (1317, 3024, 1969)
 
     def wait_value(self, seconds: float) -> int:

@@ -55,13 +55,13 @@ _POOLER = (
 class PostgreSQL(Backend):
     name = "PostgreSQL"
     schemas = True
-    one_trip = True
-    listens = True
-    lines = True
-    keeps_passed = True
-    explain = "EXPLAIN (FORMAT JSON)"
+    cheap_autocommit = True
+    supports_listen = True
+    server_queues = True
+    keeps_dead_index_entries = True
+    explain_prefix = "EXPLAIN (FORMAT JSON)"
     update_returning = True
-    refuses_stale = True
+    refuses_stale_snapshots = True
     misses_replaced = True
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
     locking = "functions"
@@ -116,7 +116,7 @@ class PostgreSQL(Backend):
         if pid is not None and pid != ask("SELECT pg_backend_pid()"):
             yield Finding("pooler", "warning", _POOLER)
 
-    def refuse_zoneless(self, what: str, columns: Iterable[Column[Any]]) -> None:
+    def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
         from sqlalchemy.dialects.postgresql import dialect  # not by whoever imports this library
 
         spelling: Any = dialect()  # type: ignore[no-untyped-call]
@@ -158,7 +158,7 @@ class PostgreSQL(Backend):
                 restore()
             raise
 
-    def alone(self, connection: Connection, bounded: bool) -> bool:
+    def allows_autocommit(self, connection: Connection, bounded: bool) -> bool:
         # Without a transaction around them, two statements may come to two servers of a pooler's; so may the two
         # halves of one of asyncpg's, which prepares and executes apart.
         if not bounded and connection.dialect.driver != "asyncpg":
@@ -167,13 +167,13 @@ class PostgreSQL(Backend):
         if _POOLED not in known:
             transaction, restore = self.begin(connection)
             try:
-                known[_POOLED] = self.pooled(connection)
+                known[_POOLED] = self.behind_pooler(connection)
             finally:
                 transaction.rollback()
                 restore()
         return not known[_POOLED]
 
-    def pooled(self, connection: Connection) -> bool:
+    def behind_pooler(self, connection: Connection) -> bool:
         # A pooler tells whoever connects of a server process of its own invention. It doesn't tell in which mode it is.
         if connection.get_execution_options().get("locks_session_pooling"):
             return False
@@ -207,7 +207,7 @@ class PostgreSQL(Backend):
                 if not isinstance(error, Exception):
                     raise
 
-    def unmarked(self, connection: Connection) -> bool:
+    def marker_lost(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction is a ROLLBACK, and no error: who passed over the first would never know.
         # Nor would who has sent a COMMIT of his own
         driver: Any = connection.connection.driver_connection
@@ -224,17 +224,17 @@ class PostgreSQL(Backend):
             return True
         return False
 
-    def ended(self, connection: Connection) -> bool:
+    def transaction_ended(self, connection: Connection) -> bool:
         # psycopg begins another transaction by itself where one was ended by a COMMIT that it doesn't know of
         driver: Any = connection.connection.driver_connection
         info: Any = getattr(driver, "info", None)
         return info.transaction_status == _IDLE if info is not None else not driver.is_in_transaction()
 
-    def aborted(self, connection: Connection) -> bool:
+    def transaction_aborted(self, connection: Connection) -> bool:
         info: Any = getattr(connection.connection.driver_connection, "info", None)
         return info is not None and bool(info.transaction_status == _IN_ERROR)
 
-    def heed(self, connection: Connection, error: Exception) -> bool:
+    def check_after_error(self, connection: Connection, error: Exception) -> bool:
         # asyncpg keeps to itself whether its transaction is aborted, and not every error of its aborts one
         if hasattr(connection.connection.driver_connection, "info"):
             return False
@@ -248,7 +248,7 @@ class PostgreSQL(Backend):
             cursor.close()
         return False
 
-    def heard(self, driver: Any) -> list[str]:
+    def read_notifications(self, driver: Any) -> list[str]:
         if hasattr(driver, "pgconn"):  # psycopg, of either kind
             driver.pgconn.consume_input()
             told = []
@@ -260,21 +260,21 @@ class PostgreSQL(Backend):
         driver.notifies.clear()
         return told
 
-    def hung_up(self, connection: Connection) -> bool:
+    def server_closed(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection
         if hasattr(driver, "is_closed"):  # asyncpg reads all the time, and knows
             return bool(driver.is_closed())
         return closed(connection)
 
     @contextlib.contextmanager
-    def brief(self, connection: Connection) -> Iterator[None]:
+    def statement_timeout(self, connection: Connection) -> Iterator[None]:
         connection.execute(_BRIEF)  # ends with the transaction
         yield
 
     @contextlib.contextmanager
-    def by_index(self, connection: Connection) -> Iterator[bool]:
+    def prefer_indexes(self, connection: Connection) -> Iterator[bool]:
         local = not self.autocommit(connection)
-        if not local and self.pooled(connection):
+        if not local and self.behind_pooler(connection):
             yield False  # two statements may come to two servers, and a setting to somebody else
             return
         walks, sorts = connection.execute(_PLANNER).one()
@@ -284,18 +284,18 @@ class PostgreSQL(Backend):
         finally:
             connection.execute(_PLAN, {"walks": walks, "sorts": sorts, "local": local})
 
-    def blind(self, error: DBAPIError) -> str | None:
+    def lacks_privilege(self, error: DBAPIError) -> str | None:
         if _sqlstate(error) != "42703":  # where the view would be, there is a table of keys
             return None
         return "where the table bodies are installed: their locks are row locks, which no table of the server's lists"
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
+    def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         # the transaction's own: it ends with the transaction, and so do the settings
         if connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar() is None:
             join_by_row(connection, key, self.wait_value(seconds))
         return True
 
-    def interrupted(self, error: DBAPIError) -> bool:
+    def statement_interrupted(self, error: DBAPIError) -> bool:
         return _sqlstate(error) == "57014"
 
     def wait_value(self, seconds: float) -> str:
@@ -304,7 +304,7 @@ class PostgreSQL(Backend):
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
         local = not self.autocommit(connection)
-        if not local and self.pooled(connection):
+        if not local and self.behind_pooler(connection):
             raise Unsupported(
                 f"a longest wait (locks_wait) on a {self.name} connection in autocommit is a setting of the session, "
                 "and the pooler in between would give it to somebody else: execute it in a transaction, or use Locks"

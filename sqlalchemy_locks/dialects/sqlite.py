@@ -43,8 +43,8 @@ class SQLite(Backend):
     locking = "file"
     single_writer = True
     row_locks = False
-    untold = "whose one lock is the file's, which keeps no list of who has it"
-    explain = "EXPLAIN QUERY PLAN"
+    holders_unavailable = "whose one lock is the file's, which keeps no list of who has it"
+    explain_prefix = "EXPLAIN QUERY PLAN"
     update_returning = True
     writes_in_turn = True
 
@@ -83,19 +83,19 @@ class SQLite(Backend):
     def autocommit(self, connection: Connection) -> bool:
         return False  # Python's driver begins with the first write; see `began`
 
-    def began(self, connection: Connection) -> bool:
+    def transaction_begun(self, connection: Connection) -> bool:
         return in_transaction(connection)
 
-    def unmarked(self, connection: Connection) -> bool:
+    def marker_lost(self, connection: Connection) -> bool:
         return not in_transaction(connection)  # a full disk, or an I/O error, rolls back by itself
 
-    def ended(self, connection: Connection) -> bool:
+    def transaction_ended(self, connection: Connection) -> bool:
         return not in_transaction(connection)  # the driver would begin another one by itself
 
-    def rolls_back(self, error: Exception) -> bool:
+    def error_rolled_back(self, error: Exception) -> bool:
         return True  # ON CONFLICT ROLLBACK, RAISE(ROLLBACK), a full disk: what fails commits nothing
 
-    def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+    def classify_timeouts(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         return judged(connection)
 
     def wait_value(self, seconds: float) -> int:

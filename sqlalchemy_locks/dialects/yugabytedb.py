@@ -14,11 +14,11 @@ from sqlalchemy_locks.dialects.postgresql import PostgreSQL, join_by_row
 
 class YugabyteDB(PostgreSQL):
     name = "YugabyteDB"
-    listens = False
+    supports_listen = False
     held_keys = None
-    untold = "whose locks are row locks, which no table of the server's lists"
+    holders_unavailable = "whose locks are row locks, which no table of the server's lists"
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
+    def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         join_by_row(connection, key, self.wait_value(seconds))
         return True
 

@@ -84,7 +84,7 @@ class UpdateOwnedJobs(OnJobs):
         statement = self.statement(execution.context)
         if statement is None:
             return self._of_the_free(execution)[0]
-        with execution.backend.judging(execution.connection):
+        with execution.backend.classify_timeouts(execution.connection):
             return execution.execute(statement, needed(execution, self.jobs.at(execution.context))).rowcount
 
     def _of_the_free(self, execution: Execution) -> tuple[int, list[Any]]:

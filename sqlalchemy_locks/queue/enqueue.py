@@ -117,7 +117,7 @@ class Enqueue(OnJobs):
 
     def _one_by_one(self, execution: Execution, common: dict[str, Any], batch: Sequence[tuple[UUID, Any]]) -> None:
         """By the driver's executemany, which makes one INSERT of all rows where everything in them is a value."""
-        with execution.backend.judging(execution.connection):
+        with execution.backend.classify_timeouts(execution.connection):
             there = self._there(execution, [id for id, _ in batch])
             if self.when == "in":
                 seconds = {"locks_run_in": common.pop("locks_run_in")}

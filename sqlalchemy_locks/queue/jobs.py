@@ -69,7 +69,7 @@ class Jobs:
     def at(self, context: BuildContext) -> RoleColumns:
         if self.own is None:
             return _shipped(context.tables.job)
-        context.backend.refuse_zoneless("Queue", [self.own.roles[role] for role in _INSTANTS])
+        context.backend.require_time_zone("Queue", [self.own.roles[role] for role in _INSTANTS])
         return self.own
 
     @property

@@ -203,7 +203,7 @@ class AsyncWorker(WorkerConfig[AsyncHandler, AsyncEngine]):
     async def _listening(self) -> AsyncIterator[None]:
         """On PostgreSQL: a task that is told when jobs are put."""
         backend = build_context(self.engine.dialect, {}).backend
-        if not backend.listens or not self.queue.notify:
+        if not backend.supports_listen or not self.queue.notify:
             yield
             return
         listener = asyncio.create_task(self._listen())
@@ -236,7 +236,7 @@ class AsyncWorker(WorkerConfig[AsyncHandler, AsyncEngine]):
 
             def heard() -> None:
                 try:
-                    if topic in backend.heard(driver):
+                    if topic in backend.read_notifications(driver):
                         self._ring()
                 except Exception:
                     loop.remove_reader(driver.fileno())

@@ -43,9 +43,9 @@ def perform(engine: Engine, operation: Operation[Any], sleep: Sleep, again: Call
 
     def attempt() -> Any:
         context = build_context(engine.dialect, engine.get_execution_options())
-        if context.backend.one_trip and operation._body.statement(context) is not None:
+        if context.backend.cheap_autocommit and operation._body.statement(context) is not None:
             with connected(engine) as connection:
-                if context.backend.alone(connection, False):
+                if context.backend.allows_autocommit(connection, False):
                     with context.backend.autocommitted(connection):
                         return operation.value(connection, _ALONE)
         with transaction(engine) as short:
@@ -61,7 +61,7 @@ def perform(engine: Engine, operation: Operation[Any], sleep: Sleep, again: Call
 def hears(engine: Engine) -> bool:
     """Whether a connection that listens would be told that something was put, and not whoever is in its place then."""
     with connected(engine) as connection:
-        pooled = backend_for(connection.dialect).pooled(connection)
+        pooled = backend_for(connection.dialect).behind_pooler(connection)
     if pooled:
         say(
             logging.INFO,

@@ -50,8 +50,8 @@ class WorkerState(PendingAcks):
         self._exchanged = False
         backend = build_context(terms.engine.dialect, {}).backend
         self._head, self._frees_passed = (
-            FetchCursor(backend.keeps_passed, min(terms.heartbeat, _PASSED)),
-            backend.frees_passed,
+            FetchCursor(backend.keeps_dead_index_entries, min(terms.heartbeat, _PASSED)),
+            backend.releases_skipped_rows,
         )
 
     # what happens between the turns, in whatever thread

@@ -211,7 +211,7 @@ class Worker(WorkerConfig[Handler, Engine]):
     def _listening(self) -> Iterator[None]:
         """On PostgreSQL: a thread that is told when jobs are put."""
         engine = self.engine
-        if not build_context(engine.dialect, {}).backend.listens or not self.queue.notify:
+        if not build_context(engine.dialect, {}).backend.supports_listen or not self.queue.notify:
             yield
             return
         over, mine = threading.Event(), socket.socketpair()
@@ -242,7 +242,9 @@ class Worker(WorkerConfig[Handler, Engine]):
                     driver.cursor().execute(f"LISTEN {CHANNEL}")
                     self._ring()
                     while not over.is_set():
-                        if driver in select.select([driver, end], [], [])[0] and topic in backend.heard(driver):
+                        if driver in select.select([driver, end], [], [])[0] and topic in backend.read_notifications(
+                            driver
+                        ):
                             self._ring()
             except Exception as error:
                 # whatever it is (a pool that has no connection to spare, a server that goes down): later, perhaps
