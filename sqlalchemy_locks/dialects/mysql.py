@@ -1,4 +1,4 @@
-"""MySQL: a lock is the row of a key; a key's first row is inserted under a gate, so that ``try`` never waits."""
+"""MySQL: a lock is the row of a key, which is inserted under a named lock, so that ``try_*`` never waits."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
 from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Instant, Later, Now
 from sqlalchemy_locks.sql.elements import (
     DeleteByKey,
-    Gate,
     HeldKeys,
+    InsertGuard,
     PlainReads,
     ReadCommitted,
     ReadUncommitted,
@@ -31,7 +31,7 @@ from sqlalchemy_locks.sql.elements import (
     Writable,
 )
 
-_MARK = "sqlalchemy_locks"
+_MARKER = "sqlalchemy_locks"
 _WAIT = text(
     "SET @sqlalchemy_locks_wait = @@session.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :wait"
 )
@@ -44,9 +44,9 @@ _LEAVE = text(f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_LINE}), SESSION wait
 _LINE_FREE = text(f"SELECT IS_FREE_LOCK({_LINE})")
 
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
-#: a deadlock, a row that has changed since (MariaDB), a full table of locks: InnoDB rolls all of the transaction back
+#: a deadlock, a row changed since the snapshot (MariaDB), a full lock table: InnoDB rolls the whole transaction back
 _ROLLED_BACK = (1213, 1020, 1206)
-_BLIND = "to this user, who needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
+_LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
 
 
 class MySQL(Backend):
@@ -56,7 +56,7 @@ class MySQL(Backend):
     locks_on_replicas = True
     marker_is_savepoint = True
     held_keys = HeldKeys
-    #: the setting that ends a SELECT which takes too long, and what is a second there
+    #: the setting that limits the time of a SELECT, and its value for one second
     limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
     server_queues = True
     min_queue_wait = 1
@@ -75,21 +75,21 @@ class MySQL(Backend):
         return bool(_errno(error) == 1146)
 
     def transient(self, error: DBAPIError) -> bool:
-        # 1305: the savepoint that a deadlock has silently rolled back, with everything before it
+        # 1305: a deadlock has rolled the savepoint back, with everything before it
         return _errno(error) in (1213, 1020, 1305)
 
     def verify(self, connection: Connection) -> None:
         if connection.exec_driver_sql("SELECT @@innodb_rollback_on_timeout").scalar():
             raise Unsupported(
-                f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock that was not free in time "
-                "ends the locks taken before it without a word: set it to OFF"
+                f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock timeout silently releases "
+                "the locks acquired before it: set it to OFF"
             )
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         version = str(connection.exec_driver_sql("SELECT VERSION()").scalar())
         yield version_finding(self.name, re.split(r"[-+]", version)[0])
         if connection.exec_driver_sql("SELECT @@global.read_only").scalar():
-            says = "the server is read_only, as replicas are: a lock there excludes nobody on the primary"
+            says = "the server is read_only, as replicas are: a lock here has no effect on the primary"
             yield Finding("writable", "problem", says)
         else:
             yield Finding("writable", "ok", "the server accepts writes")
@@ -123,25 +123,25 @@ class MySQL(Backend):
                 raw.autocommit(False)
         try:
             transaction = connection.begin()
-            # for the next transaction only: nothing is left on the connection, whatever the app gave it
+            # for the next transaction only: the session's own level stays as it is
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except BaseException:
             if not connection.invalidated:
                 connection.rollback()
                 restore()
             raise
-        # the server's variable goes on telling the session's level, so the connection has to remember this one
+        # the server's variable still has the session's level, so the connection has to remember this one
         connection.execution_options(locks_read_committed=True)
         return transaction, restore
 
     def set_marker(self, connection: Connection) -> None:
-        connection.exec_driver_sql(f"SAVEPOINT {_MARK}")
+        connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
 
     def marker_lost(self, connection: Connection) -> bool:
-        # A deadlock rolls the whole transaction back, and a DDL statement commits it; whoever passes over the
-        # error goes on in another transaction, without the lock. A savepoint tells the two apart.
+        # A deadlock rolls the whole transaction back, and a DDL statement commits it; code that ignores the error
+        # goes on in another transaction, without the lock. The savepoint is then gone.
         try:
-            connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARK}")
+            connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARKER}")
         except DBAPIError as error:
             if _errno(error) == 1305:
                 return True
@@ -152,15 +152,15 @@ class MySQL(Backend):
         driver: Any = connection.connection.driver_connection
         status = getattr(driver, "server_status", None)
         if connection.dialect.driver == "asyncmy":
-            # which passes over a status without any flag in it; what its last result was told is kept there
+            # which ignores a status without any flag; its last result keeps it
             result = getattr(driver, "_result", None)
             if result is not None and result.description is None:
                 status = result.server_status
         return status is not None and not status & _IN_TRANSACTION
 
     def check_after_error(self, connection: Connection, error: Exception) -> bool:
-        # An error comes without the flags that tell whether a transaction is open, and may have ended it: a deadlock
-        # rolls all of it back, and a DDL statement commits before it fails.
+        # An error packet has no flags that say whether a transaction is open, and the error may have ended it: a
+        # deadlock rolls all of it back, and a DDL statement commits before it fails.
         if isinstance(error, connection.dialect.loaded_dbapi.Error):
             raw: Any = connection.connection.dbapi_connection
             raw.ping(reconnect=False)
@@ -193,11 +193,11 @@ class MySQL(Backend):
         return _errno(error) in (1044, 1142, 1143)
 
     def lacks_privilege(self, error: DBAPIError) -> str | None:
-        return _BLIND if _errno(error) in (1142, 1227) else None
+        return _LACKS_PRIVILEGE if _errno(error) in (1142, 1227) else None
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         connection.execute(_IDLE)
-        # 0 when the time was up, nothing at all when the server gave up waiting
+        # 0 at the timeout, NULL when the server aborted the wait
         return bool(connection.execute(_JOIN, {"key": key, "seconds": int(seconds)}).scalar())
 
     def leave_queue(self, connection: Connection, key: int) -> None:
@@ -227,10 +227,10 @@ def _errno(error: DBAPIError) -> Any:
     return args[0] if args else None
 
 
-@compiles(Gate, "mysql")
-def _gate(element: Gate, compiler: Any, **kw: Any) -> str:
+@compiles(InsertGuard, "mysql")
+def _gate(element: InsertGuard, compiler: Any, **kw: Any) -> str:
     table, key = (compiler.process(part, **kw) for part in element.clauses)
-    # named locks are the whole server's, and at most 64 characters long: the database is part of the name
+    # names are server-wide, and at most 64 characters long: the database is part of the name
     return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks', DATABASE(), {table}, {key}), 256)"
 
 
@@ -298,10 +298,10 @@ def _fresh(element: Fresh, compiler: Any, **kw: Any) -> str:
 
 
 def _ticks(compiler: Any) -> str:
-    """Tenths of a microsecond since 15 October 1582: the 60 bits of time in a UUID of version 1.
+    """Return the SQL of tenths of a microsecond since 15 October 1582: the 60 time bits of a version 1 UUID.
 
-    It is the one clock of these servers that is read where it stands, after a wait, and knows no zone: UTC_TIMESTAMP is
-    when the statement began, and SYSDATE is in the session's zone, whose clocks show an hour of autumn twice.
+    No other clock of these servers is read when it is evaluated, after a wait, and independent of time zones:
+    UTC_TIMESTAMP is the statement's start, and SYSDATE is in the session's zone, where an hour of autumn comes twice.
     """
     if compiler.dialect.is_mariadb:
         # CHAR(92) is a backslash, whatever the sql_mode makes of one in a string

@@ -1,4 +1,4 @@
-"""PostgreSQL: locks are the functions that the migration installs, over the server's own advisory locks."""
+"""PostgreSQL: locks are functions that the migration installs, over the server's advisory locks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import BigInteger, Column, Text, bindparam, func, literal, selec
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers how they are spelt)
+from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
 from sqlalchemy_locks.dialects.base import IDLE, Backend
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import closed, raise_translated
@@ -22,16 +22,16 @@ from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
 _PLANNER = text("SELECT current_setting('enable_seqscan'), current_setting('enable_sort')")
-_PLAN = text("SELECT set_config('enable_seqscan', :walks, :local), set_config('enable_sort', :sorts, :local)")
-_BRIEF = text("SELECT set_config('statement_timeout', '1s', true)")
-# the settings first, since they are for the wait; a postgresql:// URL may lead to YugabyteDB
+_PLAN = text("SELECT set_config('enable_seqscan', :seqscan, :local), set_config('enable_sort', :sort, :local)")
+_STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', '1s', true)")
+# the settings come first, as they apply to the wait; a postgresql:// URL may lead to YugabyteDB
 _JOIN = text(
     "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN concat(set_config('lock_timeout', :wait, true), "
     f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
     "CAST(pg_advisory_xact_lock(:key) AS TEXT)) END"
 ).bindparams(bindparam("key", type_=BigInteger()))
 
-# YugabyteDB: its row locks heed no lock_timeout, and no limit of a statement is that of the statement that sets it
+# YugabyteDB: lock_timeout doesn't apply to row locks, nor statement_timeout to the statement that sets it
 _LIMIT = text(
     "SELECT current_setting('statement_timeout'), set_config('statement_timeout', :wait, true), "
     f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true)"
@@ -97,7 +97,7 @@ class PostgreSQL(Backend):
         else:
             yield version_finding("PostgreSQL", str(ask("SHOW server_version")).split()[0])
         if ask("SELECT pg_is_in_recovery()"):
-            says = "this is a standby, where a lock excludes nobody on the primary: connect to the primary"
+            says = "this is a standby, where a lock has no effect on the primary: connect to the primary"
             yield Finding("writable", "problem", says)
         elif ask("SHOW transaction_read_only") == "on":
             says = "sessions are read-only (default_transaction_read_only): every lock is refused"
@@ -117,7 +117,7 @@ class PostgreSQL(Backend):
             yield Finding("pooler", "warning", _POOLER)
 
     def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
-        from sqlalchemy.dialects.postgresql import dialect  # not by whoever imports this library
+        from sqlalchemy.dialects.postgresql import dialect  # not at the import of this library
 
         spelling: Any = dialect()  # type: ignore[no-untyped-call]
         for column in columns:
@@ -132,8 +132,8 @@ class PostgreSQL(Backend):
         return bool(raw.autocommit)
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
-        # The level is the driver's own attribute, sent with its BEGIN: no round trip, and, unlike the
-        # execution option, put back to what the app's connect event had set rather than to a default.
+        # The level is an attribute of the driver, sent with its BEGIN: no round trip, and, unlike the execution
+        # option, restored to what the app's connect listener had set, not to a default.
         raw: Any = connection.connection.dbapi_connection
         errors = connection.dialect.loaded_dbapi.Error
         try:
@@ -159,8 +159,8 @@ class PostgreSQL(Backend):
             raise
 
     def allows_autocommit(self, connection: Connection, bounded: bool) -> bool:
-        # Without a transaction around them, two statements may come to two servers of a pooler's; so may the two
-        # halves of one of asyncpg's, which prepares and executes apart.
+        # Behind a pooler, two statements without a transaction may reach two server sessions; so may the two halves
+        # of one of asyncpg's statements, which are prepared and executed separately.
         if not bounded and connection.dialect.driver != "asyncpg":
             return True
         known: dict[str, Any] = connection.dialect.__dict__
@@ -174,7 +174,7 @@ class PostgreSQL(Backend):
         return not known[_POOLED]
 
     def behind_pooler(self, connection: Connection) -> bool:
-        # A pooler tells whoever connects of a server process of its own invention. It doesn't tell in which mode it is.
+        # A pooler sends each client the id of a process that doesn't exist. It doesn't say in which mode it is.
         if connection.get_execution_options().get("locks_session_pooling"):
             return False
         known = connection.info
@@ -202,14 +202,14 @@ class PostgreSQL(Backend):
                 if changed and not connection.invalidated:
                     raw.autocommit = False
             except BaseException as error:
-                # the answer is there, or an error that says more than this one
+                # the reply has been read, or there is an error that says more than this one
                 connection.invalidate(error)
                 if not isinstance(error, Exception):
                     raise
 
     def marker_lost(self, connection: Connection) -> bool:
-        # COMMIT of a failed transaction is a ROLLBACK, and no error: who passed over the first would never know.
-        # Nor would who has sent a COMMIT of his own
+        # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never
+        # know. Nor would code that has sent a COMMIT itself.
         driver: Any = connection.connection.driver_connection
         info: Any = getattr(driver, "info", None)
         if info is not None:
@@ -225,7 +225,7 @@ class PostgreSQL(Backend):
         return False
 
     def transaction_ended(self, connection: Connection) -> bool:
-        # psycopg begins another transaction by itself where one was ended by a COMMIT that it doesn't know of
+        # psycopg begins another transaction by itself after a COMMIT that was executed as a statement
         driver: Any = connection.connection.driver_connection
         info: Any = getattr(driver, "info", None)
         return info.transaction_status == _IDLE if info is not None else not driver.is_in_transaction()
@@ -235,7 +235,7 @@ class PostgreSQL(Backend):
         return info is not None and bool(info.transaction_status == _IN_ERROR)
 
     def check_after_error(self, connection: Connection, error: Exception) -> bool:
-        # asyncpg keeps to itself whether its transaction is aborted, and not every error of its aborts one
+        # asyncpg doesn't show whether its transaction is aborted, and not every error of its own aborts one
         if hasattr(connection.connection.driver_connection, "info"):
             return False
         raw: Any = connection.connection.dbapi_connection
@@ -251,46 +251,46 @@ class PostgreSQL(Backend):
     def read_notifications(self, driver: Any) -> list[str]:
         if hasattr(driver, "pgconn"):  # psycopg, of either kind
             driver.pgconn.consume_input()
-            told = []
+            payloads = []
             while note := driver.pgconn.notifies():
-                told.append(note.extra.decode())
-            return told
+                payloads.append(note.extra.decode())
+            return payloads
         driver.poll()
-        told = [note.payload for note in driver.notifies]
+        payloads = [note.payload for note in driver.notifies]
         driver.notifies.clear()
-        return told
+        return payloads
 
     def server_closed(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection
-        if hasattr(driver, "is_closed"):  # asyncpg reads all the time, and knows
+        if hasattr(driver, "is_closed"):  # asyncpg reads all the time, so it knows
             return bool(driver.is_closed())
         return closed(connection)
 
     @contextlib.contextmanager
     def statement_timeout(self, connection: Connection) -> Iterator[None]:
-        connection.execute(_BRIEF)  # ends with the transaction
+        connection.execute(_STATEMENT_TIMEOUT)  # ends with the transaction
         yield
 
     @contextlib.contextmanager
     def prefer_indexes(self, connection: Connection) -> Iterator[bool]:
         local = not self.autocommit(connection)
         if not local and self.behind_pooler(connection):
-            yield False  # two statements may come to two servers, and a setting to somebody else
+            yield False  # the setting may reach another server session, and another client
             return
-        walks, sorts = connection.execute(_PLANNER).one()
-        connection.execute(_PLAN, {"walks": "off", "sorts": "off", "local": local})
+        seqscan, sort = connection.execute(_PLANNER).one()
+        connection.execute(_PLAN, {"seqscan": "off", "sort": "off", "local": local})
         try:
             yield True
         finally:
-            connection.execute(_PLAN, {"walks": walks, "sorts": sorts, "local": local})
+            connection.execute(_PLAN, {"seqscan": seqscan, "sort": sort, "local": local})
 
     def lacks_privilege(self, error: DBAPIError) -> str | None:
-        if _sqlstate(error) != "42703":  # where the view would be, there is a table of keys
+        if _sqlstate(error) != "42703":  # the view's place is taken by a table of keys
             return None
         return "where the table bodies are installed: their locks are row locks, which no table of the server's lists"
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
-        # the transaction's own: it ends with the transaction, and so do the settings
+        # of the transaction: it ends with it, and so do the settings
         if connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar() is None:
             join_by_row(connection, key, self.wait_value(seconds))
         return True
@@ -307,13 +307,13 @@ class PostgreSQL(Backend):
         if not local and self.behind_pooler(connection):
             raise Unsupported(
                 f"a longest wait (locks_wait) on a {self.name} connection in autocommit is a setting of the session, "
-                "and the pooler in between would give it to somebody else: execute it in a transaction, or use Locks"
+                "which the pooler may give to another client: execute it in a transaction, or use Locks"
             )
         was = connection.execute(_WAIT, {"wait": self.wait_value(seconds), "local": local}).scalar()
         try:
             yield
         except BaseException:
-            # a transaction that failed takes the setting, which was its own, with it
+            # a setting of the transaction ends with the failed transaction
             if not local and not connection.invalidated:
                 connection.execute(_RESTORE, {"was": was, "local": local})
             raise
@@ -321,7 +321,7 @@ class PostgreSQL(Backend):
 
 
 def join_by_row(connection: Connection, key: int, wait: str) -> None:
-    """YugabyteDB: wait in the line for the row of a key, whoever is in front of which has it locked."""
+    """Wait for the head of the queue of a key, by a lock of its row (YugabyteDB)."""
     was = connection.execute(_LIMIT, {"wait": wait}).scalar()
     connection.execute(_JOIN_BY_ROW, {"key": key, "was": was})
 
