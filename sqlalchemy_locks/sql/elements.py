@@ -43,7 +43,7 @@ class LockFunction(FunctionElement[Any]):
 
 
 class InsertGuard(FunctionElement[str]):
-    """The name of the lock that guards the insertion of a key's row (MySQL): arguments are the table's name and the key."""
+    """The name of the lock under which a key's row is inserted (MySQL): arguments are the table and the key."""
 
     type = String()
     inherit_cache = True
