@@ -130,7 +130,9 @@ class _Fenced(OperationImpl):
     def _refuse_autocommit(self, execution: Execution) -> None:
         if execution.backend.locking == "file":
             execution.take_file(self.target.table)
-        if execution.backend.autocommit(execution.connection) or not execution.backend.began(execution.connection):
+        if execution.backend.autocommit(execution.connection) or not execution.backend.transaction_begun(
+            execution.connection
+        ):
             raise execution.backend.refuse_autocommit(self.name)
 
     def _newer(self, execution: Execution) -> Select[Any]:

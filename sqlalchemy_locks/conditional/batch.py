@@ -61,7 +61,7 @@ class BatchAcquire(OperationImpl):
     def run(self, execution: Execution) -> Result[Any]:
         at = self.rows.at(execution.context)
         values = {**execution.values, **self.each.given(execution)}
-        if execution.backend.locking == "file" and not execution.backend.began(execution.connection):
+        if execution.backend.locking == "file" and not execution.backend.transaction_begun(execution.connection):
             execution.take_file(at.table)
         statement = self.statement(execution.context)
         if statement is not None:

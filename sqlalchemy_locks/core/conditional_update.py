@@ -113,7 +113,7 @@ class ConditionalUpdate(OperationImpl):
             if execution.wait is not None:
                 around.enter_context(execution.backend.bounded(execution.connection, execution.wait))
             if execution.backend.locking == "file":
-                around.enter_context(execution.backend.judging(execution.connection))
+                around.enter_context(execution.backend.classify_timeouts(execution.connection))
             yield
 
     def sent(self, execution: Execution, statement: Executable) -> int:

@@ -284,7 +284,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         if not whole and operation._body.statement(context) is not None:
             bounded = wait is not None and not operation._body.sends_wait
             with self._connected(0 if repeatable else _DEAD, within) as connection:
-                if context.backend.alone(connection, bounded):
+                if context.backend.allows_autocommit(connection, bounded):
                     return run_one(connection, operation, options, wait)
         short = ShortTransaction(self._engine)
         try:
@@ -314,7 +314,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         """A connection of the pool; so many are replaced that the server has closed, as far as that is known."""
         while True:
             with connected(self._engine, within) as connection:
-                if not dead or not backend_for(connection.dialect).hung_up(connection):
+                if not dead or not backend_for(connection.dialect).server_closed(connection):
                     yield connection
                     return
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost

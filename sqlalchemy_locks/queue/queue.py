@@ -387,5 +387,5 @@ class Queue(Given[E]):
         at = self._jobs.own
         if at is None:
             raise ValueError("Queue.indexes() is for a table of your own: the shipped one has its indexes")
-        partial = None if dialect is None else dialect_name(dialect).schemas
+        partial = None if dialect is None else backend_named(dialect).schemas
         return job_indexes(at.roles, at.table.name, partial=partial)
