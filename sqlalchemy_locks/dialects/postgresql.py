@@ -63,7 +63,7 @@ class PostgreSQL(Backend):
     update_returning = True
     writable_ctes = True
     arrays = True
-    refuses_stale = True
+    refuses_stale_snapshots = True
     misses_replaced = True
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
     locking = "functions"

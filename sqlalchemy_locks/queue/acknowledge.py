@@ -86,7 +86,7 @@ class UpdateOwnedJobs(JobOperation):
         statement = self.statement(execution.context)
         if statement is None:
             return self._update_unlocked(execution)[0]
-        with execution.backend.judging(execution.connection):
+        with execution.backend.classify_timeouts(execution.connection):
             return execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
 
     def _update_unlocked(self, execution: Execution) -> tuple[int, list[Any]]:

@@ -121,7 +121,7 @@ class Enqueue(JobOperation):
 
     def _insert_rows(self, execution: Execution, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any]]) -> None:
         """Insert by the driver's executemany, which makes one INSERT of all rows where every value is bound."""
-        with execution.backend.judging(execution.connection):
+        with execution.backend.classify_timeouts(execution.connection):
             existing: set[UUID] = set()
             if self.known and execution.backend.row_locks:
                 external_id = self.jobs.at(execution.context).external_id

@@ -45,9 +45,9 @@ class WorkerDatabase:
 
         def attempt() -> Any:
             context = build_context(engine.dialect, engine.get_execution_options())
-            if context.backend.one_trip and operation._body.statement(context) is not None:
+            if context.backend.cheap_autocommit and operation._body.statement(context) is not None:
                 with connected(engine) as connection:
-                    if context.backend.alone(connection, False):
+                    if context.backend.allows_autocommit(connection, False):
                         with context.backend.autocommitted(connection):
                             return operation.value(connection, _ALONE)
             with transaction(engine) as short:
@@ -84,7 +84,7 @@ def transaction(engine: Engine) -> Iterator[ShortTransaction]:
 def supports_listen(engine: Engine) -> bool:
     """Whether a connection of this engine would receive notifications: not behind a pooler in transaction mode."""
     with connected(engine) as connection:
-        pooled = backend_for(connection.dialect).pooled(connection)
+        pooled = backend_for(connection.dialect).behind_pooler(connection)
     if pooled:
         log(
             logging.INFO,
