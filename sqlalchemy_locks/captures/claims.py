@@ -34,17 +34,17 @@ def told(rows: RoleMapping, given: Any) -> dict[str, Any] | None:
         return None
     roles = told_by(rows)
     if rows.target is None or not isinstance(given, rows.target.entity) or len(proof) != len(roles):
-        raise ValueError(f"{rows.what}: {given!r} was not captured in its session: it proves nothing")
+        raise ValueError(f"{rows.pattern}: {given!r} was not captured in its session: it proves nothing")
     return dict(zip(roles, proof, strict=True))
 
 
 def _of_row(rows: RoleMapping, row: Row[Any]) -> dict[str, Any]:
-    at = rows.among(tables(DEFAULT_SCHEMA, ""))
+    at = rows.columns_in(tables(DEFAULT_SCHEMA, ""))
     named = row._mapping
     roles = told_by(rows)
     found = {role: named[name] for role in roles for name in {at[role].key, at[role].name} if name in named}
     if len(found) < len(roles):
-        raise TypeError(f"{rows.what}: {row!r} is no row of a captured task")
+        raise TypeError(f"{rows.pattern}: {row!r} is no row of a captured task")
     return found
 
 

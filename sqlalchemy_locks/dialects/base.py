@@ -63,6 +63,12 @@ class Backend:
     bounded_insert: ClassVar[bool] = False
     #: an UPDATE can give back what it has written
     update_returning: ClassVar[bool] = False
+    #: a CTE of an UPDATE can lock the rows that the UPDATE changes (FOR UPDATE)
+    locking_ctes: ClassVar[bool] = False
+    #: an INSERT can ignore rows that are present, and no other error (ON CONFLICT DO NOTHING)
+    on_conflict: ClassVar[bool] = False
+    #: an UPDATE finds rows as they are, where the transaction's snapshot shows older ones (InnoDB above READ COMMITTED)
+    updates_past_snapshot: ClassVar[bool] = False
     #: a lock is refused by the server itself where the isolation level makes what its holder reads stale
     refuses_stale: ClassVar[bool] = False
     #: autocommit can be had on a pooled connection without a round trip and without touching what the app has set

@@ -41,6 +41,7 @@ class SQLite(Backend):
     name = "SQLite"
     locking = "file"
     single_writer = True
+    on_conflict = True
     row_locks = False
     untold = "whose one lock is the file's, which keeps no list of who has it"
     explain = "EXPLAIN QUERY PLAN"

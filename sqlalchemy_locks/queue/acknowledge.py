@@ -71,7 +71,7 @@ class UpdateOwnedJobs(OnJobs):
         """The UPDATE."""
         at = self.jobs.at(context)
         target = self.jobs.target
-        statement = update(at.table).values({**self.changes(at), **(target.bumped() if target else {})})
+        statement = update(at.table).values({**self.changes(at), **(target.version_bump() if target else {})})
         if self.passes and context.backend.locking == "functions":
             return statement.where(one_of(at.internal_id, free(at)))
         changed: Update = where_owned(by_key(statement), at, context)
