@@ -68,12 +68,22 @@ def claim_of(rows: RoleMapping, given: Any) -> dict[str, Any] | None:
     if proof is None:
         return None
     if rows.target is None or not isinstance(given, rows.target.entity) or len(proof) != len(roles):
-        raise ValueError(f"{rows.what}: {given!r} was not captured in its session: it proves nothing")
+        raise ValueError(f"{rows.pattern}: {given!r} was not captured in its session: it proves nothing")
     return dict(zip(roles, proof, strict=True))
 
 
-def claim_number(rows: RoleMapping, claim: Any) -> int:
-    """Return the number of a claim, given as that number or as a captured entity or row."""
+def _of_row(rows: RoleMapping, row: Row[Any]) -> dict[str, Any]:
+    at = rows.columns_in(tables(DEFAULT_SCHEMA, ""))
+    named = row._mapping
+    roles = told_by(rows)
+    found = {role: named[name] for role in roles for name in {at[role].key, at[role].name} if name in named}
+    if len(found) < len(roles):
+        raise TypeError(f"{rows.pattern}: {row!r} is no row of a captured task")
+    return found
+
+
+def proof_of(rows: RoleMapping, claim: Any) -> int:
+    """The number that a claim is, or that a captured task has."""
     rows.require("claim", "claim=")
     known = claim_of(rows, claim)
     number = claim if known is None else known["claim"]

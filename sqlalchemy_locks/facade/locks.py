@@ -91,7 +91,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         self._nonce = secrets.token_hex(4)
         #: the process that this was in when it was last asked, and the owner's name there
         self._process = 0, ""
-        self._mutex = Mutexes(self._run, lambda: self.owner, told=self._tell)
+        self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._tell)
 
     @property
     def owner(self) -> str:
@@ -123,7 +123,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         >>> imports = locks.mutexes(sl.Mutex(Import, id=Import.name, acquired=Import.locked, token=Import.nonce))
         >>> imports.acquire("prices")
         """
-        return Mutexes(self._run, lambda: self.owner, mutex, self._tell)
+        return Mutexes(self._run, lambda: self.owner, mutex, on_event=self._tell)
 
     def once_per(
         self,

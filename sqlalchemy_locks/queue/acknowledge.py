@@ -73,11 +73,11 @@ class UpdateOwnedJobs(JobOperation):
         """Return the UPDATE; without writable CTEs it doesn't skip locked rows by itself."""
         at = self.jobs.at(context)
         target = self.jobs.target
-        statement = update(at.table).values({**self.changes(at), **(target.bumped() if target else {})})
-        if self.skips_locked and context.backend.writable_ctes:
-            return statement.where(one_of(at.internal_id, _unlocked(at)))
-        owned: Update = where_owned(by_key(statement), at, context)
-        return owned
+        statement = update(at.table).values({**self.changes(at), **(target.version_bump() if target else {})})
+        if self.passes and context.backend.locking == "functions":
+            return statement.where(one_of(at.internal_id, free(at)))
+        changed: Update = where_owned(by_key(statement), at, context)
+        return changed
 
     def because(self, context: BuildContext) -> str:
         return "whose UPDATE has no SKIP LOCKED"
