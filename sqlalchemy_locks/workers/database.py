@@ -19,7 +19,8 @@ from sqlalchemy_locks.dialects.base import DriverTimeout, nothing
 from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, retried
+from sqlalchemy_locks.runtime.retry import Sleep, retried
+from sqlalchemy_locks.runtime.transaction import ShortTransaction
 
 T = TypeVar("T")
 log = logging.getLogger("sqlalchemy_locks.worker")

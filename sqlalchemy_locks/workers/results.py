@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.queue.acknowledge import skip_locked
-from sqlalchemy_locks.runtime.transaction import Sleep
+from sqlalchemy_locks.runtime.retry import Sleep
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import UNSTORABLE, database_away, perform, say
 

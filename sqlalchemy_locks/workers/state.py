@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy_locks.core.operation import build_context, fresh_nonce
-from sqlalchemy_locks.runtime.transaction import Sleep
+from sqlalchemy_locks.runtime.retry import Sleep
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import answered, described, passes, say
 from sqlalchemy_locks.workers.fetch_cursor import FetchCursor

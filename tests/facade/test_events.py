@@ -208,7 +208,7 @@ def test_a_timeout_tells_who_has_it(engine_to: MakeEngine, name: str) -> None:
     (holder,) = refused.value.holders
     assert isinstance(holder, sl.KeyHolder)
     assert (holder.name, holder.session) == (key, number)
-    assert f"was not free within 0.1 s: held by session {number} (locks@" in str(refused.value)
+    assert f"could not be acquired within 0.1 s: held by session {number} (locks@" in str(refused.value)
     again = pickle.loads(pickle.dumps(refused.value))
     assert (str(again), again.holders) == (str(refused.value), refused.value.holders)
 
@@ -225,7 +225,7 @@ def test_a_timeout_where_nothing_is_told(engine_to: MakeEngine, name: str) -> No
     with locks.exclusive(key), pytest.raises(sl.LockTimeout) as refused:
         later(wait).result(PATIENCE)
     assert refused.value.holders == ()
-    assert str(refused.value) == f"{key!r} was not free within 0.1 s"
+    assert str(refused.value) == f"{key!r} could not be acquired within 0.1 s"
     pool: Any = engine.pool
     assert pool.checkedout() == 0
     if name == "mariadb":

@@ -224,7 +224,7 @@ def test_the_time_in_line_counts(engine_to: MakeEngine, watch: Callable[[str], W
         server.until_nobody_waits()
         patient = later(wait, 600)
         server.until_waiting(patient)
-        with pytest.raises(sl.LockTimeout, match="not free within 0.2 s: held by session") as refused:
+        with pytest.raises(sl.LockTimeout, match="could not be acquired within 0.2 s: held by session") as refused:
             later(wait, 0.2).result(PATIENCE)
         assert len(refused.value.holders) == 1
         with pytest.raises(sl.LockTimeout, match="at the only try"):

@@ -87,7 +87,7 @@ def test_a_wait_that_takes_longer(servers: Any, other: Engine) -> None:
                 await cut_off(engine, waiting)
             await waiting
             with sl.Locks(other).exclusive(key):
-                with pytest.raises(sl.LockTimeout, match="not free within") as late:
+                with pytest.raises(sl.LockTimeout, match="could not be acquired within") as late:
                     async with locks.exclusive(key, timeout=LIMIT + 1):
                         pass
             assert type(late.value) is sl.LockTimeout
