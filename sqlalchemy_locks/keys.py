@@ -24,7 +24,7 @@ def key(*parts: str | int) -> int:
     """
     if not parts:
         raise ValueError("a key needs at least one part")
-    digest = hashlib.sha256("\0".join(_part(part) for part in parts).encode("utf-8"))
+    digest = hashlib.sha256("\0".join(map(_part, parts)).encode("utf-8"))
     return int.from_bytes(digest.digest()[:8], "big", signed=True)
 
 

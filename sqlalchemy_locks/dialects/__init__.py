@@ -26,7 +26,8 @@ def backend_for(dialect: Dialect) -> Backend:
     """
     any_dialect: Any = dialect
     # a mysql:// URL may lead to MariaDB: SQLAlchemy knows since the first connection
-    return dialect_name("mariadb" if getattr(any_dialect, "is_mariadb", False) else dialect.name)
+    name = "mariadb" if getattr(any_dialect, "is_mariadb", False) else dialect.name
+    return _ENGINES.get(name) or dialect_name(name)
 
 
 def dialect_name(name: str) -> Backend:

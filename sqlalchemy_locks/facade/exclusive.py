@@ -13,6 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from itertools import repeat
+from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -161,9 +164,10 @@ class ExclusiveBlock:
             raise ValueError("give at least one name to lock")
         self._locks = locks
         self._shared = shared
-        keys = {as_key(name): name for name in names}
-        #: sorted by key: every block acquires in the same order
-        self._names: dict[int, Name] = keys if len(keys) == 1 else {key: keys[key] for key in sorted(keys)}
+        #: by key, and sorted by key: every block acquires in the same order
+        self._names: dict[int, Name] = dict(sorted(zip(map(as_key, names), names, strict=True), key=itemgetter(0)))
+        #: on SQLite any two keys are one lock
+        self._one_lock = backend_for(locks._engine.dialect).single_writer
         self._timeout = timeout_seconds(timeout)
         self._entered: tuple[Held, reentry.HeldEntry, float] | None = None
         #: held by the one use that this block has at a time
@@ -239,8 +243,7 @@ class ExclusiveBlock:
         :raises ReentryError: when it holds one of them already, so that acquiring it again would deadlock.
         """
         dialect, owner = self._locks._engine.dialect, reentry.current_owner()
-        keys: Any = [0] if backend_for(dialect).single_writer else self._names
-        wanted = {(dialect, key): 1 for key in keys}
+        wanted = dict.fromkeys(zip(repeat(dialect), (0,) if self._one_lock else self._names), 1)
         for entry in reentry.held_by("key", owner):
             for held in entry.held:
                 if held in wanted:
@@ -252,15 +255,14 @@ class ExclusiveBlock:
         """Wait in the queue of this process for the first key, then in the database."""
         deadline = None if self._timeout is None else started + self._timeout
         engine = self._locks._engine
-        dialect, options = engine.dialect, engine.get_execution_options()
-        single_writer = backend_for(dialect).single_writer
+        options = engine.get_execution_options()
         # sharers don't wait for one another, unless all keys are one lock; and timeout=0 doesn't wait
-        if (self._shared and not single_writer) or self._timeout == 0:
+        if (self._shared and not self._one_lock) or self._timeout == 0:
             return self._acquire(deadline, None)
         # the options decide in which table the key is
-        first = 0 if single_writer else next(iter(self._names))
+        first = 0 if self._one_lock else next(iter(self._names))
         where = (options.get("locks_prefix"), str(options.get("schema_translate_map"))) if options else None
-        ticket = local_queues(dialect).turn(("key", where, first))
+        ticket = local_queues(engine.dialect).turn(("key", where, first))
         try:
             if not ticket.come(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise self._timed_out(self._holders_now())
@@ -276,7 +278,7 @@ class ExclusiveBlock:
 
         held = None
         while held is None:
-            held = retried(lambda: self._attempt(deadline, ticket), locks._engine, locks._sleep, on_retry=on_retry)
+            held = retried(partial(self._attempt, deadline, ticket), locks._engine, locks._sleep, on_retry=on_retry)
         return held
 
     def _attempt(self, deadline: float | None, ticket: Ticket | None) -> Held | None:

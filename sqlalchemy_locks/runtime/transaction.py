@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.core.operation import translated
-from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect, driver_calls, give_back, on_driver_error
 from sqlalchemy_locks.errors import LockLost, OutcomeUnknown, Unsupported
@@ -49,11 +49,11 @@ class ShortTransaction:
     """
 
     connection: Connection
+    backend: Backend
     transaction: RootTransaction
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.backend = backend_for(engine.dialect)
         #: other work than the lock is done in it
         self.used = False
         #: a transaction was open at the last look at the driver; before it, only the first statement may begin one
@@ -98,12 +98,15 @@ class ShortTransaction:
         :param wait: how long BEGIN may wait, in seconds, where it can.
         :raises LockTimeout: when that was not enough.
         """
-        with translated(self.backend):
+        try:
             if keep_isolation and not self.backend.autocommit(self.connection):
                 self.transaction = self.connection.begin()
             else:
                 begin = self.backend.begin_writing if writes else self.backend.begin
                 self.transaction, self._restore = begin(self.connection, wait)
+        except DBAPIError:
+            with translated(self.backend):
+                raise
 
     @property
     def active(self) -> bool:
@@ -271,7 +274,8 @@ class ShortTransaction:
         if os.getpid() != self._process:
             _inherited.append(self)  # the parent uses the socket
             return
-        release_cursors(sys.exc_info()[1])
+        if (error := sys.exc_info()[1]) is not None:
+            release_cursors(error)
         try:
             if connection.in_transaction() or connection.invalidated:
                 connection.rollback()
@@ -287,9 +291,9 @@ class ShortTransaction:
             give_back(connection, committed=self._committed)
 
 
-def release_cursors(error: BaseException | None) -> None:
+def release_cursors(error: BaseException) -> None:
     """Drop the traceback's references to cursors of what was cancelled: an open cursor of SQLite's keeps its lock."""
-    if error is not None and not isinstance(error, Exception):
+    if not isinstance(error, Exception):
         traceback.clear_frames(error.__traceback__)
 
 
