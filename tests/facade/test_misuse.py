@@ -163,7 +163,7 @@ def test_function_that_runs_after_the_lock_is_refused(
     engine_to: MakeEngine, make: str, function: Callable[[], Any]
 ) -> None:
     decorated = getattr(sl.Locks(engine_to("sqlite")), make)(unused())(function)
-    with pytest.raises(TypeError, match="when the lock is over already"):
+    with pytest.raises(TypeError, match="when the lock is released already"):
         decorated()
 
 
