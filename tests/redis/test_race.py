@@ -62,7 +62,7 @@ def test_one_of_64_tasks_acquires(server: real.Redis, plain: redis.Redis, queue:
     assert asyncio.run(race()) == [{True: 1, False: ALL - 1}] * ROUNDS
 
 
-def test_one_of_16_releases_and_one_of_16_acquires_again(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+def test_one_of_16_releases_and_one_acquires(server: real.Redis, plain: redis.Redis, queue: str) -> None:
     mutex = Mutex(plain)
     mutex.create("a", queue=queue)
     taken = [mutex.acquire("a", queue=queue)]
@@ -112,7 +112,7 @@ def test_retries_are_spent_once_and_never_below_zero(server: real.Redis, plain: 
     assert plain.hget(f"{{sqlalchemy_locks:{queue}}}:mutex:facts", "retries:a") == b"0"
 
 
-def test_tokens_rise_whoever_takes_them(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+def test_tokens_of_concurrent_callers_rise(server: real.Redis, plain: redis.Redis, queue: str) -> None:
     Mutex(plain).create("a", queue=queue)
 
     def turn(client: redis.Redis, _: int) -> list[int]:
