@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds
 from sqlalchemy_locks.core.operation import Operation
+from sqlalchemy_locks.dialects.connections import unattended
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -30,7 +31,6 @@ from sqlalchemy_locks.errors import (
 )
 from sqlalchemy_locks.facade.semaphore_wait import PATIENCE, SemaphoreWaiter
 from sqlalchemy_locks.runtime import reentry
-from sqlalchemy_locks.runtime.pools import unattended
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, RenewalThread, clock
 from sqlalchemy_locks.semaphore.admin import on_first_use
 from sqlalchemy_locks.semaphore.availability import holding, room, time_to_live

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 
-from sqlalchemy_locks._validation import valid_name
+from sqlalchemy_locks._validation import seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import (
@@ -27,9 +27,9 @@ from sqlalchemy_locks.core.operation import (
     build_context,
     fresh_nonce,
     listed,
-    seconds,
 )
 from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.connections import connected, one_for_all
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -45,7 +45,6 @@ from sqlalchemy_locks.facade.maintenance import Maintained
 from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.semaphores import SemaphoreMethods
 from sqlalchemy_locks.runtime.decorators import when_due
-from sqlalchemy_locks.runtime.pools import connected, one_for_all
 from sqlalchemy_locks.runtime.transaction import NotCommitted, ShortTransaction, Sleep, retried, run_one
 
 if TYPE_CHECKING:
@@ -285,7 +284,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         if not whole and operation._body.statement(context) is not None:
             bounded = wait is not None and not operation._body.sends_wait
             with self._connected(0 if repeatable else _DEAD, within) as connection:
-                if context.backend.alone(connection, bounded):
+                if context.backend.allows_autocommit(connection, bounded):
                     return run_one(connection, operation, options, wait)
         short = ShortTransaction(self._engine)
         try:
@@ -315,7 +314,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         """A connection of the pool; so many are replaced that the server has closed, as far as that is known."""
         while True:
             with connected(self._engine, within) as connection:
-                if not dead or not backend_for(connection.dialect).hung_up(connection):
+                if not dead or not backend_for(connection.dialect).server_closed(connection):
                     yield connection
                     return
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost
