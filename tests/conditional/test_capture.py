@@ -1,4 +1,4 @@
-"""Several mutexes or timeouts at once: whichever are free, never more than asked for, never another's."""
+"""``capture``: several free mutexes, at most the limit, never one that another transaction has locked."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _patient(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["postgresql15"])
 def test_limit_holds_with_outdated_statistics(engine: Engine, name: str) -> None:
-    """Statistics of an empty table made `IN (SELECT ... LIMIT 3)` take a thousand rows."""
+    """With statistics of an empty table `IN (SELECT ... LIMIT 3)` acquired a thousand rows."""
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE lock.task_state SET (autovacuum_enabled = off)"))
         connection.execute(text("ANALYZE lock.task_state"))

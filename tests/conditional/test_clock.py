@@ -1,4 +1,4 @@
-"""The server's clock, read when the row is locked: a wait, a session's zone and the app's own clock change nothing."""
+"""The server's clock, read after the row is locked, whatever the wait, the session's zone and the app's clock."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def now(engine: Engine) -> int:
 def test_timestamp_is_read_after_the_wait(
     engine: Engine, watch: Callable[[str], Watch], name: str, windowed: bool, isolation: str
 ) -> None:
-    """Somebody takes it and rolls back after a while: who waited has it from then on, and not from before."""
+    """A holder rolls back after a while: the waiter's timestamp is later than the rollback."""
     timeout, id = sl.Timeout(every=1, windowed=windowed), unused()
     sl.Locks(engine).run(timeout.create(id))
     other = engine.execution_options(isolation_level=isolation)
@@ -82,7 +82,7 @@ def test_timestamp_is_read_after_the_wait(
 @pytest.mark.parametrize("name", INNODB)
 @pytest.mark.parametrize("waited", [1800, 7200, 86400 * 300])
 def test_timestamp_ignores_the_statement_start(engine: Engine, name: str, waited: int) -> None:
-    """``SET timestamp`` sets the instant at which statements begin, as if each had waited since for its row."""
+    """``SET timestamp`` simulates a long wait: it sets the instant at which statements begin."""
     timeout, mutex, id = sl.Timeout(every=60), sl.Mutex(), unused()
     sl.Locks(engine).run(timeout.create(id))
     sl.Locks(engine).run(mutex.create(id))
@@ -101,7 +101,7 @@ def test_timestamp_ignores_the_statement_start(engine: Engine, name: str, waited
 
 @pytest.mark.parametrize("name", INNODB)
 def test_mutex_acquired_at_is_read_after_the_wait(engine: Engine, watch: Callable[[str], Watch], name: str) -> None:
-    """And not when the wait for its row began."""
+    """Not when the wait for the row began."""
     mutex, id = sl.Mutex(), unused()
     sl.Locks(engine).run(mutex.create(id))
     with Session(engine) as first, Session(engine) as second:
@@ -170,7 +170,7 @@ def test_epoch_is_the_utc_of_the_server(engine: Engine, name: str) -> None:
 
 @pytest.mark.parametrize("place", ["Europe/Paris", "America/St_Johns", "Australia/Lord_Howe", "Asia/Kolkata", "UTC"])
 def test_offsets_match_zoneinfo_for_two_years(place: str) -> None:
-    """What the statements calculate with is what Python's own zones say, before, at and after a change."""
+    """The offsets that statements use equal those of ``zoneinfo`` before, at and after a change."""
     from datetime import datetime
 
     there = zone(place)

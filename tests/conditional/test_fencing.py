@@ -1,4 +1,4 @@
-"""``sl.fenced``: the write of a holder that was stopped for too long is refused by the row itself."""
+"""``sl.fenced``: the row refuses the write of a holder that was paused for too long."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def write(book: str, number: int, body: str, token: int) -> sl.Operation[Any]:
 
 @everywhere
 def test_write_of_a_paused_holder_is_refused(engine: Engine, name: str) -> None:
-    """A takes the mutex and is stopped; an operator frees it, B takes it and writes; A goes on."""
+    """A acquires the mutex and is paused; an operator releases it; B acquires it and writes; A resumes."""
     locks, id, book = sl.Locks(engine), unused(), page(engine, 1)
     stopped = locks.mutex.acquire_token(id)
     assert locks.run(mutex.release(id)) is True
@@ -84,7 +84,7 @@ def test_write_of_a_paused_holder_is_refused(engine: Engine, name: str) -> None:
     assert caught.value.token == token
     assert locks.run(write(book, 1, "of B again", token)) is True
     assert bodies(engine, book) == ["of B again"]
-    assert locks.run(write(book, 2, "of nobody", token)) is False
+    assert locks.run(write(book, 2, "no row", token)) is False
 
 
 @engines

@@ -1,4 +1,4 @@
-"""Bad input is refused before any SQL, in a sentence."""
+"""Invalid input raises before any SQL is sent."""
 
 from __future__ import annotations
 

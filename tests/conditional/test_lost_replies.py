@@ -1,4 +1,4 @@
-"""A connection that dies after the work was done and before the answer came: right, or ``OutcomeUnknown``."""
+"""Connections that die between the execution and its reply: the right result, or ``OutcomeUnknown``."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ own = sl.Mutex(Import, id=Import.name, acquired=Import.locked)
 
 @pytest.fixture
 def other(servers: Any, name: str) -> Iterator[Engine]:
-    """An engine that leads to the server directly."""
+    """An engine connected to the server without a proxy."""
     with connected(installed(servers, name), poolclass=NullPool) as engine:
         yield engine
 
 
 def final(name: str) -> bytes:
-    """The request after whose execution everything is done."""
+    """Return the request whose execution completes the operation."""
     return b"\x03COMMIT" if name in ("mysql", "mariadb") else b"UPDATE"
 
 
 def in_the_clear(servers: Any, name: str, driver: str) -> Any:
-    """Through a proxy that can read what is asked."""
+    """Connect through a proxy that can read the requests."""
     return through_a_proxy(servers, name, driver, **clear(driver))
 
 
@@ -112,7 +112,7 @@ def test_second_release_does_not_free_the_next_holder(servers: Any, other: Engin
     id = unused()
     a, b = sl.Locks(other), sl.Locks(other)
     assert a.mutex.acquire(id) is True
-    assert b.mutex.release(id) is True  # by somebody who was told to
+    assert b.mutex.release(id) is True  # by an operator
     assert b.mutex.acquire(id) is True
     assert [a.mutex.release(id), a.mutex.release(id, queue="default")] == [False, False]
     assert b.mutex.release(id) is True
@@ -152,7 +152,7 @@ def test_lost_reply_without_a_token_column_is_unknown(servers: Any, other: Engin
 
 @sync
 def test_connection_that_died_in_the_pool_is_replaced(servers: Any, other: Engine, name: str, driver: str) -> None:
-    """The pool hands out a connection that died while nobody used it."""
+    """The pool returns a connection that died while it was idle."""
     Base.metadata.create_all(other)
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
@@ -182,7 +182,7 @@ def test_retries_after_lost_replies_are_limited(servers: Any, other: Engine, nam
 def test_first_try_still_waiting_at_the_server(
     servers: Any, other: Engine, watch: Callable[[str], Watch], name: str, driver: str
 ) -> None:
-    """Its connection is cut while it waits for the row; whichever of the two tries gets it, it is one acquisition."""
+    """Its connection is cut while it waits for the row; the two tries make one acquisition."""
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy), Session(other) as holder:
         locks = sl.Locks(engine)

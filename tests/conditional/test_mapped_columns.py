@@ -1,4 +1,4 @@
-"""Mutexes and timeouts on columns of a user's own classes and tables, as citizens of the session."""
+"""Mutexes and timeouts on columns of the user's own classes and tables, in a session."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_locks_releases_only_its_own_acquisition(engine: Engine, name: str) -> N
     sl.Locks(engine).run(imports.create(a))
     assert mine.acquire(a) is True
     assert theirs.acquire(a) is False
-    assert theirs.release(a) is True  # never acquired there: whoever has it
+    assert theirs.release(a) is True  # not acquired there: releases any acquisition
     assert theirs.acquire_token(a) == 2
     assert mine.release(a) is False
     assert theirs.release(a) is True
@@ -329,7 +329,7 @@ def test_partial_index_does_not_make_ids_unique(engine: Engine, name: str) -> No
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
 def test_acquiring_refreshes_every_attribute_of_a_version(engine: Engine, name: str) -> None:
-    """An acquisition raises the version; what it shows must then be what the row has, all of it."""
+    """An acquisition increments the version, so all loaded attributes must show the row's values."""
     a = unused()
     read_committed = engine.execution_options(isolation_level="READ COMMITTED")
     with Session(read_committed) as session:

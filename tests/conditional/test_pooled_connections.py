@@ -30,7 +30,7 @@ def test_connect_event_that_leaves_a_transaction_open(servers: Any, driver: str)
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_connection_is_returned_without_a_reset_round_trip(servers: Any, name: str) -> None:
-    """COMMIT, or autocommit, was the last thing: the pool resets nothing, and nothing is open."""
+    """After a COMMIT, or in autocommit, the pool sends no ROLLBACK, and no transaction is open."""
     with connected(installed(servers, name), pool_size=1, max_overflow=0) as engine:
         locks, resets = sl.Locks(engine), []
         locks.run(mutex.create(unused()))

@@ -1,4 +1,4 @@
-"""A row that is deleted and inserted again while it is waited for: what its new state allows is done."""
+"""A row that is deleted and inserted again while an operation waits for it: the new row's state decides."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_waiting_operation_applies_to_the_replacement(
 def test_release_without_owner_ignores_the_replacement(
     name: str, engine_to: MakeEngine, watch: Callable[[str], Watch]
 ) -> None:
-    """A release without an owner proves nothing: asked again, it would free what another has acquired since."""
+    """A second try of a release without an owner could release another caller's acquisition."""
     engine, watched, id = engine_to(name), watch(name), unused()
     table = table_of(engine, "task_state")
     row = {"queue_id": "default", "id": id, "fence": 0}

@@ -1,4 +1,4 @@
-"""Mutexes and timeouts on SQLite: its one write lock, its busy timeout, its COMMIT that readers can refuse."""
+"""Mutexes on SQLite: the single write lock, the busy timeout, and a COMMIT that readers block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ mutex = sl.Mutex()
 
 
 def test_failed_commit_leaves_no_open_transaction(tmp_path: Any) -> None:
-    """SQLite's COMMIT fails while somebody reads; SQLAlchemy then takes the transaction for ended."""
+    """COMMIT fails while another connection reads; SQLAlchemy then regards the transaction as ended."""
     engine = create_engine(f"sqlite:///{tmp_path}/app.db?timeout=0.05", pool_size=1, max_overflow=0)
     sl.metadata().create_all(engine)
     with engine.begin() as connection:
@@ -53,7 +53,7 @@ def test_transaction_that_has_read_must_roll_back(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("immediate", [False, True])
 def test_nowait_does_not_wait_for_a_writer(immediate: bool, tmp_path: Any) -> None:
-    """Not for the beginning of its transaction, either: with begin_immediate that is where the wait is."""
+    """Not at the beginning of its transaction either, where begin_immediate would wait."""
     with connected(f"sqlite:///{tmp_path}/app.db", connect_args={"timeout": 600}) as engine:
         sl.metadata().create_all(engine)
         if immediate:

@@ -1,4 +1,4 @@
-"""A table may be called as a part of a statement might be: what is meant is the table."""
+"""Tables whose names could be those of CTEs in the statements."""
 
 from __future__ import annotations
 

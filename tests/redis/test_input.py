@@ -1,4 +1,4 @@
-"""What is asked wrongly is refused before anything is sent: there is no server here."""
+"""Invalid input raises before anything is sent; these tests have no server."""
 
 from __future__ import annotations
 
@@ -173,9 +173,9 @@ def test_redis_py_is_imported_only_when_used() -> None:
 
 @pytest.mark.parametrize("name", ["Mutex", "Timeout"])
 def test_signatures_match_the_sql_pattern(name: str) -> None:
-    """Their names, and what they take, in the same order.
+    """The same methods with the same parameters in the same order.
 
-    Nothing is waited for here, so there is no ``nowait``; and what is held is told of one queue.
+    Calls on Redis never wait, so there is no ``nowait``; and ``held`` lists one queue.
     """
     here, there = getattr(sqlalchemy_locks.redis, name), getattr(sl, name)
     methods = {method for method in vars(there) if not method.startswith("_")}

@@ -1,4 +1,4 @@
-"""Answers that are lost: redis-py sends again by itself, and the second time changes nothing that the first has changed."""
+"""Lost replies: redis-py resends the command, and the second copy changes nothing."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_lost_reply_without_retries_is_outcome_unknown(
 
 def test_late_call_changes_nothing(party: Party, mutex: Mutex[Any], queue: str, plain: redis.Redis) -> None:
     def began_before(seconds: float) -> None:
-        """The next call is as one that was called so long ago and arrives now."""
+        """Make the next call arrive this many seconds after it was made."""
         estimate = mutex._calls._estimate
         assert estimate is not None
         mutex._calls._estimate = estimate[0] - seconds, estimate[1]

@@ -1,4 +1,4 @@
-"""Mutex on Redis: the answers of the one in SQL, by each kind of client."""
+"""Mutex on Redis: the results of the SQL mutex, with each kind of client."""
 
 from __future__ import annotations
 

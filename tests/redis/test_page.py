@@ -1,4 +1,4 @@
-"""docs/redis.md: its snippets run, its commands answer as shown, its script is the one that is sent."""
+"""docs/redis.md: its snippets run, its commands return what is shown, its script is the one that is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many at once: one winner, disjoint captures, each window once, no retry spent twice."""
+"""Concurrent callers: one acquires, captures are disjoint, each window and each retry is spent once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUNDS = 20
 
 
 def at_once(server: real.Redis, round_: Callable[[redis.Redis, int], list[Any]], parties: int) -> list[list[Any]]:
-    """What ``round_(client, number)`` tells of all parties, each round's begun at once, each on its own connection."""
+    """Return the results of ``round_(client, number)`` for all clients; they start each round together."""
     barrier = threading.Barrier(parties, timeout=PATIENCE)
 
     def party(_: int) -> list[list[Any]]:
@@ -132,7 +132,7 @@ def test_tokens_of_concurrent_callers_rise(server: real.Redis, plain: redis.Redi
 
 
 def drain(port: int, queue: str, barrier: Any, kind: str) -> list[Any]:
-    """Capture until nothing is left; nobody a second time before everybody has a first."""
+    """Capture until nothing is left; all processes capture once before any captures again."""
     with redis.Redis(port=port) as client:
         pattern: Any = StateTransition(client) if kind == "task" else Mutex(client)
         mine: list[Any] = []

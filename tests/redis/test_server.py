@@ -1,4 +1,4 @@
-"""What the server may do in between: forget the scripts, restart with and without its data, be a replica, be a cluster."""
+"""Servers that forget scripts, restart with or without data, are replicas, or clusters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[..., Party]
 
 @pytest.fixture
 def own(request: pytest.FixtureRequest) -> Iterator[real.Redis]:
-    """A server of the test's own; with its parameter, one that keeps its data."""
+    """A separate server for the test; with the parameter, one that persists its data."""
     started = started_or_skipped(real.Redis(appendonly=getattr(request, "param", False)))
     yield started
     started.close()
@@ -108,7 +108,7 @@ def test_server_that_is_down(make: Make, own: real.Redis) -> None:
 
 
 def test_server_that_does_not_answer(make: Make, own: real.Redis) -> None:
-    """A server that doesn't answer costs redis-py's timeouts, and no more."""
+    """A server that doesn't answer delays calls by redis-py's timeouts only."""
     party = make(own.port, again=0, socket_timeout=0.1)
     mutex = Mutex(party.client)
     for _ in range(100):  # a busy machine may cost them, too
@@ -140,7 +140,7 @@ def test_replica_is_refused(make: Make, own: real.Redis, server: real.Redis) -> 
 
 
 def test_server_without_memory(make: Make, own: real.Redis) -> None:
-    """A server that has no memory left changes nothing, rather than half of it."""
+    """A server without free memory changes nothing at all."""
     with redis.Redis(host=own.host, port=own.port) as administrator:
         party = make(own.port)
         mutex = Mutex(party.client)
@@ -162,7 +162,7 @@ def state(administrator: redis.Redis) -> object:
 
 
 def test_required_permissions(make: Make, server: real.Redis, plain: redis.Redis, queue: str) -> None:
-    """What docs/redis.md says that a user needs is enough."""
+    """The permissions listed in docs/redis.md are enough."""
     rights = "+@read +@write +evalsha +eval +time ~{sqlalchemy_locks:* resetchannels"
     plain.execute_command("ACL SETUSER", "app", "reset", "on", ">secret", "+@connection", *rights.split())
     plain.script_flush()

@@ -1,4 +1,4 @@
-"""Timeout on Redis: once in a period, whichever the form, by a clock that the test moves."""
+"""Timeout on Redis: once per period, in both forms, by a clock that the test sets."""
 
 from __future__ import annotations
 

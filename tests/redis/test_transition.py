@@ -1,4 +1,4 @@
-"""StateTransition on Redis: captured by one, given back by whoever has the claim, taken back when it took too long."""
+"""StateTransition on Redis: capture, set the status with a claim, expire."""
 
 from __future__ import annotations
 
