@@ -1,38 +1,30 @@
-"""The short transaction that ``Locks`` gives an operation: READ COMMITTED, retried as a whole, and no trace left.
+"""A short transaction: one pooled connection in one READ COMMITTED transaction, and no trace of it afterwards.
 
-The isolation level that the app gave its engine, or sets in a ``connect`` event, is on the connection again
-when this is over; so are the wait settings. What is retried has had no effect: a deadlock or a serialization
-failure has rolled everything back, and so has the death of a connection before COMMIT was sent.
+The isolation level that the app gave its engine, or sets in a ``connect`` event, is on the connection again when the
+transaction is over; so are the wait settings.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import random
 import sys
-import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.core.operation import Operation, translated
-from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.core.operation import translated
+from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, driver_calls, give_back, most, on_driver_error
-from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, OutcomeUnknown, Unsupported
+from sqlalchemy_locks.dialects.connections import connect, driver_calls, give_back, on_driver_error
+from sqlalchemy_locks.errors import LockLost, OutcomeUnknown, Unsupported
 
-T = TypeVar("T")
-
-Sleep = Callable[[float], None]
-RETRIES = 3
-#: why a lock is gone, and what has become of the work
-_OVER = (
+# why a lock is gone, and what has become of the work
+_FAILED = (
     "the transaction that held the lock has failed or is over, or its connection died: nothing that was done in it is "
     "committed"
 )
@@ -44,93 +36,106 @@ _ENDED = (
     "the transaction that held the lock was ended inside its block: what was done before is committed or rolled back, "
     "by what ended it, and nothing that was done afterwards is committed"
 )
-_ANOTHERS = "the lock is held by the process that forked this one: nothing that was done in it is committed here"
-#: what a fork has of its parent's transactions: whatever becomes of it here, they go on there
+_FORKED = "the lock is held by the process that forked this one: nothing that was done in it is committed here"
+#: a fork's copies of its parent's transactions, kept so that they are not closed: there they continue
 _inherited: list[Any] = []
 
 
-class NotCommitted(LockLost):
-    """Nothing of an operation is committed: it may be run again."""
-
-
 class ShortTransaction:
-    """One connection of the pool, in one READ COMMITTED transaction."""
+    """One connection of the pool, in one READ COMMITTED transaction.
+
+    :meth:`use` and :meth:`guard` are for a transaction in which the caller works, too: its end is then detected, even
+    where SQLAlchemy doesn't know of it.
+    """
 
     connection: Connection
+    backend: Backend
     transaction: RootTransaction
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.backend = backend_for(engine.dialect)
-        #: somebody works in it, besides the lock
+        #: other work than the lock is done in it
         self.used = False
-        #: the driver has told since that one is open: only the first statement that needs it may begin it
-        self._open = False
+        #: a transaction was open at the last look at the driver; before it, only the first statement may begin one
+        self._seen_open = False
         #: how many statements were sent since it is guarded
         self._sent: int | None = None
-        #: its last statement failed and left it aborted, in a way that the driver doesn't remember
-        self._aborted = False
-        #: what ended it was the error of a statement
+        #: the statement (by number) that failed and left it aborted, in a way that the driver doesn't remember
+        self._aborted_at: int | None = None
+        #: it was ended by the error of a statement
         self._rolled_back = False
         #: COMMIT was asked for
         self._ending = False
         self._committed = False
-        self._known: str | None = None
+        self._loss: str | None = None
+        self._restore: Callable[[], None] | None = None
         self._process = os.getpid()
 
-    def open(
-        self, *, writes: bool = True, as_it_is: bool = False, wait: float | None = None, within: float | None = None
-    ) -> None:
-        """Check a connection out and begin.
-
-        :param writes: what is to be done writes, or locks.
-        :param as_it_is: leave the isolation level alone, for an operation that refuses a wrong one by itself.
-        :param wait: how long beginning may wait, in seconds, where it can.
-        :param within: how long to wait for a free connection of the pool; as long as the pool lets one wait without it.
-        :raises PoolTimeout: when there was none.
-        """
-        self.connection = connect(self.engine, within)
-        # known for certain only now: a mysql:// URL may have led to MariaDB
-        self.backend = backend_for(self.connection.dialect)
-        self._restore: Callable[[], None] | None = None
+    def open(self, *, writes: bool = True, wait: float | None = None, within: float | None = None) -> None:
+        """Check a connection out, and begin; see :meth:`check_out` and :meth:`begin`."""
+        self.check_out(within)
         try:
-            with translated(self.backend):
-                if as_it_is and not self.backend.autocommit(self.connection):
-                    self.transaction = self.connection.begin()
-                else:
-                    begin = self.backend.begin_writing if writes else self.backend.begin
-                    self.transaction, self._restore = begin(self.connection, wait)
+            self.begin(writes=writes, wait=wait)
         except BaseException:
             self.abandon()
             raise
 
+    def check_out(self, within: float | None = None) -> None:
+        """Check a connection out.
+
+        :param within: how long to wait for a free connection of the pool, in seconds; without it the pool's own limit.
+        :raises PoolTimeout: when none was free in time.
+        """
+        self.connection = connect(self.engine, within)
+        # certain only now: a mysql:// URL may lead to MariaDB
+        self.backend = backend_for(self.connection.dialect)
+
+    def begin(self, *, writes: bool = True, keep_isolation: bool = False, wait: float | None = None) -> None:
+        """Begin on the connection.
+
+        :param writes: the transaction writes, or locks.
+        :param keep_isolation: leave the isolation level alone, for an operation that refuses a wrong one by itself.
+        :param wait: how long BEGIN may wait, in seconds, where it can.
+        :raises LockTimeout: when that was not enough.
+        """
+        try:
+            if keep_isolation and not self.backend.autocommit(self.connection):
+                self.transaction = self.connection.begin()
+            else:
+                begin = self.backend.begin_writing if writes else self.backend.begin
+                self.transaction, self._restore = begin(self.connection, wait)
+        except DBAPIError:
+            with translated(self.backend):
+                raise
+
     @property
     def active(self) -> bool:
-        """Whether the transaction is still the one that was begun."""
+        """Whether the transaction is still the one that was begun, as far as SQLAlchemy knows."""
         connection = self.connection
-        return not self._forked and not connection.closed and not connection.invalidated and self.transaction.is_active
+        return (
+            os.getpid() == self._process
+            and not connection.closed
+            and not connection.invalidated
+            and self.transaction.is_active
+        )
 
-    @property
-    def _forked(self) -> bool:
-        return os.getpid() != self._process
+    def loss(self, *, poll: bool = True) -> str | None:
+        """Return why the lock is known to be gone, without asking the server; ``None`` if it isn't.
 
-    def over(self, *, wire: bool = True) -> str | None:
-        """Why the lock is known to be gone, without asking the server; ``None`` as long as nothing tells so.
-
-        :param wire: look at the connection, too, which the server may have closed.
+        :param poll: look at the socket, too, which the server may have closed.
         """
-        if self._known is None:
-            self._known = self._look(wire)
-        return self._known
+        if self._loss is None:
+            self._loss = self._find_loss(poll)
+        return self._loss
 
-    def _look(self, wire: bool) -> str | None:
-        if self._forked:
-            return _ANOTHERS
+    def _find_loss(self, poll: bool) -> str | None:
+        if os.getpid() != self._process:
+            return _FORKED
         connection, guarded = self.connection, self._sent is not None
         if not self.active:
             if self._ending and not self._committed:
                 return _ENDED
-            return _DIED if guarded and connection.invalidated else _OVER
+            return _DIED if guarded and connection.invalidated else _FAILED
         if self.used and not self._ending:
             ended = self.backend.transaction_ended(connection)
             if ended and self._open:
@@ -157,32 +162,29 @@ class ShortTransaction:
         )
 
     def use(self) -> None:
-        """Somebody is about to work in the transaction: its end, from here on, must not pass unnoticed."""
+        """Detect the end of the transaction from here on: other work is about to be done in it."""
         if not self.used:
             self.backend.set_marker(self.connection)
             self.used = True
             self._open = not self.backend.transaction_ended(self.connection)
 
-    def guard(self, lost: Callable[[LockLost], object]) -> None:
-        """From here on, no statement is executed when the transaction is known to be over.
+    def guard(self, on_lost: Callable[[LockLost], object]) -> None:
+        """Refuse every statement from here on once the transaction is known to be over.
 
-        :param lost: hears of it when it is.
+        :param on_lost: called with the error, before it is raised.
         """
-        connection: Any = self.connection
+        connection = self.connection
         self._sent = 0
 
-        def before(*_: Any) -> None:
+        def before_statement(*_: Any) -> None:
             assert self._sent is not None
-            if (why := self.over(wire=False)) is not None:
+            if (why := self.loss(poll=False)) is not None:
                 error = LockLost(why)
-                lost(error)
+                on_lost(error)
                 raise error
             self._sent += 1
 
-        def after(*_: Any) -> None:
-            self._aborted = False  # an aborted transaction takes no statement but the one that ends it, or goes back
-
-        def failed(error: BaseException) -> None:
+        def on_error(error: BaseException) -> None:
             if isinstance(error, Exception) and self.active and not self._ending:
                 with contextlib.suppress(Exception):  # without an answer, the block's end finds out
                     self._aborted = self.backend.check_after_error(self.connection, error)
@@ -190,21 +192,21 @@ class ShortTransaction:
                         self.connection
                     )
 
-        def commit(_: Connection) -> None:
+        def on_commit(_: Connection) -> None:
             self._ending = True
 
-        event.listen(connection, "before_cursor_execute", before)
-        event.listen(connection, "after_cursor_execute", after)
-        event.listen(connection, "commit", commit)
-        on_driver_error(connection, failed)
+        # each listener costs a block as much as its checkout: no more than these two
+        event.listen(connection, "before_cursor_execute", before_statement)
+        event.listen(connection, "commit", on_commit)
+        on_driver_error(connection, on_error)
 
     def check(self) -> None:
         """Ask the server whether the transaction is still the one that was begun.
 
         :raises LockLost: when it is not, can only be rolled back, or its connection is dead.
-        :raises Unsupported: where asking would take the caller's savepoint away.
+        :raises Unsupported: where asking would release the caller's savepoint.
         """
-        why = self.over()
+        why = self.loss()
         nested = self.active and self.connection.in_nested_transaction()
         if why is None and self.backend.marker_is_savepoint and nested:
             raise Unsupported(
@@ -220,33 +222,33 @@ class ShortTransaction:
             elif why is None:
                 self.connection.exec_driver_sql("SELECT 1")
         except DBAPIError as error:
-            # the server has refused it for an error behind a savepoint, and so it is there, and holds the lock
+            # refused because of an error behind a savepoint: the transaction is there, and holds the lock
             if not nested or error.connection_invalidated:
-                self._known = _OVER
-                raise LockLost(_OVER) from error
+                self._loss = _FAILED
+                raise LockLost(_FAILED) from error
         if why is not None:
             raise LockLost(why)
 
     @property
-    def _mark_lost(self) -> str:
-        # a deadlock that was passed over takes the mark along, and so does a COMMIT: only a guard sees which it was
-        return _OVER if self._sent is None else _ENDED
+    def _marker_loss(self) -> str:
+        # both a deadlock that the caller ignored and a COMMIT remove the marker: only a guard sees which it was
+        return _FAILED if self._sent is None else _ENDED
 
     def commit(self, wait: float | None = None) -> None:
         """Commit, and give the connection back.
 
-        :param wait: how long COMMIT may wait for others, where it does; as long as the app lets it without it.
-        :raises LockTimeout: when that was not enough; it is rolled back.
-        :raises LockLost: when the transaction had ended or failed before, so that nothing is committed by this.
-        :raises OutcomeUnknown: when work was done in it, and the connection died while COMMIT was under way.
+        :param wait: how long COMMIT may wait for others, in seconds, where it does; without it the app's own limit.
+        :raises LockTimeout: when that was not enough; the transaction is rolled back.
+        :raises LockLost: when the transaction had ended or failed before, so that this commits nothing.
+        :raises OutcomeUnknown: when work was done in it, and the connection died during COMMIT.
         """
         try:
-            why = self.over() if self.used or not self.active else None
+            why = self.loss() if self.used or not self.active else None
             try:
                 if why is None and self.used and self.backend.marker_lost(self.connection):
                     why = self._mark_lost if self.backend.marker_is_savepoint else _OVER
             except DBAPIError as error:
-                raise LockLost(_OVER) from error
+                raise LockLost(_FAILED) from error
             if why is not None:
                 raise LockLost(why)
             self._ending = True
@@ -263,9 +265,9 @@ class ShortTransaction:
                     roll_back(self.connection)
                     raise
                 if not self.used:
-                    raise LockLost(_OVER) from error
+                    raise LockLost(_FAILED) from error
                 raise OutcomeUnknown(
-                    "the connection died while COMMIT was under way: what was done is committed, or it is not"
+                    "the connection died during COMMIT: what was done is committed, or it is not"
                 ) from error
         finally:
             self.abandon()
@@ -273,37 +275,36 @@ class ShortTransaction:
     def abandon(self) -> None:
         """Roll back what isn't committed, and give the connection back; never raises over a dead connection."""
         connection = self.connection
-        if self._forked:
-            _inherited.append(self)  # the socket is the parent's, too
+        if os.getpid() != self._process:
+            _inherited.append(self)  # the parent uses the socket
             return
-        forget(sys.exc_info()[1])
+        if (error := sys.exc_info()[1]) is not None:
+            release_cursors(error)
         try:
             if connection.in_transaction() or connection.invalidated:
                 connection.rollback()
             if self._restore is not None and not connection.invalidated:
                 self._restore()
-            if self._committed:
-                nothing_open(connection)
         except BaseException as error:
-            # in what state it is nobody knows
+            # its state is unknown
             if not connection.closed:
                 connection.invalidate(error)
             if not isinstance(error, DBAPIError):
                 raise
         finally:
-            give_back(connection)
+            give_back(connection, committed=self._committed)
 
 
-def forget(error: BaseException | None) -> None:
-    """Let go of the cursors of what was cancelled: SQLite's keep their locks, connection or not, while known of."""
-    if error is not None and not isinstance(error, Exception):
+def release_cursors(error: BaseException) -> None:
+    """Drop the traceback's references to cursors of what was cancelled: an open cursor of SQLite's keeps its lock."""
+    if not isinstance(error, Exception):
         traceback.clear_frames(error.__traceback__)
 
 
 def roll_back(connection: Connection) -> None:
-    """Leave nothing open, even where COMMIT has failed: for SQLAlchemy the transaction is then over, for SQLite not.
+    """Roll back, even after a COMMIT that failed: SQLAlchemy's transaction is over then, and SQLite's isn't.
 
-    A connection that dies of it is invalidated, and nothing is open on it either.
+    A connection that dies at that is invalidated.
     """
     try:
         if not connection.invalidated and not connection.closed:
