@@ -281,16 +281,18 @@ class ExclusiveBlock:
             held = retried(partial(self._attempt, deadline, ticket), locks._engine, locks._sleep, on_retry=on_retry)
         return held
 
-    def _attempt(self, deadline: float | None, turn: Ticket | None) -> Held:
-        short = ShortTransaction(self._locks._engine)
-        # Setting the level costs about a round trip's time, and most apps run at READ COMMITTED as it is. Where
-        # the server would refuse another level anyway, it is set from the first refusal on.
-        trusting = short.backend.refuses_stale_snapshots and not self._locks._sets_isolation
+    def _attempt(self, deadline: float | None, ticket: Ticket | None) -> Held | None:
+        """Acquire the keys in a new transaction.
+
+        :return: ``None`` when a limit that the database sets itself ended the wait, and the caller set none.
+        :raises LockTimeout: when the caller's has ended. :raises PoolTimeout: when no connection was free until then.
+        """
+        locks, short = self._locks, ShortTransaction(self._locks._engine)
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         short.check_out(left)
         # Setting the level takes about a round trip's time, and most apps run at READ COMMITTED. Where the server
         # refuses another level, it is set from the first refusal on.
-        keep_isolation = short.backend.refuses_stale and not locks._sets_isolation
+        keep_isolation = short.backend.refuses_stale_snapshots and not locks._sets_isolation
         try:
             short.begin(keep_isolation=keep_isolation, wait=math.inf if left is None else left)
             for key in self._names:

@@ -75,6 +75,8 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         self._nonce = secrets.token_hex(4)
         #: the process of the last call of ``owner``, and the name for it
         self._process = 0, ""
+        #: runs one operation in a transaction of its own
+        self._run = OperationRunner(engine, maker, self._sleep, self._tell_retry).run
         self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._tell)
 
     @property
@@ -232,88 +234,3 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
                 "locks.exclusive() or locks.shared(), or execute it in a transaction of your own"
             )
         return self._run(operation, fresh_nonce())
-
-    def _run(self, operation: Operation[Any], nonce: str, short: bool = False) -> Any:
-        options: dict[str, Any] = {"locks_nonce": nonce, "locks_short": short}
-
-        repeatable = operation._body.repeatable(operation)
-
-        def attempt() -> Any:
-            try:
-                return self._run_once(operation, options, repeatable)
-            except OutcomeUnknown as error:
-                if not operation._body.writes and error.__cause__ is not None:
-                    raise error.__cause__ from None  # there was nothing to be done
-                options["locks_again"] = True
-                raise
-            except _NEVER_DONE:
-                raise  # an earlier try has met with the same
-            except Exception as error:
-                if "locks_again" not in options:
-                    raise
-                # whatever this try met with, an earlier one may have been carried out
-                raise OutcomeUnknown(
-                    f"{operation.name}: an answer was lost, and the next try failed: it was done, or it was not"
-                ) from error
-
-        def told(error: BaseException, count: int) -> None:
-            self._tell("retried", operation.name, (), error=error, count=count)
-
-        return retried(attempt, self._engine, self._sleep, repeatable=repeatable, told=told)
-
-    def _run_once(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool) -> Any:
-        engine = self._engine
-        given = operation.get_execution_options()
-        every: Mapping[str, Any] = {**engine.get_execution_options(), **given} if given else engine._execution_options
-        context = build_context(engine.dialect, every)
-        # entities come of a session
-        entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
-        whole = entity or options["locks_short"]
-        within, wait = every.get("locks_checkout"), every.get("locks_wait")
-        wait, began = None if wait is None else seconds(wait, "locks_wait"), time.monotonic()
-        if not whole and operation._body.statement(context) is not None:
-            bounded = wait is not None and not operation._body.sends_wait
-            with self._connected(0 if repeatable else _DEAD, within) as connection:
-                if context.backend.allows_autocommit(connection, bounded):
-                    return run_one(connection, operation, options, wait)
-        short = ShortTransaction(self._engine)
-        try:
-            short.open(writes=operation._body.writes, wait=0 if operation._body.impatient else wait, within=within)
-        except PoolTimeout:
-            raise
-        except LockTimeout:
-            if not operation._body.impatient:
-                raise
-            return operation._body.refused
-        try:
-            short.use()
-            value = self._rows(short, operation, options) if entity else operation.value(short.connection, options)
-        except BaseException:
-            short.abandon()
-            raise
-        try:
-            short.commit(None if wait is None else max(0.0, wait - (time.monotonic() - began)))
-        except LockLost as error:
-            if isinstance(error, OutcomeUnknown):
-                raise
-            raise NotCommitted(str(error)) from error
-        return value
-
-    @contextlib.contextmanager
-    def _connected(self, dead: int, within: float | None) -> Iterator[Connection]:
-        """A connection of the pool; so many are replaced that the server has closed, as far as that is known."""
-        while True:
-            with connected(self._engine, within) as connection:
-                if not dead or not backend_for(connection.dialect).server_closed(connection):
-                    yield connection
-                    return
-                connection.invalidate()  # nothing was sent yet, and so nothing is lost
-            dead -= 1
-
-    def _rows(self, short: ShortTransaction, operation: Operation[Any], options: Mapping[str, Any]) -> list[Any]:
-        held = Held(short, lambda **named: self._session_maker(**named, expire_on_commit=False))
-        found = listed(held.session.execute(operation, execution_options=options))
-        held.session.commit()
-        held.session.expunge_all()
-        held.session.close()
-        return found

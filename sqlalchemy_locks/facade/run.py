@@ -101,7 +101,7 @@ class OperationRunner:
             committed = False
             try:
                 # a wait that is not sent along is set before the statement, and restored after it
-                if context.backend.alone(connection, wait is not None and not impl.sends_wait):
+                if context.backend.allows_autocommit(connection, wait is not None and not impl.sends_wait):
                     value = run_in_autocommit(connection, operation, options, deadline)
                     committed = True
                     return value
@@ -114,7 +114,7 @@ class OperationRunner:
         while True:
             connection = connect(self._engine, within)
             try:
-                if not stale or not backend_for(connection.dialect).hung_up(connection):
+                if not stale or not backend_for(connection.dialect).server_closed(connection):
                     return connection
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost
             except BaseException:
@@ -185,7 +185,7 @@ def run_in_autocommit(
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
     backend = backend_for(connection.dialect)
-    one_trip = backend.one_trip
+    one_trip = backend.cheap_autocommit
     #: the statement commits; what was sent last commits
     commits = final = one_trip or backend.autocommit(connection)
     if one_trip:

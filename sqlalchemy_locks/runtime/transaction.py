@@ -138,35 +138,33 @@ class ShortTransaction:
             return _DIED if guarded and connection.invalidated else _FAILED
         if self.used and not self._ending:
             ended = self.backend.transaction_ended(connection)
-            if ended and self._open:
-                return _ENDED if guarded and not self._rolled_back else _OVER
-            self._open = not ended
-            if self._failed():
-                return _OVER
-        return _OVER if wire and self.backend.server_closed(connection) else None
+            if ended and self._seen_open:
+                return _ENDED if guarded and not self._rolled_back else _FAILED
+            self._seen_open = not ended
+            # Inside begin_nested() an error costs only what was done there. After its rollback the server still has its
+            # savepoint, and keeps the lock for it when a later statement fails; but SQLAlchemy never returns to it.
+            # Another thread may create or release a savepoint during this: hence the second look.
+            sent = self._sent
+            if (
+                self._is_aborted()
+                and not connection.in_nested_transaction()
+                and self._is_aborted()
+                and sent == self._sent
+            ):
+                return _FAILED
+        return _FAILED if poll and self.backend.server_closed(connection) else None
 
-    def _failed(self) -> bool:
-        """Whether the server has given it up for an error, and with it the lock.
-
-        An error inside ``begin_nested()`` costs what was done there only. Once that was rolled back, the server still
-        has its savepoint, and keeps the lock for it when something fails later; but SQLAlchemy never returns to it.
-        """
-
-        def aborted() -> bool:
-            return self._aborted or self.backend.transaction_aborted(self.connection)
-
-        sent = self._sent
-        # looked at from another thread, a savepoint may come or go meanwhile: then the next look tells
-        return (
-            self.used and aborted() and not self.connection.in_nested_transaction() and aborted() and sent == self._sent
-        )
+    def _is_aborted(self) -> bool:
+        # an aborted transaction accepts no statement except the one that ends it, or returns to a savepoint
+        at = self._aborted_at
+        return (at is not None and at == self._sent) or self.backend.transaction_aborted(self.connection)
 
     def use(self) -> None:
         """Detect the end of the transaction from here on: other work is about to be done in it."""
         if not self.used:
             self.backend.set_marker(self.connection)
             self.used = True
-            self._open = not self.backend.transaction_ended(self.connection)
+            self._seen_open = not self.backend.transaction_ended(self.connection)
 
     def guard(self, on_lost: Callable[[LockLost], object]) -> None:
         """Refuse every statement from here on once the transaction is known to be over.
@@ -187,10 +185,9 @@ class ShortTransaction:
         def on_error(error: BaseException) -> None:
             if isinstance(error, Exception) and self.active and not self._ending:
                 with contextlib.suppress(Exception):  # without an answer, the block's end finds out
-                    self._aborted = self.backend.check_after_error(self.connection, error)
-                    self._rolled_back |= self.backend.error_rolled_back(error) and self.backend.transaction_ended(
-                        self.connection
-                    )
+                    self._aborted_at = self._sent if self.backend.check_after_error(connection, error) else None
+                    if self.backend.error_rolled_back(error):
+                        self._rolled_back |= self.backend.transaction_ended(connection)
 
         def on_commit(_: Connection) -> None:
             self._ending = True
@@ -216,7 +213,7 @@ class ShortTransaction:
         try:
             if why is None and self.used and self.backend.marker_is_savepoint:
                 if self.backend.marker_lost(self.connection):
-                    why = self._known = self._mark_lost
+                    why = self._loss = self._marker_loss
                 else:
                     self.backend.set_marker(self.connection)
             elif why is None:
@@ -246,7 +243,7 @@ class ShortTransaction:
             why = self.loss() if self.used or not self.active else None
             try:
                 if why is None and self.used and self.backend.marker_lost(self.connection):
-                    why = self._mark_lost if self.backend.marker_is_savepoint else _OVER
+                    why = self._marker_loss if self.backend.marker_is_savepoint else _FAILED
             except DBAPIError as error:
                 raise LockLost(_FAILED) from error
             if why is not None:
@@ -314,122 +311,3 @@ def roll_back(connection: Connection) -> None:
         if not error.connection_invalidated:
             raise
     connection.rollback()
-
-
-def run_one(
-    connection: Connection, operation: Operation[Any], options: Mapping[str, Any], wait: float | None = None
-) -> Any:
-    """Run an operation of one statement by itself: without BEGIN and COMMIT where that can be had for nothing.
-
-    Once the answer to what commits is there, it is the result: a connection that dies while it is put back as the app
-    had it is replaced.
-
-    :param wait: how long it may wait for others, in seconds, COMMIT included where that waits.
-    :raises LockTimeout: when COMMIT could not be done in time; it is rolled back.
-    :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
-    """
-    backend = backend_for(connection.dialect)
-    until = None if wait is None else time.monotonic() + wait
-    one_trip = backend.cheap_autocommit
-    committed = final = one_trip or backend.autocommit(connection)
-    if one_trip:
-        options = {**options, "locks_alone": True}
-    with backend.autocommitted(connection) if one_trip else contextlib.nullcontext():
-        try:
-            if not one_trip:
-                with translated(backend):
-                    connection.begin()
-            value = operation.value(connection, options)
-            if connection.in_transaction():
-                try:
-                    final = True
-                    with backend.committing(connection, None if until is None else max(0.0, until - time.monotonic())):
-                        connection.commit()
-                except DBAPIError as error:
-                    if not (committed and error.connection_invalidated):
-                        raise
-        except LockTimeout:
-            if final and not one_trip:
-                roll_back(connection)  # its COMMIT has failed: for SQLAlchemy it is over, and nobody else would
-            raise
-        except (DBAPIError, DriverTimeout) as error:
-            if final and (isinstance(error, DriverTimeout) or error.connection_invalidated):
-                raise OutcomeUnknown(
-                    f"{operation.name}: the connection died before the answer came: it was done, or it was not"
-                ) from error
-            roll_back(connection)
-            raise
-        except BaseException as error:
-            forget(error)
-            raise
-    nothing_open(connection)
-    return value
-
-
-def nothing_open(connection: Connection) -> None:
-    """COMMIT was the last thing, so the pool need not send a ROLLBACK: on MySQL that is a round trip."""
-    if not connection.invalidated and not connection.in_transaction():
-        ended: Any = _Ended(connection)
-        connection._transaction = ended
-
-
-class _Ended:
-    """What SQLAlchemy takes for a transaction that it has rolled back itself when it closes a connection."""
-
-    is_active = False
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def close(self) -> None:
-        # whoever has kept the connection is told by SQLAlchemy that it is closed
-        self._connection._transaction = None
-
-
-def has_room(engine: Engine) -> bool:
-    """Whether the pool would give a connection without a wait, as far as it tells."""
-    pool: Any = engine.pool
-    limit = most(pool)
-    return limit == math.inf or pool.checkedout() < limit
-
-
-def retried(
-    attempt: Callable[[], T],
-    engine: Engine,
-    sleep: Sleep,
-    *,
-    repeatable: bool = False,
-    told: Callable[[BaseException, int], object] = lambda error, count: None,
-) -> T:
-    """Run ``attempt`` again, three times at most, after an error that leaves nothing behind.
-
-    :param repeatable: it may also be run again when nobody knows whether it was done.
-    :param told: hears of each error that is followed by another try, and which one that will be.
-    """
-
-    def worth(error: BaseException) -> bool:
-        if isinstance(error, DBAPIError):
-            return error.connection_invalidated or backend_for(engine.dialect).transient(error)
-        return isinstance(error, (MustRollback, NotCommitted)) or (repeatable and isinstance(error, OutcomeUnknown))
-
-    try:
-        return attempt()  # by itself, since a retrying object costs as much as a round trip
-    except Exception as error:
-        if not worth(error):
-            raise
-        told(error, 1)
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
-
-    def again(state: Any) -> None:
-        told(state.outcome.exception(), state.attempt_number + 1)
-
-    sleep(random.uniform(0, 0.01))
-    retrying = Retrying(
-        stop=stop_after_attempt(RETRIES),
-        wait=wait_random_exponential(multiplier=0.01, max=0.5),
-        retry=retry_if_exception(worth),
-        sleep=sleep,
-        before_sleep=again,
-        reraise=True,
-    )
-    return retrying(attempt)
