@@ -149,7 +149,7 @@ class ConditionalUpdate(OperationImpl):
             selected.append((columns["token"] == role_param(columns["token"], "nonce")).label("has_nonce"))
         if self.retries_replaced and context.backend.misses_replaced:
             selected.append(and_(true(), *self.condition(columns)).label("meets_condition"))
-        # pyright: with ten columns and more, select() is of another type
+        # cast, since select() is typed differently from ten columns on
         probe: Select[Any] = cast(Any, select(*selected).where(*self.mapping.row_condition(columns)))
         return probe
 
