@@ -360,5 +360,5 @@ def test_discriminator_in_another_table_is_refused() -> None:
         locked: Mapped[bool]
         __mapper_args__ = {"polymorphic_identity": "joined"}
 
-    with pytest.raises(ValueError, match="kept in another table"):
+    with pytest.raises(ValueError, match="is in another table"):
         sl.Mutex(Joined, id=Joined.id, acquired=Joined.locked)
