@@ -63,11 +63,13 @@ class PostgreSQL(Backend):
     update_returning = True
     writable_ctes = True
     arrays = True
-    refuses_stale = True
+    refuses_stale_snapshots = True
     misses_replaced = True
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
     locking = "functions"
     calls_functions = True
+    locking_ctes = True
+    on_conflict = True
     release_session_locks = "SELECT pg_advisory_unlock_all()"
 
     def translate(self, error: DBAPIError) -> LockError | None:

@@ -79,7 +79,7 @@ class Jobs:
         """Return the columns by role; refuse own timestamp columns that lose the time zone."""
         if self.own is None:
             return _shipped(context.tables.job)
-        context.backend.refuse_zoneless("Queue", [self.own.roles[role] for role in _TIMESTAMPS])
+        context.backend.require_time_zone("Queue", [self.own.roles[role] for role in _TIMESTAMPS])
         return self.own
 
     @cached_property

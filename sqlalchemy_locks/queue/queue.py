@@ -22,7 +22,7 @@ from sqlalchemy_locks.captures.statements import LIMIT
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, shaped
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import MYPY, E, Given
-from sqlalchemy_locks.dialects import dialect_name
+from sqlalchemy_locks.dialects import backend_named
 from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, OwnedJobs, ReleaseJobs, storable
 from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, utc_instant
 from sqlalchemy_locks.queue.fetch import Fetch, FetchJobs, JobsOfHost, after_values

@@ -254,7 +254,7 @@ class AsyncWorker:
 
             def on_readable() -> None:
                 try:
-                    if topic in backend.heard(driver):
+                    if topic in backend.read_notifications(driver):
                         self._wake_all()
                 except Exception:
                     loop.remove_reader(driver.fileno())

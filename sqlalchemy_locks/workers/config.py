@@ -79,7 +79,7 @@ class WorkerConfig:
     @property
     def listens(self) -> bool:
         """Whether the worker should listen for new jobs."""
-        return self.backend.listens and self.queue.notify
+        return self.backend.supports_listen and self.queue.notify
 
 
 class StopRequest:

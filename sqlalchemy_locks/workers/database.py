@@ -17,7 +17,8 @@ from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
-from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, retried
+from sqlalchemy_locks.runtime.retry import Sleep, retried
+from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.workers.config import WorkerConfig
 
 logger = logging.getLogger("sqlalchemy_locks.worker")
@@ -45,9 +46,9 @@ class WorkerDatabase:
 
         def attempt() -> Any:
             context = build_context(engine.dialect, engine.get_execution_options())
-            if context.backend.one_trip and operation._body.statement(context) is not None:
+            if context.backend.cheap_autocommit and operation._body.statement(context) is not None:
                 with connected(engine) as connection:
-                    if context.backend.alone(connection, False):
+                    if context.backend.allows_autocommit(connection, False):
                         with context.backend.autocommitted(connection):
                             return operation.value(connection, _ALONE)
             with transaction(engine) as short:
@@ -84,7 +85,7 @@ def transaction(engine: Engine) -> Iterator[ShortTransaction]:
 def supports_listen(engine: Engine) -> bool:
     """Whether a connection of this engine would receive notifications: not behind a pooler in transaction mode."""
     with connected(engine) as connection:
-        pooled = backend_for(connection.dialect).pooled(connection)
+        pooled = backend_for(connection.dialect).behind_pooler(connection)
     if pooled:
         log(
             logging.INFO,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy_locks.core.operation import fresh_nonce
-from sqlalchemy_locks.runtime.transaction import Sleep
+from sqlalchemy_locks.runtime.retry import Sleep
 from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, is_about_statement, is_temporary, log
 from sqlalchemy_locks.workers.fetch_cursor import FetchCursor
@@ -40,7 +40,7 @@ class WorkerState:
         self._lock = threading.Lock()
         self.acks = PendingAcks(config, self.database, self._lock)
         self.sweeper = StalledSweeper(config, self.database)
-        self.cursor = FetchCursor(config.backend.keeps_passed, min(config.heartbeat, _LONGEST_WITHOUT_HEAD))
+        self.cursor = FetchCursor(config.backend.keeps_dead_index_entries, min(config.heartbeat, _LONGEST_WITHOUT_HEAD))
         #: ``processing_host`` of this run; no other run of any worker has the same
         self.host = f"{config.host}:{fresh_nonce()[:8]}"
         self.waiting: deque[Any] = deque()
@@ -253,7 +253,7 @@ class WorkerState:
         # a retry took its time for another reason than the search
         self.cursor.advance(after, last, 0.0 if self.database.retried else time.monotonic() - started)
         # where a search stops early because others capture, too, there may be more jobs than it has found
-        stopped_early = bool(jobs) and not config.backend.frees_passed
+        stopped_early = bool(jobs) and not config.backend.releases_skipped_rows
         self._more_jobs = last is not None or after is not None or stopped_early
         self._fetched = True
         self.acks.confirm(completed, changed)

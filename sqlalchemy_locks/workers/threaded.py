@@ -285,7 +285,7 @@ class Worker:
                     self._wake_all()  # jobs may have been put before it listened
                     while not ended.is_set():
                         readable = select.select([driver, end], [], [])[0]
-                        if driver in readable and topic in config.backend.heard(driver):
+                        if driver in readable and topic in config.backend.read_notifications(driver):
                             self._wake_all()
             except Exception as error:
                 # whatever it is (an exhausted pool, a server that shuts down), a later attempt may succeed
