@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import sqlalchemy
-from sqlalchemy import Column
+from sqlalchemy import Column, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
@@ -64,6 +64,10 @@ class Backend:
     bounded_insert: ClassVar[bool] = False
     #: an UPDATE can return what it has written
     update_returning: ClassVar[bool] = False
+    #: a data-modifying statement with RETURNING can be a CTE of another statement
+    writable_ctes: ClassVar[bool] = False
+    #: several values can be bound as one array, which unnest() reads as rows
+    arrays: ClassVar[bool] = False
     #: the server refuses a lock in a transaction whose snapshot is older than the lock
     refuses_stale_snapshots: ClassVar[bool] = False
     #: the driver's autocommit can be switched on and off without a round trip, and leaves the app's settings alone
@@ -98,6 +102,10 @@ class Backend:
 
     def translate(self, error: DBAPIError) -> LockError | None:
         """Return this library's error for one of the driver, or ``None`` where it isn't about locks."""
+        raise NotImplementedError
+
+    def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        """Return an INSERT that ignores a row whose ``key`` is present; the column has a unique constraint."""
         raise NotImplementedError
 
     def missing(self, error: DBAPIError) -> bool:

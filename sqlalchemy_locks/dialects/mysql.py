@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from sqlalchemy import text
+from sqlalchemy import Column, Insert, Table, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -62,6 +62,9 @@ class MySQL(Backend):
     min_queue_wait = 1
     explain_prefix = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
+
+    def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        return TakeRow(table)
 
     def translate(self, error: DBAPIError) -> LockError | None:
         code = _errno(error)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy
+from sqlalchemy import Column, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -57,6 +58,11 @@ class SQLite(Backend):
         if "readonly database" in message:
             return self.not_writable()
         return None
+
+    def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        from sqlalchemy.dialects.sqlite import insert  # not loaded before it is needed
+
+        return insert(table).on_conflict_do_nothing(index_elements=[key])
 
     def missing(self, error: DBAPIError) -> bool:
         return "no such table" in str(error.orig)
