@@ -17,7 +17,8 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
 
 from sqlalchemy_locks.core.entities import MappedTable
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import StaleToken, Unsupported
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, told
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import Answer, ConditionalAcquire, ConditionalUpdate
-from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, shaped, shaped_rows
+from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import ID, RoleColumns, RoleMapping, nonce_of, param_name, role_param
+from sqlalchemy_locks.core.typing import shaped, shaped_rows
 from sqlalchemy_locks.errors import OutcomeUnknown
 from sqlalchemy_locks.sql.clock import Fresh
 

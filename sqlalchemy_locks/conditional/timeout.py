@@ -25,8 +25,9 @@ from sqlalchemy_locks.conditional.listing import Listing, told
 from sqlalchemy_locks.conditional.timeout_impl import Clock, TimeoutAcquire, TimeoutGiveBack, TimeoutKind, wide
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import Answer
-from sqlalchemy_locks.core.operation import Operation, RowsOperation, shaped, shaped_rows
+from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.core.roles import ID, RoleColumns, RoleMapping, nonce_of, param_name, role_param
+from sqlalchemy_locks.core.typing import shaped, shaped_rows
 from sqlalchemy_locks.sql.clock import Epoch
 
 _ROLES = ("queue", "id", "ts", "timeout", "token", "fence", "retries")

@@ -1,8 +1,8 @@
-"""Columns of a user's own mapped class or ``Table``, for the patterns that work on them.
+"""MappedTable: a user's own mapped class or ``Table``, for the patterns that work on one.
 
-Statements go to the one table behind the class, as Core statements: they are what is documented, and nothing of
-the session's state decides them. What the ORM promises of a class is kept all the same: rows of other classes
-in the same table are left alone, a version counter rises, and loaded objects show what the row is now.
+Statements are Core statements on the one table of the class: they are what is documented, and no state of the session
+changes them. The ORM's guarantees for a class still hold: rows of other classes in the same table are left alone, a
+version counter is incremented, and loaded objects show the current values of the row.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class MappedTable:
     """One mapped class or ``Table``.
 
     :param entity: the class or the table.
-    :param what: what sentences call the pattern, e.g. ``Mutex``.
+    :param what: the pattern's name in error messages, e.g. ``Mutex``.
     :param joins: the pattern finds rows by a SELECT of the class, which joins the tables of its parents.
     :raises TypeError: for anything else.
-    :raises ValueError: for one without a primary key, or with a version counter that only Python can count.
+    :raises ValueError: without a primary key, or with a version counter that only Python can increment.
     """
 
     def __init__(self, entity: Any, what: str, *, joins: bool = False) -> None:
@@ -44,18 +44,18 @@ class MappedTable:
             kind: Any = self.mapper.polymorphic_on
             if getattr(kind, "table", None) is not table:
                 raise ValueError(
-                    f"{what}: what kind of {self.name} a row is, is kept in another table, which the same statement "
-                    "can't look at; use the class that is mapped to that table"
+                    f"{what}: the discriminator of {self.name} is a column of another table, which the same statement "
+                    "can't read; use the class that is mapped to that table"
                 )
         self._version = self._version_column()
 
     @property
     def name(self) -> str:
-        """What sentences call it."""
+        """The name in error messages."""
         return str(getattr(self.entity, "__name__", self.entity))
 
     def column(self, given: Any, role: str) -> Column[Any]:
-        """The table's column that was given as an attribute of the class, as a ``Column``, or by its name.
+        """Return the table's column for an attribute of the class, a ``Column``, or a name.
 
         :raises TypeError: unless it is a column.
         :raises ValueError: for a column of another table, a joined parent's included.
@@ -78,7 +78,7 @@ class MappedTable:
         raise TypeError(f"{self.what}: {role} is a column of {self.name}, not {given!r}")
 
     def is_unique(self, columns: Iterable[Column[Any]]) -> bool:
-        """Whether the model says that no two rows share these columns' values."""
+        """Return whether the model declares that no two rows share these columns' values."""
         wanted = {column.name for column in columns}
         declared: list[set[str]] = [{column.name for column in self.primary_key}]
         declared += [{column.name} for column in self.table.columns if column.unique]
@@ -90,18 +90,18 @@ class MappedTable:
         return any(key <= wanted for key in declared)
 
     def own_rows(self) -> list[ColumnElement[bool]]:
-        """The condition that leaves rows of sister classes in the same table alone."""
+        """Return the condition that excludes rows of other classes in the same table."""
         mapper = self.mapper
         if mapper is None or not mapper.single or mapper.polymorphic_on is None:
             return []
         return [mapper.polymorphic_on.in_([each.polymorphic_identity for each in mapper.self_and_descendants])]
 
     def bumped(self) -> dict[Any, Any]:
-        """What an UPDATE adds, so that a flush of what was loaded before it fails instead of undoing it."""
+        """Return the value that an UPDATE adds, so that a flush of objects loaded before fails instead of undoing it."""
         return {} if self._version is None else {self._version: self._version + literal_column("1")}
 
     def first(self) -> dict[Any, Any]:
-        """What an INSERT adds, so that the row is one of this class's."""
+        """Return the values that an INSERT adds, so that the row is one of this class."""
         first: dict[Any, Any] = {} if self._version is None else {self._version: 1}
         if self.mapper is not None and self.mapper.polymorphic_on is not None:
             first[self.mapper.polymorphic_on] = self.mapper.polymorphic_identity
@@ -109,28 +109,28 @@ class MappedTable:
 
     def _version_column(self) -> Column[Any] | None:
         if self.mapper is None or self.mapper.version_id_col is None or not self.mapper.version_id_generator:
-            return None  # none, or one that the server counts
+            return None  # none, or one that the server increments
         column: Any = self.mapper.version_id_col
         counter: Any = self.mapper.version_id_generator
         if isinstance(column.type, Integer) and column.table is self.table and (counter(None), counter(41)) == (1, 42):
             return column  # type: ignore[no-any-return]
         raise ValueError(
-            f"{self.what}: the version of {self.name} is counted by Python code of its own, or in another table, "
-            "where a statement can't count it; use an integer version_id_col of its own, or a server-side one"
+            f"{self.what}: the version of {self.name} is counted by custom Python code, or in another table, where a "
+            "statement can't increment it; use an integer version_id_col of this table, or a server-side one"
         )
 
     def route(self) -> dict[str, Any]:
-        """What ``Session.get_bind`` is offered: an UPDATE of this table."""
+        """Return the arguments of ``Session.get_bind``: an UPDATE of this table."""
         clause = update(self.table)
         return {"clause": clause} if self.mapper is None else {"mapper": self.mapper, "clause": clause}
 
     def refresh(
         self, session: Session | None, columns: Iterable[Column[Any]], where: Mapping[Column[Any], Any]
     ) -> None:
-        """Read the changed columns anew into the loaded objects whose row was meant; none loaded, no query.
+        """Refresh the changed columns of loaded objects of the row; without such objects there is no query.
 
-        Read, not only expired: an ``AsyncSession`` can't read an expired attribute when it is looked at. Where rows
-        have a version, all that is loaded is read: what is then written was not decided on older values.
+        They are read and not only expired, since an ``AsyncSession`` can't load an expired attribute on access. Where
+        rows have a version, every loaded column is read, so that later writes aren't based on older values.
         """
         if session is None or self.mapper is None:
             return
@@ -140,7 +140,7 @@ class MappedTable:
         for loaded in list(session.identity_map.values()):
             state: Any = inspect(loaded)
             if not state.mapper.isa(self.mapper) or not changed & state.dict.keys():
-                continue  # what is not loaded is read when it is looked at
+                continue  # attributes that aren't loaded are read on access
             if all(key not in state.dict or _same(state.dict[key], value) for key, value in keys.items()):
                 session.refresh(loaded, sorted(self._stale(state, changed)))
 
@@ -148,12 +148,12 @@ class MappedTable:
         if self._version is None:
             return changed
         if state.modified:
-            # what waits to be flushed was decided on older values: let its flush fail
+            # pending changes are based on older values: let their flush fail
             return {key for key in changed if key != self.key_of(self._version)}
         return changed | {attribute.key for attribute in state.mapper.column_attrs if attribute.key in state.dict}
 
     def key_of(self, column: Column[Any]) -> str | None:
-        """The attribute that shows a column, where one does."""
+        """Return the name of the attribute that is mapped to a column, or ``None``."""
         assert self.mapper is not None
         if column not in self.mapper.columns.values():
             return None
@@ -161,12 +161,12 @@ class MappedTable:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two ids may be the same row's; some collations know no case."""
+    """Return whether two ids may be equal to the database; some collations ignore case."""
     if isinstance(one, str) and isinstance(other, str):
         return one.casefold() == other.casefold()
     return bool(one == other)
 
 
 def partial(index: Index) -> bool:
-    """Whether an index is over some of the rows only."""
+    """Return whether an index is partial."""
     return any(options.get("where") is not None for options in index.dialect_options.values())

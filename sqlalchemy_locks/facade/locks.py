@@ -20,14 +20,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy_locks._validation import seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import (
-    Operation,
-    RowsOperation,
-    ValueOperation,
-    build_context,
-    fresh_nonce,
-    listed,
-)
+from sqlalchemy_locks.core.operation import Operation, RowsOperation, build_context, fresh_nonce, listed
+from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.connections import connected, one_for_all
 from sqlalchemy_locks.errors import (
