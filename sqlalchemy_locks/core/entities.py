@@ -97,7 +97,7 @@ class MappedTable:
         return [mapper.polymorphic_on.in_([each.polymorphic_identity for each in mapper.self_and_descendants])]
 
     def bumped(self) -> dict[Any, Any]:
-        """Return the value that an UPDATE adds, so that a flush of objects loaded before fails instead of undoing it."""
+        """Return what an UPDATE adds, so that a flush of objects loaded before fails instead of undoing it."""
         return {} if self._version is None else {self._version: self._version + literal_column("1")}
 
     def first(self) -> dict[Any, Any]:
