@@ -22,7 +22,7 @@ from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, inlined
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
 from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation
-from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, param_name, raised, retries_left, role_param
+from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, incremented, param_name, retries_left, role_param
 from sqlalchemy_locks.core.typing import MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.sql.clock import Ago, Now
 
@@ -267,7 +267,7 @@ class _Capture(CaptureImpl):
         if "retries" in at:
             changes[at["retries"]] = at["retries"] - ONE
         if "claim" in at:
-            changes[at["claim"]] = raised(at["claim"])
+            changes[at["claim"]] = incremented(at["claim"])
         where = [at["queue"] == role_param(at["queue"], "queue")] if "queue" in at else []
         return CaptureSpec(
             at.table,
@@ -312,21 +312,24 @@ class _SetStatus(ConditionalUpdate):
     def __init__(self, rows: RoleMapping, captured: Any, *, claimed: bool, force: bool) -> None:
         super().__init__(rows, "StateTransition.set_status")
         self.captured, self.claimed, self.force = captured, claimed, force
-        self.insists = claimed or force
+        self.retries_replaced = claimed or force
 
-    def condition(self, at: RoleColumns) -> list[Any]:
-        conditions = [] if self.force else [at["status"] == literal(self.captured, at["status"].type)]
-        return [*conditions, at["claim"] == role_param(at["claim"], "claim")] if self.claimed else conditions
+    def condition(self, columns: RoleColumns) -> list[Any]:
+        status = columns["status"]
+        conditions = [] if self.force else [status == literal(self.captured, status.type)]
+        if self.claimed:
+            conditions.append(columns["claim"] == role_param(columns["claim"], "claim"))
+        return conditions
 
-    def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        return _stamped(at, role_param(at["status"], "status"))
+    def changes(self, columns: RoleColumns) -> dict[Any, Any]:
+        return _stamped(columns, role_param(columns["status"], "status"))
 
 
 def _timed(rows: RoleMapping, context: BuildContext) -> RoleColumns:
     """The rows of one place, where their time can be told."""
-    at = rows.at(context)
+    at = rows.columns(context)
     if rows.target is not None and "updated_at" in at:
-        context.backend.require_time_zone(rows.what, [at["updated_at"]])
+        context.backend.require_time_zone(rows.pattern, [at["updated_at"]])
     return at
 
 

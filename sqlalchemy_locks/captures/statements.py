@@ -80,7 +80,7 @@ class CaptureSpec:
 
     @property
     def changed(self) -> dict[Any, Any]:
-        return {**self.values, **(self.target.bumped() if self.target else {})}
+        return {**self.values, **(self.target.version_bump() if self.target else {})}
 
     @property
     def keys(self) -> list[Any]:

@@ -64,6 +64,12 @@ class Backend:
     bounded_insert: ClassVar[bool] = False
     #: an UPDATE can return what it has written
     update_returning: ClassVar[bool] = False
+    #: a CTE of an UPDATE can lock the rows that the UPDATE changes (FOR UPDATE)
+    locking_ctes: ClassVar[bool] = False
+    #: an INSERT can ignore rows that are present, and no other error (ON CONFLICT DO NOTHING)
+    on_conflict: ClassVar[bool] = False
+    #: an UPDATE finds rows as they are, where the transaction's snapshot shows older ones (InnoDB above READ COMMITTED)
+    updates_past_snapshot: ClassVar[bool] = False
     #: a data-modifying statement with RETURNING can be a CTE of another statement
     writable_ctes: ClassVar[bool] = False
     #: several values can be bound as one array, which unnest() reads as rows

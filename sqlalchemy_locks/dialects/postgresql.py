@@ -68,6 +68,8 @@ class PostgreSQL(Backend):
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
     locking = "functions"
     calls_functions = True
+    locking_ctes = True
+    on_conflict = True
     release_session_locks = "SELECT pg_advisory_unlock_all()"
 
     def translate(self, error: DBAPIError) -> LockError | None:

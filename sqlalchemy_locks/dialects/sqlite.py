@@ -43,6 +43,7 @@ class SQLite(Backend):
     name = "SQLite"
     locking = "file"
     single_writer = True
+    on_conflict = True
     row_locks = False
     holders_unavailable = "whose one lock is the file's, which keeps no list of who has it"
     explain_prefix = "EXPLAIN QUERY PLAN"

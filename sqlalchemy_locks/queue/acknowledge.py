@@ -73,7 +73,7 @@ class UpdateOwnedJobs(JobOperation):
         """Return the UPDATE; without writable CTEs it doesn't skip locked rows by itself."""
         at = self.jobs.at(context)
         target = self.jobs.target
-        statement = update(at.table).values({**self.changes(at), **(target.bumped() if target else {})})
+        statement = update(at.table).values({**self.changes(at), **(target.version_bump() if target else {})})
         if self.skips_locked and context.backend.writable_ctes:
             return statement.where(one_of(at.internal_id, _unlocked(at)))
         owned: Update = where_owned(by_key(statement), at, context)

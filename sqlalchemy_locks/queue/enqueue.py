@@ -59,7 +59,7 @@ class Enqueue(JobOperation):
         given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Payload()), Payload()))
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
         external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
-        first = self.jobs.target.first() if self.jobs.target else {}
+        first = self.jobs.target.insert_defaults() if self.jobs.target else {}
         rows = select(
             external_id,
             cast(each.c.job.op("->")(literal_column("'payload'")), at.payload.type),
@@ -141,7 +141,7 @@ class Enqueue(JobOperation):
                 at.external_id: bindparam("locks_id", type_=at.external_id.type),
                 at.payload: bindparam("locks_payload", type_=at.payload.type),
                 **self._common(at),
-                **(self.jobs.target.first() if self.jobs.target else {}),
+                **(self.jobs.target.insert_defaults() if self.jobs.target else {}),
             }
             if self.when == "in":
                 values[at.run_at] = bindparam("locks_run_at", type_=Instant())
