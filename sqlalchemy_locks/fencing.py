@@ -110,7 +110,7 @@ class _FencedUpdate(OperationImpl):
         if not self.single:
             self._refuse_autocommit(execution)
         written = 0
-        for _ in execution.tries():
+        for _ in execution.attempts():
             with execution.waiting():
                 written = execution.execute(self._fenced_update(), {}).rowcount
             if written or not (execution.backend.misses_replaced and self._still_matches(execution)):
@@ -130,7 +130,7 @@ class _FencedUpdate(OperationImpl):
     def _refuse_autocommit(self, execution: Execution) -> None:
         backend = execution.backend
         if not backend.transaction_begun(execution.connection):
-            execution.take_file(self.target.table)
+            execution.take_write_lock(self.target.table)
         if backend.autocommit(execution.connection) or not backend.transaction_begun(execution.connection):
             raise backend.refuse_autocommit(self.name)
 

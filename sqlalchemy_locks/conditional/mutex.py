@@ -252,7 +252,7 @@ class _MutexRelease(ConditionalUpdate):
         return {columns["acquired"]: _flag(columns["acquired"], False)}
 
     def refusal(self, execution: Execution, row: Any) -> Any:
-        if not execution.again:
+        if not execution.is_retry:
             return False
         # an earlier try of this release took effect if the row is free and still has the nonce; with another nonce it
         # is unknown which release freed the acquisition
