@@ -20,7 +20,7 @@ from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, labelled
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalAcquire, ConditionalUpdate
-from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, shaped, shaped_rows
+from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import (
     ID,
     ID_PARAM,
@@ -30,6 +30,7 @@ from sqlalchemy_locks.core.roles import (
     RoleMapping,
     role_param,
 )
+from sqlalchemy_locks.core.typing import shaped, shaped_rows
 from sqlalchemy_locks.errors import OutcomeUnknown
 from sqlalchemy_locks.sql.clock import Fresh
 
@@ -243,7 +244,7 @@ class _MutexRelease(ConditionalUpdate):
         return {columns["acquired"]: _flag(columns["acquired"], False)}
 
     def refusal(self, execution: Execution, row: Any) -> Any:
-        if not execution.again:
+        if not execution.is_retry:
             return False
         # an earlier try of this release took effect if the row is free and still has the nonce; with another nonce it
         # is unknown which release freed the acquisition

@@ -280,7 +280,7 @@ class ConditionalAcquire(ConditionalUpdate):
     def update(self, execution: Execution) -> Any:
         if self.waiting is None:
             return self.send(execution, self.update_statement(execution.context))
-        if execution.again:
+        if execution.is_retry:
             # an earlier try, whose answer was lost, may be about to commit: wait for it to end
             return self.send(execution, self.waiting.update_statement(execution.context))
         return self._update_unless_locked(execution, self.waiting)
