@@ -292,7 +292,7 @@ class ExclusiveBlock:
         short.check_out(left)
         # Setting the level takes about a round trip's time, and most apps run at READ COMMITTED. Where the server
         # refuses another level, it is set from the first refusal on.
-        keep_isolation = short.backend.refuses_stale and not locks._sets_isolation
+        keep_isolation = short.backend.refuses_stale_snapshots and not locks._sets_isolation
         try:
             short.begin(keep_isolation=keep_isolation, wait=math.inf if left is None else left)
             for key in self._names:

@@ -77,7 +77,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         self._process = 0, ""
         #: runs one operation in a transaction of its own
         self._run = OperationRunner(engine, maker, self._sleep, self._tell_retry).run
-        self._mutex = Mutexes(self._run, lambda: self.owner, told=self._tell)
+        self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._tell)
 
     @property
     def owner(self) -> str:

@@ -101,7 +101,7 @@ class OperationRunner:
             committed = False
             try:
                 # a wait that is not sent along is set before the statement, and restored after it
-                if context.backend.alone(connection, wait is not None and not impl.sends_wait):
+                if context.backend.allows_autocommit(connection, wait is not None and not impl.sends_wait):
                     value = run_in_autocommit(connection, operation, options, deadline)
                     committed = True
                     return value
@@ -114,7 +114,7 @@ class OperationRunner:
         while True:
             connection = connect(self._engine, within)
             try:
-                if not stale or not backend_for(connection.dialect).hung_up(connection):
+                if not stale or not backend_for(connection.dialect).server_closed(connection):
                     return connection
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost
             except BaseException:
@@ -185,14 +185,14 @@ def run_in_autocommit(
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
     backend = backend_for(connection.dialect)
-    one_trip = backend.one_trip
+    cheap_autocommit = backend.cheap_autocommit
     #: the statement commits; what was sent last commits
-    commits = final = one_trip or backend.autocommit(connection)
-    if one_trip:
+    commits = final = cheap_autocommit or backend.autocommit(connection)
+    if cheap_autocommit:
         options = {**options, "locks_alone": True}
-    with backend.autocommitted(connection) if one_trip else contextlib.nullcontext():
+    with backend.autocommitted(connection) if cheap_autocommit else contextlib.nullcontext():
         try:
-            if not one_trip:
+            if not cheap_autocommit:
                 with translated(backend):
                     connection.begin()
             value = operation.value(connection, options)
@@ -205,7 +205,7 @@ def run_in_autocommit(
                     if not (commits and error.connection_invalidated):
                         raise
         except LockTimeout:
-            if final and not one_trip:
+            if final and not cheap_autocommit:
                 roll_back(connection)  # its COMMIT has failed: SQLAlchemy's transaction is over, and the server's isn't
             raise
         except (DBAPIError, DriverTimeout) as error:

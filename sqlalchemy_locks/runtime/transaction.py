@@ -137,7 +137,7 @@ class ShortTransaction:
                 return _ENDED
             return _DIED if guarded and connection.invalidated else _FAILED
         if self.used and not self._ending:
-            ended = self.backend.ended(connection)
+            ended = self.backend.transaction_ended(connection)
             if ended and self._seen_open:
                 return _ENDED if guarded and not self._rolled_back else _FAILED
             self._seen_open = not ended
@@ -152,19 +152,19 @@ class ShortTransaction:
                 and sent == self._sent
             ):
                 return _FAILED
-        return _FAILED if poll and self.backend.hung_up(connection) else None
+        return _FAILED if poll and self.backend.server_closed(connection) else None
 
     def _is_aborted(self) -> bool:
         # an aborted transaction accepts no statement except the one that ends it, or returns to a savepoint
         at = self._aborted_at
-        return (at is not None and at == self._sent) or self.backend.aborted(self.connection)
+        return (at is not None and at == self._sent) or self.backend.transaction_aborted(self.connection)
 
     def use(self) -> None:
         """Detect the end of the transaction from here on: other work is about to be done in it."""
         if not self.used:
-            self.backend.mark(self.connection)
+            self.backend.set_marker(self.connection)
             self.used = True
-            self._seen_open = not self.backend.ended(self.connection)
+            self._seen_open = not self.backend.transaction_ended(self.connection)
 
     def guard(self, on_lost: Callable[[LockLost], object]) -> None:
         """Refuse every statement from here on once the transaction is known to be over.
@@ -185,8 +185,8 @@ class ShortTransaction:
         def on_error(error: BaseException) -> None:
             if isinstance(error, Exception) and self.active and not self._ending:
                 with contextlib.suppress(Exception):  # without an answer, the block's end finds out
-                    self._aborted_at = self._sent if self.backend.heed(connection, error) else None
-                    self._rolled_back |= self.backend.rolls_back(error) and self.backend.ended(connection)
+                    self._aborted_at = self._sent if self.backend.check_after_error(connection, error) else None
+                    self._rolled_back |= self.backend.error_rolled_back(error) and self.backend.transaction_ended(connection)
 
         def on_commit(_: Connection) -> None:
             self._ending = True
@@ -204,17 +204,17 @@ class ShortTransaction:
         """
         why = self.loss()
         nested = self.active and self.connection.in_nested_transaction()
-        if why is None and self.backend.marks_by_savepoint and nested:
+        if why is None and self.backend.marker_is_savepoint and nested:
             raise Unsupported(
                 f"check() inside begin_nested() can't be answered on {self.backend.name}, where asking ends the "
                 "savepoint: ask before it, or after it"
             )
         try:
-            if why is None and self.used and self.backend.marks_by_savepoint:
-                if self.backend.unmarked(self.connection):
+            if why is None and self.used and self.backend.marker_is_savepoint:
+                if self.backend.marker_lost(self.connection):
                     why = self._loss = self._marker_loss
                 else:
-                    self.backend.mark(self.connection)
+                    self.backend.set_marker(self.connection)
             elif why is None:
                 self.connection.exec_driver_sql("SELECT 1")
         except DBAPIError as error:
@@ -241,8 +241,8 @@ class ShortTransaction:
         try:
             why = self.loss() if self.used or not self.active else None
             try:
-                if why is None and self.used and self.backend.unmarked(self.connection):
-                    why = self._marker_loss if self.backend.marks_by_savepoint else _FAILED
+                if why is None and self.used and self.backend.marker_lost(self.connection):
+                    why = self._marker_loss if self.backend.marker_is_savepoint else _FAILED
             except DBAPIError as error:
                 raise LockLost(_FAILED) from error
             if why is not None:

@@ -330,7 +330,7 @@ def test_next_attempt_waits_for_the_rest_of_locks_wait(
 def test_row_that_is_replaced_repeatedly_times_out(
     kept: Callable[..., Engine], watch: Callable[[str], Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "_REPLACED", 2)
+    monkeypatch.setattr(execution, "_MAX_REPLACED", 2)
     refused, _ = replaced_while(watch, kept("postgresql15"), 2)
     assert isinstance(refused, sl.LockTimeout)
     assert str(refused) == "the row 2 of Customer was replaced each time that it was waited for: nothing was locked"
