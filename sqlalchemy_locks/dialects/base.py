@@ -63,6 +63,8 @@ class Backend:
     bounded_insert: ClassVar[bool] = False
     #: an UPDATE can give back what it has written
     update_returning: ClassVar[bool] = False
+    #: above READ COMMITTED a plain SELECT reads the transaction's snapshot, and one with a lock the latest rows
+    stale_reads: ClassVar[bool] = False
     #: a lock is refused by the server itself where the isolation level makes what its holder reads stale
     refuses_stale: ClassVar[bool] = False
     #: autocommit can be had on a pooled connection without a round trip and without touching what the app has set

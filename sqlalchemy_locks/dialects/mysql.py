@@ -50,6 +50,7 @@ class MySQL(Backend):
     name = "MySQL"
     locking = "rows"
     key_rows = True
+    stale_reads = True
     locks_on_replicas = True
     marks_by_savepoint = True
     held_keys = HeldKeys

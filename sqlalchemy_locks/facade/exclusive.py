@@ -255,13 +255,13 @@ class ExclusiveBlock:
         # the key that the first wait is for, in the schema whose rows may stand for it
         first = 0 if file else next(iter(self._names))
         where = (options.get("locks_prefix"), str(options.get("schema_translate_map"))) if options else None
-        turn = local_queues(dialect).turn(("key", where, first))
+        turn = local_queues(dialect).ticket(("key", where, first))
         try:
-            if not turn.come(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            if not turn.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise self._timed_out(self._holders_aside())
             return self._wait(deadline, turn)
         finally:
-            turn.give()
+            turn.leave()
 
     def _wait(self, deadline: float | None, turn: Ticket | None) -> Held:
         locks = self._locks
@@ -290,7 +290,7 @@ class ExclusiveBlock:
             for key in self._names:
                 self._acquire(short, key, deadline)
                 if turn is not None:
-                    turn.give()
+                    turn.leave()
         except StaleSnapshot:
             short.abandon()
             if not trusting:

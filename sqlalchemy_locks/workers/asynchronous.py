@@ -20,8 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.facade.async_lease import undisturbed
 from sqlalchemy_locks.queue.enqueue import CHANNEL
+from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import ended, hears, rows, say
@@ -117,7 +117,7 @@ class AsyncWorker(WorkerConfig[AsyncHandler, AsyncEngine]):
             shift.stopping = self._cancelling = True
             for task in tasks:
                 task.cancel()
-            await undisturbed(_closed(shift, tasks), forgetful=False)
+            await shielded(_closed(shift, tasks), raise_cancelled=True)
 
     async def _turn(self, shift: WorkerState, tasks: set[asyncio.Task[None]], pause: Callable[[], float]) -> None:
         self._wake.clear()
@@ -159,7 +159,7 @@ class AsyncWorker(WorkerConfig[AsyncHandler, AsyncEngine]):
             self._cancelling = True
             for hand in hands:
                 hand.cancel()
-            await undisturbed(_all(hands), forgetful=False)
+            await shielded(_all(hands), raise_cancelled=True)
 
     async def _hold(self, wake: asyncio.Event) -> None:
         while not self._stopped:
@@ -211,7 +211,7 @@ class AsyncWorker(WorkerConfig[AsyncHandler, AsyncEngine]):
             yield
         finally:
             listener.cancel()
-            await undisturbed(_all([listener]), forgetful=False)
+            await shielded(_all([listener]), raise_cancelled=True)
 
     async def _listen(self) -> None:
         while True:

@@ -78,8 +78,8 @@ def free(engine: Engine, lease: str) -> None:
 
 def due(locks: sl.Locks) -> None:
     """Have the one lease that is held renewed at once."""
-    renewals = locks._renewals()
-    for renewed in list(renewals._kept):
+    renewals = locks._semaphores.renewals()
+    for renewed in list(renewals._leases):
         renewed.due = 0
         renewals.add(renewed)  # which wakes whoever renews
 

@@ -18,7 +18,7 @@ def renewals() -> Iterator[RenewalThread]:
     until(lambda: not renewers())  # of the tests before
     made = RenewalThread()
     yield made
-    for lease in list(made._kept):
+    for lease in list(made._leases):
         made.remove(lease)
     until(lambda: not renewers())
 

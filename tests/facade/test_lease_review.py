@@ -18,7 +18,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade import semaphore_wait as waits
 from sqlalchemy_locks.facade.async_lease import AsyncLostEvent
 from sqlalchemy_locks.runtime.local_queue import LocalQueues, local_queues
-from sqlalchemy_locks.runtime.renewal import MOST, LostEvent, RenewableLease, RenewalThread, clock
+from sqlalchemy_locks.runtime.renewal import MAX_THREADS, LostEvent, RenewableLease, RenewalThread, clock
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import (
     ASYNC,
@@ -47,7 +47,7 @@ def test_a_request_that_is_resumed_keeps_its_own_time(name: str, engine_to: Make
         assert grant.replayed
         assert grant.lost.ttl == 3600
         assert grant.lost.deadline < clock() + 3600
-        (renewed,) = locks._renewals()._kept
+        (renewed,) = locks._semaphores.renewals()._leases
         assert renewed.due <= clock() + 1200
         assert before.expires_at is not None
     assert held(engine, sem) == 0
@@ -94,7 +94,7 @@ def test_whoever_waits_hears_of_what_was_renewed() -> None:
     often = Often("often", LostEvent(3600, clock()), clock(), lambda: True)
     often.due = clock()
     seldom = RenewableLease("seldom", LostEvent(3600, clock()), clock(), lambda: True)
-    renewals._kept.add(seldom)
+    renewals._leases.add(seldom)
     renewals.add(often)
     try:
         until(lambda: len(times) == 3)
@@ -123,14 +123,14 @@ def test_the_threads_that_renew_are_few() -> None:
     leases = [RenewableLease(f"no. {number}", LostEvent(3600, clock()), clock(), renew) for number in range(50)]
     for lease in leases:
         lease.due = clock()
-    renewals._kept.update(leases)
+    renewals._leases.update(leases)
     try:
         renewals.add(leases[0])
-        until(lambda: inside >= MOST)
-        assert len(renewers()) <= MOST
+        until(lambda: inside >= MAX_THREADS)
+        assert len(renewers()) <= MAX_THREADS
         go_on.set()
         until(lambda: done == len(leases))
-        assert most == MOST
+        assert most == MAX_THREADS
     finally:
         go_on.set()
         for lease in leases:
@@ -145,26 +145,26 @@ def test_a_line_is_of_one_place(name: str, engine_to: MakeEngine) -> None:
     locks = sl.Locks(engine)
     moved = sl.Locks(engine.execution_options(**MOVED.get(name, {"schema_translate_map": {"lock": "elsewhere"}})))
     request = sl.semaphore.acquire({sem: 1})
-    first, other = (party._waiting(request, None, False, {}) for party in (locks, moved))
-    turn = local_queues(engine.dialect).turn(("line", first._where, sem))
-    assert turn.come(0)
-    assert first._somebody() == sem
-    assert other._somebody() is None
-    turn.give()
-    assert first._somebody() is None
+    first, other = (waits.SemaphoreWaiter(party._semaphores, request, None) for party in (locks, moved))
+    turn = local_queues(engine.dialect).ticket(("queue", first.installation, sem))
+    assert turn.wait(0)
+    assert first.queued_semaphore() == sem
+    assert other.queued_semaphore() is None
+    turn.leave()
+    assert first.queued_semaphore() is None
 
 
 def test_so_is_a_line_of_a_key(engine_to: MakeEngine) -> None:
     engine, key = engine_to("mysql"), unused()
-    turn = local_queues(engine.dialect).turn(("key", None, sl.lock.key(key)))
-    assert turn.come(0)
+    turn = local_queues(engine.dialect).ticket(("key", None, sl.lock.key(key)))
+    assert turn.wait(0)
     try:
         with sl.Locks(engine.execution_options(schema_translate_map={"unrelated": "x"})).exclusive(
             key, timeout=PATIENCE
         ):
             pass
     finally:
-        turn.give()
+        turn.leave()
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -192,18 +192,18 @@ def in_a_block(locks: sl.Locks, sem: str, count: int) -> int:
 def test_nobody_waits_in_memory_for_one_that_hangs(
     name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "TURN", 0.05)
+    monkeypatch.setattr(waits, "QUEUE_TIMEOUT", 0.05)
     engine = engine_to(name)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
-    where = locks._waiting(sl.semaphore.acquire({sem: 1}), None, False, {})._where
-    hangs = local_queues(engine.dialect).turn(("line", where, sem))
-    assert hangs.come(0)
+    where = locks._semaphores.installation()
+    hangs = local_queues(engine.dialect).ticket(("queue", where, sem))
+    assert hangs.wait(0)
     try:
         locks.release(locks.acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
         assert in_memory(engine, sem) == 1
     finally:
-        hangs.give()
+        hangs.leave()
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -364,27 +364,27 @@ def test_a_cancellation_that_comes_with_the_turn_is_none_the_less() -> None:
     async def main() -> None:
         lines = LocalQueues(True)
         entered: list[int] = []
-        first = lines.turn("x")
-        assert first.come(0)
+        first = lines.ticket("x")
+        assert first.wait(0)
 
         def stand() -> None:
-            turn = lines.turn("x")
+            turn = lines.ticket("x")
             try:
-                if turn.come(600):
+                if turn.wait(600):
                     entered.append(1)
             finally:
-                turn.give()
+                turn.leave()
 
         waiting = asyncio.create_task(greenlet_spawn(stand))
-        while first.line is None:
+        while first.behind is None:
             await asyncio.sleep(0)
-        first.give()
+        first.leave()
         await asyncio.sleep(0)  # what wakes it is on its way
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert not entered
-        assert not lines.now
+        assert not lines.front
 
     asyncio.run(main())
 
@@ -424,7 +424,7 @@ def test_a_block_that_nobody_can_leave_ends_with_its_time(name: str, engine_to: 
     locks = sl.Locks(engine)
     ident = locks.lease(lease, ttl=3600).__enter__().external_id
     # again and again: the thread that renews may have it in its hands
-    until(lambda: gc.collect() >= 0 and len(locks._renewals()._kept) == 0)
+    until(lambda: gc.collect() >= 0 and len(locks._semaphores.renewals()._leases) == 0)
     with engine.begin() as connection:
         expire(connection, ident)
     with locks.lease(lease, timeout=PATIENCE) as grant:

@@ -82,7 +82,7 @@ def test_a_turn_that_was_not_used_is_due_again_soon(
     def down(owners: list[str]) -> list[str]:
         raise error
 
-    monkeypatch.setattr(maintenance, "AGAIN", 240)  # of the 300 seconds of its period
+    monkeypatch.setattr(maintenance, "RETRY_AFTER", 240)  # of the 300 seconds of its period
     sem = made(engine, 1)
     locks = sl.Locks(engine)
     locks.acquire({sem: 1}, owner="dead")
@@ -108,7 +108,7 @@ def test_a_turn_that_is_anothers_by_now_stays_theirs(engine: Engine) -> None:
     with pytest.raises(RuntimeError, match="too late"):
         locks.maintain(alive=late)
     assert others == [0]
-    later_by(engine, maintenance.AGAIN + 1)
+    later_by(engine, maintenance.RETRY_AFTER + 1)
     assert "orphans" not in locks.maintain().done
 
 

@@ -26,7 +26,7 @@ def test_who_waits_is_served_when_there_is_room(name: str, engine_to: MakeEngine
     sem = made(engine, 1)
     locks = sl.Locks(engine)
     first = locks.acquire({sem: 1})
-    with pytest.raises(sl.LockTimeout, match="had no room at the only try"):
+    with pytest.raises(sl.LockTimeout, match=r"had no room \(timeout=0\)"):
         locks.acquire({sem: 1}, timeout=0)
     with pytest.raises(sl.LockTimeout, match=r"had no room within 0.05 s"):
         locks.acquire({sem: 1}, timeout=0.05)
@@ -74,24 +74,26 @@ def test_one_of_a_process_waits_on_a_connection(engine_to: MakeEngine, watch: An
         assert engine.pool.checkedout() == 2  # type: ignore[attr-defined]
         keeper.commit()
     assert all(future.result(PATIENCE) for future in waiting)
-    assert local_queues(engine.dialect).now == {}
+    assert local_queues(engine.dialect).front == {}
     assert held(engine, sem) == 11
 
 
 def visitors(lines: LocalQueues) -> int:
-    return sum(1 + len(turn.line or ()) for (key, _), turn in list(lines.now.items()) if key[0] == "gate")
+    return sum(1 + len(ticket.behind or ()) for (key, _), ticket in list(lines.front.items()) if key[0] == "gate")
 
 
-def test_the_gate_is_bounded() -> None:
-    lines = LocalQueues(False)
-    with lines.alone(["a"], 5) as alone:
-        assert alone
-        with lines.alone(["b"], 5) as alone:
-            assert alone
-        for names in (["a"], ["0", "a"]):
-            with lines.alone(names, 0) as alone:
-                assert not alone
-    assert lines.now == {}
+def test_wait_for_local_gate_is_bounded(engine_to: MakeEngine) -> None:
+    engine = engine_to("sqlite")
+    locks, queues = sl.Locks(engine), local_queues(engine.dialect)
+    first, second, third = sorted(made(engine, 1) for _ in range(3))
+    gate = queues.ticket(("gate", locks._semaphores.installation(), second))
+    assert gate.wait(0)
+    locks.release(locks.acquire({third: 1}, timeout=0))
+    for permits in ({second: 1}, {first: 1, second: 1}):
+        with pytest.raises(sl.LockTimeout, match="stayed locked by others within 0.05 s"):
+            locks.acquire(permits, timeout=0.05)
+    gate.leave()
+    assert queues.front == {}
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -109,7 +111,7 @@ def test_dead_owners(name: str, engine_to: MakeEngine) -> None:
     with pytest.raises(RuntimeError, match="orchestrator"):
         locks.sweep(alive=explode)
     for nonsense in (lambda owners: None, lambda owners: "everybody", lambda owners: True):
-        with pytest.raises(TypeError, match="alive gives the living ones"):
+        with pytest.raises(TypeError, match="alive returns those of the given owners"):
             locks.sweep(alive=nonsense)  # type: ignore[arg-type]
     assert held(engine, sem) == 6
 
@@ -223,7 +225,7 @@ def test_async(servers: Any, place_: str) -> None:
 
             assert await locks.sweep(alive=alive) >= len(grants)
             assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-            assert local_queues(engine.sync_engine.dialect).now == {}
+            assert local_queues(engine.sync_engine.dialect).front == {}
 
     asyncio.run(main())
     assert held(plain, sem) == 0

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.semaphore.admin import on_first_use
+from sqlalchemy_locks.semaphore.admin import create_for_lease
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, all_of, connected, later
@@ -160,7 +160,7 @@ def test_it_waits_for_nobody_and_holds_up_no_other_semaphore(name: str, level: s
     leases = [unused("lease") for _ in range(60)]
     with engine.begin() as connection:
         for lease in leases:
-            connection.execute(on_first_use(lease))
+            connection.execute(create_for_lease(lease))
     aged(engine, *leases)
     with engine.connect() as acquirer, engine.connect().execution_options(isolation_level=level) as cleaner:
         acquirer.execute(sl.semaphore.acquire({taken: 1}))
@@ -205,7 +205,7 @@ def test_who_makes_one_keeps_others_from_being_removed(name: str, engine_to: Mak
     leased(engine, sem)
     aged(engine, sem)
     with engine.connect() as maker:
-        assert maker.scalar(on_first_use(new)) is True
+        assert maker.scalar(create_for_lease(new)) is True
         later(cleaned, engine).result(PATIENCE)
         assert there(engine, sem) == [sem]
         maker.commit()
@@ -251,7 +251,7 @@ def test_a_snapshot_from_before_the_removal(name: str, create: bool, engine_to: 
         cleaned(engine)
         assert there(engine, sem) == []
         try:
-            old.scalar(sl.semaphore.create(sem, 1) if create else on_first_use(sem))
+            old.scalar(sl.semaphore.create(sem, 1) if create else create_for_lease(sem))
             old.commit()
         except DBAPIError as error:
             if not backend_for(engine.dialect).transient(error):

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import BigInteger, Column, Engine, MetaData, Table, text, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.semaphore.availability import holding
+from sqlalchemy_locks.semaphore.availability import is_held
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.semaphores import EVERYWHERE, held, made, place, request_of, unused
 
@@ -68,8 +68,8 @@ def test_it_renews_nothing_and_is_not_held(engine: Engine) -> None:
     locks = sl.Locks(engine)
     assert locks.renew(gone) is False
     assert locks.renew(later) is True
-    assert locks.run(holding(gone)) == 0
-    assert locks.run(holding(later)) == 1
+    assert locks.run(is_held(gone)) == 0
+    assert locks.run(is_held(later)) == 1
 
 
 def test_nothing_is_written_under_it(engine: Engine) -> None:
