@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks.durations import longest_wait, span
+from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -129,10 +129,10 @@ class LeaseContext:
                 "time would enter"
             )
         self._semaphores = semaphores
-        self._ttl = span(ttl, "ttl")
+        self._ttl = bounded_seconds(ttl, "ttl")
         if self._ttl < 1:
             raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
-        self._timeout = longest_wait(timeout)
+        self._timeout = timeout_seconds(timeout)
         self._external_id, self._owner = external_id, owner
         self._single, self._resume, self._reclaim = single, resume, reclaim
         self._request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=self._ttl)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import bounded_seconds, seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import (
@@ -27,10 +27,9 @@ from sqlalchemy_locks.core.operation import (
     build_context,
     fresh_nonce,
     listed,
-    seconds,
 )
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.durations import span
+from sqlalchemy_locks.dialects.connections import connected, one_for_all
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -48,7 +47,6 @@ from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.once_per import acquire_period
 from sqlalchemy_locks.facade.semaphores import DAY, Alive, Semaphores
 from sqlalchemy_locks.runtime.decorators import when_due
-from sqlalchemy_locks.runtime.pools import connected, one_for_all
 from sqlalchemy_locks.runtime.transaction import NotCommitted, ShortTransaction, Sleep, retried, run_one
 from sqlalchemy_locks.values import Grant, Released, Report
 
@@ -92,7 +90,7 @@ class Locks(LockHost):
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = time.sleep
         self._sets_isolation = False
-        self._owner = None if owner is None else checked(owner, "an owner")
+        self._owner = None if owner is None else valid_name(owner, "an owner")
         self._nonce = secrets.token_hex(4)
         #: the process that this was in when it was last asked, and the owner's name there
         self._process = 0, ""
@@ -347,7 +345,7 @@ class Locks(LockHost):
         ...     run_the_import(token=grant.fence["nightly-import"])
         """
         return LeaseContext(
-            self._semaphores, checked(name, "a lease's name"), None, ttl, timeout, None, None, single=True
+            self._semaphores, valid_name(name, "a lease's name"), None, ttl, timeout, None, None, single=True
         )
 
     def sweep(self, *, stale_after: float | timedelta | None = DAY, alive: Alive | None = None) -> int:
@@ -397,7 +395,7 @@ class Locks(LockHost):
         >>> with locks.maintenance():
         ...     serve()
         """
-        return Maintenance(lambda: self.maintain(alive=alive), span(every, "every", zero=False))
+        return Maintenance(lambda: self.maintain(alive=alive), bounded_seconds(every, "every", zero=False))
 
     @overload
     def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...

@@ -15,12 +15,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks import semaphore
+from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.core.operation import Operation, build_context, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.durations import longest_wait
+from sqlalchemy_locks.dialects.connections import unattended
 from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
 from sqlalchemy_locks.runtime.cancellation import shielded
-from sqlalchemy_locks.runtime.pools import unattended
 from sqlalchemy_locks.runtime.renewal import RenewalThread
 from sqlalchemy_locks.semaphore.sweep import end_orphans, overdue_requests, owned_requests, release_judged, stale_age
 from sqlalchemy_locks.values import Grant, Released
@@ -54,7 +54,7 @@ class Semaphores:
     ) -> Grant:
         owner = self.locks.owner if owner is None else owner
         request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=ttl)
-        return SemaphoreWaiter(self, request, longest_wait(timeout), known=external_id is not None).wait()
+        return SemaphoreWaiter(self, request, timeout_seconds(timeout), known=external_id is not None).wait()
 
     def release(self, external_id: str | Grant) -> Released:
         released: Released = self.run_on_request(semaphore.release(external_id))

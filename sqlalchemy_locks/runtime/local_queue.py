@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.runtime.pools import most
+from sqlalchemy_locks.dialects.connections import most
 
 _QUEUES = "_sqlalchemy_locks_queues"
 #: the longest timeout in seconds that is passed to ``threading.Lock``, ten years

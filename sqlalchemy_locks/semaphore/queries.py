@@ -21,9 +21,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import positive_int, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation
-from sqlalchemy_locks.counts import counted
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, until
 from sqlalchemy_locks.sql.clock import UTC, Elapsed, Now
 from sqlalchemy_locks.sql.tables import Tables
@@ -200,7 +199,7 @@ def holders(name: str) -> RowsOperation[Any]:
     >>> session.execute(sl.semaphore.holders("network")).all()
     []
     """
-    return RowsOperation(_HOLDERS, {"name": checked(name, "a semaphore's name")})
+    return RowsOperation(_HOLDERS, {"name": valid_name(name, "a semaphore's name")})
 
 
 def history(name: str | None = None, *, limit: int = 100) -> RowsOperation[Any]:
@@ -215,10 +214,10 @@ def history(name: str | None = None, *, limit: int = 100) -> RowsOperation[Any]:
 
     >>> changes = session.execute(sl.semaphore.history("network", limit=10)).all()
     """
-    most = counted(limit, "limit")
+    most = positive_int(limit, "limit")
     if name is None:
         return RowsOperation(_HISTORY, {"limit": most})
-    return RowsOperation(_HISTORY_OF_ONE, {"name": checked(name, "a semaphore's name"), "limit": most})
+    return RowsOperation(_HISTORY_OF_ONE, {"name": valid_name(name, "a semaphore's name"), "limit": most})
 
 
 def oldest_holders(each: int, name: str | None = None) -> RowsOperation[Any]:
@@ -229,8 +228,8 @@ def oldest_holders(each: int, name: str | None = None) -> RowsOperation[Any]:
     ``age`` is how long it has been held, and ``left`` how long it still is, in whole seconds by the server's clock;
     ``left`` is ``None`` without a time to live, and less than 0 for what has expired and is still counted.
     """
-    of_one = None if name is None else checked(name, "a semaphore's name")
-    return RowsOperation(_OLDEST_HOLDERS, {"each": counted(each, "each"), "name": of_one})
+    of_one = None if name is None else valid_name(name, "a semaphore's name")
+    return RowsOperation(_OLDEST_HOLDERS, {"each": positive_int(each, "each"), "name": of_one})
 
 
 def holding_ages() -> RowsOperation[Any]:
