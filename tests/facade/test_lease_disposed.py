@@ -38,7 +38,7 @@ def busy(engine: Engine, request: str | None) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_thread_leaves_no_connection(name: str, servers: Any, engine_to: MakeEngine) -> None:
+def test_renewal_thread_leaves_no_connection(name: str, servers: Any, engine_to: MakeEngine) -> None:
     others = engine_to(name)
     with connected(installed(servers, name)) as engine:
         locks, pool = sl.Locks(engine), engine.pool
@@ -55,7 +55,7 @@ def test_a_thread_leaves_no_connection(name: str, servers: Any, engine_to: MakeE
 
 
 @pytest.mark.parametrize("case", ASYNC)
-def test_a_task_leaves_no_connection(case: str, servers: Any, engine_to: MakeEngine) -> None:
+def test_renewal_task_leaves_no_connection(case: str, servers: Any, engine_to: MakeEngine) -> None:
     name, driver = ASYNC[case]
     others = engine_to(name)
 
@@ -79,7 +79,7 @@ def test_a_task_leaves_no_connection(case: str, servers: Any, engine_to: MakeEng
     asyncio.run(main())
 
 
-def test_what_is_over_is_not_renewed() -> None:
+def test_closed_lease_is_not_renewed() -> None:
     """Its engine may have been disposed of already: nobody would close what is opened now."""
     asked: list[int] = []
     renewed = RenewableLease("a lease", LostEvent(3600, clock()), clock(), lambda: not asked.append(1))
@@ -89,7 +89,7 @@ def test_what_is_over_is_not_renewed() -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_fork_closes_nothing_of_its_parent(name: str, engine_to: MakeEngine) -> None:
+def test_fork_closes_no_connection_of_parent(name: str, engine_to: MakeEngine) -> None:
     """It disposes of the engine as SQLAlchemy tells forks to, and leaves the work by an exception."""
     engine = engine_to(name)
     engine.connect().close()
