@@ -35,7 +35,7 @@ def locks_of(through: Any, opened: ExitStack, processes: int, **settings: Any) -
 def advisory_locks(direct: Engine) -> int:
     """How many advisory locks the server has granted or queued in this database."""
     statement = (
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
     with direct.connect() as connection:
