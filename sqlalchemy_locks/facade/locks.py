@@ -94,7 +94,7 @@ class Locks(LockHost):
         self._nonce = secrets.token_hex(4)
         #: the process that this was in when it was last asked, and the owner's name there
         self._process = 0, ""
-        self._mutex = Mutexes(self._run, lambda: self.owner, told=self._tell)
+        self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._tell)
         self._semaphores = Semaphores(self)
 
     @property
@@ -127,7 +127,7 @@ class Locks(LockHost):
         >>> imports = locks.mutexes(sl.Mutex(Import, id=Import.name, acquired=Import.locked, token=Import.nonce))
         >>> imports.acquire("prices")
         """
-        return Mutexes(self._run, lambda: self.owner, mutex, self._tell)
+        return Mutexes(self._run, lambda: self.owner, mutex, on_event=self._tell)
 
     def once_per(
         self,
@@ -465,7 +465,7 @@ class Locks(LockHost):
         if not whole and operation._body.statement(context) is not None:
             bounded = wait is not None and not operation._body.sends_wait
             with self._connected(0 if repeatable else _DEAD, within) as connection:
-                if context.backend.alone(connection, bounded):
+                if context.backend.allows_autocommit(connection, bounded):
                     return run_one(connection, operation, options, wait)
         short = ShortTransaction(self._engine)
         try:
@@ -495,7 +495,7 @@ class Locks(LockHost):
         """A connection of the pool; so many are replaced that the server has closed, as far as that is known."""
         while True:
             with connected(self._engine, within) as connection:
-                if not dead or not backend_for(connection.dialect).hung_up(connection):
+                if not dead or not backend_for(connection.dialect).server_closed(connection):
                     yield connection
                     return
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost

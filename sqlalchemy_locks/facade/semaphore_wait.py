@@ -160,7 +160,7 @@ class SemaphoreWaiter:
         # a request that may be granted already must not queue, and neither must one whose caller holds permits
         name = None if self._known or self._held else self.queued_semaphore(local=not once)
         if name is None:
-            plain = self._held or not self._backend.lines
+            plain = self._held or not self._backend.server_queues
             grant = self._try(self._request if plain else acquire_in_turn(self._request, self._keys))
             if grant is not None and grant.acquired:
                 return grant
@@ -248,7 +248,7 @@ class SemaphoreWaiter:
         """As :meth:`_wait_in_queue`, at the front of this process's queue."""
         part = 10
         with self._queues.spare_connection(self._engine.pool) as spare:
-            while spare and self._backend.lines and self._at_most(QUEUE_TIMEOUT) > self._backend.shortest_line:
+            while spare and self._backend.server_queues and self._at_most(QUEUE_TIMEOUT) > self._backend.min_queue_wait:
                 try:
                     with ServerQueue(self._engine, self._keys[name], self._left()) as queue:
                         if not queue.available():
@@ -395,7 +395,7 @@ class SemaphoreWaiter:
 
     def _is_transient(self, error: DBAPIError) -> bool:
         backend = backend_for(self._engine.dialect)
-        return backend.transient(error) or backend.interrupted(error)
+        return backend.transient(error) or backend.statement_interrupted(error)
 
     def _left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -431,7 +431,7 @@ class SemaphoreWaiter:
             short = ShortTransaction(self._engine)
             short.open(writes=False, wait=0, within=0)
             try:
-                with short.backend.brief(short.connection):
+                with short.backend.statement_timeout(short.connection):
                     for name in self._exhausted:
                         found += [
                             PermitHolder(

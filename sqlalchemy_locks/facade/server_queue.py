@@ -38,7 +38,7 @@ class ServerQueue:
     def available(self) -> bool:
         """Return whether to wait here: not through a pooler, whose server connection the holder may need to release."""
         with translated(self.transaction.backend):
-            return not self.transaction.backend.pooled(self.transaction.connection)
+            return not self.transaction.backend.behind_pooler(self.transaction.connection)
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for the head of the queue; return whether it was reached, where no error says so.
@@ -47,11 +47,11 @@ class ServerQueue:
         """
         backend, connection = self.transaction.backend, self.transaction.connection
         longest = QUEUE_TIMEOUT
-        if threading.current_thread() is threading.main_thread() and backend.deaf(connection):
+        if threading.current_thread() is threading.main_thread() and backend.blocks_signals(connection):
             longest = SIGNAL_TIMEOUT
         self._joined = True
         with translated(backend):
-            return backend.join_line(connection, self._key, min(longest, math.inf if timeout is None else timeout))
+            return backend.join_queue(connection, self._key, min(longest, math.inf if timeout is None else timeout))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -60,7 +60,7 @@ class ServerQueue:
         try:
             if self._joined and not connection.invalidated:
                 try:
-                    self.transaction.backend.leave_line(connection, self._key)
+                    self.transaction.backend.leave_queue(connection, self._key)
                 except BaseException:
                     # a connection that is still in the queue must not go back to the pool
                     connection.invalidate()

@@ -163,8 +163,8 @@ class AcquireInTurn(AcquirePermits):
         return LockFunction("semaphore_in_turn", keys, *_ARGUMENTS, type_=NullType())
 
     def run_statements(self, execution: Execution, sql: Any) -> Grant:
-        keys = execution.values["keys"].items() if execution.backend.lines else ()
-        busy = [name for name, key in keys if not execution.backend.line_free(execution.connection, key)]
+        keys = execution.values["keys"].items() if execution.backend.server_queues else ()
+        busy = [name for name, key in keys if not execution.backend.queue_is_free(execution.connection, key)]
         # what was granted already must not queue behind those that wait for it
         if busy and execution.execute(sql.request, {"called": execution.values["external_id"]}).first() is None:
             return _denied(execution, busy)
