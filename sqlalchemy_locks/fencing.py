@@ -128,9 +128,9 @@ class _FencedUpdate(OperationImpl):
 
     def _refuse_autocommit(self, execution: Execution) -> None:
         backend = execution.backend
-        if not backend.began(execution.connection):
+        if not backend.transaction_begun(execution.connection):
             execution.take_file(self.target.table)
-        if backend.autocommit(execution.connection) or not backend.began(execution.connection):
+        if backend.autocommit(execution.connection) or not backend.transaction_begun(execution.connection):
             raise backend.refuse_autocommit(self.name)
 
     def _still_matches(self, execution: Execution) -> bool:

@@ -58,10 +58,10 @@ def claim_of(rows: RoleMapping, given: Any) -> dict[str, Any] | None:
     roles = identity_roles(rows)
     if isinstance(given, Row):
         if len(given) > 1:
-            at, mapping = rows.among(tables(DEFAULT_SCHEMA, "")), given._mapping
+            at, mapping = rows.columns_in(tables(DEFAULT_SCHEMA, "")), given._mapping
             found = {role: mapping[name] for role in roles for name in {at[role].key, at[role].name} if name in mapping}
             if len(found) < len(roles):
-                raise TypeError(f"{rows.what}: {given!r} is no row of a captured task")
+                raise TypeError(f"{rows.pattern}: {given!r} is no row of a captured task")
             return found
         (given,) = given  # an entity, as Session.execute() returns it
     proof = stored_proof(given)
@@ -72,18 +72,8 @@ def claim_of(rows: RoleMapping, given: Any) -> dict[str, Any] | None:
     return dict(zip(roles, proof, strict=True))
 
 
-def _of_row(rows: RoleMapping, row: Row[Any]) -> dict[str, Any]:
-    at = rows.columns_in(tables(DEFAULT_SCHEMA, ""))
-    named = row._mapping
-    roles = told_by(rows)
-    found = {role: named[name] for role in roles for name in {at[role].key, at[role].name} if name in named}
-    if len(found) < len(roles):
-        raise TypeError(f"{rows.pattern}: {row!r} is no row of a captured task")
-    return found
-
-
-def proof_of(rows: RoleMapping, claim: Any) -> int:
-    """The number that a claim is, or that a captured task has."""
+def claim_number(rows: RoleMapping, claim: Any) -> int:
+    """Return the number of a claim, given as that number or as a captured entity or row."""
     rows.require("claim", "claim=")
     known = claim_of(rows, claim)
     number = claim if known is None else known["claim"]

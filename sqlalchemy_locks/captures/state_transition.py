@@ -329,7 +329,7 @@ def _timed(rows: RoleMapping, context: BuildContext) -> RoleColumns:
     """The rows of one place, where their time can be told."""
     at = rows.columns(context)
     if rows.target is not None and "updated_at" in at:
-        context.backend.refuse_zoneless(rows.pattern, [at["updated_at"]])
+        context.backend.require_time_zone(rows.pattern, [at["updated_at"]])
     return at
 
 

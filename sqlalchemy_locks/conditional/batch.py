@@ -61,7 +61,7 @@ class BatchAcquire(OperationImpl):
     def run(self, execution: Execution) -> Result[Any]:
         columns = self.mapping.columns(execution.context)
         values = {**execution.values, **self.single.call_values(execution)}
-        if not execution.backend.began(execution.connection):
+        if not execution.backend.transaction_begun(execution.connection):
             execution.take_file(columns.table)
         statement = self.statement(execution.context)
         if statement is not None:

@@ -111,7 +111,7 @@ class ConditionalUpdate(OperationImpl):
         """Execute ``statement``, which waits for a locked row no longer than the execution allows."""
         if execution.wait is None and not execution.context.backend.single_writer:
             return self.answer(execution, statement)
-        with execution.waiting(), execution.backend.judging(execution.connection):
+        with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
             return self.answer(execution, statement)
 
     def answer(self, execution: Execution, statement: Executable) -> Any:

@@ -72,11 +72,15 @@ class Backend:
     on_conflict: ClassVar[bool] = False
     #: an UPDATE finds rows as they are, where the transaction's snapshot shows older ones (InnoDB above READ COMMITTED)
     updates_past_snapshot: ClassVar[bool] = False
-    #: a lock is refused by the server itself where the isolation level makes what its holder reads stale
-    refuses_stale: ClassVar[bool] = False
-    #: autocommit can be had on a pooled connection without a round trip and without touching what the app has set
-    one_trip: ClassVar[bool] = False
-    #: a row that is read to be locked must also be asked whether the server takes writes
+    #: a data-modifying statement with RETURNING can be a CTE of another statement
+    writable_ctes: ClassVar[bool] = False
+    #: several values can be bound as one array, which unnest() reads as rows
+    arrays: ClassVar[bool] = False
+    #: the server refuses a lock in a transaction whose snapshot is older than the lock
+    refuses_stale_snapshots: ClassVar[bool] = False
+    #: the driver's autocommit can be switched on and off without a round trip, and leaves the app's settings alone
+    cheap_autocommit: ClassVar[bool] = False
+    #: a replica grants row locks, so that a lock has to check whether the server accepts writes
     locks_on_replicas: ClassVar[bool] = False
     #: a statement that waited for a row finds none when the row was deleted and inserted again meanwhile
     misses_replaced: ClassVar[bool] = False

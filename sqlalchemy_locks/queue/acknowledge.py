@@ -74,10 +74,10 @@ class UpdateOwnedJobs(JobOperation):
         at = self.jobs.at(context)
         target = self.jobs.target
         statement = update(at.table).values({**self.changes(at), **(target.version_bump() if target else {})})
-        if self.passes and context.backend.locking == "functions":
-            return statement.where(one_of(at.internal_id, free(at)))
-        changed: Update = where_owned(by_key(statement), at, context)
-        return changed
+        if self.skips_locked and context.backend.writable_ctes:
+            return statement.where(one_of(at.internal_id, _unlocked(at)))
+        owned: Update = where_owned(by_key(statement), at, context)
+        return owned
 
     def because(self, context: BuildContext) -> str:
         return "whose UPDATE has no SKIP LOCKED"

@@ -140,7 +140,7 @@ class Enqueue(JobOperation):
             values = {
                 at.external_id: bindparam("locks_id", type_=at.external_id.type),
                 at.payload: bindparam("locks_payload", type_=at.payload.type),
-                **self._same(at),
+                **self._common(at),
                 **(self.jobs.target.insert_defaults() if self.jobs.target else {}),
             }
             if self.when == "in":
