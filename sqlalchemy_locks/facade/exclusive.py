@@ -262,13 +262,13 @@ class ExclusiveBlock:
         # the options decide in which table the key is
         first = 0 if self._one_lock else next(iter(self._names))
         where = (options.get("locks_prefix"), str(options.get("schema_translate_map"))) if options else None
-        ticket = local_queues(engine.dialect).turn(("key", where, first))
+        ticket = local_queues(engine.dialect).ticket(("key", where, first))
         try:
-            if not ticket.come(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            if not ticket.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise self._timed_out(self._holders_now())
             return self._acquire(deadline, ticket)
         finally:
-            ticket.give()
+            ticket.leave()
 
     def _acquire(self, deadline: float | None, ticket: Ticket | None) -> Held:
         locks = self._locks
@@ -298,7 +298,7 @@ class ExclusiveBlock:
             for key in self._names:
                 self._acquire_key(short, key, deadline)
                 if ticket is not None:
-                    ticket.give()
+                    ticket.leave()
         except StaleSnapshot:
             short.abandon()
             if not keep_isolation:

@@ -205,7 +205,7 @@ def line(engine: Any) -> int:
     """How many stand before a key, the one that waits on a connection included."""
     from sqlalchemy_locks.runtime.local_queue import local_queues
 
-    return sum(1 + len(turn.line or ()) for turn in list(local_queues(engine.dialect).now.values()))
+    return sum(1 + len(turn.behind or ()) for turn in list(local_queues(engine.dialect).front.values()))
 
 
 @pytest.mark.usefixtures("unhurried")
