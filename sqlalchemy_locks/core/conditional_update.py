@@ -149,7 +149,7 @@ class ConditionalUpdate(OperationImpl):
             selected.append((columns["token"] == role_param(columns["token"], "nonce")).label("has_nonce"))
         if self.retries_replaced and context.backend.misses_replaced:
             selected.append(and_(true(), *self.condition(columns)).label("meets_condition"))
-        probe: Select[Any] = select(*selected).where(*self.mapping.row_condition(columns))
+        probe: Any = select(*selected).where(*self.mapping.row_condition(columns))
         return probe
 
     def _is_hidden(self, execution: Execution) -> bool:

@@ -118,8 +118,8 @@ class Awaited:
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        (generator, "a generator's code runs when the lock is over"),
-        (async_generator, "a generator's code runs when the lock is over"),
+        (generator, "a generator's code runs when the lock is released"),
+        (async_generator, "a generator's code runs when the lock is released"),
         (coroutine, "is async: use AsyncLocks"),
         (Awaited(), "is async: use AsyncLocks"),
         (staticmethod(plain), "below @staticmethod"),
