@@ -1,4 +1,4 @@
-"""Blocks and scheduled as decorators: each call by itself, on what is done when its call is done, and on nothing else."""
+"""Blocks and scheduled as decorators: one block for each call, of functions that are done when the call returns."""
 
 from __future__ import annotations
 
