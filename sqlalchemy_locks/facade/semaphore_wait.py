@@ -24,6 +24,7 @@ from sqlalchemy_locks import semaphore
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
+from sqlalchemy_locks.dialects.connections import has_room
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockTimeout,
@@ -38,7 +39,7 @@ from sqlalchemy_locks.keys import key
 from sqlalchemy_locks.runtime.backoff import Backoff
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from sqlalchemy_locks.runtime.renewal import clock
-from sqlalchemy_locks.runtime.transaction import ShortTransaction, has_room
+from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.semaphore.acquire import acquire_in_turn
 from sqlalchemy_locks.semaphore.availability import availability, exhausted_in
 from sqlalchemy_locks.semaphore.release import forget_expired, withdraw
