@@ -98,8 +98,8 @@ def test_requeue(engine: str, door_to: MakeDoor) -> None:
         old = job.c.internal_id == jobs[2].internal_id
         connection.execute(update(job).where(old).values(heartbeat_at=Ago(1000)))
     token = page.token()
-    assert "Gave back 2 dead jobs" in said(page, page.post("requeue", token=token, queue=name, what="dead"))
-    assert "Gave back 1 stalled job of" in said(page, page.post("requeue", token=token, queue=name, what="stalled"))
+    assert "Requeued 2 dead jobs" in said(page, page.post("requeue", token=token, queue=name, what="dead"))
+    assert "Requeued 1 stalled job of" in said(page, page.post("requeue", token=token, queue=name, what="stalled"))
     rows: list[Any] = page.locks.run(QUEUE.stats())
     (row,) = (row for row in rows if row.queue_id == name)
     assert (int(row.waiting) + int(row.scheduled), int(row.running), int(row.dead)) == (3, 0, 0)
@@ -288,9 +288,9 @@ def test_messages_are_ours(page: Door, semaphore: Make, monkeypatch: pytest.Monk
     (sealed,) = parse_qs(urlsplit(where).query)["said"]
     assert f"Released &#39;{name}&#39;" in page.text(f"/?said={sealed}")
     for forged in ("hello", sealed[:-1], f"x{sealed}", "", ".", "ü.ü"):
-        assert 'class="told"' not in page.text(f"/?said={forged}")
+        assert 'class="message"' not in page.text(f"/?said={forged}")
     monkeypatch.setattr(guards, "_SHOWN", -1)
-    assert 'class="told"' not in page.text(f"/?said={sealed}")
+    assert 'class="message"' not in page.text(f"/?said={sealed}")
 
 
 def test_the_log_is_one_line(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:

@@ -141,7 +141,7 @@ def test_a_click_releases(javascript: bool, browser: Chromium, locks: sl.Locks, 
             assert tab.tell("document.querySelector('#pause') !== null") is javascript
             tab.click(".acts .act summary")
             tab.click(".acts .act button")
-            tab.until("document.querySelector('.told') !== null")
+            tab.until("document.querySelector('.message') !== null")
             assert f"Released '{name}'" in tab.text()
             assert "web-7" not in tab.text()
             assert "acting as alice" in tab.text()
@@ -163,7 +163,7 @@ def test_resizing_is_not_taken_from_under_ones_hands(browser: Chromium, locks: s
         tab.until("waiting.size === 1")
         assert tab.tell("document.querySelector('.act input[name=capacity]').value") == "17"
         tab.click(".under > .act button")
-        tab.until("document.querySelector('.told') !== null")
+        tab.until("document.querySelector('.message') !== null")
         assert "has a capacity of 17 now; it was 3" in tab.text()
     change: Any = locks.run(sl.semaphore.history(name))[0]
     assert (change.new_capacity, change.changed_by) == (17, "bob")

@@ -80,7 +80,7 @@ def own(databases: Callable[[str], tuple[str, str]]) -> Iterator[Callable[[str],
 @pytest.mark.parametrize("engine", ENGINES)
 def test_they_are_shown_with_the_shipped_ones(engine: str, own: Callable[[str], Engine]) -> None:
     locks = sl.Locks(own(engine))
-    look = queries.look(locks, own=OWN)
+    look = queries.read_all(locks, own=OWN)
     (mail,) = [row for row in look.queues.rows if row["own"]]
     assert [mail[name] for name in ("own", "queue_id", "done")] == ["post", "letters", None]
     assert [int(mail[name]) for name in ("waiting", "running", "stalled", "dead")] == [1, 1, 1, 1]
@@ -89,7 +89,7 @@ def test_they_are_shown_with_the_shipped_ones(engine: str, own: Callable[[str], 
     assert mutex["age"] >= 0
     (timeout,) = [row for row in look.timeouts.rows if row["own"]]
     assert [timeout[name] for name in ("own", "id", "every", "free_in")] == ["reports", "weekly", None, None]
-    assert [row for row in queries.look(locks).queues.rows if row["own"]] == []
+    assert [row for row in queries.read_all(locks).queues.rows if row["own"]] == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -99,7 +99,7 @@ def test_their_jobs_are_given_back(engine: str, own: Callable[[str], Engine], do
     token = page.token()
     for what in ("dead", "stalled"):
         answer = page.post("requeue", token=token, queue="letters", what=what, own="post")
-        assert f"Gave back 1 {what} job of &#39;letters&#39;" in said(page, answer)
+        assert f"Requeued 1 {what} job of &#39;letters&#39;" in said(page, answer)
     (stats,) = page.locks.run(MAIL.stats())
     assert (stats.waiting, stats.running, stats.dead) == (3, 0, 0)
     for name in ("imports", "another"):

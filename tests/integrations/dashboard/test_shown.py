@@ -207,7 +207,7 @@ def test_where_a_file_is(door_to: MakeDoor) -> None:
     file = page.locks._engine.url.database
     assert file is not None
     assert file.startswith("/")
-    assert queries.look(page.locks).called == file
+    assert queries.read_all(page.locks).short_place == file
 
 
 def test_a_password_is_never_shown(door_to: MakeDoor) -> None:
@@ -235,9 +235,9 @@ def test_elsewhere(servers: Servers) -> None:
             page.locks = page.locks  # the door's own has no options
             placed = sl.Locks(create_engine(url, poolclass=NullPool, execution_options=options))
             placed.run(sl.semaphore.create("placed", 1))
-            look = queries.look(placed)
+            look = queries.read_all(placed)
             assert [row["name"] for row in look.semaphores.rows] == ["placed"]
-            assert look.lately.says is None
+            assert look.lately.error is None
             assert {each.level for each in queries.facts(placed).rows} <= {"ok", "warning"}
         finally:
             page.close()
@@ -275,10 +275,10 @@ def test_maintenance_that_nobody_does(servers: Servers) -> None:
     install(url)
     with connected(url) as engine:
         locks = sl.Locks(engine)
-        assert all(row["due"] is None for row in queries.look(locks).maintenance.rows)
+        assert all(row["due"] is None for row in queries.read_all(locks).maintenance.rows)
         locks.maintain()
         table: Any = build_context(engine.dialect, {}).tables.task_timeout
-        assert not any(row["late"] for row in queries.look(locks).maintenance.rows)
+        assert not any(row["late"] for row in queries.read_all(locks).maintenance.rows)
         with engine.begin() as connection:
             connection.execute(table.update().values(ts=0))
         page = Door("wsgi", url, "")
