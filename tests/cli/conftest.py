@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.cli import connect
-from sqlalchemy_locks.cli.connect import VARIABLES
+from sqlalchemy_locks.cli.connect import URL_VARIABLES
 from sqlalchemy_locks.cli.group import commands
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE
@@ -45,7 +45,7 @@ class Cli:
 
 def run(*arguments: str, **environment: str) -> Result:
     """Run a command, with nothing of this process's own environment that would name a database or a width."""
-    clean: dict[str, str | None] = dict.fromkeys((*VARIABLES, "COLUMNS", "NO_COLOR", "FORCE_COLOR"))
+    clean: dict[str, str | None] = dict.fromkeys((*URL_VARIABLES, "COLUMNS", "NO_COLOR", "FORCE_COLOR"))
     return CliRunner().invoke(commands, arguments, env={**clean, **environment}, prog_name="sqlalchemy-locks")
 
 

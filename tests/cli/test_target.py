@@ -205,7 +205,7 @@ def test_a_database_has_to_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "scrubbed"),
+    ("said", "redacted"),
     [
         ("postgresql://app:hunter22@host", "postgresql://app:***@host"),
         ("dsn host=x password=hunter22 user=app", "dsn host=x password=*** user=app"),
@@ -214,13 +214,13 @@ def test_a_database_has_to_be_named() -> None:
         ('password authentication failed for user "app"', 'password authentication failed for user "app"'),
     ],
 )
-def test_scrubbing(said: str, scrubbed: str) -> None:
+def test_scrubbing(said: str, redacted: str) -> None:
     target = DatabaseUrl(make_url("postgresql+psycopg://app:hunter22@host/db"), "lock", "lock_")
-    assert target.scrubbed(said) == scrubbed
+    assert target.redact(said) == redacted
 
 
 def test_a_password_that_is_the_users_name_keeps_sentences_whole() -> None:
     target = DatabaseUrl(make_url("postgresql+psycopg://postgres:postgres@host/db"), "lock", "lock_")
-    assert target.scrubbed('no user "postgres"') == 'no user "postgres"'
-    assert target.scrubbed("postgresql://postgres:postgres@host") == "postgresql://postgres:***@host"
-    assert target.shown == "postgresql+psycopg://postgres:***@host/db"
+    assert target.redact('no user "postgres"') == 'no user "postgres"'
+    assert target.redact("postgresql://postgres:postgres@host") == "postgresql://postgres:***@host"
+    assert target.display == "postgresql+psycopg://postgres:***@host/db"

@@ -153,7 +153,7 @@ def test_what_is_wrong_is_said_where_it_is_written() -> None:
         async def view() -> None: ...
 
 
-@pytest.mark.parametrize("name", ["exclusive", "shared", "semaphore", "lease", "once_per", "scheduled"])
+@pytest.mark.parametrize("name", ["exclusive", "shared", "semaphore", "lease", "scheduled"])
 def test_the_same_signatures(name: str) -> None:
     assert inspect.signature(getattr(FlaskLocks, name)) == inspect.signature(getattr(sl.Locks, name))
 

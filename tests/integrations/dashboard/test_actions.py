@@ -116,7 +116,7 @@ def test_without_a_token(page: Door, semaphore: Make, audit: Callable[[], list[s
     assert page.post("release", external_id=name).status_code == 403
     page.forget()
     assert page.post("release", token=token, external_id=name).status_code == 403
-    assert "release by 'alice' refused: its cookie is missing" in "".join(audit())
+    assert "release by 'alice' refused: the page's cookie is missing" in "".join(audit())
     assert state(page, name) == "RELEASED"  # only now
 
 
