@@ -31,7 +31,7 @@ def test_any_driver(engine: str, driver: str, servers: Servers) -> None:
     cli = Cli(servers.installed(engine, driver))
     told = cli.json("check")
     assert told["ok"] is True
-    assert f"by {make_url(cli.url).get_dialect().driver}" in told["findings"][0]["says"]
+    assert f"through {make_url(cli.url).get_dialect().driver}" in told["findings"][0]["says"]
     cli.json("status")
     cli("sweep")
     cli("vacuum")

@@ -590,7 +590,7 @@ def test_every_command(engine: str, servers: Servers, make: Maker) -> None:
     flask = Commands(app)
     assert "flask locks: " in flask("check", code=2 if engine == "sqlite" else 1).output or engine != "sqlite"
     assert flask.json("install")["installed"]
-    assert "flask locks check tells" in flask("install").output
+    assert "flask locks check` to verify" in flask("install").output
     assert flask.json("check")["ok"] is True
     assert flask.json("semaphore", "create", "slots", "3")["created"] is True
     assert flask.json("semaphore", "resize", "slots", "4", "--by", "ops")["old_capacity"] == 3

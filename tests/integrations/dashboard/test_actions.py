@@ -157,7 +157,7 @@ def test_from_elsewhere(headers: dict[str, str], page: Door, semaphore: Make) ->
     name = semaphore()
     answer = page.post("release", headers=headers, token=page.token(), external_id=name)
     assert answer.status_code == 403
-    assert "from the page itself" in answer.text.replace("&#39;", "'")
+    assert "not sent by the page itself" in answer.text.replace("&#39;", "'")
     assert state(page, name) == "RELEASED"
 
 
@@ -204,7 +204,7 @@ def test_who_may_not(door: str, door_to: MakeDoor, semaphore: Make, audit: Calla
 @pytest.mark.parametrize("answer", [1, b"x", object(), ["alice"]])
 def test_answers_that_are_none(answer: object, door_to: MakeDoor) -> None:
     page = door_to(authorize=lambda request: answer, secret="s")
-    with pytest.raises(TypeError, match=r"authorize\(\) gives True, False, or a name"):
+    with pytest.raises(TypeError, match=r"authorize\(\) returns True, False, or a name"):
         page.get()
 
 
@@ -220,7 +220,7 @@ def test_somebody_without_a_name(door_to: MakeDoor, semaphore: Make, audit: Call
     name = semaphore()
     page = door_to(authorize=lambda request: True, secret=b"bytes")
     said(page, page.post("release", token=page.token(), external_id=name))
-    assert "somebody whom authorize() gave no name" in "".join(audit())
+    assert "a visitor without a name" in "".join(audit())
 
 
 async def later_yes(request: dashboard.Request) -> str:
@@ -242,7 +242,7 @@ def test_coroutine_functions(door: str, door_to: MakeDoor, semaphore: Make) -> N
 def test_a_coroutine_is_no_yes(door_to: MakeDoor) -> None:
     """Nobody awaits it here, and an object is true."""
     for options in ({"view": later_no}, {"authorize": later_no, "secret": "s"}):
-        with pytest.raises(TypeError, match="only the ASGI door awaits"):
+        with pytest.raises(TypeError, match=r"only asgi\(\) awaits"):
             door_to(**options).get()
 
 
@@ -309,7 +309,7 @@ def test_a_lost_database(door_to: MakeDoor, tmp_path: Any, audit: Callable[[], l
     page.locks._engine = create_engine(f"sqlite:///{tmp_path}/no/such/folder.db", poolclass=NullPool)
     answer = page.post("release", token=token, external_id="x")
     assert answer.status_code == 503
-    assert "not known whether it was done: OperationalError: " in answer.text
+    assert "unknown whether this was done: OperationalError: " in answer.text
     assert audit()
     assert not any("\n" in line for line in audit())
     for path in ("/", "/live"):

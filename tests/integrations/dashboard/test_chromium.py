@@ -47,7 +47,7 @@ def test_it_refreshes(browser: Chromium, locks: sl.Locks, semaphore: Make) -> No
     name, other = semaphore(held=0), unused("holder")
     with served(locks, refresh=0.2) as address, browser.tab() as tab:
         tab.open(f"{address}?of={name.replace(' ', '%20')}")
-        assert "Nobody holds one" in tab.text()
+        assert "No permits are held" in tab.text()
         assert locks.acquire({name: 2}, external_id=other, owner="the new one", ttl=3600)
         tab.until("document.body.innerText.includes('the new one')")
         assert tab.tell("document.querySelector('[role=meter]').getAttribute('aria-valuetext')") == "2 of 3"
@@ -57,7 +57,7 @@ def test_it_refreshes(browser: Chromium, locks: sl.Locks, semaphore: Make) -> No
         assert sum("/live?of=" in each for each in asked) >= 1
         assert all(each.startswith(address) for each in asked)
         locks.release(other)
-        tab.until("document.body.innerText.includes('Nobody holds one')")
+        tab.until("document.body.innerText.includes('No permits are held')")
         assert tab.complaints() == []
 
 
@@ -92,7 +92,7 @@ def test_it_rests(browser: Chromium, locks: sl.Locks) -> None:
         tab.click("#pause")
         tab.until("document.getElementById('state').textContent === 'Paused'")
         tab.until("waiting.size === 0")
-        assert tab.tell("document.getElementById('pause').textContent") == "Go on"
+        assert tab.tell("document.getElementById('pause').textContent") == "Resume"
         seen = tab.tell("fetched")
         tab.click("#pause")
         tab.until(f"fetched > {seen}")
@@ -178,7 +178,7 @@ def test_without_scripts(browser: Chromium, locks: sl.Locks, semaphore: Make) ->
             assert part in text
         locks.release(name)
         tab.click("#reload")
-        tab.until("document.body.innerText.includes('Nobody holds one')")
+        tab.until("document.body.innerText.includes('No permits are held')")
         assert not any("/live" in each for each in tab.asked_for())
 
 

@@ -105,7 +105,7 @@ def test_their_jobs_are_given_back(engine: str, own: Callable[[str], Engine], do
     for name in ("imports", "another"):
         refused = page.post("requeue", token=token, queue="letters", what="dead", own=name)
         assert refused.status_code == 400
-        assert f"is called &#39;{name}&#39;" in refused.text
+        assert f"named &#39;{name}&#39;" in refused.text
 
 
 def test_one_that_is_not_there_keeps_no_other_from_being_shown(
@@ -121,5 +121,5 @@ def test_one_that_is_not_there_keeps_no_other_from_being_shown(
 
 @pytest.mark.parametrize("own", [{"": MAIL}, {"a": Mail}, {"a": sl.StateTransition()}])
 def test_what_can_not_be_shown_is_refused(own: object) -> None:
-    with pytest.raises(TypeError, match="own= has a Queue, Mutex or Timeout by each name"):
+    with pytest.raises(TypeError, match="own= maps names to a Queue, Mutex or Timeout"):
         dashboard.wsgi(lambda: sl.Locks, own=own)  # type: ignore[arg-type, return-value]

@@ -74,7 +74,7 @@ def test_what_keeps_it_from_being_served(databases: Databases, tmp_path: Path) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert "--port 0 chooses another" in failed("--url", url, "--port", port, folder=tmp_path)
-    assert "is not: name another" in failed("--url", async_url, folder=tmp_path)
+    assert "is async: name another" in failed("--url", async_url, folder=tmp_path)
     assert "sqlalchemy-locks[cli,dashboard]" in failed("--url", url, folder=tmp_path, customize=BARE)
 
 

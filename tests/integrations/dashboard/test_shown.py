@@ -283,6 +283,6 @@ def test_maintenance_that_nobody_does(servers: Servers) -> None:
             connection.execute(table.update().values(ts=0))
         page = Door("wsgi", url, "")
         try:
-            assert "Nobody does them" in page.text()
+            assert "They are not being run" in page.text()
         finally:
             page.close()
