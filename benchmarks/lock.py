@@ -1,11 +1,11 @@
-"""What a lock costs beside raw psycopg and sqlalchemy-dlock, on PostgreSQL.
+"""The cost of a lock, compared with raw psycopg and sqlalchemy-dlock, on PostgreSQL.
 
-    python -m benchmarks.lock [postgresql+psycopg://user:password@host/database]
+    make bench NAME='lock [postgresql+psycopg://user:password@host/database]'
 
 Without a URL a server is started (see tests/servers) and pinned, with this process, to one processor: on two,
-one and the same operation has two speeds. With a URL, the database ``locks_benchmark`` is made there and dropped.
+the speed of the same operation varies. With a URL, the database ``locks_benchmark`` is made there and dropped.
 
-Every figure is a ratio inside one run, the median of rounds that take turns; only such ratios compare.
+Every figure is a ratio within one run, the median of alternating rounds; only such ratios are comparable.
 """
 
 from __future__ import annotations

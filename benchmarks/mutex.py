@@ -1,14 +1,14 @@
-"""What a mutex costs beside the raw driver: PostgreSQL by psycopg 3 and asyncpg, MySQL and MariaDB by pymysql.
+"""The cost of a mutex, compared with the raw driver: psycopg 3, asyncpg, and pymysql on MySQL and MariaDB.
 
-    python -m benchmarks.mutex [postgresql15 | mysql | mariadb]
+    make bench NAME='mutex [postgresql15 | mysql | mariadb]'
 
 Servers are started (see tests/servers), one after the other, and pinned, with this process, to one processor: on
-two, one and the same operation has two speeds.
+two, the speed of the same operation varies.
 
 A pair is an acquire and a release. Raw is the pattern's own statement, ``UPDATE ... SET acquired = true WHERE ... AND
-acquired != true``, prepared, in autocommit; ours leaves owner, nonce, fence and instant in the row as well, and "raw,
-our SQL" is what the driver needs for that. Every figure is a ratio inside one run, the median of rounds that take
-turns; only such ratios compare.
+acquired != true``, prepared, in autocommit; ours also stores owner, nonce, fence and timestamp in the row, and "raw,
+our SQL" is the driver's time for that. Every figure is a ratio within one run, the median of alternating rounds;
+only such ratios are comparable.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What one look of the page costs a server, part by part, with a million jobs that are done.
+"""The cost of a refresh of the page for the server, part by part, with a million completed jobs.
 
-    python -m benchmarks.page [engine ...]
+    make bench NAME='page [engine ...]'
 
 The engines are those of tests/servers (postgresql15, mysql, mariadb), and sqlite; without one, all of them. First there
 are a million completed jobs of the last 30 days, and then 100,000 more of the last hour, of which 50,000 are counted.
-A part must not take more than MUST milliseconds; the page itself rests ten times as long as a look took.
+A part must not take more than MUST milliseconds; the page pauses ten times as long as a refresh took.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""What a job costs, captured and completed, on PostgreSQL: beside raw psycopg, and beside pgqueuer and procrastinate.
+"""The cost of a job on PostgreSQL, captured and completed: raw psycopg, pgqueuer and procrastinate compared.
 
-    pip install -r benchmarks/requirements.txt
-    python -m benchmarks.queue
+    make bench NAME=queue
 
 A server is started (see tests/servers) and pinned, with this process, to one processor: on two, one and the same
-operation has two speeds. What is counted is the processor's time, of this process and of the server's together: on one
-processor that is what the clock shows when nobody else works, and it is the same when somebody does. Every figure is a
-ratio inside one run, of rounds that take turns: of the best round of each.
+operation has two speeds. The CPU time of this process and of the server is counted together: on an idle processor it
+equals the elapsed time, and other load doesn't change it. Every figure is a ratio within one run, of the best of
+alternating rounds.
 """
 
 from __future__ import annotations

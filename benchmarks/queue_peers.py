@@ -1,8 +1,8 @@
-"""pgqueuer and procrastinate, at work on as many jobs of their own, in the same database.
+"""pgqueuer and procrastinate, processing as many jobs of their own in the same database.
 
     pip install -r benchmarks/requirements.txt
 
-Each is used as its documentation has it: pgqueuer over asyncpg until its queue is drained, procrastinate over psycopg
+Each is used as documented: pgqueuer over asyncpg until its queue is drained, procrastinate over psycopg
 with ten jobs at once until nothing is left. Handlers do nothing, as ours do.
 """
 

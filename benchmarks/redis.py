@@ -1,11 +1,11 @@
-"""What a mutex on Redis costs beside redis-py's own ZADD, which is the pattern without its guards.
+"""The cost of a mutex on Redis, compared with redis-py's ZADD, which is the pattern without its checks.
 
-    python -m benchmarks.redis [redis://host:6379/0]
+    make bench NAME='redis [redis://host:6379/0]'
 
 Without a URL a server is started (see tests/servers) and pinned, with this process, to one processor. With a URL the
 keys ``{locks_benchmark:...}`` and ``locks_benchmark`` are made there, and deleted.
 
-Every figure is a ratio inside one run, the median of rounds that take turns; only such ratios compare.
+Every figure is a ratio within one run, the median of alternating rounds; only such ratios are comparable.
 """
 
 from __future__ import annotations

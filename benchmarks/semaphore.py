@@ -1,14 +1,14 @@
-"""What a semaphore costs beside the same pattern in plain SQLAlchemy Core, on PostgreSQL.
+"""The cost of a semaphore, compared with the same pattern in plain SQLAlchemy Core, on PostgreSQL.
 
-    python -m benchmarks.semaphore [postgresql+psycopg://user:password@host/database]
+    make bench NAME='semaphore [postgresql+psycopg://user:password@host/database]'
 
 Without a URL servers are started (see tests/servers): one for the eight processes, then one that is pinned, with this
-process, to one processor: on two, one and the same operation has two speeds. With a URL, a database is
+process, to one processor: on two, the speed of the same operation varies. With a URL, a database is
 made there and dropped.
 
-A pair is an acquire and a release of one permit. Plain is the pattern as one would write it: look for the request,
-begin, lock the row, sum, insert, insert, commit; look, update, update. Every figure is a ratio inside one run, the
-median of rounds that take turns; only such ratios compare.
+A pair is an acquire and a release of one permit. Plain is the pattern written by hand: select the request, begin,
+lock the row, sum, insert, insert, commit; select, update, update. Every figure is a ratio within one run, the median of
+alternating rounds; only such ratios are comparable.
 """
 
 from __future__ import annotations

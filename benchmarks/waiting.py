@@ -1,12 +1,12 @@
-"""How long one waits for a lock, or for room in a semaphore of one, and whether everybody is served.
+"""Wait times for a lock and for a semaphore with one permit, and fairness among the waiters.
 
-    python -m benchmarks.waiting [engine ...]
+    make bench NAME='waiting [engine ...]'
 
 The engines are those of tests/servers (postgresql15, yugabytedb, mysql, mariadb), and sqlite; without one, all of them.
 ``pgbouncer-2`` is postgresql15 behind a PgBouncer in transaction mode with two server connections.
-Eight processes acquire, hold for 2 ms, release, and begin again at once, each of them for five seconds. Fairness is how
-often the least served of them had it, over how often the most served one had. "Plain" is the usual loop around the very
-same operation: try, sleep, from 1 ms to 64 ms, with jitter, and try again.
+Eight processes acquire, hold for 2 ms, release, and start again immediately, for five seconds. Fairness is the fewest
+turns of a process over the most. "Plain" is the usual loop around the same operation: try, sleep for 1 ms to 64 ms with
+jitter, try again.
 """
 
 from __future__ import annotations
