@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import select
 
+from sqlalchemy_locks._validation import positive_int
 from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, select_candidates
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, RowsOperation
 from sqlalchemy_locks.core.typing import MYPY
-from sqlalchemy_locks.counts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,7 @@ def _capture(
         raise ValueError("capture: values says what marks a row as taken, and must not be empty")
     taking = CaptureSpec(target.table, _several(where), changes, _several(order_by), target)
     _refuse_joins(taking)
-    operation: RowsOperation[Any] = RowsOperation(_Own(taking), {LIMIT: counted(limit, "limit")})
+    operation: RowsOperation[Any] = RowsOperation(_Own(taking), {LIMIT: positive_int(limit, "limit")})
     if target.mapper is not None:
         operation._entity_is(entity)
     return operation

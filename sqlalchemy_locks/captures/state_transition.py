@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import MAX_SECONDS, bounded_seconds, positive_int, valid_name
 from sqlalchemy_locks.captures.claims import proof_of, told, told_by
 from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, inlined
@@ -24,8 +24,6 @@ from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
 from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation, shaped
 from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, param_name, raised, retries_left, role_param
 from sqlalchemy_locks.core.typing import MYPY, E, Given
-from sqlalchemy_locks.counts import counted
-from sqlalchemy_locks.durations import LONGEST, span
 from sqlalchemy_locks.sql.clock import Ago, Now
 
 if TYPE_CHECKING:
@@ -158,7 +156,7 @@ class StateTransition(Given[E]):
         ['task_c']
         """
         operation: RowsOperation[Any] = RowsOperation(
-            self._capture, {**self._rows.queue(queue), LIMIT: counted(limit, "limit")}
+            self._capture, {**self._rows.queue(queue), LIMIT: positive_int(limit, "limit")}
         )
         target = self._rows.target
         if target is not None and target.mapper is not None:
@@ -227,7 +225,7 @@ class StateTransition(Given[E]):
         """
         self._rows.require("timeout", "expire()")
         self._rows.require("updated_at", "expire()")
-        return Operation(self._expire, {LIMIT: counted(limit, "limit")})
+        return Operation(self._expire, {LIMIT: positive_int(limit, "limit")})
 
     @shaped(select(literal(True)))
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
@@ -300,7 +298,7 @@ class _Expire(CaptureImpl):
         at = _timed(self.rows, context)
         status, since, timeout = at["status"], at["updated_at"], at["timeout"]
         # one that no instant can be computed with would be an error, and keep all others from being swept
-        longest: Any = literal_column(str(int(LONGEST)))
+        longest: Any = literal_column(str(int(MAX_SECONDS)))
         timeout = case(
             (timeout > longest, longest), (timeout < literal_column("0"), literal_column("0")), else_=timeout
         )
@@ -337,14 +335,14 @@ def _stamped(at: RoleColumns, status: Any) -> dict[Any, Any]:
 
 
 def _status(given: Any) -> str:
-    status = checked(given, "a status")
+    status = valid_name(given, "a status")
     if len(status) > _LONGEST_STATUS:
         raise ValueError(f"a status has {_LONGEST_STATUS} characters at most, and {given!r} has {len(status)}")
     return status
 
 
 def _whole(given: float) -> int:
-    number = span(given, "timeout", zero=False)
+    number = bounded_seconds(given, "timeout", zero=False)
     if number != int(number):
         raise ValueError(f"StateTransition: timeout is kept in whole seconds, not {given!r}")
     return int(number)

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import click
 from sqlalchemy.exc import DBAPIError
 
+from sqlalchemy_locks._validation import escape_unprintable
 from sqlalchemy_locks.cli.connect import AppDatabaseUrl, Database, DatabaseUrl, HostApp, find_database
-from sqlalchemy_locks.cli.render import Screen, plain
+from sqlalchemy_locks.cli.render import Screen
 from sqlalchemy_locks.errors import LockError
 
 EXIT_OK, EXIT_NEGATIVE, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -169,7 +170,7 @@ def _fail(screen: Screen, code: int, kind: str, message: str) -> None:
     if screen.as_json:
         with contextlib.suppress(OSError):  # writing to standard output may be what failed
             print(json.dumps({"error": kind, "message": message}, indent=2), flush=True)
-    click.echo(f"{program()}: {plain(message)}", err=True)
+    click.echo(f"{program()}: {escape_unprintable(message)}", err=True)
     sys.exit(code)
 
 
@@ -181,8 +182,8 @@ def confirm(question: str, yes: bool, screen: Screen) -> None:
     if yes:
         return
     if screen.as_json or not sys.stdin.isatty():
-        raise click.UsageError(f"{plain(question)} There is no terminal to ask on: give --yes.")
-    click.confirm(plain(question), abort=True, err=True)
+        raise click.UsageError(f"{escape_unprintable(question)} There is no terminal to ask on: give --yes.")
+    click.confirm(escape_unprintable(question), abort=True, err=True)
 
 
 def operator() -> str:
@@ -201,7 +202,7 @@ def seconds(value: Any) -> float:
     """Parse an option's duration: seconds, or a number with one of the units s, m, h, d."""
     match = _DURATION.fullmatch(str(value).strip())
     if match is None:
-        raise click.BadParameter(f"{plain(str(value))!r} is no duration: 90, 90s, 5m, 2h and 7d are.")
+        raise click.BadParameter(f"{escape_unprintable(str(value))!r} is no duration: 90, 90s, 5m, 2h and 7d are.")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -7,9 +7,10 @@ from dataclasses import asdict
 import click
 from rich.text import Text
 
+from sqlalchemy_locks._validation import escape_unprintable
 from sqlalchemy_locks.cli.base import EXIT_NEGATIVE, database_command
 from sqlalchemy_locks.cli.connect import Database
-from sqlalchemy_locks.cli.render import Screen, counted, plain, table
+from sqlalchemy_locks.cli.render import Screen, counted, table
 from sqlalchemy_locks.health import Finding, examine
 
 _LEVELS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
@@ -49,7 +50,7 @@ def check(screen: Screen, database: Database) -> int | None:
     rows.show_header = False
     for each in findings:
         label, style = _LEVELS[each.level]
-        rows.add_row(Text(label, style=style), Text(each.subject), Text(plain(each.says)))
+        rows.add_row(Text(label, style=style), Text(each.subject), Text(escape_unprintable(each.says)))
     if count["problem"]:
         conclusion = Text(f"\n{counted(count['problem'], 'problem')}: locks don't work here as promised", "bold red")
     elif count["warning"]:

@@ -11,11 +11,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from sqlalchemy_locks._validation import format_duration
 from sqlalchemy_locks.admin import overview
 from sqlalchemy_locks.cli.base import INTERRUPT_INTERVAL, database_command, duration_option, interruptible, program
 from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.queue import queue_table
-from sqlalchemy_locks.cli.render import Screen, duration, name, note, number, second, sentence, table, title
+from sqlalchemy_locks.cli.render import Screen, name, note, number, second, sentence, table, title
 from sqlalchemy_locks.cli.semaphore import semaphore_table
 from sqlalchemy_locks.errors import NotInstalled
 from sqlalchemy_locks.facade.locks import Locks
@@ -75,7 +76,7 @@ def _refreshing(screen: Screen, interval: float) -> Iterator[Callable[[dict[str,
     elif not console.is_terminal:
         yield lambda document: screen.show(document, _tables(document, console))
     else:
-        footer = note(f"\nEvery {duration(interval)}; Ctrl-C ends it")
+        footer = note(f"\nEvery {format_duration(interval)}; Ctrl-C ends it")
         with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
             yield lambda document: live.update(Group(_tables(document, console), footer), refresh=True)
 
@@ -136,8 +137,8 @@ def _timeout_table(rows: list[dict[str, Any]]) -> Any:
     shown = table("Timeout", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left"))
     for row in rows:
         free = int(row["free_in"]) < 0
-        left = name("now", "green") if free else name(duration(int(row["free_in"])))
-        cells = [name(duration(row["every"])), left, number(row["retries"])]
+        left = name("now", "green") if free else name(format_duration(int(row["free_in"])))
+        cells = [name(format_duration(row["every"])), left, number(row["retries"])]
         shown.add_row(name(row["id"]), name(row["queue"], "dim"), *cells)
     return shown
 

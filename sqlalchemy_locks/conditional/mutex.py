@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Boolean, DateTime, Integer, String, false, literal, or_, select, true
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, told
 from sqlalchemy_locks.core import row_admin
@@ -191,7 +191,7 @@ class Mutex:
         if owner is None:
             return {param_name("owner"): None} if self._rows.has("owner") else {}
         self._rows.require("owner", "owner")
-        return {param_name("owner"): checked(owner, "an owner")}
+        return {param_name("owner"): valid_name(owner, "an owner")}
 
 
 class _MutexAcquire(ConditionalAcquire):

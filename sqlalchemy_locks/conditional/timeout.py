@@ -19,12 +19,13 @@ from typing import Any
 from sqlalchemy import BigInteger, Integer, Numeric, bindparam, cast, literal, null, select
 
 from sqlalchemy_locks import _timezones as zones
+from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, told
 from sqlalchemy_locks.conditional.timeout_impl import Clock, TimeoutAcquire, TimeoutGiveBack, TimeoutKind, wide
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import Answer
-from sqlalchemy_locks.core.operation import Operation, RowsOperation, seconds, shaped, shaped_rows
+from sqlalchemy_locks.core.operation import Operation, RowsOperation, shaped, shaped_rows
 from sqlalchemy_locks.core.roles import ID, RoleColumns, RoleMapping, nonce_of, param_name, role_param
 from sqlalchemy_locks.sql.clock import Epoch
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
     update,
 )
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, Tables, tables
@@ -153,7 +153,7 @@ class RoleMapping:
     def _typed(self, role: str, value: Any, what: str) -> Any:
         """A value that the engine will not convert: some take '07' for 7, and 'x' for 0."""
         if self._own is None:
-            return checked(value, what)
+            return valid_name(value, what)
         column = self._own[role]
         try:
             expected = column.type.python_type
@@ -161,12 +161,12 @@ class RoleMapping:
             expected = object
         if isinstance(value, bool) or not isinstance(value, expected):
             raise TypeError(f"{self.what}: {what} is {expected.__name__}, as {column} keeps it, not {value!r}")
-        return checked(value, what) if isinstance(value, str) else value
+        return valid_name(value, what) if isinstance(value, str) else value
 
     def queue(self, queue: Any) -> dict[str, Any]:
         """The value that tells one queue, where there are queues."""
         if self._own is None:
-            return {param_name("queue"): DEFAULT_QUEUE if queue is None else checked(queue, "a queue")}
+            return {param_name("queue"): DEFAULT_QUEUE if queue is None else valid_name(queue, "a queue")}
         if "queue" in self._own:
             if queue is None:
                 raise ValueError(f"{self.what}: ids are unique inside a queue only, so say queue=")

@@ -9,10 +9,10 @@ from sqlalchemy import Insert, Integer, Select, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks._validation import positive_int
 from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping, param_name, role_param
-from sqlalchemy_locks.counts import counted
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
 
@@ -119,4 +119,4 @@ def retries(rows: RoleMapping, given: Any, *, required: bool = False) -> dict[st
 
 def limit(given: Any) -> dict[str, Any]:
     """The value of ``limit``."""
-    return {param_name("limit"): counted(given, "limit")}
+    return {param_name("limit"): positive_int(given, "limit")}

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import select
-import socket
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import sqlalchemy
 from sqlalchemy import Column
@@ -290,67 +287,3 @@ class Backend:
             f"{self.name} answered that this connection can't write (a standby, a replica, or a read-only "
             "transaction): its locks would bind nobody else; use a read-write transaction on the primary"
         )
-
-
-def raise_translated(
-    connection: Connection, error: BaseException, sql: str | None = None, parameters: Any = None, cursor: Any = None
-) -> NoReturn:
-    """Raise a driver's error as SQLAlchemy raises it, and invalidate a connection that it has ended.
-
-    To be called where the error is caught, after a call of the driver's own that SQLAlchemy knows nothing of. What it
-    does with an error is private (``Connection._handle_dbapi_exception``), and used here only: it asks the dialect
-    whether the connection is dead, calls ``handle_error`` listeners, and has the pool replace the dead one's
-    contemporaries.
-    """
-    private: Any = connection
-    private._handle_dbapi_exception(error, sql, parameters, cursor, None)
-    raise AssertionError("SQLAlchemy raises every error that it is given")
-
-
-@contextlib.contextmanager
-def driver_calls(connection: Connection) -> Iterator[None]:
-    """Around calls of the driver's own connection, any of which may talk to the server: its errors are SQLAlchemy's."""
-    try:
-        yield
-    except connection.dialect.loaded_dbapi.Error as error:
-        raise_translated(connection, error)
-
-
-def closed(connection: Connection) -> bool:
-    """Whether the server is known to have closed the connection.
-
-    What has arrived says nothing: it may be the answer to what another thread is asking just now, or rows that are to
-    be fetched yet.
-    """
-    driver: Any = connection.connection.driver_connection
-    owner: Any = driver if hasattr(driver, "fileno") else getattr(driver, "_sock", driver)
-    if owner is None:
-        return True
-    if not hasattr(owner, "fileno"):
-        return False
-    try:
-        descriptor = owner.fileno()
-        readable, ended = _events(descriptor)
-        if ended or not readable or hasattr(select, "POLLRDHUP"):
-            return ended
-        twin = socket.socket(fileno=descriptor)
-        try:
-            return not twin.recv(1, socket.MSG_PEEK)
-        finally:
-            twin.detach()
-    except Exception:  # each driver says in its own words that there is no socket any more
-        return True
-
-
-def _events(descriptor: int) -> tuple[bool, bool]:
-    """Whether there is something to read, and whether the other end is known to have closed the connection."""
-    monkey = sys.modules.get("gevent.monkey")
-    poll = getattr(select, "poll", None) if monkey is None else monkey.get_original("select", "poll")
-    if poll is None:  # Windows; elsewhere, select() takes no number above 1023
-        return bool(select.select([descriptor], [], [], 0)[0]), False
-    # macOS tells by POLLHUP what Linux is to be asked for
-    end = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
-    asked = poll()
-    asked.register(descriptor, select.POLLIN | end)
-    events = sum(found for _, found in asked.poll(0))
-    return bool(events & select.POLLIN), bool(events & end)

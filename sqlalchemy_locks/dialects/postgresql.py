@@ -12,7 +12,8 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers how they are spelt)
-from sqlalchemy_locks.dialects.base import IDLE, Backend, closed, driver_calls
+from sqlalchemy_locks.dialects.base import IDLE, Backend
+from sqlalchemy_locks.dialects.connections import closed, driver_calls
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
 

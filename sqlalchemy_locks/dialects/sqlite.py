@@ -17,8 +17,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
 
 from sqlalchemy_locks.dialects.base import Backend, nothing
+from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback
-from sqlalchemy_locks.runtime.pools import connect
 from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
@@ -117,7 +117,7 @@ class SQLite(Backend):
     def prepare(self, connection: Connection, wait: float | None) -> None:
         # not by the statement that is run again: SQLAlchemy calls an event that begins, and fails, no second time
         if not connection.in_transaction():
-            _begun(connection, wait, connection._autobegin)
+            _begun(connection, wait, lambda: autobegin(connection))
 
     def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:
         # what a transaction has read may be in the way of whoever writes: it must not stand in a line
@@ -156,7 +156,7 @@ def _begun(connection: Connection, wait: float | None, begin: Callable[[], T]) -
             return begin()
         except BaseException:
             # else SQLAlchemy takes it that the event is still under way, and what follows is committed by itself
-            connection.__dict__["_Connection__in_begin"] = False
+            begin_failed(connection)
             raise
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import (
@@ -27,9 +27,9 @@ from sqlalchemy_locks.core.operation import (
     build_context,
     fresh_nonce,
     listed,
-    seconds,
 )
 from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.connections import connected, one_for_all
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -45,7 +45,6 @@ from sqlalchemy_locks.facade.maintenance import Maintained
 from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.semaphores import SemaphoreMethods
 from sqlalchemy_locks.runtime.decorators import when_due
-from sqlalchemy_locks.runtime.pools import connected, one_for_all
 from sqlalchemy_locks.runtime.transaction import NotCommitted, ShortTransaction, Sleep, retried, run_one
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = time.sleep
         self._sets_isolation = False
-        self._owner = None if owner is None else checked(owner, "an owner")
+        self._owner = None if owner is None else valid_name(owner, "an owner")
         self._nonce = secrets.token_hex(4)
         #: the process that this was in when it was last asked, and the owner's name there
         self._process = 0, ""

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Header
 from starlette.applications import Starlette
 
-from sqlalchemy_locks.durations import longest_wait, seconds
+from sqlalchemy_locks._validation import seconds, timeout_seconds
 from sqlalchemy_locks.facade.async_lease import AsyncLease
 from sqlalchemy_locks.facade.async_locks import AsyncHeld, AsyncLocks
 from sqlalchemy_locks.integrations import openapi
@@ -196,7 +196,7 @@ def semaphore(
         names, counts = list(permits), [whole(one, "a count of permits", 1) for one in permits.values()]
         if not names:
             raise ValueError("semaphore needs at least one semaphore")
-    checked_ttl, wait = _check_ttl(ttl), longest_wait(timeout)
+    checked_ttl, wait = _check_ttl(ttl), timeout_seconds(timeout)
 
     def block(of: AsyncLocks, filled: list[str], external_id: Any) -> AbstractAsyncContextManager[Any]:
         requested: dict[str, int] = {}
@@ -228,7 +228,7 @@ def lease(
     >>> @app.post("/reports/{day}", dependencies=[lease("report:{day}", ttl=60, timeout=0)])
     ... async def report(day: date) -> StreamingResponse: ...
     """
-    checked_ttl, wait = _check_ttl(ttl), longest_wait(timeout)
+    checked_ttl, wait = _check_ttl(ttl), timeout_seconds(timeout)
 
     def block(of: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
         return of.lease(filled[0], ttl=checked_ttl, timeout=wait)
@@ -246,7 +246,7 @@ def _keys(
 ) -> Any:
     if not names:
         raise ValueError("give at least one name to lock")
-    wait = longest_wait(timeout)
+    wait = timeout_seconds(timeout)
 
     def block(of: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
         return (of.exclusive if mode == "exclusive" else of.shared)(*filled, timeout=wait)

@@ -15,7 +15,7 @@ from fastapi import Depends
 from fastapi.responses import StreamingResponse
 from starlette.requests import HTTPConnection
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.errors import LockError, UnknownSemaphore
 from sqlalchemy_locks.facade.async_locks import AsyncLocks
 from sqlalchemy_locks.integrations.lock_names import Parameters, Template
@@ -89,10 +89,10 @@ class RouteLock:
             if self.fields:
                 values = self._parameters_of(route, route.path_format).values(self.fields, connection)
             names = [
-                checked(given[f"name_{number}"], "a lock's name") if template is None else template.fill(values)
+                valid_name(given[f"name_{number}"], "a lock's name") if template is None else template.fill(values)
                 for number, template in enumerate(self._templates)
             ]
-            key = None if given.get("key") is None else checked(given["key"], "an idempotency key")
+            key = None if given.get("key") is None else valid_name(given["key"], "an idempotency key")
         except ValueError as error:
             raise self._problem(connection, BAD_NAME) from error
         block = self._make_block(self._locks or given["locks"], names, key)

@@ -11,9 +11,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Float, Integer, bindparam, cast, func, literal_column, select
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks._validation import bounded_seconds, positive_int
 from sqlalchemy_locks.core.operation import BuildContext, RowsOperation
-from sqlalchemy_locks.counts import counted
-from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.queue.jobs import Jobs, OnJobs
 from sqlalchemy_locks.queue.maintenance import EVERY
 from sqlalchemy_locks.sql.clock import Ago, Elapsed
@@ -58,7 +57,9 @@ def completed(within: float, limit: int) -> RowsOperation[Any]:
     :param within: how far to look back, in seconds.
     :param limit: how many are counted, the newest first. When the counts come to as many, there were more.
     """
-    return RowsOperation(_COMPLETED, {"locks_older": span(within, "within"), "locks_limit": counted(limit, "limit")})
+    return RowsOperation(
+        _COMPLETED, {"locks_older": bounded_seconds(within, "within"), "locks_limit": positive_int(limit, "limit")}
+    )
 
 
 def stalled(older_than: float, jobs: Jobs = _SHIPPED) -> RowsOperation[Any]:
@@ -67,4 +68,4 @@ def stalled(older_than: float, jobs: Jobs = _SHIPPED) -> RowsOperation[Any]:
     :param older_than: for how long, in seconds.
     :param jobs: of a queue in a table of one's own.
     """
-    return RowsOperation(_Stalled(jobs, "Queue.stalled"), {"locks_older": span(older_than, "older_than")})
+    return RowsOperation(_Stalled(jobs, "Queue.stalled"), {"locks_older": bounded_seconds(older_than, "older_than")})

@@ -23,11 +23,9 @@ from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import RoleColumns
-from sqlalchemy_locks.counts import counted, integer
-from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.queue.jobs import Jobs, OnJobs
 from sqlalchemy_locks.sql.clock import Instant, Later, Now
 from sqlalchemy_locks.sql.elements import Notify, TakeRow
@@ -181,9 +179,9 @@ def batch(payloads: Sequence[Any], queue: str, external_id: Any, priority: int, 
     return {
         "locks_payloads": list(payloads),
         "locks_ids": _external_ids(external_id, len(payloads)),
-        "locks_queue": checked(queue, "a queue"),
-        "locks_priority": integer(priority, "priority"),
-        "locks_max_attempts": counted(max_attempts, "max_attempts"),
+        "locks_queue": valid_name(queue, "a queue"),
+        "locks_priority": int32(priority, "priority"),
+        "locks_max_attempts": positive_int(max_attempts, "max_attempts"),
     }
 
 
@@ -194,7 +192,7 @@ def due_at(run_at: datetime | None, run_in: float | timedelta | None) -> tuple[s
     if run_at is not None:
         return "at", {"locks_run_at": _instant(run_at)}
     if run_in is not None:
-        return "in", {"locks_run_in": span(run_in, "run_in")}
+        return "in", {"locks_run_in": bounded_seconds(run_in, "run_in")}
     return "now", {}
 
 

@@ -17,14 +17,12 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Index, literal, select
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import bounded_seconds, positive_int, valid_name
 from sqlalchemy_locks.captures.statements import LIMIT
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, shaped
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import MYPY, E, Given
-from sqlalchemy_locks.counts import counted
 from sqlalchemy_locks.dialects import dialect_name
-from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, Ours, ReleaseJobs, storable
 from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, batch, due_at
 from sqlalchemy_locks.queue.fetch import Fetch, FetchJobs, HeldJobs, position
@@ -160,9 +158,9 @@ class Queue(Given[E]):
         {'to': 'b@example.org'}
         """
         values = {
-            LIMIT: counted(limit, "limit"),
-            "locks_queue": checked(queue, "a queue"),
-            "locks_host": None if host is None else checked(host, "a host"),
+            LIMIT: positive_int(limit, "limit"),
+            "locks_queue": valid_name(queue, "a queue"),
+            "locks_host": None if host is None else valid_name(host, "a host"),
         }
         operation: RowsOperation[Any] = RowsOperation(self._take, values)
         if self._jobs.target is not None and self._jobs.target.mapper is not None:
@@ -224,7 +222,7 @@ class Queue(Given[E]):
             return Operation(self._fail["never"], values)
         if retry_in is None:
             return Operation(self._fail["doubling"], values)
-        return Operation(self._fail["given"], {**values, "locks_pause": span(retry_in, "retry_in")})
+        return Operation(self._fail["given"], {**values, "locks_pause": bounded_seconds(retry_in, "retry_in")})
 
     @shaped(select(literal(1)))
     def release(self, jobs: Any) -> Operation[Any]:
@@ -266,9 +264,12 @@ class Queue(Given[E]):
         >>> session.scalar(queue.requeue_stalled(300))
         0
         """
-        values: dict[str, Any] = {"locks_older": span(older_than, "older_than"), LIMIT: counted(limit, "limit")}
+        values: dict[str, Any] = {
+            "locks_older": bounded_seconds(older_than, "older_than"),
+            LIMIT: positive_int(limit, "limit"),
+        }
         if queue is not None:
-            values["locks_queue"] = checked(queue, "a queue")
+            values["locks_queue"] = valid_name(queue, "a queue")
         return Operation(self._requeue[queue is not None], values)
 
     @shaped(select(literal(1)))
@@ -285,11 +286,11 @@ class Queue(Given[E]):
         """
         if queue is not None and external_id is not None:
             raise ValueError("Queue.revive: give queue or external_id, not both")
-        values: dict[str, Any] = {LIMIT: counted(limit, "limit")}
+        values: dict[str, Any] = {LIMIT: positive_int(limit, "limit")}
         if external_id is not None:
             return Operation(self._revive["external_id"], {**values, "locks_chosen": as_uuid(external_id)})
         if queue is not None:
-            return Operation(self._revive["queue_id"], {**values, "locks_chosen": checked(queue, "a queue")})
+            return Operation(self._revive["queue_id"], {**values, "locks_chosen": valid_name(queue, "a queue")})
         return Operation(self._revive[None], values)
 
     @shaped(select(literal(1)))
@@ -308,9 +309,12 @@ class Queue(Given[E]):
         >>> session.scalar(queue.delete_finished(7 * 86400))
         0
         """
-        values: dict[str, Any] = {"locks_older": span(older_than, "older_than"), LIMIT: counted(limit, "limit")}
+        values: dict[str, Any] = {
+            "locks_older": bounded_seconds(older_than, "older_than"),
+            LIMIT: positive_int(limit, "limit"),
+        }
         if queue is not None:
-            values["locks_queue"] = checked(queue, "a queue")
+            values["locks_queue"] = valid_name(queue, "a queue")
         return Operation(self._delete[bool(dead), queue is not None], values)
 
     def stats(self) -> RowsOperation[Any]:

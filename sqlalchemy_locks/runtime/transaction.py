@@ -23,9 +23,9 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.core.operation import Operation, translated
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.base import DriverTimeout, driver_calls
+from sqlalchemy_locks.dialects.base import DriverTimeout
+from sqlalchemy_locks.dialects.connections import connect, driver_calls, give_back, most, on_driver_error
 from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, OutcomeUnknown, Unsupported
-from sqlalchemy_locks.runtime.pools import connect, give_back, most
 
 T = TypeVar("T")
 
@@ -182,16 +182,11 @@ class ShortTransaction:
         def after(*_: Any) -> None:
             self._aborted = False  # an aborted transaction takes no statement but the one that ends it, or goes back
 
-        def failed(error: BaseException, *rest: Any, **named: Any) -> None:
+        def failed(error: BaseException) -> None:
             if isinstance(error, Exception) and self.active and not self._ending:
-                try:
+                with contextlib.suppress(Exception):  # without an answer, the block's end finds out
                     self._aborted = self.backend.heed(self.connection, error)
                     self._rolled_back |= self.backend.rolls_back(error) and self.backend.ended(self.connection)
-                except Exception:
-                    pass  # without an answer, the block's end finds out
-                except BaseException as stopped:
-                    handle(stopped, *rest, **named)  # as if it had come a moment sooner
-            handle(error, *rest, **named)
 
         def commit(_: Connection) -> None:
             self._ending = True
@@ -199,9 +194,7 @@ class ShortTransaction:
         event.listen(connection, "before_cursor_execute", before)
         event.listen(connection, "after_cursor_execute", after)
         event.listen(connection, "commit", commit)
-        # SQLAlchemy's event of an error is one of all connections of the engine, and would slow all of them down
-        handle = connection._handle_dbapi_exception
-        connection._handle_dbapi_exception = failed
+        on_driver_error(connection, failed)
 
     def check(self) -> None:
         """Ask the server whether the transaction is still the one that was begun.

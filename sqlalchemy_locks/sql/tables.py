@@ -85,7 +85,7 @@ def _installed(metadata: MetaData, prefix: str) -> Table:
         f"{prefix}installed",
         metadata,
         Column("step", _name(32), primary_key=True),
-        Column("door", _name(32), nullable=False),
+        Column("installed_by", _name(32), nullable=False),
         **_INNODB,
     )
 

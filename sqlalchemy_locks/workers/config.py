@@ -9,14 +9,12 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import positive_int, seconds, valid_name
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
-from sqlalchemy_locks.counts import counted
-from sqlalchemy_locks.durations import seconds
+from sqlalchemy_locks.dialects.connections import one_for_all
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.runtime.pools import one_for_all
 
 #: what every way of waiting can wait, in seconds
 _YEAR = 366 * 86400.0
@@ -60,8 +58,8 @@ class WorkerConfig(Generic[H, B]):
                 "connection: use another pool, and on SQLite a file instead of :memory:"
             )
         self.queue, self.handler, self.engine, self.hold = queue, handler, engine, bool(hold)
-        self.name = checked(name, "a queue")
-        self.concurrency, self.batch = counted(concurrency, "concurrency"), counted(batch, "batch")
+        self.name = valid_name(name, "a queue")
+        self.concurrency, self.batch = positive_int(concurrency, "concurrency"), positive_int(batch, "batch")
         self.heartbeat = _bounded(heartbeat, "heartbeat", zero=False)
         self.poll = _bounded(poll, "poll", zero=False)
         self.stalled_after = None if stalled_after is None else _bounded(stalled_after, "stalled_after", zero=False)
@@ -70,7 +68,7 @@ class WorkerConfig(Generic[H, B]):
             raise ValueError(
                 "stalled_after must be at least twice the heartbeat, or jobs are taken from workers that are alive"
             )
-        self._host = None if host is None else checked(host, "a host")
+        self._host = None if host is None else valid_name(host, "a host")
         if host is not None and len(host) > _LONGEST_HOST:
             raise ValueError(f"a worker's host has {_LONGEST_HOST} characters at most, and this one has {len(host)}")
         if self.hold and build_context(engine.dialect, {}).backend.locking == "file":

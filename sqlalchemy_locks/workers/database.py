@@ -16,9 +16,9 @@ from sqlalchemy.exc import TimeoutError as NoneFree
 from sqlalchemy_locks.core.operation import Operation, build_context
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout, nothing
+from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.runtime.pools import connected
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, retried
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.dialects.connections import unattended
 from sqlalchemy_locks.queue.enqueue import CHANNEL
-from sqlalchemy_locks.runtime.pools import unattended
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import ended, hears, rows, say, transaction
 from sqlalchemy_locks.workers.state import LONGEST_REST, WorkerState

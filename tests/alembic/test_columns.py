@@ -63,7 +63,7 @@ def test_the_revision_of_the_page() -> None:
 
 
 def test_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="say which columns"):
+    with pytest.raises(ValueError, match="name at least one column"):
         ops.add_lock_columns("order")
 
 

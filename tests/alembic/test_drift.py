@@ -35,7 +35,7 @@ def test_a_step_that_was_not_finished(project: Project, url: URL) -> None:
     project.upgrade()
     run(url, f"DELETE FROM {table(url, 'installed')}")
     (sentence,) = drifts(url)
-    assert "no step was installed to its end" in sentence
+    assert "no step was installed completely" in sentence
 
 
 def test_a_newer_step(project: Project, url: URL) -> None:
@@ -72,11 +72,11 @@ FUNCTION_DRIFTS = {
     ),
     "overload": (
         "CREATE FUNCTION lock.exclusive(bigint) RETURNS void LANGUAGE sql AS 'SELECT'",
-        "lock.exclusive(bigint) is not ours, and calls may reach it instead of ours",
+        "lock.exclusive(bigint) was not installed by a step, and calls may reach it instead",
     ),
     "column": (
-        "ALTER TABLE lock.installed DROP COLUMN door CASCADE",
-        "lock.installed has lost its column door",
+        "ALTER TABLE lock.installed DROP COLUMN installed_by CASCADE",
+        "lock.installed has lost its column installed_by",
     ),
 }
 
@@ -105,7 +105,7 @@ def test_drift_of_a_table(fresh: Fresh, server: str, driver: str, tmp_path: Path
     keys = table(url, "locked_keys")
     quoted = keys if server == "postgresql18" else f"`{keys}`"
     run(url, f"ALTER TABLE {keys} DROP COLUMN ts, ADD COLUMN who varchar(10)")
-    assert drifts(url) == [f"{quoted} has lost its column ts", f"{quoted} has a column who that no step made"]
+    assert drifts(url) == [f"{quoted} has lost its column ts", f"{quoted} has a column who that no step created"]
     run(url, f"DROP TABLE {keys}")
     # on PostgreSQL nothing says any more that it was a table: the bodies then differ, too
     assert f"{quoted} is missing" in drifts(url)
@@ -195,13 +195,13 @@ def test_every_null_that_was_allowed_or_not_is_told(altered: URL, step: str) -> 
 
 
 def test_the_order_of_a_key_of_several_columns_is_told(altered: URL) -> None:
-    for name in load("0002").KEYS:
+    for name in load("0001").KEYS:
         command = f"ALTER TABLE {table(altered, name)} DROP {{}}, ADD PRIMARY KEY (id, queue_id)"
         run(altered, command.format("PRIMARY KEY" if family(altered) == "mysql" else f"CONSTRAINT {name}_pkey"))
     assert drifts(altered) == [
-        f"the primary key of {shown(altered, name)} is (id, queue_id), not (queue_id, id)" for name in load("0002").KEYS
+        f"the primary key of {shown(altered, name)} is (id, queue_id), not (queue_id, id)" for name in load("0001").KEYS
     ]
-    for name in load("0002").KEYS:
+    for name in load("0001").KEYS:
         command = f"ALTER TABLE {table(altered, name)} DROP {{}}"
         run(altered, command.format("PRIMARY KEY" if family(altered) == "mysql" else f"CONSTRAINT {name}_pkey"))
     assert f"the primary key of {shown(altered, 'task_state')} is (), not (queue_id, id)" in drifts(altered)
@@ -232,8 +232,8 @@ def test_an_index_that_a_step_declares_is_missed(
     project: Project, url: URL, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.upgrade()
-    declared = {**load("0002").INDEXES, "task_state": ("task_owner", "task_token")}
-    monkeypatch.setattr(load("0002"), "INDEXES", declared)
+    declared = {**load("0001").INDEXES, "task_state": ("task_owner", "task_token")}
+    monkeypatch.setattr(load("0001"), "INDEXES", declared)
     before = "" if family(url) == "postgresql" else "lock_"
     run(url, f"CREATE {kind} {before}task_owner ON {table(url, 'task_state')} (owner)")
     (sentence,) = drifts(url)
@@ -244,7 +244,7 @@ def test_an_index_that_a_step_declares_is_missed(
 
 def test_a_unique_constraint_is_missed_as_an_index_is(altered: URL, monkeypatch: pytest.MonkeyPatch) -> None:
     before = "" if family(altered) == "postgresql" else "lock_"
-    monkeypatch.setattr(load("0002"), "INDEXES", {**load("0002").INDEXES, "task_state": ("task_owner",)})
+    monkeypatch.setattr(load("0001"), "INDEXES", {**load("0001").INDEXES, "task_state": ("task_owner",)})
     assert drifts(altered) == [f"{shown(altered, 'task_state')} has lost its index {before}task_owner"]
     run(altered, f"ALTER TABLE {table(altered, 'task_state')} ADD CONSTRAINT {before}task_owner UNIQUE (owner)")
     assert drifts(altered) == []
@@ -256,7 +256,7 @@ def test_nulls_keys_and_unique_constraints_on_sqlite(
     """Which alters no table: it is made anew."""
     url = fresh("sqlite", "pysqlite")
     Project(tmp_path, url, "directives").upgrade()
-    monkeypatch.setattr(load("0002"), "INDEXES", {**load("0002").INDEXES, "task_state": ("lone", "pair")})
+    monkeypatch.setattr(load("0001"), "INDEXES", {**load("0001").INDEXES, "task_state": ("lone", "pair")})
     made = catalog(url)["lock_task_state"]
     for old, new in (
         ("acquired BOOLEAN NOT NULL", "acquired BOOLEAN"),

@@ -25,7 +25,7 @@ CALLS = (
     "SELECT lock.key('a', 'b')",
     "SELECT lock.exclusive(lock.key('a'), true)",
     "SELECT key, ts FROM lock.locked_keys",
-    "SELECT step, door FROM lock.installed",
+    "SELECT step, installed_by FROM lock.installed",
 )
 
 FORBIDDEN = (
@@ -114,13 +114,15 @@ def executable(url: URL) -> list[str]:
         ("yugabytedb", "yugabytedb", "native"),
     ],
 )
-def test_a_role_of_postgresql(fresh: Fresh, engine_: str, driver: str, locking: str, door: str, tmp_path: Path) -> None:
+def test_a_role_of_postgresql(
+    fresh: Fresh, engine_: str, driver: str, locking: str, installed_by: str, tmp_path: Path
+) -> None:
     url = fresh(engine_, driver)
     number = str(url.database)
     app, other, stranger = f"app-{number}@project.iam", f"Other_{number}", f"stranger_{number}"
     run(url, *(f'CREATE ROLE "{role}" LOGIN' for role in (app, other, stranger)))
-    both = f"{app}, {other}" if door == "revisions" else [app, other]
-    Project(tmp_path, url, door, grant_to=both, locking=locking).upgrade()
+    both = f"{app}, {other}" if installed_by == "revisions" else [app, other]
+    Project(tmp_path, url, installed_by, grant_to=both, locking=locking).upgrade()
     names = {f"lock.{name}": column for name, column in rows("postgresql").items()}
     calls = [*CALLS, *(call for name, column in names.items() for call in used(name, column))]
     forbidden = [*FORBIDDEN, *(call for name in names for call in [*misused(name), f"TRUNCATE {name}"])]
@@ -198,7 +200,9 @@ def test_without_grant_to_the_schema_keeps_others_out(fresh: Fresh, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("engine_", "driver"), [("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")])
-def test_a_user_of_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, door: str, tmp_path: Path) -> None:
+def test_a_user_of_mysql_and_mariadb(
+    fresh: Fresh, engine_: str, driver: str, installed_by: str, tmp_path: Path
+) -> None:
     url = fresh(engine_, driver)
     app, role = f"app_{url.database}", f"r_{url.database}"
     run(
@@ -209,7 +213,7 @@ def test_a_user_of_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, do
         f"GRANT '{role}' TO '{app}2'@'%%'",
     )
     both = [f"{app}@127.0.0.%", role]
-    Project(tmp_path, url, door, grant_to=", ".join(both) if door == "revisions" else both).upgrade()
+    Project(tmp_path, url, installed_by, grant_to=", ".join(both) if installed_by == "revisions" else both).upgrade()
     others = {f"`{url.database}`.lock_{name}": column for name, column in rows("mysql").items()}
     for name, first in ((app, "SELECT 1"), (f"{app}2", f"SET ROLE '{role}'")):
         mine = URL.create(url.drivername, username=name, password="x", host=url.host, port=url.port)

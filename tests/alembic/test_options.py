@@ -12,17 +12,16 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import Options, Refused, check, ops
-from sqlalchemy_locks.alembic.steps import STEPS
 from tests.alembic.project import Fresh, Project, catalog, connected, installed, run, statements, tables
 
 BY_SCHEMA = ("postgresql", "yugabytedb")
 
 
 @pytest.mark.parametrize("schema", ["locks_of_app", "Select", "order", "_x$1", "lock2"])
-def test_another_schema(fresh: Fresh, schema: str, door: str, tmp_path: Path) -> None:
+def test_another_schema(fresh: Fresh, schema: str, installed_by: str, tmp_path: Path) -> None:
     for number, engine in enumerate([("postgresql15", "psycopg"), ("yugabytedb", "yugabytedb")]):
         url = fresh(*engine)
-        project = Project(tmp_path / str(number), url, door, schema=schema)
+        project = Project(tmp_path / str(number), url, installed_by, schema=schema)
         project.upgrade()
         assert catalog(url) == {}
         assert installed(url, schema)
@@ -35,10 +34,10 @@ def test_another_schema(fresh: Fresh, schema: str, door: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("prefix", ["Weird$_", "x" * 44], ids=["weird", "longest"])
-def test_another_prefix(fresh: Fresh, prefix: str, door: str, tmp_path: Path) -> None:
+def test_another_prefix(fresh: Fresh, prefix: str, installed_by: str, tmp_path: Path) -> None:
     for number, engine in enumerate([("mysql", "pymysql"), ("mariadb", "mariadb+pymysql"), ("sqlite", "pysqlite")]):
         url = fresh(*engine)
-        project = Project(tmp_path / str(number), url, door, prefix=prefix)
+        project = Project(tmp_path / str(number), url, installed_by, prefix=prefix)
         project.upgrade()
         made = {name.lower() for name in catalog(url)}
         assert {f"{prefix}{name}".lower() for name in tables("sqlite")} <= made
@@ -51,9 +50,9 @@ def test_another_prefix(fresh: Fresh, prefix: str, door: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("engine_", ["postgresql15", "postgresql18"])
-def test_locking_by_a_table(fresh: Fresh, engine_: str, door: str, tmp_path: Path) -> None:
+def test_locking_by_a_table(fresh: Fresh, engine_: str, installed_by: str, tmp_path: Path) -> None:
     url = fresh(engine_, "psycopg")
-    project = Project(tmp_path, url, door, locking="table")
+    project = Project(tmp_path, url, installed_by, locking="table")
     project.upgrade()
     relations = {name: kind for name, kind, *_ in catalog(url)["relations"]}
     assert relations["locked_keys"] == "r"
@@ -102,26 +101,25 @@ def test_a_schema_that_holds_something_else_stays(fresh: Fresh, engine: tuple[st
         assert list(found) == ["lock_mine"]
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_downgrade_does_not_cascade(postgresql: URL, step: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", ["semaphore_history", "task", "locked_keys", "installed"])
+def test_downgrade_does_not_cascade(postgresql: URL, table: str, tmp_path: Path) -> None:
     project = Project(tmp_path, postgresql, "revisions")
-    project.upgrade(step)
-    made, record = catalog(postgresql), installed(postgresql)
-    run(postgresql, f"CREATE VIEW public.mine AS SELECT * FROM lock.{tables('postgresql', (step,))[-1]}")
     project.upgrade()
+    made, record = catalog(postgresql), installed(postgresql)
+    run(postgresql, f"CREATE VIEW public.mine AS SELECT * FROM lock.{table}")
     with pytest.raises(sa.exc.DBAPIError, match="depend"):
         project.downgrade()
     assert (catalog(postgresql), installed(postgresql)) == (made, record)
-    assert run(postgresql, "SELECT * FROM public.mine") == []
+    assert run(postgresql, "SELECT count(*) FROM public.mine")
 
 
-def test_no_right_to_create_schemas_is_needed_when_it_exists(fresh: Fresh, door: str, tmp_path: Path) -> None:
+def test_no_right_to_create_schemas_is_needed_when_it_exists(fresh: Fresh, installed_by: str, tmp_path: Path) -> None:
     for number, engine in enumerate([("postgresql15", "psycopg"), ("yugabytedb", "yugabytedb")]):
         url = fresh(*engine)
-        role = f"migrator_{door}_{number}"
+        role = f"migrator_{installed_by}_{number}"
         run(url, f"CREATE ROLE {role} LOGIN", f"CREATE SCHEMA lock AUTHORIZATION {role}")
         run(url, f"GRANT CREATE ON SCHEMA public TO {role}")
-        project = Project(tmp_path / str(number), url.set(username=role), door)
+        project = Project(tmp_path / str(number), url.set(username=role), installed_by)
         project.upgrade()
         project.downgrade()
         assert set(catalog(url)) == {"schema"}
@@ -173,7 +171,7 @@ def test_sqlite_has_no_roles() -> None:
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(ValueError, match="no locks can be installed on oracle"):
+    with pytest.raises(ValueError, match="locks can't be installed on oracle"):
         statements("oracle", "upgrade")
 
 

@@ -134,7 +134,7 @@ def test_clocks_that_differ(hours: int, sqlite: Cli, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(health.time, "time", lambda: here() + hours * 3600)
     ((level, says),) = found(sqlite, "clock")
     assert level == "warning"
-    assert "Locks don't mind" in says
+    assert "Locks are not affected" in says
 
 
 def test_a_pooler_in_between(postgresql: Cli, through: Cli) -> None:

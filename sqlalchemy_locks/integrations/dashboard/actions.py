@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks._validation import plain
+from sqlalchemy_locks._validation import escape_unprintable
 from sqlalchemy_locks.admin.overview import STALLED, Own
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue.queue import Queue
@@ -71,4 +71,4 @@ def log_done(name: str, who: str, message: str) -> None:
 def log_refused(name: str, who: str | None, why: str, form: Mapping[str, str]) -> None:
     """Log an action that was refused or failed."""
     fields = {field: value[:300] for field, value in form.items() if field != "token"}
-    _log.warning("page: %s by %r refused: %s %r", name, who, plain(why), fields)
+    _log.warning("page: %s by %r refused: %s %r", name, who, escape_unprintable(why), fields)
