@@ -68,5 +68,5 @@ def test_fails_if_the_locks_do_not_hold(engine: str, servers: Servers, tmp_path:
     done = demo(url_of(engine, servers), tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith("✘")]
-    assert any("Nobody was let into a key" in line for line in failed), done.stdout
-    assert any("The written history" in line for line in failed), done.stdout
+    assert any("No exclusive holder" in line for line in failed), done.stdout
+    assert any("The recorded history" in line for line in failed), done.stdout
