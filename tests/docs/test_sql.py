@@ -59,19 +59,19 @@ def dialect(name: str) -> Dialect:
 
 
 @pytest.mark.parametrize(("block", "words"), marked("sql"))
-def test_shown_is_what_it_compiles_to(block: Block, words: list[str]) -> None:
+def test_shown_sql_is_compiled_sql(block: Block, words: list[str]) -> None:
     engine, *operation = words
     compiled = shown(" ".join(operation)).compile(dialect=dialect(engine), compile_kwargs={"render_postcompile": True})
     assert plain(str(compiled)) == plain(block.text)
 
 
 @pytest.mark.parametrize(("block", "words"), marked("file"))
-def test_shown_is_what_is_shipped(block: Block, words: list[str]) -> None:
+def test_shown_sql_is_shipped_sql(block: Block, words: list[str]) -> None:
     assert block.text == (ROOT / "alembic_templates" / "sql" / words[0]).read_text()
 
 
 @pytest.mark.parametrize(("block", "words"), marked("executed", locks=True))
-def test_shown_is_what_is_executed(block: Block, words: list[str], servers: Servers) -> None:
+def test_shown_sql_is_executed_sql(block: Block, words: list[str], servers: Servers) -> None:
     name, operation, state, *options = words
     engine = create_engine(servers.installed(name, PLAIN[name]), isolation_level="READ COMMITTED")
     key = next(_numbers)
@@ -84,7 +84,7 @@ def test_shown_is_what_is_executed(block: Block, words: list[str], servers: Serv
 
 
 @pytest.mark.parametrize(("block", "words"), marked("executed", locks=False))
-def test_shown_is_what_is_executed_on_rows(block: Block, words: list[str], servers: Servers) -> None:
+def test_shown_row_sql_is_executed_sql(block: Block, words: list[str], servers: Servers) -> None:
     name, *operation = words
     made = shown(" ".join(operation))
     engine = create_engine(tasks_database(name, servers), isolation_level="READ COMMITTED")
@@ -123,7 +123,7 @@ def statements(block: Block) -> list[str]:
     return [plain(statement) for statement in shown_.split(";\n")]
 
 
-def test_something_is_compared() -> None:
+def test_pages_have_sql_to_compare() -> None:
     for kind in ("sql", "file", "executed"):
         assert marked(kind), f"no block is marked <!-- {kind}: ... -->"
     for page in PAGES:

@@ -124,13 +124,13 @@ def commands() -> tuple[str, str]:
     return make, second
 
 
-def test_what_it_is_made_of_is_what_it_says_that_it_needs() -> None:
+def test_imports_match_requirements() -> None:
     wanted = (EXAMPLE / "requirements.txt").read_text()
     for module in ("flask_migrate", "flask_sqlalchemy", "gunicorn", "psycopg", "sqlalchemy_locks"):
         assert module.replace("_", "-") in wanted
 
 
-def test_its_own_tests_pass(shop: Copy) -> None:
+def test_own_tests_pass(shop: Copy) -> None:
     if shop.url.startswith("sqlite"):
         # as they are
         assert " passed" in shop("unset DATABASE_URL; python -m pytest -q -W error")
@@ -138,13 +138,13 @@ def test_its_own_tests_pass(shop: Copy) -> None:
         assert " passed" in shop("python -m pytest -q -W error")
 
 
-def test_without_a_url_it_is_a_file_beside_it(tmp_path: Path) -> None:
+def test_default_database_is_a_file(tmp_path: Path) -> None:
     copied = Copy(Path(shutil.copytree(EXAMPLE, tmp_path / "shop")), "")
     copied(f"unset DATABASE_URL; {commands()[0]}")
     assert (copied.folder / "instance" / "shop.db").is_file()
 
 
-def test_the_two_commands(shop: Copy) -> None:
+def test_readme_commands_run(shop: Copy) -> None:
     make, serve = commands()
     shop(make)
     with shop.serving(f"{serve} --port 0") as client:
@@ -235,7 +235,7 @@ class _Takes(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_worker_that_is_killed_gives_its_permit_back(shop: Copy) -> None:
+def test_permit_of_a_killed_worker_is_released(shop: Copy) -> None:
     shop(commands()[0])
     engine = create_engine(shop.url, poolclass=NullPool)
     locks = sl.Locks(engine)

@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
 
 
 @pytest.mark.parametrize("which", ["sqlite", "postgresql15"])
-def test_a_client_that_goes_away(servers: Any, which: str) -> None:
+def test_disconnected_client_releases_the_lock(servers: Any, which: str) -> None:
     url = installed(servers, which, {"sqlite": "aiosqlite", "postgresql15": "asyncpg"}[which])
     room, what = unused("exports"), unused()
 

@@ -98,7 +98,7 @@ PATCHES = "from gevent import monkey; monkey.patch_all()\n"
 
 
 @pytest.mark.parametrize("options", ["", "--preload --config patching.py"], ids=["alone", "preloaded"])
-def test_a_worker_of_gevent(options: str, url: str, app: Path) -> None:
+def test_gevent_worker_waits_and_maintains(options: str, url: str, app: Path) -> None:
     (app / "patching.py").write_text(PATCHES)
     command = f"gunicorn -k gevent --workers 1 {options} --timeout 3600 --bind 127.0.0.1:0 --no-control-socket app:app"
     with running(command, app, URL=url) as server:

@@ -78,7 +78,7 @@ def own(databases: Callable[[str], tuple[str, str]]) -> Iterator[Callable[[str],
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_they_are_shown_with_the_shipped_ones(engine: str, own: Callable[[str], Engine]) -> None:
+def test_own_tables_are_shown_with_shipped_ones(engine: str, own: Callable[[str], Engine]) -> None:
     locks = sl.Locks(own(engine))
     look = queries.read_all(locks, own=OWN)
     (mail,) = [row for row in look.queues.rows if row["own"]]
@@ -93,7 +93,7 @@ def test_they_are_shown_with_the_shipped_ones(engine: str, own: Callable[[str], 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_their_jobs_are_given_back(engine: str, own: Callable[[str], Engine], door_to: MakeDoor) -> None:
+def test_jobs_of_own_queues_are_requeued(engine: str, own: Callable[[str], Engine], door_to: MakeDoor) -> None:
     own(engine)
     page: Door = door_to(engine, "asgi", authorize=alice, secret="secret", own=OWN)
     token = page.token()
@@ -108,9 +108,7 @@ def test_their_jobs_are_given_back(engine: str, own: Callable[[str], Engine], do
         assert f"named &#39;{name}&#39;" in refused.text
 
 
-def test_one_that_is_not_there_keeps_no_other_from_being_shown(
-    own: Callable[[str], Engine], door_to: MakeDoor, door: str
-) -> None:
+def test_missing_own_table_hides_no_other(own: Callable[[str], Engine], door_to: MakeDoor, door: str) -> None:
     own("sqlite")
     text = door_to(door=door, own={**OWN, "n<o>where": sl.Queue(Nowhere)}).text()
     assert "n&lt;o&gt;where" in text
@@ -120,6 +118,6 @@ def test_one_that_is_not_there_keeps_no_other_from_being_shown(
 
 
 @pytest.mark.parametrize("own", [{"": MAIL}, {"a": Mail}, {"a": sl.StateTransition()}])
-def test_what_can_not_be_shown_is_refused(own: object) -> None:
+def test_invalid_own_tables_are_refused(own: object) -> None:
     with pytest.raises(TypeError, match="own= maps names to a Queue, Mutex or Timeout"):
         dashboard.wsgi(lambda: sl.Locks, own=own)  # type: ignore[arg-type, return-value]

@@ -32,7 +32,7 @@ def engine(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Engine]
     made.dispose()
 
 
-def test_semaphores_and_their_holders(engine: Engine) -> None:
+def test_semaphores_with_holders(engine: Engine) -> None:
     look = queries.read_all(sl.Locks(engine))
     rows = {row["name"]: row for row in look.semaphores.rows}
     assert list(rows) == ["api-calls", "backup-slots", "gpu", "pdf-renderer", "warehouse-sync"]
@@ -55,7 +55,7 @@ def test_semaphores_and_their_holders(engine: Engine) -> None:
     assert not any(one["expired"] for one in people)
 
 
-def test_permits_by_age(engine: Engine) -> None:
+def test_permits_by_age_are_counted(engine: Engine) -> None:
     found = queries.read_all(sl.Locks(engine)).ages.rows
     assert found["total"] == 40
     assert found["expired"] >= 1
@@ -66,7 +66,7 @@ def test_permits_by_age(engine: Engine) -> None:
     assert counts["24 h and more"] == 0
 
 
-def test_queues(engine: Engine) -> None:
+def test_queues_with_job_counts(engine: Engine) -> None:
     look = queries.read_all(sl.Locks(engine))
     rows = {row["queue_id"]: row for row in look.queues.rows}
     assert list(rows) == ["invoices", "mail", "reports"]
@@ -82,7 +82,7 @@ def test_queues(engine: Engine) -> None:
     assert 1 < lately["peak"] < 60
 
 
-def test_completed_jobs_are_counted_from_the_newest(engine: Engine) -> None:
+def test_completed_jobs_are_counted_newest_first(engine: Engine) -> None:
     locks = sl.Locks(engine)
     every = locks.run(activity.completed(3600, 100_000))
     some = locks.run(activity.completed(3600, 10))
@@ -92,14 +92,14 @@ def test_completed_jobs_are_counted_from_the_newest(engine: Engine) -> None:
     assert locks.run(activity.completed(0.001, 10)) == []
 
 
-def test_a_busy_hour_says_how_far_it_was_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capped_count_shows_its_minutes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "COUNTED", 20)
     lately = queries.read_all(sl.Locks(engine)).lately.rows
     assert (lately["total"], lately["capped"]) == (20, True)
     assert lately["since"] < 60
 
 
-def test_the_others(engine: Engine) -> None:
+def test_mutexes_timeouts_maintenance_changes(engine: Engine) -> None:
     look = queries.read_all(sl.Locks(engine))
     assert [(row["id"], row["queue"], row["owner"]) for row in look.mutexes.rows] == [
         ("nightly-import", "default", "worker-3"),
@@ -123,7 +123,7 @@ def test_the_others(engine: Engine) -> None:
     assert {each.subject for each in facts.rows} >= {"version", "writable", "installed", "drift"}
 
 
-def test_one_semaphore(engine: Engine) -> None:
+def test_one_semaphore_with_many_holders(engine: Engine) -> None:
     look = queries.read_all(sl.Locks(engine), "api-calls")
     assert [(row["name"], len(row["people"]), row["more"]) for row in look.semaphores.rows] == [("api-calls", 5, 0)]
     assert queries.read_all(sl.Locks(engine), "no such").semaphores.rows == []
@@ -131,7 +131,7 @@ def test_one_semaphore(engine: Engine) -> None:
     assert [row.name for row in few].count("api-calls") == 2
 
 
-def test_keys(engine: Engine) -> None:
+def test_keys_with_holders_and_waiters(engine: Engine) -> None:
     locks = sl.Locks(engine)
     if engine.dialect.name == "sqlite":
         assert "SQLite" in str(queries.read_all(locks).keys.error)
@@ -145,7 +145,7 @@ def test_keys(engine: Engine) -> None:
     assert rows[0] is row
 
 
-def test_jobs_that_are_done_make_no_queue_wait(engine: Engine) -> None:
+def test_queue_with_only_completed_jobs(engine: Engine) -> None:
     """Queues that have completed jobs only are told by what they have done, and not else."""
     job = build_context(engine.dialect, {}).tables.job
     with connected(engine.url) as other, other.begin() as connection:
@@ -163,7 +163,7 @@ def test_jobs_that_are_done_make_no_queue_wait(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_it_is_on_the_page(kind: str, door: str, door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
+def test_every_part_is_on_the_page(kind: str, door: str, door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
     name = semaphore(kind, capacity=7, held=2, owner="web-1.example.org")
     page = door_to(kind, door)
     text = page.text()
@@ -189,7 +189,7 @@ def test_it_is_on_the_page(kind: str, door: str, door_to: MakeDoor, semaphore: C
     assert "All semaphores" in alone
 
 
-def test_every_semaphore_of_many(servers: Servers) -> None:
+def test_many_semaphores_are_limited(servers: Servers) -> None:
     """The fullest are shown where there are too many, and what isn't is counted."""
     url = servers.fresh("sqlite", "pysqlite")
     install(url)

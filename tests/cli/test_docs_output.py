@@ -24,7 +24,7 @@ def sessions() -> Iterator[tuple[str, str]]:
                 yield command, answer
 
 
-def test_what_is_shown_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_console_output_matches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     environment: dict[str, str] = {}
     shown = list(sessions())
