@@ -20,7 +20,7 @@ from pgqueuer.domain.types import QueueExecutionMode
 from pgqueuer.queries import Queries
 from sqlalchemy import URL
 
-#: Puts so many jobs; works through them in batches of so many.
+#: puts n jobs; processes them in batches of a size
 Fill = Callable[[int], None]
 Work = Callable[[int], None]
 
