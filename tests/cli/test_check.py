@@ -1,4 +1,4 @@
-"""What ``check`` finds, and that it finds nothing where all is well."""
+"""The findings of ``check``."""
 
 from __future__ import annotations
 

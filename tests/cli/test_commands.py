@@ -1,4 +1,4 @@
-"""What each command does, says, and ends with, on each kind of server."""
+"""The effect, output and exit code of each command, on each kind of server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which database is meant; that any driver reaches it; that no password is ever told."""
+"""The database that a command works on, with any driver; passwords are never printed."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ def test_no_password_in_tracebacks(postgresql: Cli, monkeypatch: pytest.MonkeyPa
     def fail(database: object) -> None:
         raise RuntimeError(f"{url.render_as_string(hide_password=False)} url-secret dbname=x password='other secret'")
 
-    monkeypatch.setattr(status, "overview", fail)
-    monkeypatch.setattr(base, "reach", lambda database: 0.0)
+    monkeypatch.setattr(status, "_read", fail)
+    monkeypatch.setattr(base, "_connect_once", lambda database: 0.0)
     done = run("status", "--json", SQLALCHEMY_LOCKS_URL=url.render_as_string(hide_password=False))
     assert done.exit_code == 2
     assert "RuntimeError" in done.stderr

@@ -1,4 +1,4 @@
-"""What the user of a connection may not do is found, and the GRANT that is told mends it."""
+"""Missing privileges are found, and the reported GRANTs fix them."""
 
 from __future__ import annotations
 

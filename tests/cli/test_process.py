@@ -1,4 +1,4 @@
-"""The commands as processes: their streams, exit codes and what is missing."""
+"""The commands as processes: streams, exit codes, missing dependencies."""
 
 from __future__ import annotations
 

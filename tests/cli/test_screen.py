@@ -1,4 +1,4 @@
-"""What people see: with a terminal and without, wide and narrow, and whatever somebody has called things."""
+"""The output for people: with and without a terminal, wide and narrow, with hostile names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_hostile_names_on_the_terminal(made: Callable[[str], str], engine: str, 
 
 
 def test_surrogate_is_refused(sqlite: Cli) -> None:
-    """As a shell gives what isn't UTF-8."""
+    """A surrogate, as a shell passes bytes that aren't UTF-8."""
     done = sqlite("semaphore", "create", "\udcff", "1", code=2)
     assert "half a surrogate pair" in done.stderr
 

@@ -1,4 +1,4 @@
-"""The demo passes its own checks, and would not if the locks didn't hold."""
+"""The demo passes its own checks, and fails with broken locks."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def methods(name: str, cls: type[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def public() -> dict[str, Any]:
-    """Every public name, as it is written after ``sl.``; an exception's methods are Python's."""
+    """Return every public name, as it is written after ``sl.``, without methods of exceptions."""
     found: dict[str, Any] = {}
     for name in sl.__all__:
         made = getattr(sl, name)
@@ -71,7 +71,7 @@ def public() -> dict[str, Any]:
 
 
 def integration(module: Any) -> dict[str, Any]:
-    """What an integration has itself: neither what it hands on, nor what its classes inherit."""
+    """Return an integration's own names, without re-exported and inherited ones."""
     found: dict[str, Any] = {}
     for name in module.__all__:
         made = getattr(module, name)
@@ -110,7 +110,7 @@ def test_public_name_has_an_example(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the locks and what the examples take for granted."""
+    """A database with the locks and what the examples use."""
     file = tmp_path_factory.mktemp("docstrings") / "app.db"
     install(f"sqlite:///{file}")
     docstrings.fill(f"sqlite:///{file}")

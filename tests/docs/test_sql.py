@@ -21,7 +21,7 @@ URLS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb":
 
 
 def marked(kind: str, *, locks: bool | None = None) -> list[object]:
-    """The blocks whose mark begins so, with the words that follow: one case for each engine that is named first."""
+    """Return the blocks with a mark, and the words after it: one case for each engine that is named first."""
     cases: list[object] = []
     for block in BLOCKS:
         if block.mark.startswith(f"{kind}: "):
@@ -35,7 +35,7 @@ def marked(kind: str, *, locks: bool | None = None) -> list[object]:
 
 
 def plain(statement: str) -> str:
-    """A statement without comments and line breaks, its parameters spelt alike, whatever the driver."""
+    """Return a statement without comments and line breaks, with uniform parameters."""
     statement = re.sub(r"^--.*$", "", statement, flags=re.M)
     statement = re.sub(r"%\((\w+)\)s", r":\1", statement)
     statement = re.sub(r"(:\w+)::[A-Z]+\b", r"\1", statement)
@@ -45,7 +45,7 @@ def plain(statement: str) -> str:
 
 
 def spelt_out(statement: str, parameters: Any) -> str:
-    """A statement with the values of those parameters that are not the caller's: they have no name of their own."""
+    """Return a statement with the values of parameters that are not the caller's, which have no name."""
     for name, value in dict(parameters).items():
         if re.search(r"_\d+$", name):
             literal = str(value).lower() if isinstance(value, bool) else repr(value)
@@ -101,14 +101,14 @@ def test_shown_row_sql_is_executed_sql(block: Block, words: list[str], servers: 
 
 
 def tasks_database(name: str, servers: Servers) -> str:
-    """A database whose tasks are this file's."""
+    """A database whose tasks only this module uses."""
     url = servers.fresh(name, PLAIN[name])
     install(url)
     return url
 
 
 def executed(engine: Engine, operation: sl.Operation[Any]) -> list[str]:
-    """What an operation executes, in a transaction that leaves nothing."""
+    """Return the statements of an operation, executed in a transaction that is rolled back."""
     seen: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *called: seen.append(spelt_out(called[2], called[3])))
     with engine.connect() as connection:
@@ -118,7 +118,7 @@ def executed(engine: Engine, operation: sl.Operation[Any]) -> list[str]:
 
 
 def statements(block: Block) -> list[str]:
-    """Those that a block shows."""
+    """Return the statements that a block shows."""
     shown_ = re.sub(r"^--.*$", "", block.text, flags=re.M).strip()
     return [plain(statement) for statement in shown_.split(";\n")]
 

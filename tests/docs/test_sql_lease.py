@@ -1,4 +1,4 @@
-"""The SQL that docs/lease.md shows is the SQL that who waits executes."""
+"""The SQL that docs/lease.md shows is the SQL that waiters execute."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_shown_sql_is_executed_sql(block: Block, servers: Servers) -> None:
 
 
 def waiting(name: str, servers: Servers) -> list[str]:
-    """What is executed from the beginning of a turn on, each statement once."""
+    """Return the statements from the beginning of a turn, each once."""
     url = servers.fresh(name, PLAIN[name])
     install(url)
     holder, waiter = create_engine(url), create_engine(url)

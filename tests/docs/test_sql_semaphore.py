@@ -1,4 +1,4 @@
-"""The SQL that docs/semaphore.md shows is the SQL that is executed, and psql may say what it shows for psql."""
+"""The SQL that docs/semaphore.md shows is executed SQL; its psql examples run."""
 
 from __future__ import annotations
 

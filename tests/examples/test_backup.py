@@ -74,7 +74,7 @@ def test_migrations_up_and_down(folder: Path, servers: Servers, engine: str) -> 
 
 @pytest.mark.parametrize("engine", WHERE)
 def test_slot_of_a_killed_worker_is_released(folder: Path, servers: Servers, engine: str) -> None:
-    """The slot comes back by its time to live, the next order gets it, and what the dead one sends is refused."""
+    """The slot is free after its time to live, the next order gets it, and late writes are refused."""
     url, plain = urls(servers, engine)
     install, serve = commands(folder)
     serve = serve.replace("--port 8000", "--port 0")
@@ -103,7 +103,7 @@ def test_slot_of_a_killed_worker_is_released(folder: Path, servers: Servers, eng
 
 
 def dead_writes(database: Engine) -> None:
-    """What the dead one had still to send: its own statements, with its own token, from elsewhere."""
+    """Execute the remaining statements of the killed worker, with its token."""
     with database.connect() as connection:
         its, token = connection.execute(text("SELECT id, token FROM backup WHERE \"key\" = 'first'")).one()
     latest = update(target).where(target.c.id == 1).values(latest_id=its)

@@ -42,7 +42,7 @@ class Base(DeclarativeBase):
 
 
 class Export(Base):
-    """As the shop has it."""
+    """The shop's configuration."""
 
     __tablename__ = "exports"
     name: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -80,7 +80,7 @@ class Copy:
 
     @contextlib.contextmanager
     def serving(self, command: str, **environment: str) -> Iterator[httpx.Client]:
-        """While it runs, a client of the server that the command starts; it says itself where it listens."""
+        """Run a server command, and yield a client at the address that it prints."""
         log = self.folder / "server.log"
         with log.open("w") as written:
             process = subprocess.Popen(
@@ -116,7 +116,7 @@ def shop(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Co
 
 
 def commands() -> tuple[str, str]:
-    """The README's two: what makes the database, but for what comes out of the network, and what serves."""
+    """Return the README's two commands: set-up, without pip, and server."""
     first, second = next(block for block in blocks(EXAMPLE / "README.md") if block.language == "sh").text.splitlines()
     install, make = first.split(" && ")
     # of the checkout, and not of whatever an index has
@@ -180,7 +180,7 @@ def customers(client: httpx.Client) -> None:
 
 
 def paid_at_once(client: httpx.Client) -> None:
-    """However busy the machine, all have an answer in the end: who was told to come again comes again."""
+    """Repeat requests that were answered 423 or 429, until all are answered."""
     together = threading.Barrier(4)
 
     def pay() -> int:
@@ -196,7 +196,7 @@ def paid_at_once(client: httpx.Client) -> None:
 
 
 class Storage(http.server.ThreadingHTTPServer):
-    """Where exports are sent: it lets the first one wait, and takes what comes after."""
+    """A receiver of exports that never answers the first one, and accepts later ones."""
 
     daemon_threads = True
 
@@ -262,7 +262,7 @@ def test_permit_of_a_killed_worker_is_released(shop: Copy) -> None:
 
 
 def late_writes(engine: Any, dead: Any) -> list[str]:
-    """What becomes of the writes that the dead one would make, were it alive."""
+    """Execute the writes that the killed worker would have made."""
     write = update(Export).values(body="too late")
     refused = []
     for late in (

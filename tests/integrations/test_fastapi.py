@@ -1,4 +1,4 @@
-"""FastAPI's dependencies: an endpoint has its lock while it works, and who waits in vain is told."""
+"""FastAPI's dependencies: locks while an endpoint works, and answers to contention."""
 
 # no annotations from the future: FastAPI looks for what they name among a module's names, and not a test's
 
@@ -35,7 +35,7 @@ SERVERS = [which for which in ENGINES if not which.startswith("sqlite")]
 
 @pytest.mark.parametrize("which", ENGINES)
 def test_exclusive_admits_one_request(servers: Any, which: str) -> None:
-    """However the number is spelt; another one's lock is another, where the engine has more than one."""
+    """Equal numbers are one lock in any notation; different ones are different locks, if the engine has several."""
 
     async def main() -> None:
         async with served(servers, which) as (app, _):
@@ -273,7 +273,7 @@ def test_key_in_another_process_is_in_progress(servers: Any, which: str) -> None
 
 @pytest.mark.parametrize("which", ENGINES)
 def test_key_of_a_dead_process_is_spent_or_reclaimed(servers: Any, which: str) -> None:
-    """When its time is over it is spent, or, where the endpoint says so, worked on again by one of those who come."""
+    """After its time to live the key is spent, or, with reclaim, processed again by one of the requests."""
 
     async def main() -> None:
         async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:

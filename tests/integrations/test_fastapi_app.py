@@ -1,4 +1,4 @@
-"""What an app is told when it starts, and what it tells: names, the OpenAPI schema, lifespans."""
+"""The start of an app: names of locks, the OpenAPI schema, lifespans."""
 
 # no annotations from the future: FastAPI looks for what they name among a module's names, and not a test's
 
@@ -337,7 +337,7 @@ def test_answers_match_the_schema(servers: Any) -> None:
 
 
 def test_lifespan_inside_the_apps_lifespan(servers: Any) -> None:
-    """What the app makes, the app disposes of."""
+    """The app disposes of its own engine."""
 
     async def main() -> None:
         told: list[str] = []
@@ -388,7 +388,7 @@ def test_lifespan_runs_maintenance(servers: Any) -> None:
 
 
 def test_locks_of_without_lifespan_raises() -> None:
-    """A test client that runs none overrides what it doesn't want, as any other dependency."""
+    """Without a lifespan, locks_of raises, and can be overridden like any dependency."""
 
     async def main() -> None:
         app, guard = FastAPI(), exclusive("override", timeout=PATIENCE)

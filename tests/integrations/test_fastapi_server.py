@@ -1,4 +1,4 @@
-"""With a real server: whoever goes away in the middle of a stream leaves nothing behind."""
+"""With a real server: a client that disconnects in a stream leaves nothing behind."""
 
 import asyncio
 import threading

@@ -82,7 +82,7 @@ def url(request: pytest.FixtureRequest, make: Maker) -> str:
 
 
 def free(app: Flask, locks: Any, name: str) -> bool:
-    """Whether somebody else could have it now."""
+    """Return whether another thread can acquire it now."""
 
     def have() -> bool:
         with app.app_context():

@@ -1,4 +1,4 @@
-"""What a server that forks does to an app: the maintenance in those that serve, and a pool for each process."""
+"""Servers that fork: maintenance in the serving processes, and a pool for each process."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def go():
 
 @pytest.fixture
 def url(servers: Servers) -> str:
-    """A database that nobody else is connected to."""
+    """The URL of a database without other connections."""
     made = servers.fresh("postgresql15", PLAIN["postgresql15"])
     install(made)
     return made

@@ -1,4 +1,4 @@
-"""gevent's greenlets, many of which are one thread: each holds what it holds, and none stands in another's way."""
+"""gevent: many greenlets in one thread hold locks independently."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def told(**values):
 
 
 def ran(script: str, url: str, folder: Path, *, head: str = PATCHED, **options: Any) -> Any:
-    """What a process says, whose greenlets are all of one thread."""
+    """Run a script in a process patched by gevent, and return what it prints."""
     (folder / "greenlets.py").write_text(head + _BEGIN + script)
     environment = {**os.environ, "URL": url, "PATIENCE": str(PATIENCE), "OPTIONS": json.dumps(options)}
     done = subprocess.run(
@@ -69,7 +69,7 @@ def url_of(servers: Servers, engine: str, driver: str = "") -> str:
 
 @pytest.mark.parametrize(("engine", "driver"), DRIVERS)
 def test_greenlets_exclude_each_other(engine: str, driver: str, servers: Servers, tmp_path: Path) -> None:
-    """Of five, one holds, one waits on a connection, and three in memory: there are no more connections than that."""
+    """Of five, one holds, one waits on a connection, and three in memory: the pool has two connections."""
     script = """
 inside, done, may = [], [], Event()
 most = 0
@@ -111,7 +111,7 @@ told(held=held, most=most, done=done)
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("head", [PATCHED, f"import sqlalchemy_locks{PATCHED}", ""], ids=["patched", "late", "not"])
 def test_reentry_is_detected_by_greenlet(head: str, copied: bool, servers: Servers, tmp_path: Path) -> None:
-    """What another greenlet of the thread holds is another's: its context may have been copied, and so what it knows."""
+    """A lock of another greenlet is no re-entry, even with a copied context."""
     script = f"""
 copied = {copied}
 BLOCKS = {{
@@ -177,6 +177,6 @@ psycopg2.extensions.set_wait_callback(wait)
 
 
 def test_psycopg2_wait_lets_greenlets_run(servers: Servers, tmp_path: Path) -> None:
-    """As psycogreen has it."""
+    """With psycogreen's wait callback."""
     script = PSYCOPG2 + 'with locks.exclusive("greenlets"):\n    told(said="entered")\n'
     assert ran(script, url_of(servers, "postgresql15", "psycopg2"), tmp_path) == {"said": "entered"}

@@ -1,4 +1,4 @@
-"""What an error of this library is answered with, whatever the framework."""
+"""Errors of the library as HTTP answers, for any framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Release, requeue, resize: by whom they are done, in whose name they can't be, and what is recorded."""
+"""Release, requeue, resize: authorization, forged requests, and the log."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def state(page: Door, external_id: str) -> str:
 
 
 def said(page: Door, answer: Any) -> str:
-    """What is told on the page that one is sent to."""
+    """Return the page after the redirection."""
     assert answer.status_code == 303, answer.text
     where = answer.headers["location"]
     assert where.startswith("./?")
@@ -68,7 +68,7 @@ def test_release_frees_permits_and_logs(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_release_needs_the_shown_request(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
-    """And not the request of whoever has reclaimed its id since."""
+    """A request that has since reclaimed the external id is not released."""
     name = semaphore(engine)
     page = door_to(engine, "wsgi", authorize=alice, secret="secret")
     (seen,) = re.findall(r'name="request" value="(\w+)"', page.text(f"/?of={name}"))
@@ -244,7 +244,7 @@ def test_asgi_awaits_coroutine_callbacks(door: str, door_to: MakeDoor, semaphore
 
 
 def test_wsgi_refuses_coroutine_callbacks(door_to: MakeDoor) -> None:
-    """Nobody awaits it here, and an object is true."""
+    """WSGI can't await it, and a coroutine object is true."""
     for options in ({"view": later_no}, {"authorize": later_no, "secret": "s"}):
         with pytest.raises(TypeError, match=r"only asgi\(\) awaits"):
             door_to(**options).get()
@@ -288,14 +288,14 @@ def test_unknown_or_invalid_names_are_refused(page: Door) -> None:
 
 
 def test_messages_are_signed_and_expire(page: Door, semaphore: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is told after an action can't be written by others, nor be told for ever."""
+    """Messages after an action can't be forged, and expire."""
     name = semaphore()
     where = page.post("release", token=page.token(), external_id=name).headers["location"]
     (sealed,) = parse_qs(urlsplit(where).query)["said"]
     assert f"Released &#39;{name}&#39;" in page.text(f"/?said={sealed}")
     for forged in ("hello", sealed[:-1], f"x{sealed}", "", ".", "ü.ü"):
         assert 'class="message"' not in page.text(f"/?said={forged}")
-    monkeypatch.setattr(guards, "_SHOWN", -1)
+    monkeypatch.setattr(guards, "_MESSAGE_AGE", -1)
     assert 'class="message"' not in page.text(f"/?said={sealed}")
 
 
@@ -308,7 +308,7 @@ def test_log_entries_have_one_line(door_to: MakeDoor, semaphore: Make, audit: Ca
 
 
 def test_lost_database_is_answered_503(door_to: MakeDoor, tmp_path: Any, audit: Callable[[], list[str]]) -> None:
-    """A visitor is told, and no 500 is to be seen; the log has it in a line."""
+    """The visitor gets a message instead of a 500; the log has one line."""
     page = door_to(authorize=alice, secret="s")
     token = page.token()
     page.locks._engine.dispose()

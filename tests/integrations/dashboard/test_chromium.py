@@ -76,7 +76,7 @@ def test_refresh_keeps_details_open(browser: Chromium, locks: sl.Locks, semaphor
 
 
 def test_refresh_pauses_when_hidden_or_paused(browser: Chromium, locks: sl.Locks) -> None:
-    """While nobody sees it, and while it is told to."""
+    """In a hidden tab, and after a click on Pause."""
     with served(locks, refresh=0.2) as address, browser.tab() as tab:
         tab.ask("Page.addScriptToEvaluateOnNewDocument", source=WATCHED)
         tab.open(address)

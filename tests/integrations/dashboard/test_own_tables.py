@@ -1,4 +1,4 @@
-"""What an app has in tables of its own is shown with the rest, and its jobs are given back from there."""
+"""Tables of the app's own are shown with the shipped ones, and their jobs can be requeued."""
 
 from __future__ import annotations
 

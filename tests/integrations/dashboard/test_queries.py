@@ -1,4 +1,4 @@
-"""What is read, on each kind of server, and that every part of it is on the page."""
+"""Reading each part, on each kind of server; every part is on the page."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_keys_with_holders_and_waiters(engine: Engine) -> None:
 
 
 def test_queue_with_only_completed_jobs(engine: Engine) -> None:
-    """Queues that have completed jobs only are told by what they have done, and not else."""
+    """A queue with only completed jobs appears with their count only."""
     job = build_context(engine.dialect, {}).tables.job
     with connected(engine.url) as other, other.begin() as connection:
         connection.execute(sl.Queue().put({}, queue="once"))
@@ -190,7 +190,7 @@ def test_every_part_is_on_the_page(kind: str, door: str, door_to: MakeDoor, sema
 
 
 def test_many_semaphores_are_limited(servers: Servers) -> None:
-    """The fullest are shown where there are too many, and what isn't is counted."""
+    """Of too many semaphores the fullest are shown, and the rest counted."""
     url = servers.fresh("sqlite", "pysqlite")
     install(url)
     with connected(url) as engine:

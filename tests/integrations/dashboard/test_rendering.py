@@ -1,4 +1,4 @@
-"""Hostile names are inert, long ones short, many few; and what can't be read says so."""
+"""Rendering: hostile names, long names, many rows, and parts that can't be read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTILE = [
 
 
 class Tags(HTMLParser):
-    """What a browser would make of it."""
+    """Parse a page like a browser."""
 
     def __init__(self) -> None:
         super().__init__()

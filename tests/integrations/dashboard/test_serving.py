@@ -1,4 +1,4 @@
-"""``sqlalchemy-locks page``: on this machine, for who is on it."""
+"""``sqlalchemy-locks page``: the local server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mounted anywhere, through either door: addresses, headers, and what isn't there."""
+"""The page as WSGI and ASGI application: mounts, paths, headers."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_mount_that_strips_the_whole_path(databases: Databases) -> None:
 
 
 def asgi_apps(locks: Any) -> dict[str, tuple[Any, str, str]]:
-    """Ways to be mounted: the application, the address, and what a proxy has cut off before it."""
+    """Mounts: the application, the address, and the prefix that a proxy strips."""
     fastapi = FastAPI()
     fastapi.mount("/locks", dashboard.asgi(locks))
     starlette = Starlette(routes=[Mount("/ops", routes=[Mount("/locks", app=dashboard.asgi(locks))])])
@@ -150,7 +150,7 @@ def test_mounted_in_asgi_apps(databases: Databases) -> None:
 
 
 def test_asgi_lifespan_and_websocket(databases: Databases) -> None:
-    """Which a server asks of what is its only application."""
+    """A server sends these to its only application."""
     app = dashboard.asgi(sl.Locks(create_engine(databases("sqlite")[0], poolclass=NullPool)))
     sent: list[Any] = []
 
