@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.checks import Finding, findings
+from sqlalchemy_locks.dialects.checks import Finding
 from sqlalchemy_locks.sql.clock import Now, utc
 
 __all__ = ["Finding", "examine"]
@@ -34,7 +34,7 @@ def examine(connection: Connection, *, schema: str = "lock", prefix: str = "lock
     >>> with engine.connect() as connection:
     ...     problems = [each.says for each in examine(connection) if each.level == "problem"]
     """
-    found = list(findings(connection, backend_for(connection.dialect)))
+    found = list(backend_for(connection.dialect).findings(connection))
     found.append(_clock(connection))
     found += _installed(connection, schema, prefix)
     return found

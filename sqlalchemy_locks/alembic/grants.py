@@ -136,7 +136,7 @@ def _explained(connection: Connection, statement: str) -> bool:
     try:
         connection.exec_driver_sql(f"EXPLAIN {statement}").close()
     except DBAPIError as error:
-        return not backend_for(connection.dialect).denied(error)
+        return not backend_for(connection.dialect).permission_denied(error)
     return True
 
 

@@ -65,7 +65,7 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
     plan, problems = _asked(statement, asked, taking, context)
     if not problems:
         return Explanation(statement, tuple(plan), (), None)
-    with context.backend.by_index(asked) as urged:
+    with context.backend.prefer_indexes(asked) as urged:
         if urged and not _asked(statement, asked, taking, context)[1]:
             told = "though there is an index that serves: the planner takes the table for small; ANALYZE it"
             return Explanation(statement, tuple(plan), (f"{problems[0]}, {told}",), None)
@@ -75,7 +75,7 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
 def _asked(
     statement: str, connection: Connection, taking: CaptureSpec, context: BuildContext
 ) -> tuple[list[str], list[str]]:
-    rows = connection.exec_driver_sql(f"{context.backend.explain} {statement}").mappings().all()
+    rows = connection.exec_driver_sql(f"{context.backend.explain_prefix} {statement}").mappings().all()
     plan, problems = _READ[context.backend.locking](rows, taking)
     return plan, problems
 

@@ -23,6 +23,7 @@ from sqlalchemy.engine import Dialect, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks.captures.claims import store_proof
 from sqlalchemy_locks.captures.ordering import directions, in_order, rearranged
 from sqlalchemy_locks.captures.statements import (
     LIMIT,
@@ -42,7 +43,6 @@ from sqlalchemy_locks.captures.statements import (
 )
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, execute_in_session
 from sqlalchemy_locks.errors import LockLost, Unsupported
-from sqlalchemy_locks.proof import proven
 from sqlalchemy_locks.sql.elements import DeleteByKey, PlainReads, ReadCommitted
 
 
@@ -106,14 +106,16 @@ class CaptureImpl(OperationImpl):
         taking = self.taking(execution.context)
         if self.counts or not taking.proof or taking.mapper is None or execution.session is None:
             return captured
-        return proven(captured, taking)
+        return store_proof(captured, taking)
 
     def _file(self, execution: Execution) -> Any:
         """Under the write lock, which a statement that begins with WITH doesn't take by itself."""
-        with execution.waiting(), execution.backend.judging(execution.connection):
-            if not execution.backend.began(execution.connection):
+        with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
+            if not execution.backend.transaction_begun(execution.connection):
                 execution.take_file(self.taking(execution.context).table)
-                if self.statement(execution.context) is None and not execution.backend.began(execution.connection):
+                if self.statement(execution.context) is None and not execution.backend.transaction_begun(
+                    execution.connection
+                ):
                     raise execution.backend.refuse_autocommit(self.name)
             return self._captured(execution)
 
@@ -162,7 +164,9 @@ class CaptureImpl(OperationImpl):
     def _can_search_with_locks(self, execution: Execution, taking: CaptureSpec) -> bool:
         """InnoDB: whether the search locks what it takes, and nothing else."""
         level = execution.read_committed or _read_committed(execution, self.name)
-        return level and execution.backend.frees_passed and (taking.one_of is None or len(taking.one_of[1]) == 1)
+        return (
+            level and execution.backend.releases_skipped_rows and (taking.one_of is None or len(taking.one_of[1]) == 1)
+        )
 
     def _search_then_lock(
         self, execution: Execution, taking: CaptureSpec, options: Sequence[Any]

@@ -95,10 +95,8 @@ class Execution:
         self.options = options
         self._every = every
         dialect: Any = connection.dialect
-        cache: DialectCache | None = dialect.__dict__.get(_CACHE)
-        if cache is None:
-            cache = dialect.__dict__.setdefault(_CACHE, DialectCache(dialect))
-        self.cache: DialectCache = cache
+        cache: DialectCache = dialect.__dict__.get(_CACHE) or dialect.__dict__.setdefault(_CACHE, DialectCache(dialect))
+        self.cache = cache
         self.backend = cache.backend
         self.context = BuildContext(cache.backend, every.get("locks_prefix", DEFAULT_PREFIX))
         #: a ``schema_translate_map`` moves the tables

@@ -99,10 +99,9 @@ class OperationImpl:
 
     def statement(self, context: BuildContext) -> Executable | None:
         """Return what ``build`` returns, built once per context: building at each call would double its time."""
-        try:
-            return self._built[context]
-        except KeyError:
-            return self._built.setdefault(context, self.build(context))
+        if context not in self._built:
+            self._built[context] = self.build(context)
+        return self._built[context]
 
     def shown(self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]) -> Executable | None:
         """Return the one statement as ``compile()`` shows it; its bind parameters are given the values later."""

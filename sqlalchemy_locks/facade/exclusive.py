@@ -283,7 +283,7 @@ class ExclusiveBlock:
         short = ShortTransaction(self._locks._engine)
         # Setting the level costs about a round trip's time, and most apps run at READ COMMITTED as it is. Where
         # the server would refuse another level anyway, it is set from the first refusal on.
-        trusting = short.backend.refuses_stale and not self._locks._sets_isolation
+        trusting = short.backend.refuses_stale_snapshots and not self._locks._sets_isolation
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         short.open(as_it_is=trusting, wait=math.inf if left is None else left, within=left)
         try:

@@ -91,7 +91,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         self._nonce = secrets.token_hex(4)
         #: the process that this was in when it was last asked, and the owner's name there
         self._process = 0, ""
-        self._mutex = Mutexes(self._run, lambda: self.owner, told=self._tell)
+        self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._tell)
 
     @property
     def owner(self) -> str:
@@ -123,7 +123,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         >>> imports = locks.mutexes(sl.Mutex(Import, id=Import.name, acquired=Import.locked, token=Import.nonce))
         >>> imports.acquire("prices")
         """
-        return Mutexes(self._run, lambda: self.owner, mutex, self._tell)
+        return Mutexes(self._run, lambda: self.owner, mutex, on_event=self._tell)
 
     def once_per(
         self,
@@ -284,7 +284,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         if not whole and operation._body.statement(context) is not None:
             bounded = wait is not None and not operation._body.sends_wait
             with self._connected(0 if repeatable else _DEAD, within) as connection:
-                if context.backend.alone(connection, bounded):
+                if context.backend.allows_autocommit(connection, bounded):
                     return run_one(connection, operation, options, wait)
         short = ShortTransaction(self._engine)
         try:
@@ -314,7 +314,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         """A connection of the pool; so many are replaced that the server has closed, as far as that is known."""
         while True:
             with connected(self._engine, within) as connection:
-                if not dead or not backend_for(connection.dialect).hung_up(connection):
+                if not dead or not backend_for(connection.dialect).server_closed(connection):
                     yield connection
                     return
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost

@@ -213,7 +213,7 @@ class SemaphoreMethods(Observed):
             short = ShortTransaction(self._engine)
             short.open(writes=False, wait=0, within=0)
             try:
-                with short.backend.brief(short.connection):
+                with short.backend.statement_timeout(short.connection):
                     for name in names:
                         rows = short.connection.execute(semaphore.holders(name)).all()
                         found += [_holder(name, row) for row in rows if not row.expired]

@@ -22,7 +22,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.core.operation import Execution, side_connection, translated
 from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.lock.key_locks import LOCK_KEY
-from sqlalchemy_locks.sql.elements import Gate, ReadCommitted, Writable
+from sqlalchemy_locks.sql.elements import InsertGuard, ReadCommitted, Writable
 
 
 @contextlib.contextmanager
@@ -120,6 +120,6 @@ def _row_statements(table: Table) -> tuple[Select[Any], Select[Any], Select[Any]
 
 @cache
 def _guard_statements(table: Table) -> tuple[Executable, Executable]:
-    name = Gate(literal(table.fullname, String()), LOCK_KEY)
+    name = InsertGuard(literal(table.fullname, String()), LOCK_KEY)
     acquire = select(func.get_lock(name, bindparam("seconds", type_=Integer())), ReadCommitted(), Writable())
     return acquire, select(func.release_lock(name))

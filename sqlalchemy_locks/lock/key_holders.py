@@ -37,7 +37,7 @@ class _Holders(OperationImpl):
         return None if held_keys is None else held_keys(context.tables.locked_keys, self.of_keys)
 
     def several(self, context: BuildContext) -> str:
-        return _unavailable(context, context.backend.untold)
+        return _unavailable(context, context.backend.holders_unavailable)
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
@@ -46,7 +46,7 @@ class _Holders(OperationImpl):
         try:
             rows = execution.execute(statement).all()
         except DBAPIError as error:
-            why = execution.backend.blind(error)
+            why = execution.backend.lacks_privilege(error)
             if why is None:
                 raise
             raise Unsupported(_unavailable(execution.context, why)) from error
@@ -98,7 +98,7 @@ def holders_now(connection: Connection, names: Iterable[str | int]) -> tuple[Key
     """
     backend = backend_for(connection.dialect)
     if backend.held_keys is not None:
-        with contextlib.suppress(Exception), backend.brief(connection):
+        with contextlib.suppress(Exception), backend.statement_timeout(connection):
             return tuple(connection.execute(holders(*names)).scalars())
     return ()
 

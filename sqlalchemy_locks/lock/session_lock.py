@@ -45,7 +45,7 @@ class _SessionOperation(OperationImpl):
                 f"{self.name} belongs to a connection, and a session returns its own at each commit, "
                 "still locked: execute it on a Connection, or on a session bound to one"
             )
-        if execution.backend.pooled(execution.connection):
+        if execution.backend.behind_pooler(execution.connection):
             raise Unsupported(
                 f"{self.name} locks a session of the server, and a pooler such as PgBouncer is in between, which may "
                 "give the next transaction another session: use lock.exclusive, which ends with the transaction; or, "

@@ -47,13 +47,13 @@ def wait_for_write_lock(execution: Execution, statement: Executable | None = Non
     """
     if statement is None:
         statement = _write_nothing(execution.context)
-    with execution.waiting(), execution.backend.judging(execution.connection):
+    with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
         execution.execute(statement, {})
     _check_transaction(execution)
 
 
 def _check_transaction(execution: Execution) -> None:
-    if not execution.backend.began(execution.connection):
+    if not execution.backend.transaction_begun(execution.connection):
         raise execution.backend.refuse_autocommit(execution.operation.name)
 
 

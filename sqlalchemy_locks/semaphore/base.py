@@ -100,9 +100,9 @@ class SemaphoreBody(OperationImpl):
         return statements(execution.context.tables, rows=execution.backend.locking == "rows")
 
     def _take_file(self, execution: Execution) -> None:
-        with execution.backend.judging(execution.connection):
+        with execution.backend.classify_timeouts(execution.connection):
             execution.take_file(execution.context.tables.semaphore)
-        if not execution.backend.began(execution.connection):
+        if not execution.backend.transaction_begun(execution.connection):
             raise self._several_in_autocommit(execution)
 
 

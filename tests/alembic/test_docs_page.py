@@ -130,7 +130,7 @@ def test_the_filter_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "sql"], ids=lambda block: block.id)
-def test_the_sql_of_the_page_is_what_is_written(block: Block) -> None:
+def test_the_sql_of_the_page_is_released(block: Block) -> None:
     kind, name = block.mark.split()
     assert kind == "written:"
     assert block.text.strip() in (RELEASED / f"{name}.sql").read_text()

@@ -126,7 +126,7 @@ def test_drift_is_judged_by_the_last_step_that_declares_it(url: URL, tmp_path: P
         assert sentence.endswith(f"{note}{sentence[0]} is missing")
 
 
-def test_the_second_step_is_not_installed_by_directives_after_revisions(fresh: Fresh, tmp_path: Path) -> None:
+def test_directives_do_not_continue_after_revisions(fresh: Fresh, tmp_path: Path) -> None:
     url = fresh("sqlite", "pysqlite")
     Project(tmp_path / "revisions", url, "revisions").upgrade(FIRST)
     made = catalog(url)

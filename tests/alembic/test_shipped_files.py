@@ -36,7 +36,7 @@ SCRIPTS = {
 }
 
 
-def test_the_manifest() -> None:
+def test_the_manifest_is_up_to_date() -> None:
     """To update it before a release, in alembic_templates/sql: sha256sum */*.sql > MANIFEST."""
     written = [tuple(line.split("  ")) for line in (SQL / "MANIFEST").read_text().splitlines()]
     actual = [(hashlib.sha256((SQL / path).read_bytes()).hexdigest(), path.as_posix()) for path in BODIES]
@@ -49,7 +49,7 @@ def test_a_step_writes_what_was_released(name: str) -> None:
     assert script(name) == (RELEASED / name).read_text()
 
 
-def test_nothing_else_was_released() -> None:
+def test_no_other_scripts_are_frozen() -> None:
     assert {path.relative_to(RELEASED).as_posix() for path in RELEASED.glob("*/*")} == set(SCRIPTS)
 
 
@@ -99,7 +99,7 @@ def test_a_step_has_a_body_for_each_of_its_functions(step: str) -> None:
         assert set(bodies) == set(load(step).FUNCTIONS)
 
 
-def test_every_step_is_a_file() -> None:
+def test_every_step_has_a_file() -> None:
     found = sorted(path.stem.removeprefix("v") for path in (FOLDER / "steps").glob("v*.py"))
     assert found == list(STEPS)
 
@@ -119,7 +119,7 @@ def test_psql_runs_the_files_as_they_stand(postgresql: URL, folder: str) -> None
 
 
 @pytest.mark.parametrize("name", ["generic", "async"])
-def test_templates(name: str) -> None:
+def test_files_of_the_templates(name: str) -> None:
     found = {path.name for path in Path(template(name)).iterdir()} - {"__pycache__"}
     # `alembic init` copies every file into the app's project
     assert found == {"README", "alembic.ini.mako", "env.py", "script.py.mako"}

@@ -1,6 +1,6 @@
-"""The bodies of the functions, each variant on its server: who waits, who is refused, what is left behind.
+"""The SQL functions, each variant on its server: waits, refusals, and the rows they leave.
 
-The library's own tests hold what an app sees; these hold what psql and other languages get.
+Other tests cover what an app sees; these cover what psql and other languages get.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TURNS = 60
 
 
 class Client:
-    """One session in one transaction, which another thread can be made to wait in."""
+    """One session in one transaction; `later` executes in a thread, which may wait."""
 
     def __init__(self, url: URL) -> None:
         self._engine = sa.create_engine(url, poolclass=sa.NullPool)
@@ -78,7 +78,7 @@ class World:
         return self.clients[-1]
 
     def close(self) -> None:
-        """A test that failed may have left somebody waiting for a lock, for ever if nobody ended it."""
+        """End sessions that a failed test has left waiting for a lock."""
         for client in self.clients:
             if client.waiting:
                 run(self.url, f"SELECT pg_terminate_backend({client.pid})")
@@ -86,7 +86,7 @@ class World:
             client.close()
 
     def waits(self, client: Client, future: Future[Any]) -> None:
-        """Until the server says that the client waits for a lock."""
+        """Wait until the server reports that the client waits for a lock."""
         query = f"SELECT wait_event_type FROM pg_stat_activity WHERE pid = {client.pid}"
         deadline = time.monotonic() + PATIENCE
         while run(self.url, query) != [("Lock",)]:
@@ -129,7 +129,7 @@ def test_exclusive_waits_for_both_and_shared_for_one(world: World) -> None:
 
 
 def test_try_never_waits(world: World) -> None:
-    """Neither for a holder, nor for the uncommitted insert of a key that nobody has used before."""
+    """Neither for a holder nor for the uncommitted insert of a new key."""
     a, b = world.client(), world.client()
     for number in (1, 2):
         a(f"SELECT lock.exclusive({number})")
@@ -150,8 +150,8 @@ def test_try_never_waits(world: World) -> None:
     assert b("SELECT lock.try_exclusive(2)") is True
 
 
-def test_what_try_took_is_held_to_the_end(world: World) -> None:
-    """The table bodies take it inside a block that can fail: the lock must outlive the block."""
+def test_a_tried_lock_lasts_until_the_end_of_the_transaction(world: World) -> None:
+    """The table variant locks inside an exception block: the lock must outlast the block."""
     a, b = world.client(), world.client()
     for call in ("try_exclusive", "try_shared"):
         assert a(f"SELECT lock.{call}(1)") is True
@@ -199,7 +199,7 @@ def test_vacuum_leaves_no_second_holder(world: World) -> None:
     third.result(PATIENCE)
 
 
-def test_two_sharers_who_unlock_do_not_deadlock(world: World) -> None:
+def test_two_shared_holders_that_unlock_do_not_deadlock(world: World) -> None:
     a, b = world.client(), world.client()
     for client in (a, b):
         client("SELECT lock.shared(1)")
@@ -212,7 +212,7 @@ def test_two_sharers_who_unlock_do_not_deadlock(world: World) -> None:
     b.commit()
 
 
-def test_unlock_and_vacuum_pass_over_what_others_hold(world: World, variant: str) -> None:
+def test_unlock_and_vacuum_skip_keys_of_others(world: World, variant: str) -> None:
     a, b = world.client(), world.client()
     for number in range(5):
         a(f"SELECT lock.exclusive({number})")
@@ -227,7 +227,7 @@ def test_unlock_and_vacuum_pass_over_what_others_hold(world: World, variant: str
 
 
 @pytest.mark.parametrize("variant", ["table", "yugabytedb"], indirect=True)
-def test_vacuum_goes_on_until_none_is_left(world: World) -> None:
+def test_vacuum_continues_until_no_free_key_is_left(world: World) -> None:
     run(world.url, "INSERT INTO lock.locked_keys (key) SELECT generate_series(1, 25000)")
     a, b = world.client(), world.client()
     a("SELECT lock.exclusive(12345)")
@@ -236,7 +236,7 @@ def test_vacuum_goes_on_until_none_is_left(world: World) -> None:
     assert run(world.url, "SELECT key FROM lock.locked_keys") == [(12345,)]
 
 
-def test_the_keys_that_are_held(world: World, variant: str) -> None:
+def test_locked_keys_shows_held_keys(world: World, variant: str) -> None:
     a = world.client()
     began = time.time()
     a("SELECT lock.exclusive(-5), lock.shared(9223372036854775807)")
@@ -250,7 +250,7 @@ def test_the_keys_that_are_held(world: World, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["advisory"], indirect=True)
-def test_the_view_shows_what_is_granted_here_and_nothing_else(world: World, fresh: Fresh, tmp_path: Path) -> None:
+def test_the_view_shows_only_keys_granted_in_this_database(world: World, fresh: Fresh, tmp_path: Path) -> None:
     other = fresh("postgresql15", "psycopg")
     Project(tmp_path / "other", other, "directives").upgrade()
     elsewhere = World(other)
@@ -268,7 +268,7 @@ def test_the_view_shows_what_is_granted_here_and_nothing_else(world: World, fres
         elsewhere.close()
 
 
-def test_keys_made_ahead(world: World, variant: str) -> None:
+def test_keys_created_in_advance(world: World, variant: str) -> None:
     a, b = world.client(), world.client()
     assert a("SELECT lock.create('{2,1,2}')") == (2 if variant in BY_ROWS else 0)
     a.commit()
@@ -281,7 +281,7 @@ def test_keys_made_ahead(world: World, variant: str) -> None:
 NAMES = [("a",), ("a", "b"), ("a:b",), ("invoice", "42"), ("naïve 😀", "%s"), (" ",), ("x" * 10000,)]
 
 
-def test_the_key_is_the_same_as_in_python(world: World) -> None:
+def test_key_equals_the_python_function(world: World) -> None:
     for parts in NAMES:
         with sa.create_engine(world.url, poolclass=sa.NullPool).connect() as connection:
             markers = ", ".join(f":p{number}" for number in range(len(parts)))
@@ -290,15 +290,15 @@ def test_the_key_is_the_same_as_in_python(world: World) -> None:
     assert run(world.url, "SELECT lock.key(NULL), lock.key('a', NULL, 'b')") == [(None, None)]
 
 
-def test_null_is_no_key(world: World) -> None:
+def test_a_null_key_is_refused(world: World) -> None:
     calls = [f"{call}(NULL)" for call in ("exclusive", "shared", "try_exclusive", "try_shared", "unlock", "create")]
     for call in (*calls, "create(ARRAY[1, NULL])"):
-        with pytest.raises(sa.exc.DBAPIError, match="a lock needs a key, and NULL is none"):
+        with pytest.raises(sa.exc.DBAPIError, match="a lock key must not be NULL"):
             run(world.url, f"SELECT lock.{call}")
 
 
 LOCKING = ("exclusive", "shared", "try_exclusive", "try_shared")
-#: What waits for nobody, and so can't read what is stale because of that.
+#: They never wait, so no snapshot is older than a wait.
 OTHERS = ("unlock(1)", "vacuum()", "create('{1,2}')")
 
 
@@ -326,7 +326,7 @@ def refusal(client: Client, mode: str, sql: str) -> str:
     with pytest.raises(sa.exc.DBAPIError) as caught:
         client(sql)
     error: Any = caught.value.orig
-    # a sentence: what, why, and after the colon what to do instead
+    # a sentence: what, why, and what to do instead after the colon
     assert error.diag.message_primary.startswith("no lock is taken in a")
     assert ": " in error.diag.message_primary
     return str(error.sqlstate)
@@ -360,15 +360,15 @@ def test_a_standby_is_refused(servers: Servers, locking: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("variant", ["yugabytedb"], indirect=True)
 @pytest.mark.parametrize("function", [True, False])
-def test_snapshot_that_is_called_read_committed_is_refused(world: World, function: bool) -> None:
-    """A cluster without yb_enable_read_committed_isolation, as its function says, or its setting."""
+def test_snapshot_isolation_reported_as_read_committed(world: World, function: bool) -> None:
+    """A cluster without yb_enable_read_committed_isolation, as its function reports, or its setting."""
     a = world.client()
     name = "pg_catalog.yb_get_effective_transaction_isolation_level()"
     if function:
         a(f"CREATE OR REPLACE FUNCTION {name} RETURNS text LANGUAGE sql AS $$SELECT 'Repeatable Read'$$")
     else:
         a(f"DROP FUNCTION {name}")
-        # a setting without a dot can't be made up: so the function that reads settings is
+        # a setting without a dot can't be defined: the function that reads settings is replaced
         a(
             "CREATE FUNCTION public.current_setting(text, boolean) RETURNS text LANGUAGE sql AS "
             "$$SELECT CASE $1 WHEN 'yb_effective_transaction_isolation_level' THEN 'repeatable read' END$$"
@@ -384,7 +384,7 @@ def test_snapshot_that_is_called_read_committed_is_refused(world: World, functio
 
 @pytest.mark.parametrize("variant", ["yugabytedb"], indirect=True)
 @pytest.mark.parametrize("before", ["on", "off"])
-def test_the_setting_of_yugabytedb_is_put_back(world: World, before: str) -> None:
+def test_the_setting_of_yugabytedb_is_restored(world: World, before: str) -> None:
     a = world.client()
     a(f"SET yb_disable_transactional_writes = {before}")
     a.commit()
@@ -396,8 +396,8 @@ def test_the_setting_of_yugabytedb_is_put_back(world: World, before: str) -> Non
 
 
 @pytest.mark.parametrize("variant", ["yugabytedb"], indirect=True)
-def test_every_insert_of_a_key_on_yugabytedb_is_outside_the_transaction(world: World) -> None:
-    """The setting is on while the row is inserted, whichever function inserts it."""
+def test_keys_are_inserted_outside_the_transaction(world: World) -> None:
+    """The setting is on while the row is inserted, by every function."""
     run(
         world.url,
         "CREATE TABLE seen (setting text)",
@@ -411,8 +411,8 @@ def test_every_insert_of_a_key_on_yugabytedb_is_outside_the_transaction(world: W
 
 
 @pytest.mark.parametrize("variant", ["yugabytedb"], indirect=True)
-def test_a_key_that_can_not_be_seen_ends_the_loop(world: World) -> None:
-    """What a snapshot too old would do, here done by a trigger that swallows the row."""
+def test_an_invisible_key_ends_the_loop(world: World) -> None:
+    """As with a snapshot that is too old; here a trigger drops the row."""
     run(
         world.url,
         "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NULL; END$$",
@@ -429,7 +429,7 @@ def test_a_key_that_can_not_be_seen_ends_the_loop(world: World) -> None:
 
 
 def test_no_overlap_while_keys_are_unlocked_and_vacuumed(world: World, variant: str) -> None:
-    """Many holders, half of them unlocking, one vacuuming: never two inside at once, never an error."""
+    """Many holders, half of them unlocking, one vacuuming: never two holders at the same time, never an error."""
     inside: dict[int, int] = {}
     overlaps, errors, taken = [], [], []
     over = threading.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_check_reports_all_is_well(engine: str, servers: Servers) -> None:
     assert done.stderr == ""
     if engine == "yugabytedb":
         assert "YugabyteDB 2025.1.0.0" in done.stdout
-        assert found(cli, "effective isolation") == [("ok", "READ COMMITTED is what it says")]
+        assert found(cli, "effective isolation") == [("ok", "READ COMMITTED is in force")]
 
 
 def test_check_reports_drift_and_missing_index(servers: Servers) -> None:
@@ -110,9 +111,9 @@ def option(url: str, options: str) -> str:
 
 
 def test_check_reports_unwritable_file(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(sqlite, "writable") == [("ok", "the file takes writes")]
+    assert found(sqlite, "writable") == [("ok", "the file is writable")]
     # root may write to everything
-    monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     ((level, says),) = found(sqlite, "writable", 1)
     assert level == "problem"
     assert "can't be written to" in says
@@ -169,7 +170,7 @@ def test_check_reports_pooler_with_psycopg2(servers: Servers) -> None:
     ],
 )
 def test_check_reports_old_versions(name: str, spelt: str, level: str) -> None:
-    finding: Any = checks._version(name, spelt)
+    finding: Any = checks.version_finding(name, spelt)
     assert (finding.level, spelt in finding.says) == (level, True)
 
 

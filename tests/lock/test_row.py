@@ -330,7 +330,7 @@ def test_what_is_left_of_the_wait_is_what_the_next_try_may_wait(
 def test_a_row_that_is_replaced_all_the_time(
     kept: Callable[..., Engine], watch: Callable[[str], Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "_REPLACED", 2)
+    monkeypatch.setattr(execution, "_MAX_REPLACED", 2)
     refused, _ = replaced_while(watch, kept("postgresql15"), 2)
     assert isinstance(refused, sl.LockTimeout)
     assert str(refused) == "the row 2 of Customer was replaced each time that it was waited for: nothing was locked"

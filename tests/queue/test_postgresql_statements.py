@@ -1,4 +1,4 @@
-"""What a statement of PostgreSQL captures: chosen once, changed by its key, and as it is when its row is locked."""
+"""PostgreSQL's statements: rows are chosen once, changed by key, and seen as they are when they are locked."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from sqlalchemy_locks.core.operation import BuildContext, build_context
 from sqlalchemy_locks.queue import acknowledge
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE, Watch, later
-from tests.fixtures.queues import MakeEngine
-from tests.queue.test_exchange import exchanged
-from tests.workers.test_workers import counts, put
+from tests.fixtures.queues import MakeEngine, put
+from tests.fixtures.worker_states import counts, fetched, queue
 
 POSTGRESQL = ["postgresql15", "postgresql18"]
-#: whoever holds this advisory lock keeps a statement that asks for it after its snapshot and before its row locks
-GATE = 7_341_905
-#: what the planner has to do without, for a subquery to be executed once for each row
+
+
+#: an advisory lock that stops a statement after its snapshot and before its row locks
+PAUSE_KEY = 7_341_905
+
+
+#: what the planner is denied, for a subquery to be executed once for each row
 WITHOUT = {
     "anything": (),
     "joins of two sets": ("hashjoin", "mergejoin", "hashagg", "sort", "material"),
     "indexes": ("hashjoin", "mergejoin", "material", "memoize", "indexscan", "bitmapscan"),
 }
 
-queue = sl.Queue()
+
 docks = Table("dock", MetaData(), Column("id", Integer, primary_key=True), Column("state", Text, nullable=False))
 
 
 @pytest.fixture(params=POSTGRESQL)
 def stale(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """A queue and a table whose statistics are of a moment when each had one row, and that have 1,000."""
+    """A queue and a table with 1,000 rows, whose statistics are from when they had one."""
     url = servers.fresh(request.param, PLAIN[request.param])
     install(url)
     engine = create_engine(url, poolclass=NullPool)
@@ -55,7 +58,7 @@ def stale(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Engine]:
 #: what takes 3 jobs, and what all of them have to be for it, if they don't just wait
 THREE: dict[str, tuple[Any, str | None]] = {
     "capture": (queue.capture(3), None),
-    "exchange": (queue._exchange([(1, 1)], 3, queue="default", host="h", after=None), None),
+    "exchange": (queue._fetch([(1, 1)], 3, queue="default", host="h", after=None), None),
     "requeue_stalled": (
         queue.requeue_stalled(0, limit=3),
         "started_at = now(), heartbeat_at = '2020-01-01', attempts = 1",
@@ -66,7 +69,7 @@ THREE: dict[str, tuple[Any, str | None]] = {
 
 @pytest.mark.parametrize("name", THREE)
 def test_the_limit_holds_with_stale_statistics(stale: Engine, name: str) -> None:
-    """Which that of `WHERE id IN (SELECT ... LIMIT 3 FOR UPDATE SKIP LOCKED)` does not."""
+    """Unlike that of `WHERE id IN (SELECT ... LIMIT 3 FOR UPDATE SKIP LOCKED)`."""
     operation, state = THREE[name]
     if state is not None:
         with stale.begin() as connection:
@@ -88,8 +91,8 @@ def planned(connection: Connection, operation: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("limit", [10, 1000])
-def test_what_was_chosen_is_changed_by_its_key(stale: Engine, limit: int) -> None:
-    """However many: a planner that expects them to be a part of the table goes through the whole of it instead."""
+def test_captured_rows_are_updated_by_key(stale: Engine, limit: int) -> None:
+    """With many rows, too, for which the planner may prefer a scan of the whole table."""
     with stale.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("INSERT INTO dock SELECT n, 'free' FROM generate_series(1001, 10000) AS n"))
         connection.execute(text("ANALYZE dock"))
@@ -105,7 +108,7 @@ def test_what_was_chosen_is_changed_by_its_key(stale: Engine, limit: int) -> Non
 
 @pytest.mark.parametrize("operation", [THREE["capture"][0], THREE["exchange"][0]], ids=["capture", "exchange"])
 def test_jobs_are_not_numbered(stale: Engine, operation: Any) -> None:
-    """What they are ordered by comes back with them as it was, and one look finds all of them: a step less for each."""
+    """The columns of their order don't change, so that no row_number() is needed."""
     with stale.connect() as connection:
         plan = planned(connection, operation)
     assert not [line for line in plan if "WindowAgg" in line], plan
@@ -113,29 +116,29 @@ def test_jobs_are_not_numbered(stale: Engine, operation: Any) -> None:
 
 
 @pytest.fixture
-def gate(engine_to: MakeEngine, servers: Servers, request: pytest.FixtureRequest) -> Iterator[Connection]:
-    """Holds up whoever asks for GATE, until it is committed."""
+def pause(engine_to: MakeEngine, servers: Servers, request: pytest.FixtureRequest) -> Iterator[Connection]:
+    """Stops statements with PAUSE_KEY until this connection commits."""
     with engine_to(request.getfixturevalue("name")).connect() as connection:
-        connection.execute(func.pg_advisory_xact_lock(GATE).select())
+        connection.execute(func.pg_advisory_xact_lock(PAUSE_KEY).select())
         yield connection
         connection.rollback()
 
 
-def through_the_gate() -> Any:
-    return func.pg_advisory_xact_lock_shared(GATE).is_not(None)
+def paused() -> Any:
+    return func.pg_advisory_xact_lock_shared(PAUSE_KEY).is_not(None)
 
 
 @pytest.mark.parametrize("name", POSTGRESQL)
-def test_a_row_is_captured_as_it_is_and_not_as_it_was(
-    engine_to: MakeEngine, servers: Servers, gate: Connection, name: str
+def test_capture_sees_changes_made_before_its_lock(
+    engine_to: MakeEngine, servers: Servers, pause: Connection, name: str
 ) -> None:
-    """Between the snapshot and the lock one of them is taken by somebody else, and one is changed."""
+    """Between snapshot and lock, another session captures one of them and changes another."""
     engine = engine_to(name)
     put(engine, *range(6))
     held_up = sl.Queue()
-    take = held_up._take
+    take = held_up._capture
     chosen = take.taken
-    take.taken = lambda context: replace(chosen(context), where=(*chosen(context).where, through_the_gate()))  # type: ignore[method-assign]
+    take.taken = lambda context: replace(chosen(context), where=(*chosen(context).where, paused()))  # type: ignore[method-assign]
     watch = Watch(servers, name)
 
     def capture() -> list[Any]:
@@ -144,55 +147,53 @@ def test_a_row_is_captured_as_it_is_and_not_as_it_was(
 
     capturing = later(capture)
     watch.until_waiting(capturing)
-    (theirs,) = exchanged(engine, [], 1).jobs
+    (other,) = fetched(engine, [], 1).jobs
     with engine.begin() as connection:
         job = build_context(connection.dialect, {}).tables.job
         connection.execute(
-            update(job)
-            .where(job.c.internal_id == theirs.internal_id + 1)
-            .values(claim=job.c.claim + 1, max_attempts=77)
+            update(job).where(job.c.internal_id == other.internal_id + 1).values(claim=job.c.claim + 1, max_attempts=77)
         )
-    gate.commit()
+    pause.commit()
     taken = capturing.result(PATIENCE)
     watch.close()
-    assert theirs.payload == 0
+    assert other.payload == 0
     assert [(each.payload, each.claim, each.max_attempts) for each in taken] == [(1, 2, 77), (2, 1, 5), (3, 1, 5)]
     assert counts(engine)["running"] == 4
 
 
 @pytest.mark.parametrize("name", POSTGRESQL)
-def test_a_job_is_ended_by_who_has_it_and_not_by_who_had_it(
-    engine_to: MakeEngine, servers: Servers, gate: Connection, monkeypatch: pytest.MonkeyPatch, name: str
+def test_completion_checks_the_claim_after_locking(
+    engine_to: MakeEngine, servers: Servers, pause: Connection, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Between the snapshot and the lock one of them becomes another worker's."""
+    """Between snapshot and lock, another worker captures one of them."""
     engine = engine_to(name)
     put(engine, *range(2))
-    mine = exchanged(engine, [], 2).jobs
+    mine = fetched(engine, [], 2).jobs
     held_up = sl.Queue()
-    complete, running = held_up._complete.passing, acknowledge._running
-    changing = complete.changing
+    complete, running = held_up._complete.skip_locked, acknowledge._running
+    changing = complete.update
 
-    def gated(context: BuildContext) -> Any:
+    def pausing(context: BuildContext) -> Any:
         with monkeypatch.context() as patched:
-            patched.setattr(acknowledge, "_running", lambda at: (*running(at), through_the_gate()))
+            patched.setattr(acknowledge, "_running", lambda at: (*running(at), paused()))
             return changing(context)
 
-    complete.changing = gated  # type: ignore[method-assign]
+    complete.update = pausing  # type: ignore[method-assign]
     watch = Watch(servers, name)
 
-    def exchange() -> Any:
+    def fetch() -> Any:
         with engine.begin() as connection:
-            return connection.scalar(held_up._exchange(mine, 2, queue="default", host="h", after=None))
+            return connection.scalar(held_up._fetch(mine, 2, queue="default", host="h", after=None))
 
-    exchanging = later(exchange)
-    watch.until_waiting(exchanging)
+    fetching = later(fetch)
+    watch.until_waiting(fetching)
     with engine.begin() as connection:
         assert connection.scalar(queue.release(mine[0])) == 1
-        (theirs,) = connection.execute(queue.capture(1)).all()
-    gate.commit()
-    told = exchanging.result(PATIENCE)
+        (other,) = connection.execute(queue.capture(1)).all()
+    pause.commit()
+    result = fetching.result(PATIENCE)
     watch.close()
-    assert (told.jobs, told.ended) == ([], 1)
+    assert (result.jobs, result.completed) == ([], 1)
     with engine.begin() as connection:
-        assert connection.scalar(queue.heartbeat(theirs)) == 1
+        assert connection.scalar(queue.heartbeat(other)) == 1
     assert counts(engine)["completed"] == 1

@@ -1,23 +1,37 @@
-"""State transitions: captured by one, given back by who has it, on the shipped table and on models."""
+"""State transitions: captured by one owner, given back by it, on the shipped table and on models."""
 
 from __future__ import annotations
 
 import enum
 import threading
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Enum, Integer, String, TypeDecorator, create_engine, select, update
+from sqlalchemy import (
+    BigInteger,
+    Engine,
+    Enum,
+    Integer,
+    String,
+    TypeDecorator,
+    create_engine,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.sql.clock import Instant
+from sqlalchemy_locks.sql.clock import Ago, Instant
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import PATIENCE
-from tests.fixtures.queues import ENGINES, MakeEngine
+from tests.fixtures.queues import ENGINES, MakeEngine, engine, engine_to, leveled
+
+__all__ = ["engine", "engine_to", "leveled"]
 
 tasks = sl.StateTransition()
 
@@ -43,7 +57,7 @@ def status(engine: Engine, id: str) -> str:
         return str(connection.scalar(select(table.c.status).where(table.c.id == id)))
 
 
-def test_the_pattern(engine: Engine) -> None:
+def test_create_capture_and_set_status(engine: Engine) -> None:
     assert scalar(engine, tasks.create("task_a", "task_b", "task_c")) == 3
     assert scalar(engine, tasks.create("task_c", "task_d")) == 1
     mine = capture(engine, 3)
@@ -60,8 +74,8 @@ def test_the_pattern(engine: Engine) -> None:
     assert [task.id for task in capture(engine, 3)] == ["task_a", "task_b"]
 
 
-def test_two_take_different_tasks_and_neither_waits(leveled: Engine) -> None:
-    """The status is in an index here, whose gaps InnoDB locks above READ COMMITTED for who searches with locks."""
+def test_captures_skip_each_others_tasks(leveled: Engine) -> None:
+    """The status is indexed, and InnoDB's locking searches above READ COMMITTED lock gaps of that index."""
     ids = [f"t{n:02}" for n in range(20)]
     scalar(leveled, tasks.create(*ids))
     for id in ids[::3]:
@@ -78,7 +92,7 @@ def test_two_take_different_tasks_and_neither_waits(leveled: Engine) -> None:
     assert [task.id for task in capture(leveled, 4)] == [*ids[:3], ids[7]]
 
 
-def test_many_at_once(leveled: Engine) -> None:
+def test_concurrent_captures_take_each_task_once(leveled: Engine) -> None:
     ids = [f"t{n:03}" for n in range(120)]
     scalar(leveled, tasks.create(*ids))
     taken: list[str] = []
@@ -103,7 +117,7 @@ def test_many_at_once(leveled: Engine) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    # a snapshot may have missed what another had captured and rolled back
+    # a snapshot may hide tasks whose capture was rolled back
     taken += [task.id for task in capture(leveled, 200)]
     assert sorted(taken) == ids
 
@@ -130,7 +144,7 @@ def test_retries(engine: Engine) -> None:
     assert [task.id for task in capture(engine, 9)] == ["a"]
 
 
-def test_a_claim_is_the_owners_proof(engine: Engine) -> None:
+def test_set_status_compares_the_claim(engine: Engine) -> None:
     scalar(engine, tasks.create("a"))
     (lost,) = capture(engine, 1)
     scalar(engine, tasks.set_status("a", "failed", force=True))
@@ -164,11 +178,35 @@ def test_expire(engine: Engine) -> None:
         assert [task.id for task in connection.execute(patient.capture(9))] == ["fast"]
 
 
-def test_unknown(engine: Engine) -> None:
+def test_absurd_timeouts_do_not_stop_expire(engine: Engine) -> None:
+    tasks = sl.StateTransition()
+    with engine.begin() as connection:
+        connection.execute(tasks.create("endless", "never", "over", timeout=1))
+        assert len(connection.execute(tasks.capture(3)).all()) == 3
+        task = build_context(connection.dialect, {}).tables.task
+        for id, seconds in (("endless", 2**62), ("never", -(2**62)), ("over", 0)):
+            connection.execute(update(task).where(task.c.id == id).values(timeout=seconds))
+        # before now, however coarse the clock is
+        connection.execute(update(task).values(updated_at=datetime(2020, 1, 1, tzinfo=timezone.utc)))
+    with engine.begin() as connection:
+        assert connection.scalar(tasks.expire()) == 2
+        assert connection.scalar(select(task.c.status).where(task.c.id == "endless")) == "in_progress"
+
+
+def test_unknown_tasks_raise(engine: Engine) -> None:
     with pytest.raises(sl.UnknownTask, match="no 'nothing' in the queue 'default'"):
         scalar(engine, tasks.set_status("nothing", "done"))
     with pytest.raises(sl.UnknownTask):
         scalar(engine, tasks.set_retries("nothing", 1))
+
+
+def test_a_locked_task_is_not_captured(engine_to: MakeEngine) -> None:
+    for name in ("postgresql15", "mysql", "mariadb"):
+        engine = engine_to(name)
+        scalar(engine, tasks.create("a", "b"))
+        with engine.begin() as holder:
+            assert holder.execute(tasks.set_status("a", "failed", force=True)).scalar() is True
+            assert [task.id for task in capture(engine, 9)] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +249,7 @@ class State(enum.Enum):
 
 
 class Numbered(TypeDecorator[State]):
-    """A status that only Python gives a meaning."""
+    """A status that is stored as a number."""
 
     impl = Integer
     cache_ok = True
@@ -240,6 +278,42 @@ class Own(Base):
     limit: Mapped[int | None]
     version: Mapped[int] = mapped_column(default=1)
     __mapper_args__ = {"version_id_col": version}
+
+
+class Chore(Base):
+    __tablename__ = "chore"
+    name: Mapped[str] = mapped_column(String(20), primary_key=True)
+    status: Mapped[str] = mapped_column(String(20), default="new")
+    claim: Mapped[int] = mapped_column(default=0)
+    timeout: Mapped[int | None] = mapped_column(BigInteger())
+    since: Mapped[datetime | None] = mapped_column(Instant())
+
+
+class Slot(Base):
+    __tablename__ = "slot"
+    hall: Mapped[str] = mapped_column(String(5), primary_key=True)
+    number: Mapped[int] = mapped_column("no", primary_key=True, autoincrement=False)
+    status: Mapped[str] = mapped_column(String(5), default="free")
+
+
+chores = sl.StateTransition(
+    Chore,
+    id=Chore.name,
+    status=Chore.status,
+    ready=("new", "late"),
+    timed_out="late",
+    claim=Chore.claim,
+    timeout=Chore.timeout,
+    updated_at=Chore.since,
+)
+
+
+@pytest.fixture(params=ENGINES)
+def own(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = create_engine(servers.fresh(request.param, PLAIN[request.param]), poolclass=NullPool)
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
 
 
 KINDS_OF_STATUS = {
@@ -297,10 +371,71 @@ def test_a_status_of_any_type(servers: Servers, name: str, column: str) -> None:
     engine.dispose()
 
 
-def test_a_task_that_is_held_is_not_captured(engine_to: MakeEngine) -> None:
-    for name in ("postgresql15", "mysql", "mariadb"):
-        engine = engine_to(name)
-        scalar(engine, tasks.create("a", "b"))
-        with engine.begin() as holder:
-            assert holder.execute(tasks.set_status("a", "failed", force=True)).scalar() is True
-            assert [task.id for task in capture(engine, 9)] == ["b"]
+def test_a_captured_entity_proves_its_claim(own: Engine) -> None:
+    with Session(own) as first, Session(own) as second:
+        first.add(Chore(name="a"))
+        first.commit()
+        lost = first.scalars(chores.capture()).one()
+        first.commit()
+        assert second.scalar(chores.set_status("a", "new", force=True)) is True
+        mine = second.scalars(chores.capture()).one()
+        second.commit()
+        assert lost.claim == 2
+        first.rollback()
+        assert first.scalar(chores.set_status("a", "done", claim=lost)) is False
+        assert first.scalar(chores.set_status(lost, "done")) is False
+        assert first.scalar(chores.set_status(lost, "done", force=True)) is False
+        first.rollback()
+        assert second.scalar(chores.set_status("a", "done", claim=mine)) is True
+        second.rollback()
+        assert second.scalar(chores.set_status(mine, "done")) is True
+        second.commit()
+        assert mine.status == "done"
+    with Session(own) as session, pytest.raises(ValueError, match="was not captured"):
+        chores.set_status("a", "done", claim=session.get_one(Chore, "a"))
+    with Session(own) as session, pytest.raises(ValueError, match="was not captured"):
+        chores.set_status(session.get_one(Chore, "a"), "done")
+
+
+def test_set_status_takes_entities_and_rows(own: Engine) -> None:
+    """An entity, a row that has one, a row of a connection or of a ``Table``; with queues and without a claim."""
+    slots = sl.StateTransition(
+        Slot, id=Slot.number, queue=Slot.hall, status=Slot.status, ready="free", captured="taken"
+    )
+    table = Slot.__table__
+    rows = sl.StateTransition(table, id="no", queue="hall", status="status", ready="free", captured="taken")
+    with Session(own) as session:
+        session.add_all(Slot(hall=hall, number=number) for hall in "ab" for number in range(1, 7))
+        session.commit()
+        for number, pattern in enumerate((slots, slots, rows, slots), 1):
+            found = session.execute(pattern.capture(1, queue="b"))
+            (captured,) = found.scalars() if number == 1 else found
+            if number < 4:
+                assert session.scalar(pattern.set_status(captured, "used")) is True
+        with pytest.raises(ValueError, match="leave out queue="):
+            slots.set_status(captured, "used", queue="b")
+        with pytest.raises(ValueError, match="was not captured"):
+            chores.set_status(captured, "done")
+        with pytest.raises(TypeError, match="no row of a captured task"):
+            rows.set_status(session.execute(select(table.c.no, table.c.status)).first(), "used")
+        assert session.scalar(slots.set_status(captured, "used")) is True
+        session.commit()
+    with own.begin() as connection:
+        (captured,) = connection.execute(slots.capture(1, queue="b"))
+        assert connection.scalar(slots.set_status(captured, "used")) is True
+        used = select(Slot.hall, Slot.number).where(Slot.status == "used").order_by(Slot.number)
+        assert connection.execute(used).all() == [("b", number) for number in range(1, 6)]
+
+
+def test_absurd_timeouts_of_a_model_do_not_stop_expire(own: Engine) -> None:
+    with Session(own) as session:
+        session.add_all([Chore(name="a", timeout=2**62), Chore(name="b", timeout=0)])
+        session.commit()
+        assert len(session.scalars(chores.capture(2)).all()) == 2
+        session.execute(update(Chore).values(since=Ago(literal_column("5"))))
+        session.commit()
+        assert session.scalar(chores.expire()) == 1
+        session.commit()
+        assert session.get_one(Chore, "b").status == "late"
+    with pytest.raises(ValueError, match="a hundred years"):
+        sl.StateTransition().create("a", timeout=10**12)

@@ -1,14 +1,26 @@
-"""A queue in a table of one's own: by the mixin, under other names, as a Table."""
+"""A queue in a user's own table: by the mixin, under other column names, as a ``Table``."""
 
 from __future__ import annotations
 
-import time
+import asyncio
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Engine, Index, MetaData, String, Table, create_engine, inspect, select
+from sqlalchemy import (
+    BigInteger,
+    Engine,
+    Index,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    inspect,
+    select,
+    text,
+)
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
@@ -16,9 +28,10 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.queue.mixin import JobColumns
 from sqlalchemy_locks.sql.clock import Instant
 from sqlalchemy_locks.sql.tables import ExternalId, Payload
-from sqlalchemy_locks.workers.state import WorkerState
 from tests.conftest import PLAIN, Servers
+from tests.fixtures.parties import async_connected
 from tests.fixtures.queues import ENGINES, silenced
+from tests.fixtures.worker_states import state_for
 
 
 class Base(DeclarativeBase):
@@ -33,7 +46,7 @@ class Mail(JobColumns, Base):
 
 
 class Task(Base):
-    """The same with names of its own."""
+    """The same under other names."""
 
     __tablename__ = "odd_task"
     number: Mapped[int] = mapped_column("no", primary_key=True)
@@ -54,7 +67,16 @@ class Task(Base):
     error: Mapped[str | None] = mapped_column(String(16000))
 
 
+class Letter(sl.JobColumns, Base):
+    """A class with an attribute whose name is not its column's."""
+
+    __tablename__ = "letter"
+    claim: Mapped[int] = mapped_column("claims", BigInteger(), default=0, server_default=text("0"))
+
+
 mails = sl.Queue(Mail)
+
+
 tasks = sl.Queue(
     Task,
     internal_id=Task.number,
@@ -68,6 +90,11 @@ tasks = sl.Queue(
     processing_host=Task.worker,
     heartbeat_at=Task.seen,
 )
+
+
+letters = sl.Queue(Letter)
+
+
 mails.indexes()
 
 
@@ -79,9 +106,9 @@ def engine(servers: Servers, request: pytest.FixtureRequest) -> Any:
     engine.dispose()
 
 
-def test_entities_come_and_go(engine: Engine) -> None:
+def test_jobs_are_entities_in_a_session(engine: Engine) -> None:
     with Session(engine) as session:
-        mine, other = sorted([uuid4(), uuid4()])  # a batch with ids is put in their order
+        mine, other = sorted([uuid4(), uuid4()])  # a batch is put in the order of its ids
         assert session.scalars(mails.put({"a": 1}, {"a": 2}, external_id=[mine, other])).first() == mine
         assert session.scalar(mails.put("again", external_id=mine)) == mine
         session.add(Mail(payload={"a": 3}, customer="x"))
@@ -108,7 +135,7 @@ def test_entities_come_and_go(engine: Engine) -> None:
         assert len(session.scalars(select(Mail)).all()) == 2
 
 
-def test_names_of_its_own(engine: Engine) -> None:
+def test_columns_with_other_names(engine: Engine) -> None:
     with Session(engine) as session:
         session.execute(tasks.put(1, 2, 3, queue="q"))
         session.execute(tasks.put(4, queue="q", run_in=3600))
@@ -132,7 +159,7 @@ def test_a_table_gives_rows(engine: Engine) -> None:
         assert connection.execute(queue.complete(jobs)).scalar() == 2
 
 
-def test_its_indexes(engine: Engine) -> None:
+def test_create_all_creates_the_indexes(engine: Engine) -> None:
     made = {index["name"]: index for index in inspect(engine).get_indexes("mail")}
     ready = "mail_ready" if engine.dialect.name in ("postgresql", "yugabytedb") else "mail_waiting"
     assert {ready, "mail_running", "mail_completed", "mail_dead"} <= made.keys()
@@ -153,7 +180,96 @@ def test_the_indexes_of_one_engine(dialect: str, first: str) -> None:
     assert len(made) == 4
 
 
-def test_what_is_no_queue_is_refused() -> None:
+def test_an_entity_keeps_the_claim_of_its_capture(engine: Engine) -> None:
+    with Session(engine) as first, Session(engine) as second:
+        first.execute(letters.put("x"))
+        first.commit()
+        lost = first.scalars(letters.capture()).one()
+        first.commit()
+        silenced(second.connection(), table=Letter.__table__)
+        assert second.scalar(letters.requeue_stalled(0)) == 1
+        mine = second.scalars(letters.capture()).one()
+        second.commit()
+        assert lost.claim == mine.claim == 2  # refreshed: it is the other owner's
+        first.rollback()
+        assert [first.scalar(letters.heartbeat(lost)), first.scalar(letters.complete([lost]))] == [0, 0]
+        assert first.scalar(letters.fail(lost, error="x")) == 0
+        first.rollback()
+        with pytest.raises(ValueError, match="was not captured"):
+            letters.complete(Letter())
+        assert second.scalar(letters.complete(mine)) == 1
+        second.commit()
+
+
+@pytest.mark.parametrize(("name", "driver"), [("postgresql15", "asyncpg"), ("mysql", "aiomysql")])
+def test_an_entity_keeps_its_claim_after_an_async_commit(servers: Servers, name: str, driver: str) -> None:
+    database = servers.database(name)
+    plain = create_engine(servers.url(name, PLAIN[name], database), poolclass=NullPool)
+    Base.metadata.create_all(plain)
+
+    async def work() -> list[Any]:
+        async with (
+            async_connected(servers.url(name, driver, database), poolclass=NullPool) as engine,
+            AsyncSession(engine) as session,
+        ):
+            await session.execute(letters.put(1, 2))
+            jobs = (await session.scalars(letters.capture(2))).all()
+            await session.commit()
+            found = [await session.scalar(letters.heartbeat(jobs)), await session.scalar(letters.complete(jobs[0]))]
+            found.append(await session.scalar(letters.complete(jobs)))
+            await session.commit()
+            return found
+
+    assert asyncio.run(work()) == [2, 1, 1]
+
+
+def test_a_loaded_entity_is_refused(engine: Engine) -> None:
+    with Session(engine) as session:
+        session.execute(letters.put("x"))
+        session.execute(letters.capture()).all()
+        session.commit()
+    with Session(engine) as session:
+        with pytest.raises(ValueError, match="was not captured"):
+            letters.complete(session.scalars(select(Letter)).one())
+
+
+def test_rows_of_a_class_with_other_attribute_names(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(letters.put(1, 2, 3))
+        jobs = connection.execute(letters.capture(3)).all()
+        assert connection.execute(letters.complete(jobs[0])).scalar() == 1
+        assert connection.execute(letters.complete([jobs[1]._mapping, jobs[2]])).scalar() == 2
+    with Session(engine) as session:
+        session.execute(letters.put(4, 5))
+        rows = session.execute(letters.capture(2)).all()  # an entity in each
+        assert session.scalar(letters.heartbeat(rows[0])) == 1
+        assert session.scalar(letters.complete(rows)) == 2
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_a_timestamp_without_time_zone_is_refused(servers: Servers, name: str) -> None:
+    class Other(DeclarativeBase):
+        pass
+
+    class Zoneless(sl.JobColumns, Other):
+        __tablename__ = "zoneless"
+        heartbeat_at: Mapped[datetime | None] = mapped_column()
+
+    class Task(Other):
+        __tablename__ = "zoneless_task"
+        name: Mapped[str] = mapped_column(String(20), primary_key=True)
+        status: Mapped[str]
+        at: Mapped[datetime | None]
+
+    tasks = sl.StateTransition(Task, id=Task.name, status=Task.status, updated_at=Task.at)
+    engine = create_engine(servers.url(name, PLAIN[name], servers.database(name)), poolclass=NullPool)
+    for operation in (sl.Queue(Zoneless).capture(), sl.Queue(Zoneless).put(1), tasks.capture()):
+        with engine.connect() as connection, pytest.raises(sl.Unsupported, match="must be DateTime"):
+            connection.execute(operation)
+    assert "zoneless" in str(sl.Queue(Zoneless).capture().compile(create_engine("sqlite://")))
+
+
+def test_a_class_without_the_columns_is_refused() -> None:
     class Other(DeclarativeBase):
         pass
 
@@ -177,9 +293,23 @@ def test_what_is_no_queue_is_refused() -> None:
 
 @pytest.mark.parametrize("engine", ["postgresql15", "sqlite"], indirect=True)
 @pytest.mark.parametrize(
-    "name", ["done", "told", "chosen", "numbered", "captured", "mine", "one", "free", "beat", "jobs", "put", "there"]
+    "name",
+    [
+        "completed",
+        "count",
+        "chosen",
+        "numbered",
+        "captured",
+        "owned",
+        "one",
+        "unlocked",
+        "heartbeat",
+        "jobs",
+        "put",
+        "existing",
+    ],
 )
-def test_a_table_may_be_called_as_a_part_of_a_statement_might_be(engine: Engine, name: str) -> None:
+def test_a_table_may_have_the_name_of_a_cte(engine: Engine, name: str) -> None:
     class Base(DeclarativeBase):
         pass
 
@@ -194,17 +324,17 @@ def test_a_table_may_be_called_as_a_part_of_a_statement_might_be(engine: Engine,
             id = connection.scalar(own.put(0))
             assert connection.scalar(own.put(0, external_id=id)) == id
             connection.execute(own.put(1, 2, 3))
-        shift = WorkerState(sl.Worker(own, print, bind=engine, batch=2), time.sleep)
+        state = state_for(sl.Worker(own, print, bind=engine, batch=2))
         seen = []
         for _ in range(3):
-            shift._beat = -float("inf")
-            shift.turn()
-            shift._beat = -float("inf")
-            shift._keep()
-            while (job := shift.take()) is not None:
+            state._heartbeat_at = -float("inf")
+            state.turn()
+            state._heartbeat_at = -float("inf")
+            state._send_heartbeat()
+            while (job := state.take()) is not None:
                 seen.append(job._mapping["payload"])
-                shift.done(job, None)
-        shift.close()
+                state.done(job, None)
+        state.close()
         assert seen == [0, 1, 2, 3]
         with engine.begin() as connection:
             assert connection.scalar(own.requeue_stalled(0)) == 0
