@@ -201,8 +201,8 @@ class AppState:
 
     def on_request(self, sender: Flask, **_: Any) -> None:
         """Start maintenance at the first request of a process: this is a process that serves."""
-        process, mine = os.getpid(), object()
-        if self._maintained.setdefault(process, mine) is not mine:
+        process, marker = os.getpid(), object()
+        if self._maintained.setdefault(process, marker) is not marker:
             return
         try:
             maintenance = self.locks.maintenance()

@@ -70,9 +70,9 @@ def document(app: FastAPI, kinds_of: Callable[[Any], Iterable[Kind]]) -> None:
 def _describe(operation: dict[str, Any], kinds: list[Kind]) -> None:
     """Add what the app hasn't described itself."""
     for status in sorted({kind.status for kind in kinds}):
-        mine = list(dict.fromkeys(kind for kind in kinds if kind.status == status))
+        same_status = list(dict.fromkeys(kind for kind in kinds if kind.status == status))
         response = operation["responses"].setdefault(str(status), {})
-        response.setdefault("description", " ".join(kind.detail for kind in mine))
+        response.setdefault("description", " ".join(kind.detail for kind in same_status))
         response.setdefault("content", {}).setdefault(MEDIA_TYPE, {"schema": dict(_REF)})
-        if any(kind.retry is not None for kind in mine):
+        if any(kind.retry is not None for kind in same_status):
             response.setdefault("headers", {}).setdefault("Retry-After", copy.deepcopy(_RETRY))
