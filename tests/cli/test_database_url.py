@@ -97,7 +97,7 @@ def test_url_without_driver_gets_an_installed_one(given: str, driver: str, serve
     server = "mariadb" if given == "mariadb" else "mysql" if given == "mysql" else "postgresql15"
     url = servers.installed(server, PLAIN[server])
     told = Cli(f"{given}:{url.split(':', 1)[1]}").json("check")
-    assert told["findings"][0]["says"].count(f"by {driver},") == 1
+    assert told["findings"][0]["says"].count(f"through {driver},") == 1
 
 
 @pytest.mark.parametrize(
