@@ -145,7 +145,7 @@ def test_arguments_are_checked_before_entering() -> None:
         locks.lease("")
     with pytest.raises(ValueError, match="255"):
         locks.lease("x" * 256)
-    with pytest.raises(ValueError, match="say windowed=True"):
+    with pytest.raises(ValueError, match="windowed=True"):
         locks.scheduled("a", every=1, tz="Europe/Paris")
     with pytest.raises(TypeError, match="async"):
 
