@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from sqlalchemy import NullPool, create_engine, update
+from sqlalchemy import event, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
@@ -307,12 +308,17 @@ def test_log_entries_have_one_line(door_to: MakeDoor, semaphore: Make, audit: Ca
     assert not any("\n" in line for line in audit())
 
 
-def test_lost_database_is_answered_503(door_to: MakeDoor, tmp_path: Any, audit: Callable[[], list[str]]) -> None:
+def test_lost_database_is_answered_503(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
     """The visitor gets a message instead of a 500; the log has one line."""
+    semaphore()  # whose form has the token
     page = door_to(authorize=alice, secret="s")
     token = page.token()
+
+    def refuse(*_: Any) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    event.listen(page.locks._engine, "do_connect", refuse)
     page.locks._engine.dispose()
-    page.locks._engine = create_engine(f"sqlite:///{tmp_path}/no/such/folder.db", poolclass=NullPool)
     answer = page.post("release", token=token, external_id="x")
     assert answer.status_code == 503
     assert "unknown whether this was done: OperationalError: " in answer.text
