@@ -101,7 +101,7 @@ class SemaphoreBody(OperationImpl):
 
     def _take_file(self, execution: Execution) -> None:
         with execution.backend.classify_timeouts(execution.connection):
-            execution.take_file(execution.context.tables.semaphore)
+            execution.take_write_lock(execution.context.tables.semaphore)
         if not execution.backend.transaction_begun(execution.connection):
             raise self._several_in_autocommit(execution)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from sqlalchemy import Update, literal, select
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import LockLost, Unsupported
 from sqlalchemy_locks.semaphore.base import SemaphoreBody, request_shared, token_of
 from sqlalchemy_locks.semaphore.base import external_id as id_of

@@ -8,7 +8,8 @@ from sqlalchemy import Boolean, Text, bindparam, literal, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.semaphore.base import LOCK_WAIT, SemaphoreBody, end, request_locked, token_of
 from sqlalchemy_locks.semaphore.base import external_id as id_of
 from sqlalchemy_locks.semaphore.statements import RELEASED
