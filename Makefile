@@ -1,10 +1,13 @@
-# All that is needed is made on the way, in .venv/; what Debian has to bring is installed by root only (or by sudo,
-# where that asks for no password).
+# Everything needed is installed in .venv/ on the way. Debian packages are installed as root only, or by sudo if it asks
+# for no password.
 
-.PHONY: demo test
+.PHONY: bench demo test
 
-demo: # eight processes fight over three keys; URL=postgresql+psycopg://... has them do it on a server
+bench: # run a benchmark: NAME=lock, or with arguments NAME='waiting sqlite'; without NAME, list them
+	@tools/bench $(value NAME)
+
+demo: # eight processes compete for three keys; URL=postgresql+psycopg://... runs it on a server
 	@tools/demo '$(value URL)'
 
-test: # everything, on real servers that the tests start
+test: # all checks and tests, on real servers that the tests start
 	@tools/test

@@ -1,6 +1,6 @@
-"""The matrix, for developers: `nox` runs all of it, `nox -s "tests-3.12(2.0)"` one cell.
+"""The test matrix, for developers: `nox` runs all of it, `nox -s "tests-3.12(2.0)"` one cell.
 
-`make test` is what CI runs, on one Python; the servers come from there too (tests/servers/packages.txt).
+CI runs `make test`, on one Python, which also installs the servers (tests/servers/packages.txt).
 """
 
 import nox
@@ -14,7 +14,7 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 @nox.session(python=PYTHONS)
 @nox.parametrize("sqlalchemy", ["2.0", "2.1"], ids=["2.0", "2.1"])
 def tests(session: nox.Session, sqlalchemy: str) -> None:
-    """The whole suite."""
+    """Run all tests."""
     if sqlalchemy == "2.1" and session.python == "3.10":
         session.skip("SQLAlchemy 2.1 is for Python 3.11 and newer")
     session.install(f"sqlalchemy=={sqlalchemy}.*", "-e", ".", "-r", "docs/requirements.txt")
@@ -25,7 +25,7 @@ def tests(session: nox.Session, sqlalchemy: str) -> None:
 
 @nox.session(python="3.13")
 def check(session: nox.Session) -> None:
-    """Style, types and layers."""
+    """Check style, types and layers."""
     session.install(
         "-e",
         ".[redis,cli,otel,prometheus,fastapi,flask]",
@@ -40,6 +40,6 @@ def check(session: nox.Session) -> None:
 
 @nox.session(python="3.13")
 def docs(session: nox.Session) -> None:
-    """The documentation, at http://127.0.0.1:8000."""
+    """Serve the documentation at http://127.0.0.1:8000."""
     session.install("-e", ".", "-r", "docs/requirements.txt")
     session.run("mkdocs", "serve")

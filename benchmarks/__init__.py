@@ -1,1 +1,1 @@
-"""Measurements beside the peers: run by hand, on an idle machine."""
+"""Benchmarks, compared with other libraries: run by hand (`make bench`), on an idle machine."""

@@ -1,11 +1,11 @@
-"""What a lock costs beside raw psycopg and sqlalchemy-dlock, on PostgreSQL.
+"""The cost of a lock, compared with raw psycopg and sqlalchemy-dlock, on PostgreSQL.
 
-    python -m benchmarks.lock [postgresql+psycopg://user:password@host/database]
+    make bench NAME='lock [postgresql+psycopg://user:password@host/database]'
 
 Without a URL a server is started (see tests/servers) and pinned, with this process, to one processor: on two,
-one and the same operation has two speeds. With a URL, the database ``locks_benchmark`` is made there and dropped.
+the speed of the same operation varies. With a URL, the database ``locks_benchmark`` is made there and dropped.
 
-Every figure is a ratio inside one run, the median of rounds that take turns; only such ratios compare.
+Every figure is a ratio within one run, the median of alternating rounds; only such ratios are comparable.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Pair = Callable[[], object]
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio that we hold ourselves to: must not be more, is aimed not to be more."""
+    """A target: the largest allowed ratio (must), and the desired one (aim)."""
 
     what: str
     of: str
@@ -63,13 +63,13 @@ TARGETS = (
 
 
 def engine_at(url: URL, synchronous_commit: str) -> Engine:
-    """An engine as an app has it."""
+    """Make an engine like an app's."""
     return create_engine(url, connect_args={"options": f"-c synchronous_commit={synchronous_commit}"})
 
 
 @contextlib.contextmanager
 def variants(url: URL, synchronous_commit: str) -> Iterator[dict[str, Pair]]:
-    """The same thing, a lock taken and given back, in each way; all connected and warm."""
+    """Yield the variants of acquiring and releasing a lock, connected and warmed up."""
     engine = engine_at(url, synchronous_commit)
     locks = sl.Locks(engine)
     with (
@@ -110,7 +110,7 @@ def variants(url: URL, synchronous_commit: str) -> Iterator[dict[str, Pair]]:
 
 
 def microseconds(pair: Pair) -> float:
-    """What one pair takes, on average over one round."""
+    """Return the mean time of a pair in one round."""
     started = time.perf_counter()
     for _ in range(PAIRS):
         pair()
@@ -118,7 +118,7 @@ def microseconds(pair: Pair) -> float:
 
 
 def measured(pairs: dict[str, Pair]) -> dict[str, list[float]]:
-    """Each variant's rounds; they take turns, so that a noisy moment meets all of them."""
+    """Time each variant in alternating rounds, so that noise affects all of them."""
     rounds: dict[str, list[float]] = {name: [] for name in pairs}
     for _ in range(ROUNDS):
         for name, pair in pairs.items():
@@ -127,7 +127,7 @@ def measured(pairs: dict[str, Pair]) -> dict[str, list[float]]:
 
 
 def verdict(ratio: float, must: float | None, aim: float | None) -> str:
-    """How a ratio stands against its target."""
+    """Compare a ratio with its target."""
     if must is None or aim is None:
         return ""
     met = "aim met" if ratio <= aim else "must met" if ratio <= must else "MISSED"
@@ -135,7 +135,7 @@ def verdict(ratio: float, must: float | None, aim: float | None) -> str:
 
 
 def report_ratios(url: URL, synchronous_commit: str) -> None:
-    """Print each variant's time and what it is in terms of the others."""
+    """Print each variant's time and the ratios."""
     print(f"\nLock and unlock, synchronous_commit {synchronous_commit}")
     with variants(url, synchronous_commit) as pairs:
         rounds = measured(pairs)
@@ -147,7 +147,7 @@ def report_ratios(url: URL, synchronous_commit: str) -> None:
 
 
 def report_round_trips(url: URL) -> None:
-    """Print how often each variant, and each operation of ours, waits for the server."""
+    """Print the round trips of each variant and each operation."""
     assert url.host is not None
     wire = Wire(url.host, url.port or 5432)
     proxied = url.set(host="127.0.0.1", port=wire.port)
@@ -182,7 +182,7 @@ def report_round_trips(url: URL) -> None:
 
 
 def report_imports() -> None:
-    """Print what importing this library takes beside SQLAlchemy alone, each in a fresh process."""
+    """Print the import time of this library and of SQLAlchemy alone, each in a new process."""
     script = "import time; began = time.perf_counter(); import {}; print(time.perf_counter() - began)"
     names = ("sqlalchemy", "sqlalchemy.orm", "sqlalchemy_locks")
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -202,7 +202,7 @@ def report_imports() -> None:
 
 @contextlib.contextmanager
 def database(server: URL) -> Iterator[URL]:
-    """A database of the benchmark's own, with our objects where they are by default."""
+    """Create a database with the default installation, and drop it."""
     administrator = create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
     with administrator.connect() as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {DATABASE}")
@@ -219,11 +219,11 @@ def database(server: URL) -> Iterator[URL]:
 
 @contextlib.contextmanager
 def a_server() -> Iterator[URL]:
-    """A PostgreSQL of our own, on the same processor as this process."""
+    """Start a PostgreSQL server on the same processor as this process."""
     from tests import servers
 
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # children, so the server too, inherit it
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # inherited by the server
     with servers.start("postgresql15") as server:
         assert isinstance(server, servers.SQLServer)
         yield make_url(server.url("psycopg"))

@@ -1,14 +1,14 @@
-"""What a mutex costs beside the raw driver: PostgreSQL by psycopg 3 and asyncpg, MySQL and MariaDB by pymysql.
+"""The cost of a mutex, compared with the raw driver: psycopg 3, asyncpg, and pymysql on MySQL and MariaDB.
 
-    python -m benchmarks.mutex [postgresql15 | mysql | mariadb]
+    make bench NAME='mutex [postgresql15 | mysql | mariadb]'
 
 Servers are started (see tests/servers), one after the other, and pinned, with this process, to one processor: on
-two, one and the same operation has two speeds.
+two, the speed of the same operation varies.
 
 A pair is an acquire and a release. Raw is the pattern's own statement, ``UPDATE ... SET acquired = true WHERE ... AND
-acquired != true``, prepared, in autocommit; ours leaves owner, nonce, fence and instant in the row as well, and "raw,
-our SQL" is what the driver needs for that. Every figure is a ratio inside one run, the median of rounds that take
-turns; only such ratios compare.
+acquired != true``, prepared, in autocommit; ours also stores owner, nonce, fence and timestamp in the row, and "raw,
+our SQL" is the driver's time for that. Every figure is a ratio within one run, the median of alternating rounds;
+only such ratios are comparable.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DRIVERS = {"postgresql15": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
 ROUNDS = 21
 PAIRS = 200
 
-#: Runs a pair so many times.
+#: runs a pair n times
 Repeated = Callable[[int], None]
 Variants = dict[str, Repeated]
 
@@ -67,7 +67,7 @@ class Base(DeclarativeBase):
 
 
 class Import(Base):
-    """A model with a flag of its own."""
+    """A model with its own columns for a mutex."""
 
     __tablename__ = "import"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -75,7 +75,7 @@ class Import(Base):
 
 
 def repeated(pair: Pair) -> Repeated:
-    """A pair as rounds run it."""
+    """Make a function that repeats a pair."""
 
     def run(times: int) -> None:
         for _ in range(times):
@@ -85,7 +85,7 @@ def repeated(pair: Pair) -> Repeated:
 
 
 def awaited(loop: asyncio.AbstractEventLoop, pair: Callable[[], Coroutine[Any, Any, object]]) -> Repeated:
-    """The same for a coroutine, in one visit to its loop."""
+    """The same for a coroutine function, in one run of its loop."""
 
     async def run(times: int) -> None:
         for _ in range(times):
@@ -95,7 +95,7 @@ def awaited(loop: asyncio.AbstractEventLoop, pair: Callable[[], Coroutine[Any, A
 
 
 def raw_statements(table: str) -> tuple[str, str]:
-    """The pattern's own two statements."""
+    """Return the two statements of the pattern."""
     where = "WHERE queue_id = 'default' AND id = %s AND acquired !="
     return (
         f"UPDATE {table} SET acquired = true {where} true",
@@ -104,7 +104,7 @@ def raw_statements(table: str) -> tuple[str, str]:
 
 
 def our_statements(engine: Engine) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """The SQL of our operations, for the driver alone."""
+    """Return the SQL of our operations, for the raw driver."""
     mutex = sl.Mutex()
     compiled = [made.compile(dialect=engine.dialect) for made in (mutex.acquire("ours"), mutex.release("ours"))]
     return tuple((each.string, {**each.params, "locks_nonce": "0" * 32}) for each in compiled)
@@ -112,7 +112,7 @@ def our_statements(engine: Engine) -> tuple[tuple[str, dict[str, Any]], ...]:
 
 @contextlib.contextmanager
 def raw(url: URL, options: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """A connection of the driver's own, in autocommit, and what executes a statement on it as fast as may be."""
+    """Yield a raw connection in autocommit, and the fastest way to execute a statement on it."""
     module: Any = create_engine(url).dialect.import_dbapi()
     names = ("host", "port", "user", "password", "dbname" if url.get_backend_name() == "postgresql" else "database")
     given = (url.host, url.port, url.username, url.password, url.database)
@@ -126,7 +126,7 @@ def raw(url: URL, options: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def pairs_of(engine: Engine, held: Connection, execute: Any) -> dict[str, Pair]:
-    """An acquire and a release in each synchronous way."""
+    """Yield an acquire and release in each synchronous way."""
     mutex, locks = sl.Mutex(), sl.Locks(engine)
     locks.run(mutex.create("raw", "ours", "held"))
     postgresql = engine.dialect.name == "postgresql"
@@ -162,7 +162,7 @@ def pairs_of(engine: Engine, held: Connection, execute: Any) -> dict[str, Pair]:
 
 
 def others_of(engine: Engine) -> dict[str, Pair]:
-    """What else is worth a figure: a model's own columns in a session, and a timeout."""
+    """Further pairs: a model's own columns in a session, and a timeout."""
     Base.metadata.create_all(engine)
     mutex, locks = sl.Mutex(Import, id=Import.name, acquired=Import.locked), sl.Locks(engine)
     locks.run(mutex.create("own"))
@@ -182,7 +182,7 @@ def others_of(engine: Engine) -> dict[str, Pair]:
 
 @contextlib.contextmanager
 def variants(url: URL, options: dict[str, Any], asynchronous: bool) -> Iterator[Variants]:
-    """The same thing in each way; all connected and warm."""
+    """Yield the variants, connected and warmed up."""
     engine = create_engine(url, connect_args=options)
     with raw(url, options) as (_, execute), engine.connect() as plain:
         held = plain.execution_options(isolation_level="AUTOCOMMIT")
@@ -217,12 +217,12 @@ def asynchronously(url: URL) -> Iterator[Repeated]:
 
 
 def report_ratios(title: str, url: URL, options: dict[str, Any], targets: tuple[Target, ...]) -> None:
-    """Print each variant's time and what it is in terms of the others."""
+    """Print each variant's time and the ratios."""
     print(f"\n{title}, {PAIRS} pairs a round, {ROUNDS} rounds", flush=True)
     with variants(url, options, targets is OFF) as ways:
         rounds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(ROUNDS):
-            for name, way in ways.items():  # they take turns, so that a noisy moment meets all of them
+            for name, way in ways.items():  # alternating, so that noise affects all of them
                 started = time.perf_counter()
                 way(PAIRS)
                 rounds[name].append((time.perf_counter() - started) / PAIRS * 1e6)
@@ -234,7 +234,7 @@ def report_ratios(title: str, url: URL, options: dict[str, Any], targets: tuple[
 
 
 def report_round_trips(url: URL, must: int | None) -> None:
-    """Print how often each operation waits for the server."""
+    """Print the round trips of each operation."""
     assert url.host is not None
     assert url.port is not None
     wire = Wire(url.host, url.port)
@@ -277,12 +277,12 @@ def report_round_trips(url: URL, must: int | None) -> None:
 
 @contextlib.contextmanager
 def database(name: str) -> Iterator[URL]:
-    """A server of our own, on the same processor as this process, with our tables in a database."""
+    """Start a server on the same processor as this process, and install the tables."""
     from tests import servers
 
     made: servers.SQLServer = {"mysql": servers.MySQL, "mariadb": servers.MariaDB}.get(name, servers.PostgreSQL)()
     if isinstance(made, servers.PostgreSQL):
-        # a test run's server doesn't write to the disk, and then synchronous_commit on is as good as off
+        # the tests' servers run without fsync, where synchronous_commit makes no difference
         made.settings = {**made.settings, "fsync": "on", "full_page_writes": "on"}
     with made.start() as server:
         server.create_database(DATABASE)
@@ -294,7 +294,7 @@ def database(name: str) -> Iterator[URL]:
 
 
 def flushing(url: URL, flush: int) -> None:
-    """Have the server write to the disk at each commit (1, as it does unless told otherwise), or once a second (2)."""
+    """Make the server flush at each commit (1, the default), or once a second (2)."""
     engine = create_engine(url, poolclass=NullPool)
     with engine.connect() as connection:
         connection.exec_driver_sql(f"SET GLOBAL innodb_flush_log_at_trx_commit = {flush}")
@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("server", nargs="?", choices=list(DRIVERS), help="which; all of them without")
     asked: str | None = parser.parse_args().server
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # children, so the servers too, inherit it
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # inherited by the servers
     for name in [asked] if asked else DRIVERS:
         with database(name) as url:
             print(f"\n{name}")

@@ -1,10 +1,10 @@
-"""What one look of the page costs a server, part by part, with a million jobs that are done.
+"""The cost of a refresh of the page for the server, part by part, with a million completed jobs.
 
-    python -m benchmarks.page [engine ...]
+    make bench NAME='page [engine ...]'
 
 The engines are those of tests/servers (postgresql15, mysql, mariadb), and sqlite; without one, all of them. First there
 are a million completed jobs of the last 30 days, and then 100,000 more of the last hour, of which 50,000 are counted.
-A part must not take more than MUST milliseconds; the page itself rests ten times as long as a look took.
+A part must not take more than MUST milliseconds; the page pauses ten times as long as a refresh took.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PARTS = {
 }
 _NUMBERS = "SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {rows}"
 _RECURSIVE = f"WITH RECURSIVE numbers (n) AS ({_NUMBERS}) SELECT n FROM numbers"
-#: numbers from one; an instant so long ago; an external id; the table
+#: for each engine: a series of numbers, an instant in the past, an external id, the table
 _SPELT = {
     "postgresql": (
         "SELECT n FROM generate_series(1, {rows}) AS numbers (n)",
@@ -66,7 +66,7 @@ _SPELT = {
 
 @contextlib.contextmanager
 def database(name: str) -> Iterator[Engine]:
-    """A database with the locks in it."""
+    """Create a database, and install the tables."""
     with contextlib.ExitStack() as opened:
         if name == "sqlite":
             url = f"sqlite:///{Path(opened.enter_context(tempfile.TemporaryDirectory())) / 'page.db'}"
@@ -82,7 +82,7 @@ def database(name: str) -> Iterator[Engine]:
 
 
 def fill(engine: Engine, rows: int, seconds: float) -> None:
-    """Put jobs that were completed during so many seconds."""
+    """Insert jobs completed within the last seconds."""
     dialect: Any = engine.dialect
     numbers, instant, external_id, table = _SPELT["mysql" if dialect.name == "mariadb" else dialect.name]
     instant = instant.format(step=seconds / rows)
@@ -100,7 +100,7 @@ def fill(engine: Engine, rows: int, seconds: float) -> None:
 
 
 def measure(locks: sl.Locks) -> None:
-    """Print what each part takes."""
+    """Print the time of each part."""
     for name, read in PARTS.items():
         times = []
         for _ in range(9):

@@ -1,12 +1,11 @@
-"""What a job costs, captured and completed, on PostgreSQL: beside raw psycopg, and beside pgqueuer and procrastinate.
+"""The cost of a job on PostgreSQL, captured and completed: raw psycopg, pgqueuer and procrastinate compared.
 
-    pip install -r benchmarks/requirements.txt
-    python -m benchmarks.queue
+    make bench NAME=queue
 
 A server is started (see tests/servers) and pinned, with this process, to one processor: on two, one and the same
-operation has two speeds. What is counted is the processor's time, of this process and of the server's together: on one
-processor that is what the clock shows when nobody else works, and it is the same when somebody does. Every figure is a
-ratio inside one run, of rounds that take turns: of the best round of each.
+operation has two speeds. The CPU time of this process and of the server is counted together: on an idle processor it
+equals the elapsed time, and other load doesn't change it. Every figure is a ratio within one run, of the best of
+alternating rounds.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from .mutex import database
 from .queue_peers import pgqueuer, procrastinates
 from .wire import Wire
 
-# the processor's time is counted in hundredths of a second
+# CPU time is counted in hundredths of a second
 ROUNDS, JOBS = 4, 10_000
-#: how many times as many jobs a second as a peer, for each batch: must, aim
+#: the ratio of jobs per second to a peer's, for each batch size: must, aim
 TARGETS = {("pgqueuer", 10): (2, 3), ("pgqueuer", 100): (3, 4.5), ("procrastinate", 10): (12, 22)}
 TARGETS["procrastinate", 100] = (40, 60)
 WORKER = "Worker, 4 threads"
@@ -52,7 +51,7 @@ WHERE j.internal_id = mine.id AND j.claim = mine.claim AND j.completed_at IS NUL
 """
 
 queue = sl.Queue()
-#: Works through so many jobs, in batches of so many.
+#: processes n jobs, in batches of a size
 Variant = Callable[[int], object]
 
 
@@ -105,7 +104,7 @@ def worked(engine: Engine, concurrency: int, jobs: int = JOBS) -> Variant:
 
 
 class Processor:
-    """How much time of the processor this process and a server have had, in seconds, housekeeping left out."""
+    """Return the CPU time of this process and a server in seconds, without background processes."""
 
     def __init__(self, engine: Engine) -> None:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -116,25 +115,25 @@ class Processor:
     def __call__(self) -> float:
         while True:
             before = self._stat(self._server)[13:15]
-            ticks = sum(before)  # of sessions that have ended
+            ticks = sum(before)  # of ended sessions
             for process in Path("/proc").iterdir():
                 with contextlib.suppress(OSError, ValueError):
                     stat = self._stat(int(process.name))
                     ticks += sum(stat[11:13]) if stat[1] == self._server else 0
-            if self._stat(self._server)[13:15] == before:  # else one has ended meanwhile, and was counted twice
+            if self._stat(self._server)[13:15] == before:  # otherwise one has ended meanwhile, and was counted twice
                 return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
     @staticmethod
     def _stat(process: int) -> list[int]:
-        """What follows a process's state: its parent's number, its times."""
+        """Return the fields after a process's state: its parent's id, its times."""
         _, _, rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")
         return [0, *map(int, rest.split()[1:20])]
 
 
 class Measured(NamedTuple):
-    """One way to work through jobs."""
+    """A way to process jobs."""
 
-    #: puts so many
+    #: puts n jobs
     fill: Callable[[int], None]
     work: Variant
     jobs: int
@@ -186,7 +185,7 @@ def report_ratios(url: URL, commit: str) -> None:
 
 
 def _beside(name: str, batch: int, each: float, best: dict[str, float]) -> str:
-    """What a worker of ours does in the time that a peer takes."""
+    """Compare a worker with the peers."""
     if (name, batch) not in TARGETS:
         return ""
     must, aim = TARGETS[name, batch]
@@ -219,7 +218,7 @@ def report_round_trips(url: URL) -> None:
 
 
 def report_growth(url: URL) -> None:
-    """A capture of 10 with few and with many jobs that wait, and behind many that are done."""
+    """Time a capture of 10 with few and many waiting jobs, and with many completed ones."""
     engine = create_engine(url)
     now = Processor(engine)
     print("\ngrowth of a capture of 10")
@@ -243,7 +242,7 @@ def report_growth(url: URL) -> None:
 
 
 def report_old_snapshot(url: URL) -> None:
-    """Batches of 10, while another session's snapshot is older than all of them."""
+    """Time batches of 10 while another session holds an older snapshot."""
     engine = create_engine(url, connect_args={"options": "-c synchronous_commit=off"})
     jobs, now = 20_000, Processor(engine)
     print(f"\n{jobs:,} jobs under another session's old snapshot, by quarter")
@@ -293,7 +292,7 @@ def main() -> None:
     assert __doc__ is not None
     argparse.ArgumentParser(prog="python -m benchmarks.queue", description=__doc__.splitlines()[0]).parse_args()
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # children, so the server too, inherit it
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # inherited by the server
     with database("postgresql15") as url:
         url = make_url(str(url.render_as_string(hide_password=False)))
         report_round_trips(url)

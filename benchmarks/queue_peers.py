@@ -1,8 +1,8 @@
-"""pgqueuer and procrastinate, at work on as many jobs of their own, in the same database.
+"""pgqueuer and procrastinate, processing as many jobs of their own in the same database.
 
     pip install -r benchmarks/requirements.txt
 
-Each is used as its documentation has it: pgqueuer over asyncpg until its queue is drained, procrastinate over psycopg
+Each is used as documented: pgqueuer over asyncpg until its queue is drained, procrastinate over psycopg
 with ten jobs at once until nothing is left. Handlers do nothing, as ours do.
 """
 
@@ -20,7 +20,7 @@ from pgqueuer.domain.types import QueueExecutionMode
 from pgqueuer.queries import Queries
 from sqlalchemy import URL
 
-#: Puts so many jobs; works through them in batches of so many.
+#: puts n jobs; processes them in batches of a size
 Fill = Callable[[int], None]
 Work = Callable[[int], None]
 

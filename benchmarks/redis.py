@@ -1,11 +1,11 @@
-"""What a mutex on Redis costs beside redis-py's own ZADD, which is the pattern without its guards.
+"""The cost of a mutex on Redis, compared with redis-py's ZADD, which is the pattern without its checks.
 
-    python -m benchmarks.redis [redis://host:6379/0]
+    make bench NAME='redis [redis://host:6379/0]'
 
 Without a URL a server is started (see tests/servers) and pinned, with this process, to one processor. With a URL the
 keys ``{locks_benchmark:...}`` and ``locks_benchmark`` are made there, and deleted.
 
-Every figure is a ratio inside one run, the median of rounds that take turns; only such ratios compare.
+Every figure is a ratio within one run, the median of alternating rounds; only such ratios are comparable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MUST, AIM = 1.25, 1.1
 
 
 def report(title: str, rounds: dict[str, list[float]]) -> None:
-    """Print each variant's time, and ours in terms of the other."""
+    """Print each variant's time and the ratio."""
     print(f"\n{title}")
     for name, times in rounds.items():
         print(f"  {name:6} {statistics.median(times):7.0f} µs")
@@ -43,7 +43,7 @@ def report(title: str, rounds: dict[str, list[float]]) -> None:
 
 
 def synchronous(url: str) -> None:
-    """Acquire and release, by redis.Redis."""
+    """Acquire and release with redis.Redis."""
     client = redis.Redis.from_url(url)
     client.zadd(KEY, {"task": 0})
     mutex = Mutex(client, prefix=KEY)
@@ -73,7 +73,7 @@ def synchronous(url: str) -> None:
 
 
 async def asynchronous(url: str) -> None:
-    """Acquire and release, by redis.asyncio.Redis."""
+    """Acquire and release with redis.asyncio.Redis."""
     client = redis.asyncio.Redis.from_url(url)
     mutex = Mutex(client, prefix=KEY)
 
@@ -101,7 +101,7 @@ async def asynchronous(url: str) -> None:
 
 
 def report_round_trips(url: str) -> None:
-    """Print how often an operation waits for the server."""
+    """Print the round trips of each operation."""
     place = urlsplit(url)
     wire = Wire(place.hostname or "localhost", place.port or 6379)
     client = redis.Redis.from_url(place._replace(netloc=f"127.0.0.1:{wire.port}").geturl())
@@ -120,11 +120,11 @@ def report_round_trips(url: str) -> None:
 
 @contextlib.contextmanager
 def a_server() -> Iterator[str]:
-    """A Redis of our own, on the same processor as this process."""
+    """Start a Redis server on the same processor as this process."""
     from tests import servers
 
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # children, so the server too, inherit it
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # inherited by the server
     with servers.start("redis") as server:
         yield server.url("redis")
 

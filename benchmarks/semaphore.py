@@ -1,14 +1,14 @@
-"""What a semaphore costs beside the same pattern in plain SQLAlchemy Core, on PostgreSQL.
+"""The cost of a semaphore, compared with the same pattern in plain SQLAlchemy Core, on PostgreSQL.
 
-    python -m benchmarks.semaphore [postgresql+psycopg://user:password@host/database]
+    make bench NAME='semaphore [postgresql+psycopg://user:password@host/database]'
 
 Without a URL servers are started (see tests/servers): one for the eight processes, then one that is pinned, with this
-process, to one processor: on two, one and the same operation has two speeds. With a URL, a database is
+process, to one processor: on two, the speed of the same operation varies. With a URL, a database is
 made there and dropped.
 
-A pair is an acquire and a release of one permit. Plain is the pattern as one would write it: look for the request,
-begin, lock the row, sum, insert, insert, commit; look, update, update. Every figure is a ratio inside one run, the
-median of rounds that take turns; only such ratios compare.
+A pair is an acquire and a release of one permit. Plain is the pattern written by hand: select the request, begin,
+lock the row, sum, insert, insert, commit; select, update, update. Every figure is a ratio within one run, the median of
+alternating rounds; only such ratios are comparable.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RELEASED = (1_000, 1_000_000)
 ALTERNATIONS = 4
 SEMAPHORE = "hot"
 
-#: how many times faster: must not be less, is aimed not to be less
+#: the speed-up: the least allowed one (must), and the desired one (aim)
 FASTER = {"off": (3.5, 7.0), "on": (2.5, 5.0)}
 CROWDED = {"off": (5.0, 9.0), "on": (3.5, 8.0)}
 GROWTH = Target("pair beside 1,000,000 / 1,000 released permits", "many", "few", 1.2, 1.05)
@@ -47,12 +47,12 @@ _here = tables("lock", "")
 
 
 def fresh() -> str:
-    """An id that nobody has used."""
+    """Return a new id."""
     return f"{os.getpid()}-{next(_ids)}"
 
 
 def plain(engine: Engine, ident: str) -> bool:
-    """The pattern in statements that are built when they are used."""
+    """The pattern, with statements built at each use."""
     sem, request, permit = _here.semaphore, _here.permit_request, _here.permit
     with engine.begin() as connection:
         if connection.execute(select(request.c.id).where(request.c.external_id == ident)).first():
@@ -78,7 +78,7 @@ def plain(engine: Engine, ident: str) -> bool:
 
 
 def ours(locks: sl.Locks, ident: str) -> bool:
-    """The same through ``Locks``."""
+    """The same with ``Locks``."""
     grant = locks.run(sl.semaphore.acquire({SEMAPHORE: 1}, external_id=ident))
     if not grant:
         return False
@@ -87,13 +87,13 @@ def ours(locks: sl.Locks, ident: str) -> bool:
 
 
 def waiting(locks: sl.Locks, ident: str) -> bool:
-    """And with all that ``locks.acquire`` adds."""
+    """The same with ``locks.acquire``."""
     locks.release(locks.acquire({SEMAPHORE: 1}, external_id=ident, ttl=60))
     return True
 
 
 def variants(engine: Engine) -> dict[str, Pair]:
-    """Each way, warm."""
+    """Return each variant, warmed up."""
     locks = sl.Locks(engine)
     ways: dict[str, Callable[[], object]] = {
         "plain": lambda: plain(engine, fresh()),
@@ -107,7 +107,7 @@ def variants(engine: Engine) -> dict[str, Pair]:
 
 
 def microseconds(pair: Pair, pairs: int = PAIRS) -> float:
-    """What one pair takes, on average over one round."""
+    """Return the mean time of a pair in one round."""
     began = time.perf_counter()
     for _ in range(pairs):
         pair()
@@ -115,7 +115,7 @@ def microseconds(pair: Pair, pairs: int = PAIRS) -> float:
 
 
 def faster(ratio: float, targets: tuple[float, float]) -> str:
-    """How a speed-up stands against its target."""
+    """Compare a speed-up with its target."""
     must, aim = targets
     met = "aim met" if ratio >= aim else "must met" if ratio >= must else "MISSED"
     return f"must {must:g}, aim {aim:g}: {met}"
@@ -139,7 +139,7 @@ def report_pairs(url: URL, synchronous_commit: str) -> None:
 
 
 def turns(url: URL, synchronous_commit: str, kind: str) -> int:
-    """How many pairs one of several processes gets done."""
+    """Count the pairs of one of several processes."""
     engine = engine_at(url, synchronous_commit)
     locks = sl.Locks(engine)
     way = partial(plain, engine) if kind == "plain" else partial(ours, locks)
@@ -151,7 +151,7 @@ def turns(url: URL, synchronous_commit: str, kind: str) -> int:
 
 
 def report_crowd(url: URL, synchronous_commit: str) -> None:
-    """Eight processes on one semaphore with room for all of them."""
+    """Run eight processes on one semaphore with permits for all of them."""
     done = {kind: sum(crowd(url, synchronous_commit, kind)) for kind in ("plain", "ours")}
     ratio = done["ours"] / done["plain"]
     what = f"{PROCESSES} processes, one semaphore, {synchronous_commit}: plain / ours"
@@ -159,7 +159,7 @@ def report_crowd(url: URL, synchronous_commit: str) -> None:
 
 
 def crowd(url: URL, synchronous_commit: str, kind: str) -> Iterator[int]:
-    """What each process got done."""
+    """Return the pairs of each process."""
     readers = []
     for _ in range(PROCESSES):
         reader, writer = os.pipe()
@@ -175,7 +175,7 @@ def crowd(url: URL, synchronous_commit: str, kind: str) -> Iterator[int]:
 
 
 def report_round_trips(url: URL) -> None:
-    """How often each waits for the server."""
+    """Print the round trips of each variant."""
     assert url.host is not None
     wire = Wire(url.host, url.port or 5432)
     engine = engine_at(url.set(host="127.0.0.1", port=wire.port), "off")
@@ -202,7 +202,7 @@ def counted(wire: Wire, pair: Pair) -> float:
 
 
 def crowd_with(engine: Engine, released: int) -> None:
-    """Have so many released permits of the semaphore, and nothing else."""
+    """Set the number of released permits of the semaphore."""
     many = text(
         "INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)"
         " SELECT s.id, n, 1, n, 'RELEASED' FROM lock.semaphore AS s, generate_series(1, :many) AS n"
@@ -217,7 +217,7 @@ def crowd_with(engine: Engine, released: int) -> None:
 
 
 def report_growth(url: URL) -> None:
-    """What lies around released must not be felt."""
+    """Check that released permits don't slow it down."""
     engine = engine_at(url, "off")
     locks = sl.Locks(engine)
     times: dict[int, list[float]] = {released: [] for released in RELEASED}
@@ -232,7 +232,7 @@ def report_growth(url: URL) -> None:
 
 @contextlib.contextmanager
 def unpinned_server() -> Iterator[URL]:
-    """A PostgreSQL of our own, with every processor there is: eight processes have no use for one."""
+    """Start a PostgreSQL server on all processors, for eight processes."""
     from tests import servers
 
     with servers.start("postgresql15") as server:
@@ -242,7 +242,7 @@ def unpinned_server() -> Iterator[URL]:
 
 @contextlib.contextmanager
 def place(given: URL | None, start: Callable[[], contextlib.AbstractContextManager[URL]]) -> Iterator[URL]:
-    """A database with the semaphores in it."""
+    """Create a database, and install the semaphores."""
     with contextlib.nullcontext(given) if given is not None else start() as server, database(server) as url:
         engine = create_engine(url)
         for name, capacity in ((SEMAPHORE, 1000), ("closed", 0)):

@@ -1,12 +1,12 @@
-"""How long one waits for a lock, or for room in a semaphore of one, and whether everybody is served.
+"""Wait times for a lock and for a semaphore with one permit, and fairness among the waiters.
 
-    python -m benchmarks.waiting [engine ...]
+    make bench NAME='waiting [engine ...]'
 
 The engines are those of tests/servers (postgresql15, yugabytedb, mysql, mariadb), and sqlite; without one, all of them.
 ``pgbouncer-2`` is postgresql15 behind a PgBouncer in transaction mode with two server connections.
-Eight processes acquire, hold for 2 ms, release, and begin again at once, each of them for five seconds. Fairness is how
-often the least served of them had it, over how often the most served one had. "Plain" is the usual loop around the very
-same operation: try, sleep, from 1 ms to 64 ms, with jitter, and try again.
+Eight processes acquire, hold for 2 ms, release, and start again immediately, for five seconds. Fairness is the fewest
+turns of a process over the most. "Plain" is the usual loop around the same operation: try, sleep for 1 ms to 64 ms with
+jitter, try again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests import servers
 from tests.conftest import PLAIN, install
 
 PROCESSES, TENURE, SECONDS = 8, 0.002, 5.0
-#: must not be more, is meant not to be more: milliseconds; and at least: fairness
+#: the longest allowed and desired wait in milliseconds, and the least fairness
 WORST, FAIRNESS = (300.0, 40.0), (0.5, 0.95)
 NAME = "hot"
 ENGINES = ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"]
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def database(name: str) -> Iterator[str]:
-    """The URL of a database with a semaphore of one in it."""
+    """Return the URL of a database with a semaphore of one permit."""
     with contextlib.ExitStack() as opened:
         if name == "sqlite":
             folder = opened.enter_context(tempfile.TemporaryDirectory())
@@ -53,7 +53,7 @@ def database(name: str) -> Iterator[str]:
             if pooled:
                 assert isinstance(server, servers.PostgreSQL)
                 server = opened.enter_context(servers.PgBouncer(server, default_pool_size=size))
-            # psycopg2 prepares nothing, which an older PgBouncer needs
+            # psycopg2 prepares no statements, as an older PgBouncer requires
             url = server.url("psycopg2" if pooled else PLAIN[name], "waiting")
         install(url)
         engine = create_engine(url)
@@ -63,7 +63,7 @@ def database(name: str) -> Iterator[str]:
 
 
 def tried(attempt: Callable[[], T | None]) -> T:
-    """What one would write without a line."""
+    """A loop without a queue."""
     delay = 0.001
     while True:
         with contextlib.suppress(DBAPIError, sl.LockTimeout):
@@ -105,7 +105,7 @@ def exclusive(locks: sl.Locks) -> Iterator[None]:
         yield
 
 
-#: by what it is called in the report
+#: by name in the report
 WAYS: dict[str, Callable[[sl.Locks], contextlib.AbstractContextManager[None]]] = {
     "plain semaphore": plain_semaphore,
     "locks.acquire": acquire,
@@ -115,11 +115,11 @@ WAYS: dict[str, Callable[[sl.Locks], contextlib.AbstractContextManager[None]]] =
 
 
 def turns(url: str, way: str, start: float) -> list[float]:
-    """How long one process waited, each time."""
+    """Return the waits of one process."""
     engine = create_engine(url)
     locks = sl.Locks(engine)
     with WAYS[way](locks):
-        pass  # connected, and what is compiled once compiled
+        pass  # connects, and fills SQLAlchemy's cache of compiled statements
     waits = []
     time.sleep(max(0.0, start - time.monotonic()))
     while time.monotonic() < start + SECONDS:
@@ -132,7 +132,7 @@ def turns(url: str, way: str, start: float) -> list[float]:
 
 
 def crowd(url: str, way: str) -> list[list[float]]:
-    """How long each process waited, each time."""
+    """Return the waits of each process."""
     start, readers = time.monotonic() + 3, []
     for _ in range(PROCESSES):
         reader, writer = os.pipe()
@@ -151,7 +151,7 @@ def crowd(url: str, way: str) -> list[list[float]]:
 
 
 def report(name: str) -> None:
-    """One engine."""
+    """Run the benchmark on one engine."""
     with database(name) as url:
         print(f"\n{name}: {PROCESSES} processes, {TENURE * 1000:g} ms each, for {SECONDS:g} s")
         for way in WAYS:

@@ -1,4 +1,4 @@
-"""Count on the wire how often a client waits for its server."""
+"""Count the round trips between a client and its server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 class Wire:
     """A TCP proxy in front of a server that counts round trips.
 
-    A round trip begins when the client sends after the server has spoken (or first of all). Whatever it sends
-    before the next answer belongs to the same one, as a pipeline does.
+    A round trip begins when the client sends after the server has sent (or for the first time). Everything that the
+    client sends before the next answer belongs to the same one, as in a pipeline.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -52,7 +52,7 @@ class Wire:
 
 
 class _Conversation:
-    """One connection: who has spoken last."""
+    """One connection, and which side has sent last."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -61,7 +61,7 @@ class _Conversation:
     def carry(self, source: socket.socket, target: socket.socket, speaker: str) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                # counted before it is passed on: once the client has its answer, the count includes the question
+                # counted before it is passed on, so that the count includes it when the client has its answer
                 if speaker == "client" and self._speaker == "server":
                     self._wire.round_trips += 1
                 self._speaker = speaker

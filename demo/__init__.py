@@ -1,1 +1,1 @@
-"""Eight processes fight over three keys, and a witness that knows nothing of the locks watches them."""
+"""Eight processes compete for three keys, watched by a witness that doesn't use the locks."""

@@ -1,4 +1,4 @@
-"""`make demo`, or `python -m demo [URL]`: see locks at work, and see for yourself that they hold."""
+"""`make demo`, or `python -m demo [URL]`: watch locks at work, and check that they work."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from .witness import State, Witness, read_history
 from .worker import VICTIM, Signals, run
 
 WORKERS = 8
-#: what ends a demo in which something hangs, in seconds
+#: the timeout of a demo that hangs, in seconds
 PATIENCE = 120
 MARKS = {True: ("✔", "green"), False: ("✘", "bold red"), None: ("·", "yellow")}
 NEXT = """\
-Try the same on a server of yours; a database is made there for the demo, and dropped:
+Run it on a server of yours; the demo creates a database there, and drops it:
   make demo URL=postgresql+psycopg://user:password@localhost/postgres
   make demo URL=mysql+pymysql://root:password@localhost/mysql
-Then read demo/worker.py, which is what an app looks like."""
+Then read demo/worker.py, which is written like an app."""
 
 
 def main() -> int:
-    """Run the command line; 0 when every check was passed."""
+    """Run the command line; return 0 when all checks have passed."""
     parser = argparse.ArgumentParser(prog="python -m demo")
     parser.add_argument("url", nargs="?", help="a server, e.g. postgresql+psycopg://...; without it, SQLite")
-    parser.add_argument("--seconds", type=float, default=12, help="how long they fight (default: 12)")
+    parser.add_argument("--seconds", type=float, default=12, help="how long they compete (default: 12)")
     arguments = parser.parse_args()
     console = Console(soft_wrap=True)
     with new_database(arguments.url or None) as url, tempfile.TemporaryDirectory() as folder:
@@ -47,18 +47,18 @@ def main() -> int:
         console.print(f"[bold]sqlalchemy-locks on {name}[/], {url.render_as_string()}\n")
         console.print("[bold]$ alembic upgrade heads")
         upgrade(url)
-        console.print(f"\n{WORKERS} processes fight over 3 keys for {arguments.seconds:g} seconds:")
+        console.print(f"\n{WORKERS} processes compete for 3 keys for {arguments.seconds:g} seconds:")
         if name == "SQLite":
-            console.print("(SQLite has one write lock for all its data, so here only one of them is ever let in.)")
-        good = told(console, fight(console, url, Path(folder), arguments.seconds))
-        console.print(f"\n{NEXT}" if good else "\n[bold red]A promise was broken.", highlight=False)
+            console.print("(SQLite has one write lock for all its data, so only one of them works at a time.)")
+        good = report(console, compete(console, url, Path(folder), arguments.seconds))
+        console.print(f"\n{NEXT}" if good else "\n[bold red]A guarantee was violated.", highlight=False)
         if good:
             show(console, url)
     return 0 if good else 1
 
 
-def told(console: Console, outcome: Outcome) -> bool:
-    """Say what was promised, and whether it was kept; whether all of it was."""
+def report(console: Console, outcome: Outcome) -> bool:
+    """Print each guarantee and whether it was kept; return whether all were."""
     console.print()
     good = True
     for check in checks(outcome):
@@ -68,7 +68,7 @@ def told(console: Console, outcome: Outcome) -> bool:
     return good
 
 
-def fight(console: Console, url: URL, folder: Path, seconds: float) -> Outcome:
+def compete(console: Console, url: URL, folder: Path, seconds: float) -> Outcome:
     """Start the workers, kill one of them, stop the others."""
     context = multiprocessing.get_context("spawn")
     witness = Witness(WORKERS, folder, context)
@@ -85,19 +85,19 @@ def fight(console: Console, url: URL, folder: Path, seconds: float) -> Outcome:
             signals.victim_may_begin.set()
             watch(screen, PATIENCE, until=lambda: signals.victim_holds.is_set() or not workers[VICTIM].is_alive())
             if signals.victim_holds.is_set():
-                screen.say(f"Worker {VICTIM + 1} has invoice:1 alone, and is going to be killed")
+                screen.log(f"Worker {VICTIM + 1} holds invoice:1, and is about to be killed")
                 watch(screen, 1.5)
                 kill(workers[VICTIM], witness)
-                screen.say(f"Worker {VICTIM + 1} was killed (SIGKILL); the others go on")
+                screen.log(f"Worker {VICTIM + 1} was killed (SIGKILL); the others continue")
             watch(screen, seconds / 3)
-            # on a busy machine they may need longer, until each of them had a turn
+            # on a busy machine it may take longer until each of them had a turn
             watch(screen, PATIENCE, until=lambda: seen_enough(folder, witness, engine_name(url), workers))
             failed = [number for number, worker in enumerate(workers) if number != VICTIM and not worker.is_alive()]
             signals.stop.set()
             watch(screen, PATIENCE, until=lambda: not any(worker.is_alive() for worker in workers))
         failed += [number for number, worker in enumerate(workers) if worker.is_alive()]
     except BrokenBarrierError:
-        raise SystemExit("The workers could not begin; what went wrong is above.") from None
+        raise SystemExit("The workers could not start; see the errors above.") from None
     finally:
         for worker in workers:
             if worker.is_alive():
@@ -109,19 +109,19 @@ def fight(console: Console, url: URL, folder: Path, seconds: float) -> Outcome:
 
 
 def seen_enough(folder: Path, witness: Witness, engine: str, workers: list[SpawnProcess]) -> bool:
-    """Whether everything has been seen that the checks look at, or can't be seen any more."""
+    """Return whether the checks have everything they need, or a worker has failed."""
     if not all(worker.is_alive() for number, worker in enumerate(workers) if number != VICTIM):
         return True
     stays = read_history(folder)
-    everybody = {stay.worker for stay in stays} == set(range(WORKERS))
+    all_had_turns = {stay.worker for stay in stays} == set(range(WORKERS))
     shared = engine == "SQLite" or witness.most_sharers > 1
     killed = [stay.left for stay in stays if stay.worker == VICTIM and not stay.committed]
     freed = any("invoice:1" in stay.keys and killed and stay.entered > killed[-1] for stay in stays)
-    return everybody and shared and freed
+    return all_had_turns and shared and freed
 
 
 def watch(screen: Screen, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-    """Show what happens for a while, or until something has."""
+    """Show the state for some seconds, or until a condition is true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and not until():
         screen.show()
@@ -129,7 +129,7 @@ def watch(screen: Screen, seconds: float, until: Callable[[], bool] = lambda: Fa
 
 
 def kill(victim: SpawnProcess, witness: Witness) -> None:
-    """Kill a worker that holds the first invoice. It can't say that it leaves, so that is said for it, before."""
+    """Kill a worker that holds the first invoice. Its exit is recorded before, because it can't do so."""
     witness.write(VICTIM, "leaves", ("invoice:1",), False)
     witness.set(VICTIM, ("invoice:1",), State.AWAY)
     victim.kill()

@@ -17,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 DATABASE = f"sqlalchemy_locks_demo_{os.getpid()}"
 
-#: The drivers that `make demo` installs, for URLs that name none.
+#: the drivers that `make demo` installs, for URLs that name none
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
 NAMES = {
     "sqlite": "SQLite",
@@ -33,7 +33,7 @@ class Base(DeclarativeBase):
 
 
 class Invoice(Base):
-    """Something to write to under a lock: whoever adds a position reads how many there are, and writes one more."""
+    """A row to change under a lock: adding a position reads the count, and writes one more."""
 
     __tablename__ = "invoice"
     name: Mapped[str] = mapped_column(String(20), primary_key=True)
@@ -42,7 +42,7 @@ class Invoice(Base):
 
 @contextlib.contextmanager
 def new_database(server: str | None) -> Iterator[URL]:
-    """A new database, gone again when the block ends."""
+    """Create a database, and drop it when the block ends."""
     if server is None:
         with tempfile.TemporaryDirectory(prefix="sqlalchemy-locks-demo-") as folder:
             yield make_url(f"sqlite:///{Path(folder) / 'demo.db'}")
@@ -52,13 +52,13 @@ def new_database(server: str | None) -> Iterator[URL]:
     if url.get_dialect().is_async:
         raise SystemExit(f"The demo's workers are synchronous, and {url.drivername} is not: name another driver.")
     if url.get_backend_name() == "sqlite":
-        raise SystemExit("On SQLite the demo makes a database of its own: leave the URL out.")
+        raise SystemExit("On SQLite the demo creates its own database: leave the URL out.")
     administrator = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
     try:
         with administrator.connect() as connection:
             connection.exec_driver_sql(f"CREATE DATABASE {DATABASE}")
     except DBAPIError as error:
-        raise SystemExit(f"No database could be made at {url}: {error.orig}") from None
+        raise SystemExit(f"No database could be created at {url}: {error.orig}") from None
     try:
         yield url.set(database=DATABASE)
     finally:
@@ -67,7 +67,7 @@ def new_database(server: str | None) -> Iterator[URL]:
 
 
 def engine_name(url: URL) -> str:
-    """Which engine is there, as people call it."""
+    """Return the name of the engine."""
     with create_engine(url, poolclass=NullPool).connect() as connection:
         dialect: Any = connection.dialect
         if dialect.name == "postgresql" and "-YB-" in str(connection.exec_driver_sql("SELECT version()").scalar()):
@@ -76,7 +76,7 @@ def engine_name(url: URL) -> str:
 
 
 def upgrade(url: URL) -> None:
-    """What ``alembic upgrade heads`` does in an app: its own revisions, and those that bring the locks."""
+    """Run ``alembic upgrade heads``: the app's own revisions, and those of the locks."""
     config = Config(Path(__file__).with_name("alembic.ini"))
     config.set_main_option("sqlalchemy.url", url.render_as_string(hide_password=False).replace("%", "%%"))
     command.upgrade(config, "heads")

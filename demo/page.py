@@ -1,4 +1,4 @@
-"""What `make demo` ends with: the page, on the demo's own database, in which something goes on."""
+"""The end of `make demo`: the page, on the demo's database, with simulated activity."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.dashboard.serving import served
 
 ELSEWHERE = """\
-There is a page to look at, which this ends with on a terminal. Of a database of yours it is served by
+On a terminal the demo ends with a web page. For a database of yours, serve it with
   sqlalchemy-locks page --url postgresql+psycopg://user:password@localhost/app"""
 SEMAPHORES = {"backup-slots": 4, "api-calls": 40, "gpu": 2}
 QUEUE = sl.Queue()
 
 
 def show(console: Console, url: URL) -> None:
-    """Serve it until Ctrl-C; where nobody could press that, say how it is served."""
+    """Serve the page until Ctrl-C; without a terminal, print how to serve it."""
     if not (console.is_terminal and sys.stdin.isatty()) or os.environ.get("CI"):
         console.print(f"\n{ELSEWHERE}", highlight=False)
         return
     locks = sl.Locks(create_engine(url, poolclass=NullPool))
-    with going_on(locks), served(locks, refresh=2) as address:
-        console.print(f"\nLook at it in a browser: [bold]{address}[/] (Ctrl-C ends it)", highlight=False)
+    with activity(locks), served(locks, refresh=2) as address:
+        console.print(f"\nOpen in a browser: [bold]{address}[/] (Ctrl-C ends it)", highlight=False)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
     console.print()
 
 
 @contextlib.contextmanager
-def going_on(locks: sl.Locks) -> Iterator[None]:
-    """Permits come and go, and jobs, while the block runs."""
+def activity(locks: sl.Locks) -> Iterator[None]:
+    """Acquire and release permits, put and complete jobs, while the block runs."""
     for name, capacity in SEMAPHORES.items():
         locks.run(sl.semaphore.create(name, capacity, by="make demo"))
-    over = threading.Event()
-    parts: list[Callable[[], None]] = [lambda: put(locks, over), lambda: work(locks, over)]
-    parts += [lambda number=number: hold(locks, over, f"machine-{number}") for number in range(1, 6)]  # type: ignore[misc]
+    stop = threading.Event()
+    parts: list[Callable[[], None]] = [lambda: put(locks, stop), lambda: work(locks, stop)]
+    parts += [lambda number=number: hold(locks, stop, f"machine-{number}") for number in range(1, 6)]  # type: ignore[misc]
     threads = [threading.Thread(target=part, daemon=True) for part in parts]
     for thread in threads:
         thread.start()
@@ -51,36 +51,36 @@ def going_on(locks: sl.Locks) -> Iterator[None]:
         with locks.maintenance():
             yield
     finally:
-        over.set()
+        stop.set()
         for thread in threads:
             thread.join()
 
 
-def hold(locks: sl.Locks, over: threading.Event, owner: str) -> None:
-    """Take some permits, keep them for a while, and give them back."""
-    while not over.is_set():
+def hold(locks: sl.Locks, stop: threading.Event, owner: str) -> None:
+    """Acquire some permits, keep them for a while, and release them."""
+    while not stop.is_set():
         name = random.choice(list(SEMAPHORES))
         count = random.randint(1, 8) if name == "api-calls" else 1
         grant = locks.acquire({name: count}, owner=owner, ttl=60)
-        over.wait(random.uniform(2, 12) if grant else 1)
+        stop.wait(random.uniform(2, 12) if grant else 1)
         if grant:
             locks.release(grant)
 
 
-def put(locks: sl.Locks, over: threading.Event) -> None:
-    """Put a few jobs, now and then."""
-    while not over.is_set():
+def put(locks: sl.Locks, stop: threading.Event) -> None:
+    """Put a few jobs from time to time."""
+    while not stop.is_set():
         queue = random.choice(("mail", "mail", "invoices"))
         locks.run(QUEUE.put(*range(random.randint(1, 6)), queue=queue))
-        over.wait(random.uniform(0.5, 2))
+        stop.wait(random.uniform(0.5, 2))
 
 
-def work(locks: sl.Locks, over: threading.Event) -> None:
-    """Do some of them; one in fifty is beyond help."""
-    while not over.is_set():
+def work(locks: sl.Locks, stop: threading.Event) -> None:
+    """Process jobs; one in fifty fails."""
+    while not stop.is_set():
         for queue in ("mail", "invoices"):
             jobs: list[Any] = locks.run(QUEUE.capture(4, queue=queue, host="machine-1"))
-            over.wait(random.uniform(0.5, 1.5))
+            stop.wait(random.uniform(0.5, 1.5))
             for job in jobs:
-                hopeless = random.random() < 0.02
-                locks.run(QUEUE.fail(job, error="no such user", retry=False) if hopeless else QUEUE.complete(job))
+                fails = random.random() < 0.02
+                locks.run(QUEUE.fail(job, error="no such user", retry=False) if fails else QUEUE.complete(job))

@@ -1,11 +1,11 @@
-"""The witness: who is inside which key, known without asking any lock.
+"""The witness: which worker is in which key, recorded without using the locks.
 
-It keeps two accounts that know nothing of each other, nor of the database:
+It keeps two records, independent of each other and of the database:
 
-- *counters* in memory that all the processes share, compared at the moment somebody enters;
-- a *history*, one file for each process, appended to as things happen and read only afterwards.
+- *counters* in memory shared by all processes, compared when a worker enters;
+- a *history*, one file for each process, appended during the run and read afterwards.
 
-Both are written strictly while the lock is held: what they call an overlap was one.
+Both are written only while the lock is held, so an overlap in them is an overlap of holders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEYS = ("invoice:1", "invoice:2", "stock")
 
 
 class State(IntEnum):
-    """What a worker is to a key."""
+    """The state of a worker at a key."""
 
     AWAY = 0
     WAITS_TO_SHARE = 1
@@ -33,38 +33,38 @@ class State(IntEnum):
 
 
 class Witness:
-    """What all the processes share."""
+    """The state shared by all processes."""
 
     def __init__(self, workers: int, folder: Path, context: SpawnContext) -> None:
         self.workers = workers
         self.folder = folder
-        self._gate = context.Lock()
+        self._guard = context.Lock()
         self._states = context.RawArray("b", len(KEYS) * workers)
         self._overlaps = context.RawValue("i", 0)
         self._most_sharers = context.RawValue("i", 0)
 
     def visit(self, worker: int, *keys: str, shared: bool = False) -> Visit:
-        """Announce that a worker is about to ask for keys; ``with visit:`` says that it is inside them."""
+        """Record that a worker requests keys; ``with visit:`` records that it holds them."""
         return Visit(self, worker, keys, shared)
 
     def states(self, key: str) -> list[State]:
-        """What each worker is to a key."""
+        """Return the state of each worker at a key."""
         begin = KEYS.index(key) * self.workers
         return [State(state) for state in self._states[begin : begin + self.workers]]
 
     @property
     def overlaps(self) -> int:
-        """How often somebody came in where somebody was who ought to have kept them out."""
+        """How often a worker entered a key in spite of another holder that excludes it."""
         return int(self._overlaps.value)
 
     @property
     def most_sharers(self) -> int:
-        """The most that were inside one key together."""
+        """The largest number of sharers in one key at the same time."""
         return int(self._most_sharers.value)
 
     def set(self, worker: int, keys: tuple[str, ...], state: State) -> None:
-        """Change what a worker is to keys; whoever comes in is compared with those who are there."""
-        with self._gate:
+        """Set the state of a worker at keys; compare it with the holders when it enters."""
+        with self._guard:
             for key in keys:
                 if state in (State.SHARES, State.ALONE):
                     self._compare(key, state)
@@ -79,14 +79,14 @@ class Witness:
             self._most_sharers.value = max(self._most_sharers.value, sharers + 1)
 
     def write(self, worker: int, event: str, keys: tuple[str, ...], shared: bool) -> None:
-        """Append to the history. One short write each: a process that is killed leaves no half line."""
+        """Append to the history in one short write, so that a killed process leaves no partial line."""
         line = f"{time.monotonic_ns()} {event} {'shared' if shared else 'alone'} {' '.join(keys)}\n"
         with (self.folder / f"{worker}.history").open("a") as history:
             history.write(line)
 
 
 class Visit:
-    """One worker's way through keys: asks, is let in, leaves, has committed."""
+    """A worker's turn: it asks, enters, leaves, and has committed."""
 
     def __init__(self, witness: Witness, worker: int, keys: tuple[str, ...], shared: bool) -> None:
         self._witness, self._worker, self._keys, self._shared = witness, worker, keys, shared
@@ -104,7 +104,7 @@ class Visit:
         self._set(State.AWAY)
 
     def committed(self) -> None:
-        """Note that what was done inside is in the database."""
+        """Record that its changes are committed."""
         self._write("committed")
 
     def _write(self, event: str) -> None:
@@ -116,7 +116,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Stay:
-    """From the history: one worker's stay in keys. Times are in seconds."""
+    """A worker's stay in keys, from the history. Times are in seconds."""
 
     worker: int
     keys: tuple[str, ...]
@@ -132,7 +132,7 @@ class Stay:
 
 
 def read_history(folder: Path) -> list[Stay]:
-    """Every stay that the processes have written down, in the order in which they began."""
+    """Return all stays in the history, in the order of their beginning."""
     stays = [stay for path in folder.glob("*.history") for stay in _stays(path)]
     return sorted(stays, key=lambda stay: stay.entered)
 
@@ -149,7 +149,7 @@ def _stays(path: Path) -> Iterator[Stay]:
 
 
 def overlaps(stays: list[Stay]) -> list[tuple[Stay, Stay]]:
-    """Those who were inside one key at one time, though not both as sharers."""
+    """Return pairs of stays that overlapped in a key, except pairs of sharers."""
     found = []
     for key in KEYS:
         inside: list[Stay] = []

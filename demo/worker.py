@@ -1,4 +1,4 @@
-"""One of the eight processes: what an app does with locks, again and again."""
+"""One of the eight processes: an app that uses locks in a loop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import sqlalchemy_locks as sl
 from .database import Invoice
 from .witness import Witness
 
-#: Wants the stock for itself, while the others want to share it.
+#: acquires the stock exclusively, while the others share it
 WRITER = 0
-#: Is killed while it holds the first invoice.
+#: is killed while it holds the first invoice
 VICTIM = 7
 
 
 class Signals:
-    """What the parent tells the workers, and they it."""
+    """Signals between the parent and the workers."""
 
     def __init__(self, workers: int, context: SpawnContext) -> None:
         self.ready = context.Barrier(workers + 1)
@@ -33,14 +33,14 @@ class Signals:
 
 @dataclass(frozen=True)
 class Worker:
-    """One process. Everything it does under a lock, it does in the transaction that holds the lock."""
+    """A process. Its changes are in the transaction that holds the lock."""
 
     number: int
     locks: sl.Locks
     witness: Witness
 
     def add_position(self, *invoices: str) -> None:
-        """Read, think, write: without the lock, two would read the same number."""
+        """Read, wait, write: without the lock, two workers would read the same number."""
         visit = self.witness.visit(self.number, *invoices)
         with self.locks.exclusive(*invoices) as held, visit:
             for name in invoices:
@@ -50,21 +50,21 @@ class Worker:
         visit.committed()
 
     def look_at_stock(self) -> None:
-        """Share a key: others may look too, but nobody may count."""
+        """Hold a key shared: others can share it, but not hold it exclusively."""
         visit = self.witness.visit(self.number, "stock", shared=True)
         with self.locks.shared("stock"), visit:
             think(0.02, 0.06)
         visit.committed()
 
     def count_stock(self) -> None:
-        """Want the same key alone, among all who share it."""
+        """Hold the same key exclusively, in spite of its sharers."""
         visit = self.witness.visit(self.number, "stock")
         with self.locks.exclusive("stock"), visit:
             think(0.005, 0.01)
         visit.committed()
 
     def hold_until_killed(self, signals: Signals) -> None:
-        """Add a position, and never come to the end."""
+        """Add a position, and never commit."""
         visit = self.witness.visit(self.number, "invoice:1")
         with self.locks.exclusive("invoice:1") as held, visit:
             held.session.get_one(Invoice, "invoice:1").positions += 1000
@@ -74,16 +74,16 @@ class Worker:
 
 
 def think(least: float, most: float) -> None:
-    """Take a while."""
+    """Wait for a random time."""
     time.sleep(random.uniform(least, most))
 
 
 def run(number: int, url: URL, witness: Witness, signals: Signals) -> None:
-    """The whole life of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's Ctrl-C: it ends its workers itself
+    """Run a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends its workers
     engine = create_engine(url)
     worker = Worker(number, sl.Locks(engine), witness)
-    # SQLite's waiters ask again every tenth of a second: they get in only where others leave a gap
+    # SQLite's waiters poll, and get a turn only if others pause
     pause = 0.3 if url.get_backend_name() == "sqlite" else 0.02
     signals.ready.wait()
     while not signals.stop.is_set():
@@ -98,6 +98,6 @@ def run(number: int, url: URL, witness: Witness, signals: Signals) -> None:
                 case ["one"]:
                     worker.add_position(random.choice(("invoice:1", "invoice:2")))
                 case _:
-                    worker.add_position("invoice:2", "invoice:1")  # in any order: they are sorted
+                    worker.add_position("invoice:2", "invoice:1")  # any order: Locks sorts them
         think(0.0, pause)
     engine.dispose()

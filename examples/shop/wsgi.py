@@ -1,4 +1,4 @@
-"""What a server runs: ``flask run`` finds it here, and so does ``gunicorn wsgi:app``."""
+"""The app for ``flask run`` and ``gunicorn wsgi:app``."""
 
 from shop import create_app
 

@@ -1,11 +1,10 @@
 """The command line: ``sqlalchemy-locks``, or ``python -m sqlalchemy_locks``.
 
-It shows what operations give, and runs nothing but operations. Click and Rich, which it is made with, are the extra
-``cli``: an app that only locks doesn't carry them.
+It executes operations only, and shows their results. It needs Click and Rich, the extra ``cli``, which an app that
+only locks doesn't install.
 
-Every command ends with 0 when it was done and all is well, with 1 when it was done and the answer is bad (``check``
-found a problem; there is no such semaphore), and with 2 when it couldn't be done (a wrong option, an unreachable
-server).
+Exit codes: 0, done and all is well; 1, done, and the answer is negative (``check`` found a problem, there is no such
+semaphore); 2, not done (a wrong option, an unreachable server).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MISSING = "The command line needs Click and Rich, which aren't installed: pip in
 
 
 def main() -> NoReturn:
-    """Run the command line, with the arguments of the process."""
+    """Run the command line with the arguments of the process."""
     if find_spec("click") is None or find_spec("rich") is None:
         print(MISSING, file=sys.stderr)
         sys.exit(2)

@@ -1,7 +1,7 @@
-"""The commands as an app's own: ``flask locks check`` is ``sqlalchemy-locks check`` on the engine that the app has.
+"""The commands inside an app's own command line: ``flask locks check`` is ``check`` on the app's engine.
 
-They are the very same commands, without the options that name a database, and loaded when one of them is asked for: an
-app that serves needs neither them nor Rich.
+They are the same commands without the options that name a database. They are imported when one of them is used, so
+that a process that only serves requests doesn't load Rich.
 """
 
 from __future__ import annotations
@@ -15,48 +15,49 @@ from typing import Any
 import click
 
 from sqlalchemy_locks.cli import MISSING
-from sqlalchemy_locks.cli.connect import App
+from sqlalchemy_locks.cli.connect import HostApp
 
-_NAMED = re.compile(r" --url \S+")
+_URL_OPTION = re.compile(r" --url \S+")
 
 
-class Adopted(click.Group):
+class AppCommands(click.Group):
     """A group with the commands of ``sqlalchemy-locks``.
 
-    :param app: whose they are.
-    :param callback: what is to be done before any of them.
+    :param app: the app whose engine they use.
+    :param callback: called before each of them.
     """
 
-    def __init__(self, name: str, app: App, callback: Callable[..., Any] | None = None) -> None:
+    def __init__(self, name: str, app: HostApp, callback: Callable[..., Any] | None = None) -> None:
         super().__init__(
             name,
             callback=callback,
-            short_help="Look at locks, semaphores and queues; mend them.",
+            short_help="Inspect and maintain locks, semaphores and queues.",
             help="Locks, semaphores and queues in the app's database.",
             context_settings={"obj": app},
         )
         self._program = app.program
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._adopted())
+        return list(self._load())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self._adopted().get(cmd_name)
+        return self._load().get(cmd_name)
 
-    def _adopted(self) -> dict[str, click.Command]:
+    def _load(self) -> dict[str, click.Command]:
         if find_spec("rich") is None:
             raise click.ClickException(MISSING)
         from sqlalchemy_locks.cli.group import commands
 
-        return {name: _twin(each, self._program) for name, each in commands.commands.items()}
+        return {name: _for_app(command, self._program) for name, command in commands.commands.items()}
 
 
-def _twin(command: click.Command, program: str) -> click.Command:
-    from sqlalchemy_locks.cli.base import NAMING, PROGRAM
+def _for_app(command: click.Command, program: str) -> click.Command:
+    """Return a copy without the options that name a database, whose help names the app's program."""
+    from sqlalchemy_locks.cli.base import DATABASE_OPTIONS, PROGRAM
 
-    twin = copy.copy(command)
-    twin.params = [one for one in command.params if one.name not in NAMING]
-    twin.help = _NAMED.sub("", command.help or "").replace(f"{PROGRAM} ", f"{program} ")
-    if isinstance(command, click.Group) and isinstance(twin, click.Group):
-        twin.commands = {name: _twin(each, program) for name, each in command.commands.items()}
-    return twin
+    adopted = copy.copy(command)
+    adopted.params = [parameter for parameter in command.params if parameter.name not in DATABASE_OPTIONS]
+    adopted.help = _URL_OPTION.sub("", command.help or "").replace(f"{PROGRAM} ", f"{program} ")
+    if isinstance(command, click.Group) and isinstance(adopted, click.Group):
+        adopted.commands = {name: _for_app(each, program) for name, each in command.commands.items()}
+    return adopted

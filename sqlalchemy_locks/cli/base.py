@@ -1,4 +1,4 @@
-"""What every command has in common: its options, its answers, and how it ends."""
+"""What every command shares: the options that name a database, the answer, error handling and exit codes."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ import click
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks._validation import escape_unprintable
-from sqlalchemy_locks.cli.connect import App, AppTarget, Database, DatabaseUrl, target
+from sqlalchemy_locks.cli.connect import AppDatabaseUrl, Database, DatabaseUrl, HostApp, find_database
 from sqlalchemy_locks.cli.render import Screen
 from sqlalchemy_locks.errors import LockError
 
-#: what a command ends with
-FINE, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_NEGATIVE, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 PROGRAM = "sqlalchemy-locks"
+#: how long Ctrl-C may take to be noticed, in seconds
+INTERRUPT_INTERVAL = 0.1
 
 _URL_HELP = (
-    "The database, e.g. postgresql+psycopg://user:password@host/database. Others see it in the list of processes."
+    "The database, e.g. postgresql+psycopg://user:password@host/database. Other users see it in the process list."
 )
-#: the options that name a database
-NAMING = ("url", "config", "schema", "prefix")
+#: the parameters of the options that name a database
+DATABASE_OPTIONS = ("url", "config", "schema", "prefix")
 _OPTIONS = (
     click.option("--url", metavar="URL", help=f"{_URL_HELP} [env: SQLALCHEMY_LOCKS_URL, DATABASE_URL]"),
     click.option(
         "-c", "--config", type=click.Path(exists=True, dir_okay=False), help="An alembic.ini, with its sqlalchemy.url."
     ),
     click.option("--schema", metavar="NAME", help="Where it was installed (PostgreSQL, YugabyteDB). [default: lock]"),
-    click.option("--prefix", metavar="NAME", help="What its tables were installed under elsewhere. [default: lock_]"),
+    click.option("--prefix", metavar="NAME", help="The prefix of its tables elsewhere. [default: lock_]"),
     click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document."),
 )
-_EPILOG = "Exit codes: 0 done, and all is well; 1 done, and the answer is bad; 2 couldn't be done."
+_EPILOG = "Exit codes: 0 done, and all is well; 1 done, and the answer is negative; 2 not done."
 
 Work = Callable[..., "int | None"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def on_database(*, make: bool = False) -> Callable[[Work], Callable[..., None]]:
-    """Have a function ``(screen, database, **options)`` as a command on a database; it gives the exit code.
+def database_command(*, create: bool = False) -> Callable[[Work], Callable[..., None]]:
+    """Make a command of a function ``(screen, database, **options)`` that returns an exit code, or ``None`` for 0.
 
-    :param make: it may make the database (SQLite's file).
+    :param create: the command may create the database (SQLite's file).
     """
 
     def declare(work: Work) -> Callable[..., None]:
@@ -64,16 +65,19 @@ def on_database(*, make: bool = False) -> Callable[[Work], Callable[..., None]]:
             **options: Any,
         ) -> None:
             screen = Screen(as_json)
-            with _documented(screen):
-                app = _app()
-                found = target(url, config, schema, prefix) if app is None else AppTarget.of(app.engine())
-                if not make and not found.exists():
-                    _end(screen, FAILED, "Unreachable", f"there is no file {found.url.database}")
+            with _usage_errors_as_json(screen):
+                app = _host_app()
+                if app is None:
+                    location = find_database(url, config, schema, prefix)
+                else:
+                    location = AppDatabaseUrl.of(app.engine())
+                if not create and not location.exists():
+                    _fail(screen, EXIT_ERROR, "Unreachable", f"there is no file {location.url.database}")
 
-                def reached(database: Database) -> int | None:
-                    return work(screen, replace(database, connected_in=reach(database)), **options)
+                def connected(database: Database) -> int | None:
+                    return work(screen, replace(database, connected_in=_connect_once(database)), **options)
 
-                sys.exit(_ended(screen, found, reached))
+                sys.exit(_run(screen, location, connected))
 
         decorated: Any = run
         for option in reversed(_OPTIONS):
@@ -84,8 +88,8 @@ def on_database(*, make: bool = False) -> Callable[[Work], Callable[..., None]]:
 
 
 @contextlib.contextmanager
-def _documented(screen: Screen) -> Iterator[None]:
-    """What Click will say of a wrong use, it says to people: a program is told before."""
+def _usage_errors_as_json(screen: Screen) -> Iterator[None]:
+    """Print a usage error as JSON, too, where that was asked for: Click prints it as text only."""
     try:
         yield
     except click.UsageError as error:
@@ -94,25 +98,24 @@ def _documented(screen: Screen) -> Iterator[None]:
         raise
 
 
-def _app() -> App | None:
-    return click.get_current_context().find_object(App)
+def _host_app() -> HostApp | None:
+    return click.get_current_context().find_object(HostApp)
 
 
 def program() -> str:
-    """What is typed before a command's name."""
-    app = _app()
+    """Return what is typed before a command's name."""
+    app = _host_app()
     return PROGRAM if app is None else app.program
 
 
 class Unreachable(Exception):
-    """No connection is to be had."""
+    """No connection could be made; the argument is the driver's error."""
 
 
-def reach(database: Database) -> float:
-    """Connect once: whatever a driver raises then, it is about the URL, or the server. The pool keeps the connection.
+def _connect_once(database: Database) -> float:
+    """Connect, and return how many seconds that took. The pool keeps the connection.
 
-    :return: how long that took, in seconds.
-    :raises Unreachable: with what the driver said.
+    :raises Unreachable: for any error: whatever a driver raises here is about the URL or the server.
     """
     began = time.perf_counter()
     try:
@@ -123,34 +126,34 @@ def reach(database: Database) -> float:
     return time.perf_counter() - began
 
 
-def _ended(screen: Screen, found: DatabaseUrl, work: Callable[[Database], int | None]) -> int:
+def _run(screen: Screen, location: DatabaseUrl, work: Callable[[Database], int | None]) -> int:
     try:
-        return found.run(work) or FINE
+        return location.run(work) or EXIT_OK
     except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
-        raise  # Click's own, and that nobody reads on, which it ends quietly
+        raise  # Click handles these, a closed pipe without a message
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except LockError as error:
-        _end(screen, BAD, type(error).__name__, found.scrubbed(str(error)))
+        _fail(screen, EXIT_NEGATIVE, type(error).__name__, location.redact(str(error)))
     except (ValueError, TypeError) as error:
-        # what an operation refuses before any SQL; elsewhere it is ours, and its traceback is what helps
-        if not _refused(error):
-            _unforeseen(screen, found)
-        _end(screen, FAILED, type(error).__name__, found.scrubbed(str(error)))
+        # an operation's refusal is a message for the user; anything else is a defect, which needs its traceback
+        if not _raised_by_library(error):
+            _fail_unexpectedly(screen, location)
+        _fail(screen, EXIT_ERROR, type(error).__name__, location.redact(str(error)))
     except (DBAPIError, Unreachable, OSError) as error:
-        # a disk that is full, or a server that has gone, as asyncpg tells of it
+        # OSError: a full disk, or a lost server as asyncpg reports it
         cause: Any = error
         if not isinstance(error, OSError):
             cause = error.orig if isinstance(error, DBAPIError) else error.args[0]
-        said = " ".join(str(cause).split()) or "no answer"
-        _end(screen, FAILED, type(cause).__name__, f"{found.shown}: {found.scrubbed(said)}")
+        message = " ".join(str(cause).split()) or "no answer"
+        _fail(screen, EXIT_ERROR, type(cause).__name__, f"{location.display}: {location.redact(message)}")
     except Exception:
-        _unforeseen(screen, found)
+        _fail_unexpectedly(screen, location)
     raise AssertionError("an error ends the process")
 
 
-def _refused(error: BaseException) -> bool:
-    """Whether it was raised by a sentence of ours, and not by something that went wrong on the way."""
+def _raised_by_library(error: BaseException) -> bool:
+    """Return whether an operation's own code raised the error, and not something that it called, or the commands."""
     trace = error.__traceback__
     last = ""
     while trace is not None:
@@ -158,33 +161,33 @@ def _refused(error: BaseException) -> bool:
     return last.startswith("sqlalchemy_locks.") and not last.startswith("sqlalchemy_locks.cli.")
 
 
-def _unforeseen(screen: Screen, found: DatabaseUrl) -> None:
-    click.echo(found.scrubbed(traceback.format_exc()), err=True)
-    _end(screen, FAILED, "Unforeseen", "this should not have happened: please report it, with what is above")
+def _fail_unexpectedly(screen: Screen, location: DatabaseUrl) -> None:
+    click.echo(location.redact(traceback.format_exc()), err=True)
+    _fail(screen, EXIT_ERROR, "Unforeseen", "this should not have happened: please report it, with the above")
 
 
-def _end(screen: Screen, code: int, kind: str, said: str) -> None:
+def _fail(screen: Screen, code: int, kind: str, message: str) -> None:
     if screen.as_json:
-        with contextlib.suppress(OSError):  # perhaps that is what it has to say
-            print(json.dumps({"error": kind, "message": said}, indent=2), flush=True)
-    click.echo(f"{program()}: {escape_unprintable(said)}", err=True)
+        with contextlib.suppress(OSError):  # writing to standard output may be what failed
+            print(json.dumps({"error": kind, "message": message}, indent=2), flush=True)
+    click.echo(f"{program()}: {escape_unprintable(message)}", err=True)
     sys.exit(code)
 
 
-def confirmed(question: str, yes: bool, screen: Screen) -> None:
-    """Ask before what can't be undone.
+def confirm(question: str, yes: bool, screen: Screen) -> None:
+    """Ask before something that can't be undone, unless ``--yes`` was given.
 
-    :raises click.UsageError: where there is nobody to ask.
+    :raises click.UsageError: without a terminal to ask on.
     """
     if yes:
         return
     if screen.as_json or not sys.stdin.isatty():
-        raise click.UsageError(f"{escape_unprintable(question)} Nobody is there to be asked: say --yes.")
+        raise click.UsageError(f"{escape_unprintable(question)} There is no terminal to ask on: give --yes.")
     click.confirm(escape_unprintable(question), abort=True, err=True)
 
 
 def operator() -> str:
-    """Who does it, for the records: the user of this machine."""
+    """Return the user of this machine, who is recorded with a change."""
     try:
         return getpass.getuser()[:255] or "unknown"
     except (OSError, KeyError):  # a container's user may have no name
@@ -192,41 +195,44 @@ def operator() -> str:
 
 
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_SPELT = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|)")
 
 
 def seconds(value: Any) -> float:
-    """The type of an option that is a duration: seconds, or a number with one of s, m, h, d."""
-    match = _SPELT.fullmatch(str(value).strip())
+    """Parse an option's duration: seconds, or a number with one of the units s, m, h, d."""
+    match = _DURATION.fullmatch(str(value).strip())
     if match is None:
         raise click.BadParameter(f"{escape_unprintable(str(value))!r} is no duration: 90, 90s, 5m, 2h and 7d are.")
     return float(match[1]) * _UNITS[match[2]]
 
 
-def lasting(*names: str, **given: Any) -> Callable[[F], F]:
-    """An option that is a duration."""
-    return click.option(*names, type=seconds, metavar="DURATION", **given)
+def duration_option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """Return an option whose value is a duration, in seconds."""
+    return click.option(*names, type=seconds, metavar="DURATION", **settings)
 
 
 @contextlib.contextmanager
-def told_to_end() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed: it ends the watch between two looks, and not a statement. A second one ends all."""
-    told = False
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C was pressed, which so interrupts no statement.
 
-    def tell(*_: object) -> None:
-        nonlocal told
-        told = True
+    A second Ctrl-C interrupts as usual.
+    """
+    interrupted = False
+
+    def on_interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = signal.signal(signal.SIGINT, tell)
+    before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield lambda: told
+        yield lambda: interrupted
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 class Group(click.Group):
-    """Every command's help ends with what its exit codes mean."""
+    """A group whose commands' help explains the exit codes."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         if not isinstance(cmd, click.Group):

@@ -1,4 +1,4 @@
-"""``check``: whether locks will hold here."""
+"""``check``: whether locks will work on this database."""
 
 from __future__ import annotations
 
@@ -8,56 +8,54 @@ import click
 from rich.text import Text
 
 from sqlalchemy_locks._validation import escape_unprintable
-from sqlalchemy_locks.cli.base import BAD, on_database
+from sqlalchemy_locks.cli.base import EXIT_NEGATIVE, database_command
 from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.render import Screen, counted, table
 from sqlalchemy_locks.health import Finding, examine
 
-_MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
+_LEVELS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
 
 
-@click.command(short_help="Look whether locks will hold here.")
-@on_database()
+@click.command(short_help="Check whether locks will work here.")
+@database_command()
 def check(screen: Screen, database: Database) -> int | None:
-    """Look whether locks will hold here; it only reads.
+    """Check whether locks will work on this database; it only reads.
 
-    Looked at are the connection and the server's version; whether it takes writes; the isolation level that sessions
-    begin at, on YugabyteDB the effective one; settings that would break a promise; a pooler in between; both clocks;
-    what the user that it connects as may not do; which steps are installed, and whether tables, indexes and functions
-    are still as they were.
+    It checks the connection and the server's version; whether the server takes writes; the isolation level that
+    sessions begin at, on YugabyteDB the effective one; settings that would break a promise; a pooler in between; both
+    clocks; the privileges of the user that it connects as; which steps are installed, and whether tables, indexes and
+    functions are unchanged.
 
     \b
       sqlalchemy-locks check --url postgresql+psycopg://app@localhost/app
       sqlalchemy-locks check --json | jq '.findings[] | select(.level != "ok")'
     """
+    location = database.location
     with database.engine.connect() as connection:
-        dialect = connection.dialect
-        says = f"{database.target.shown} answers, by {dialect.driver}, after {database.connected_in * 1000:.0f} ms"
-        place = database.target
-        found = [
-            Finding("connection", "ok", says),
-            *examine(connection, schema=place.schema, prefix=place.prefix),
+        driver = connection.dialect.driver
+        answer = f"{location.display} answers, through {driver}, after {database.connected_in * 1000:.0f} ms"
+        findings = [
+            Finding("connection", "ok", answer),
+            *examine(connection, schema=location.schema, prefix=location.prefix),
         ]
-    count = {level: sum(each.level == level for each in found) for level in _MARKS}
+    count = {level: sum(each.level == level for each in findings) for level in _LEVELS}
     document = {
-        "database": place.shown,
+        "database": location.display,
         "ok": not count["problem"],
         "problems": count["problem"],
         "warnings": count["warning"],
-        "findings": [asdict(each) for each in found],
+        "findings": [asdict(each) for each in findings],
     }
-    lines = table("", "", "")
-    lines.show_header = False
-    for each in found:
-        mark, style = _MARKS[each.level]
-        lines.add_row(Text(mark, style=style), Text(each.subject), Text(escape_unprintable(each.says)))
-    screen.show(document, lines, _conclusion(count["problem"], count["warning"]))
-    return BAD if count["problem"] else None
-
-
-def _conclusion(problems: int, warnings: int) -> Text:
-    if problems:
-        return Text(f"\n{counted(problems, 'problem')}: locks don't work here as promised", style="bold red")
-    if warnings:
-        return Text(f"\nLocks work here; {counted(warnings, 'thing')} to know", style="green")
-    return Text("\nAll is well", style="green")
+    rows = table("", "", "")
+    rows.show_header = False
+    for each in findings:
+        label, style = _LEVELS[each.level]
+        rows.add_row(Text(label, style=style), Text(each.subject), Text(escape_unprintable(each.says)))
+    if count["problem"]:
+        conclusion = Text(f"\n{counted(count['problem'], 'problem')}: locks don't work here as promised", "bold red")
+    elif count["warning"]:
+        conclusion = Text(f"\nLocks work here, with {counted(count['warning'], 'warning')}", "green")
+    else:
+        conclusion = Text("\nAll is well", "green")
+    screen.show(document, rows, conclusion)
+    return EXIT_NEGATIVE if count["problem"] else None

@@ -1,4 +1,4 @@
-"""The commands, under their names."""
+"""The group of all commands."""
 
 from __future__ import annotations
 

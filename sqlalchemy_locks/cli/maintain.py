@@ -1,4 +1,4 @@
-"""``sweep`` and ``vacuum``: what else ``Locks.maintenance`` does by itself."""
+"""``sweep`` and ``vacuum``: the tasks of ``Locks.maintenance``, run once."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 import click
 
 from sqlalchemy_locks import lock
-from sqlalchemy_locks.cli.base import lasting, on_database
+from sqlalchemy_locks.cli.base import database_command, duration_option
 from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.render import Screen, counted, name, note, number, sentence, table
 from sqlalchemy_locks.facade.locks import Locks
 
 
-@click.command(short_help="Release permits that nobody will give back.")
-@lasting(
+@click.command(short_help="Release abandoned permits.")
+@duration_option(
     "--stale-after",
     default="24h",
     show_default=True,
-    help="Also what has no time to live, and was neither renewed nor released for so long.",
+    help="Also requests without a time to live that were not renewed for so long.",
 )
-@click.option("--expired-only", is_flag=True, help="Leave alone whatever has no time to live, however old.")
-@click.option("--due", is_flag=True, help="Every sweep and clean-up that is due, and that nobody else has done.")
-@on_database()
+@click.option("--expired-only", is_flag=True, help="Keep requests without a time to live, however old.")
+@click.option("--due", is_flag=True, help="Run every sweep and clean-up that is due.")
+@database_command()
 def sweep(screen: Screen, database: Database, stale_after: float, expired_only: bool, due: bool) -> None:
-    """Release the permits that nobody will give back.
+    """Release abandoned permits: those whose time to live is over, or that are stale.
 
-    An app that runs `locks.maintenance()` needs none of this. Without one, have `sweep --due` run from cron, every
-    minute, on as many machines as you like: one of them does what is due.
+    An app that runs `locks.maintenance()` doesn't need this. Otherwise run `sweep --due` from cron every minute, on
+    any number of machines: one of them runs each task that is due.
 
     \b
       sqlalchemy-locks sweep
@@ -36,7 +36,7 @@ def sweep(screen: Screen, database: Database, stale_after: float, expired_only: 
     """
     locks = Locks(database.engine)
     if due:
-        with screen.progress("Doing what is due"):
+        with screen.progress("Running due tasks"):
             done = dict(locks.maintain().done)
         screen.show({"done": done}, _report(done))
         return
@@ -47,19 +47,19 @@ def sweep(screen: Screen, database: Database, stale_after: float, expired_only: 
 
 def _report(done: dict[str, int]) -> Any:
     if not done:
-        return note("Nothing was due, or others have done it")
+        return note("Nothing was due, or other processes have done it")
     shown = table("Done", "Rows", right=("Rows",))
     for task, rows in done.items():
         shown.add_row(name(task), number(rows))
     return shown
 
 
-@click.command(short_help="Remove the keys that nobody holds.")
-@on_database()
+@click.command(short_help="Delete unused keys of locks.")
+@database_command()
 def vacuum(screen: Screen, database: Database) -> None:
-    """Remove the keys of locks that nobody holds from their table.
+    """Delete the keys of locks that are not held from their table.
 
-    PostgreSQL (but with the table bodies) and SQLite keep none, and have nothing to remove.
+    PostgreSQL (except with the table bodies) and SQLite store no keys, and have nothing to delete.
     """
     with screen.progress("Removing keys"):
         removed = Locks(database.engine).run(lock.vacuum()) or 0

@@ -1,4 +1,4 @@
-"""``queue``: stats, requeue, purge."""
+"""``queue``: statistics, and jobs requeued or purged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from sqlalchemy_locks._validation import format_duration
 from sqlalchemy_locks.admin import overview
-from sqlalchemy_locks.cli.base import Group, confirmed, lasting, on_database
+from sqlalchemy_locks.cli.base import Group, confirm, database_command, duration_option
 from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.render import Screen, counted, name, note, number, second, sentence, table
 from sqlalchemy_locks.core.operation import Operation
@@ -16,12 +16,12 @@ from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue.queue import Queue
 
 _BATCH = 1000
-_NAMED = click.argument("called", metavar="[QUEUE]", required=False)
+_QUEUE = click.argument("queue_id", metavar="[QUEUE]", required=False)
 
 
-@click.group(cls=Group, short_help="Look at the queue; give jobs back, delete jobs.")
+@click.group(cls=Group, short_help="Show, requeue and purge jobs.")
 def queue() -> None:
-    """The shipped queue: what is in it, jobs given back, jobs deleted.
+    """The shipped queue: statistics, requeueing, purging.
 
     \b
       sqlalchemy-locks queue stats
@@ -31,19 +31,19 @@ def queue() -> None:
 
 
 @queue.command()
-@_NAMED
-@on_database()
-def stats(screen: Screen, database: Database, called: str | None) -> None:
-    """How many jobs wait, are scheduled, run, or have died, queue by queue.
+@_QUEUE
+@database_command()
+def stats(screen: Screen, database: Database, queue_id: str | None) -> None:
+    """Count the waiting, scheduled, running and dead jobs of each queue.
 
-    Queues with completed jobs only don't appear.
+    Queues that have only completed jobs are left out.
     """
-    rows = [row for row in overview.queues(Locks(database.engine)) if called in (None, row["queue_id"])]
-    screen.show({"queues": rows}, queues(rows))
+    rows = [row for row in overview.queues(Locks(database.engine)) if queue_id in (None, row["queue_id"])]
+    screen.show({"queues": rows}, queue_table(rows))
 
 
-def queues(rows: list[dict[str, Any]]) -> Any:
-    """The jobs of each by their state."""
+def queue_table(rows: list[dict[str, Any]]) -> Any:
+    """Return a table of queues with their jobs by state."""
     if not rows:
         return note("No jobs")
     states = ("Waiting", "Scheduled", "Running", "Dead")
@@ -57,55 +57,55 @@ def queues(rows: list[dict[str, Any]]) -> Any:
 
 
 @queue.command()
-@_NAMED
-@lasting(
+@_QUEUE
+@duration_option(
     "--stalled-for",
     default="5m",
     show_default=True,
-    help="Running jobs whose worker wasn't heard of for so long.",
+    help="Running jobs whose worker has sent no heartbeat for so long.",
 )
-@click.option("--dead", is_flag=True, help="Jobs that have died, instead: to be tried as often as new ones.")
+@click.option("--dead", is_flag=True, help="Dead jobs instead, with all their attempts restored.")
 @click.option("--job", metavar="UUID", help="The one dead job with this external id.")
-@on_database()
+@database_command()
 def requeue(
-    screen: Screen, database: Database, called: str | None, stalled_for: float, dead: bool, job: str | None
+    screen: Screen, database: Database, queue_id: str | None, stalled_for: float, dead: bool, job: str | None
 ) -> None:
-    """Give jobs back to be worked on: stalled ones, or dead ones.
+    """Return stalled or dead jobs to the queue.
 
-    Of a stalled job the attempt counts, and the last one is a death. Several times the workers' heartbeat is a good
-    --stalled-for: a worker that lives, and was only slow, loses its job to another.
+    A stalled job's attempt counts; after its last attempt the job is dead. Make --stalled-for several times the
+    workers' heartbeat: a worker that is only slow would lose its job to another.
     """
     jobs = Queue()
-    if job is not None and called is not None:
-        raise click.UsageError("--job names one job, of whatever queue: leave QUEUE out.")
+    if job is not None and queue_id is not None:
+        raise click.UsageError("--job names one job, in any queue: leave QUEUE out.")
     if job is not None:
         operation = jobs.revive(external_id=job)
     elif dead:
-        operation = jobs.revive(queue=called, limit=_BATCH)
+        operation = jobs.revive(queue=queue_id, limit=_BATCH)
     else:
-        operation = jobs.requeue_stalled(stalled_for, queue=called, limit=_BATCH)
-    given_back = _in_batches(screen, database, operation, "Requeueing")
+        operation = jobs.requeue_stalled(stalled_for, queue=queue_id, limit=_BATCH)
+    requeued = _in_batches(screen, database, operation, "Requeueing")
     what = "dead" if dead or job is not None else "stalled"
-    said = f"Given back: {counted(given_back, f'{what} job')}"
-    screen.show({"requeued": given_back, "which": what}, sentence(said, "green"))
+    message = f"Requeued: {counted(requeued, f'{what} job')}"
+    screen.show({"requeued": requeued, "which": what}, sentence(message, "green"))
 
 
 @queue.command()
-@lasting("--older-than", required=True, help="Only what ended so long ago, e.g. 7d; 0 is all of it.")
-@click.option("--dead", is_flag=True, help="Jobs that have died, instead of completed ones.")
-@click.option("--queue", "called", metavar="QUEUE", help="Those of this queue alone.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
-@on_database()
-def purge(screen: Screen, database: Database, older_than: float, dead: bool, called: str | None, yes: bool) -> None:
-    """Delete jobs that have ended, of all queues or of one: completed ones, or dead ones.
+@duration_option("--older-than", required=True, help="Only jobs that ended so long ago, e.g. 7d; 0 for all.")
+@click.option("--dead", is_flag=True, help="Dead jobs instead of completed ones.")
+@click.option("--queue", "queue_id", metavar="QUEUE", help="Only this queue.")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+@database_command()
+def purge(screen: Screen, database: Database, older_than: float, dead: bool, queue_id: str | None, yes: bool) -> None:
+    """Delete completed or dead jobs, of all queues or of one.
 
-    What waits or runs stays. With a job its external id is forgotten: put again, it is another job.
+    Waiting and running jobs are kept. A deleted job's external id is forgotten: put again, it makes a new job.
     """
     what = "dead" if dead else "completed"
-    operation = Queue().delete_finished(older_than, dead=dead, queue=called, limit=_BATCH)
+    operation = Queue().delete_finished(older_than, dead=dead, queue=queue_id, limit=_BATCH)
     since = f" that ended more than {format_duration(older_than)} ago" if older_than else ""
-    where = "all queues" if called is None else f"the queue {called!r}"
-    confirmed(f"Delete the {what} jobs of {where}{since}, in {database.target.shown}?", yes, screen)
+    where = "all queues" if queue_id is None else f"the queue {queue_id!r}"
+    confirm(f"Delete the {what} jobs of {where}{since}, in {database.location.display}?", yes, screen)
     deleted = _in_batches(screen, database, operation, "Deleting")
     screen.show({"deleted": deleted, "which": what}, sentence(f"Deleted: {counted(deleted, f'{what} job')}", "green"))
 

@@ -1,6 +1,6 @@
-"""What people see, and what programs read: one document, shown as tables or printed as JSON.
+"""The output of commands: one document, as tables on a terminal or as JSON.
 
-Nothing that comes out of a database is taken for markup, and what would move a terminal's cursor is spelt out.
+Text from a database is never interpreted as markup, and its control characters are escaped.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from rich.text import Text
 from sqlalchemy_locks._validation import escape_unprintable
 
 Document = Mapping[str, Any]
-#: where nobody looks at it, a line is a line
-_WIDE = 10_000
+#: the width of what is not a terminal, whose lines are never wrapped
+_UNWRAPPED = 10_000
 
 
 class Screen:
-    """Where a command's answer goes.
+    """The output of one command.
 
-    :param as_json: as one JSON document on standard output, and nothing else there.
+    :param as_json: print one JSON document on standard output, and nothing else.
     """
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self.console = _console(sys.stdout)
 
-    def show(self, document: Document, *shown: RenderableType) -> None:
-        """Give the answer: the document to a program, the rest to people."""
+    def show(self, document: Document, *renderables: RenderableType) -> None:
+        """Print the document where JSON was asked for, and the rest otherwise."""
         if self.as_json:
             print(json.dumps(document, indent=2, default=_jsonable))
             return
         if self.console.is_terminal:
-            self.console.print(*shown, sep="\n")
+            self.console.print(*renderables, sep="\n")
             return
         with self.console.capture() as captured:
-            for each in shown:
+            for each in renderables:
                 self.console.print(each, soft_wrap=isinstance(each, Text))
         for line in captured.get().splitlines():
-            print(line.rstrip())  # without what fills a table up
+            print(line.rstrip())  # without a table's padding
 
     def line(self, document: Document) -> None:
-        """One document of a stream of them."""
+        """Print one document of a stream, on one line."""
         print(json.dumps(document, default=_jsonable), flush=True)
 
     @contextlib.contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """A bar on standard error while something takes its time; what it gives is told how much has been done."""
+        """Show progress on standard error; call what it yields with the number of rows or steps done since."""
         console = _console(sys.stderr)
         columns = [SpinnerColumn("line"), TextColumn("{task.description}", markup=False)]
         columns += [TextColumn("{task.completed:,.0f}")] if total is None else [BarColumn(bar_width=30)]
@@ -71,9 +71,9 @@ def _console(file: Any) -> Console:
     if file is None:  # a process may be started with a stream closed
         return Console(file=io.StringIO())
     if isinstance(file, io.TextIOWrapper):
-        file.reconfigure(errors="backslashreplace")  # what it has no letter for is spelt out
+        file.reconfigure(errors="backslashreplace")  # escapes what the encoding can't represent
     terminal = file.isatty()
-    width = None if terminal or os.environ.get("COLUMNS") else _WIDE
+    width = None if terminal or os.environ.get("COLUMNS") else _UNWRAPPED
     return Console(
         file=file,
         force_terminal=terminal,
@@ -86,7 +86,7 @@ def _console(file: Any) -> Console:
 
 
 def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
-    """A table. Its numbers, in the columns ``right``, are flush right; they and what is ``whole`` are never folded."""
+    """Return an empty table; the columns ``right`` are right-aligned, and they and ``whole`` are never wrapped."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for each in columns:
         fixed = each in right or each in whole
@@ -100,7 +100,7 @@ def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = (
 
 
 def name(value: Any, style: str = "") -> Text:
-    """A name out of a database, or out of anybody's hands."""
+    """Return a value that may contain anything as text, with control characters escaped."""
     return Text("–" if value is None else escape_unprintable(str(value)), style=style)
 
 
@@ -121,24 +121,24 @@ def sentence(text: str, style: str = "") -> Text:
 
 
 def bar(used: int, capacity: int, console: Console) -> Text:
-    """So much of so much."""
+    """Return a bar of the share that is used."""
     width = 20 if console.width >= 100 else 10
     full, free = ("█", "░") if (console.encoding or "").lower().startswith("utf") else ("#", ".")
     share = 1.0 if used >= capacity else used / capacity
     cells = min(width, max(round(share * width), 1 if used else 0))
     if used < capacity:
-        cells = min(cells, width - 1)  # it looks full when it is
+        cells = min(cells, width - 1)  # only a full one looks full
     colour = "green" if share < 0.8 else "yellow" if share < 1 else "red"
     return Text.assemble((full * cells, colour), (free * (width - cells), "dim"))
 
 
 def counted(count: int, what: str) -> str:
-    """So many of something."""
+    """Return a count with its noun."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def second(instant: datetime | None) -> Text:
-    """An instant, in UTC as all of them are."""
+    """Return an instant in UTC, to the second."""
     return name(None if instant is None else f"{instant:%Y-%m-%d %H:%M:%S}")
 
 

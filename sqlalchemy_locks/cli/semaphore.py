@@ -9,25 +9,25 @@ from rich.console import Console
 from rich.table import Table
 
 from sqlalchemy_locks import semaphore as operations
-from sqlalchemy_locks.cli.base import BAD, Group, confirmed, on_database, operator
+from sqlalchemy_locks.cli.base import EXIT_NEGATIVE, Group, confirm, database_command, operator
 from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.render import Screen, bar, name, note, number, second, sentence, table, title
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.values import Released
 
-_BY = click.option("--by", metavar="NAME", help="Who does it, for the records. [default: this machine's user]")
-_CALLED = click.argument("called", metavar="NAME")
+_BY = click.option("--by", metavar="NAME", help="Who is recorded with the change. [default: this machine's user]")
+_NAME = click.argument("semaphore_id", metavar="NAME")
 _CAPACITY = click.argument("capacity", type=click.IntRange(min=0))
-_SAID = {
+_MESSAGES = {
     Released.RELEASED: ("Released", "green"),
-    Released.ALREADY_RELEASED: ("It was released before, or its time ran out and somebody took it back", "yellow"),
-    Released.UNKNOWN: ("Nothing was ever acquired under this id, or it was long ago and is cleaned up", "red"),
+    Released.ALREADY_RELEASED: ("It was released before, or its time to live ended and it was taken back", "yellow"),
+    Released.UNKNOWN: ("There is no such request: it was never acquired, or has been cleaned up", "red"),
 }
 
 
-@click.group(cls=Group, short_help="Make, change and look at semaphores.")
+@click.group(cls=Group, short_help="Create, change and list semaphores.")
 def semaphore() -> None:
-    """Counting semaphores: make, change and look at them.
+    """Counting semaphores: create, change and list them.
 
     \b
       sqlalchemy-locks semaphore create backup-slots 10
@@ -38,109 +38,109 @@ def semaphore() -> None:
 
 
 @semaphore.command()
-@_CALLED
+@_NAME
 @_CAPACITY
 @_BY
-@on_database()
-def create(screen: Screen, database: Database, called: str, capacity: int, by: str | None) -> int | None:
-    """Make a semaphore with so many permits.
+@database_command()
+def create(screen: Screen, database: Database, semaphore_id: str, capacity: int, by: str | None) -> int | None:
+    """Create a semaphore with a capacity.
 
-    One that is there already stays as it is; if its capacity is another, the exit code is 1.
+    An existing semaphore is not changed; the exit code is 1 if its capacity differs.
     """
     locks = Locks(database.engine)
-    made = locks.run(operations.create(called, capacity, by=by or operator()))
-    there = capacity if made else _capacity(locks, called)
-    document = {"name": called, "capacity": there, "created": bool(made)}
-    if made:
-        screen.show(document, sentence(f"Made {called!r} with a capacity of {capacity:,}", "green"))
+    created = locks.run(operations.create(semaphore_id, capacity, by=by or operator()))
+    current = capacity if created else _capacity(locks, semaphore_id)
+    document = {"name": semaphore_id, "capacity": current, "created": bool(created)}
+    if created:
+        screen.show(document, sentence(f"Created {semaphore_id!r} with a capacity of {capacity:,}", "green"))
         return None
-    known = "it is gone again" if there is None else f"with a capacity of {there:,}"
-    screen.show(document, sentence(f"{called!r} is there already, {known}: `semaphore resize` changes it", "yellow"))
-    return None if there == capacity else BAD
+    state = "and has since been deleted" if current is None else f"with a capacity of {current:,}"
+    screen.show(document, sentence(f"{semaphore_id!r} existed, {state}: `semaphore resize` changes it", "yellow"))
+    return None if current == capacity else EXIT_NEGATIVE
 
 
-def _capacity(locks: Locks, called: str) -> int | None:
+def _capacity(locks: Locks, semaphore_id: str) -> int | None:
     rows: list[Any] = locks.run(operations.usage())
-    return next((int(row.capacity) for row in rows if row.name == called), None)
+    return next((int(row.capacity) for row in rows if row.name == semaphore_id), None)
 
 
 @semaphore.command()
-@_CALLED
+@_NAME
 @_CAPACITY
 @_BY
-@on_database()
-def resize(screen: Screen, database: Database, called: str, capacity: int, by: str | None) -> None:
-    """Change how many permits a semaphore has; it is recorded who did.
+@database_command()
+def resize(screen: Screen, database: Database, semaphore_id: str, capacity: int, by: str | None) -> None:
+    """Change a semaphore's capacity, and record who did.
 
-    Below what is held it evicts nobody, and nobody gets a permit until there is room: 0 closes it.
+    Permits that are held stay held, even above the new capacity; none is granted until there is room. 0 closes it.
     """
     by = by or operator()
-    was = Locks(database.engine).run(operations.resize(called, capacity, by=by))
-    document = {"name": called, "old_capacity": was, "new_capacity": capacity, "by": by}
-    screen.show(document, sentence(f"{called!r} has a capacity of {capacity:,} now; it was {was:,}", "green"))
+    old = Locks(database.engine).run(operations.resize(semaphore_id, capacity, by=by))
+    document = {"name": semaphore_id, "old_capacity": old, "new_capacity": capacity, "by": by}
+    screen.show(document, sentence(f"{semaphore_id!r} has a capacity of {capacity:,} now; it was {old:,}", "green"))
 
 
 @semaphore.command("list")
-@click.argument("called", metavar="[NAME]", required=False)
-@click.option("--history", is_flag=True, help="The last changes of capacity instead, newest first.")
+@click.argument("semaphore_id", metavar="[NAME]", required=False)
+@click.option("--history", is_flag=True, help="Show the last changes of capacity instead, newest first.")
 @click.option(
-    "--limit", type=click.IntRange(1, 2**31 - 1), default=100, show_default=True, help="How many changes at most."
+    "--limit", type=click.IntRange(1, 2**31 - 1), default=100, show_default=True, help="Maximum number of changes."
 )
-@on_database()
-def list_(screen: Screen, database: Database, called: str | None, history: bool, limit: int) -> int | None:
-    """Show every semaphore, or the holders of one.
+@database_command()
+def list_(screen: Screen, database: Database, semaphore_id: str | None, history: bool, limit: int) -> int | None:
+    """List all semaphores, or the holders of one.
 
-    What has expired is counted, and shown, until somebody takes it back: an acquire that needs the room, or a sweep.
+    Expired permits are counted and shown until an acquire that needs the room, or a sweep, takes them back.
     """
     locks = Locks(database.engine)
     if history:
-        changes: list[Any] = locks.run(operations.history(called, limit=limit))
-        screen.show({"history": [dict(row._mapping) for row in changes]}, _history(changes))
+        changes: list[Any] = locks.run(operations.history(semaphore_id, limit=limit))
+        screen.show({"history": [dict(row._mapping) for row in changes]}, _history_table(changes))
         return None
-    rows = [dict(row._mapping) for row in locks.run(operations.usage()) if called in (None, row.name)]
-    if called is None:
-        screen.show({"semaphores": rows}, semaphores(rows, screen.console))
+    rows = [dict(row._mapping) for row in locks.run(operations.usage()) if semaphore_id in (None, row.name)]
+    if semaphore_id is None:
+        screen.show({"semaphores": rows}, semaphore_table(rows, screen.console))
         return None
     if not rows:
-        screen.show({"semaphores": [], "holders": []}, sentence(f"There is no semaphore {called!r}", "red"))
-        return BAD
-    held: list[Any] = locks.run(operations.holders(called))
-    document = {"semaphores": rows, "holders": [dict(row._mapping) for row in held]}
-    screen.show(document, semaphores(rows, screen.console), title("Holders"), _holders(held))
+        screen.show({"semaphores": [], "holders": []}, sentence(f"There is no semaphore {semaphore_id!r}", "red"))
+        return EXIT_NEGATIVE
+    holders: list[Any] = locks.run(operations.holders(semaphore_id))
+    document = {"semaphores": rows, "holders": [dict(row._mapping) for row in holders]}
+    screen.show(document, semaphore_table(rows, screen.console), title("Holders"), _holder_table(holders))
     return None
 
 
 @semaphore.command()
 @click.argument("external_id")
-@on_database()
+@database_command()
 def release(screen: Screen, database: Database, external_id: str) -> int | None:
-    """Give back the permits of a request, by the external id that it was acquired under.
+    """Release the permits of a request, by the external id that it was acquired with.
 
-    Its holder isn't told: it finds out when it renews, or when a guarded write is refused.
+    Its holder is not notified: its next renewal fails, and its guarded writes are refused.
     """
     released = Locks(database.engine).release(external_id)
-    said, style = _SAID[released]
-    screen.show({"external_id": external_id, "released": str(released)}, sentence(f"{external_id!r}: {said}", style))
-    return BAD if released is Released.UNKNOWN else None
+    message, style = _MESSAGES[released]
+    screen.show({"external_id": external_id, "released": str(released)}, sentence(f"{external_id!r}: {message}", style))
+    return EXIT_NEGATIVE if released is Released.UNKNOWN else None
 
 
 @semaphore.command()
-@_CALLED
+@_NAME
 @_BY
-@click.option("--yes", is_flag=True, help="Don't ask.")
-@on_database()
-def delete(screen: Screen, database: Database, called: str, by: str | None, yes: bool) -> None:
-    """Delete a semaphore that nobody holds a permit of.
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+@database_command()
+def delete(screen: Screen, database: Database, semaphore_id: str, by: str | None, yes: bool) -> None:
+    """Delete a semaphore that has no holders.
 
-    Its last fencing token is kept: one that is made again under this name goes on counting.
+    Its last fencing token is kept: a semaphore created again with this name continues from it.
     """
-    confirmed(f"Delete the semaphore {called!r} of {database.target.shown}?", yes, screen)
-    Locks(database.engine).run(operations.delete(called, by=by or operator()))
-    screen.show({"name": called, "deleted": True}, sentence(f"Deleted {called!r}", "green"))
+    confirm(f"Delete the semaphore {semaphore_id!r} of {database.location.display}?", yes, screen)
+    Locks(database.engine).run(operations.delete(semaphore_id, by=by or operator()))
+    screen.show({"name": semaphore_id, "deleted": True}, sentence(f"Deleted {semaphore_id!r}", "green"))
 
 
-def semaphores(rows: list[dict[str, Any]], console: Console) -> Any:
-    """Used against capacity."""
+def semaphore_table(rows: list[dict[str, Any]], console: Console) -> Any:
+    """Return a table of semaphores: permits in use, and capacity."""
     if not rows:
         return note("No semaphores")
     columns = ("Semaphore", "", "Used", "of", "Holders", "Oldest holder")
@@ -152,9 +152,9 @@ def semaphores(rows: list[dict[str, Any]], console: Console) -> Any:
     return shown
 
 
-def _holders(rows: list[Any]) -> Any:
+def _holder_table(rows: list[Any]) -> Any:
     if not rows:
-        return note("Nobody")
+        return note("None")
     instants = ("Since (UTC)", "Until (UTC)")
     shown = table("External id", "Owner", "Permits", "Fence", *instants, right=("Permits", "Fence"), whole=instants)
     for row in rows:
@@ -166,7 +166,7 @@ def _holders(rows: list[Any]) -> Any:
     return shown
 
 
-def _history(rows: list[Any]) -> Table | Any:
+def _history_table(rows: list[Any]) -> Table | Any:
     if not rows:
         return note("No changes")
     shown = table("When (UTC)", "Semaphore", "From", "To", "By", right=("From", "To"), whole=("When (UTC)",))

@@ -1,4 +1,4 @@
-"""``status`` and ``top``: everything that is held, and who waits."""
+"""``status`` and ``top``: everything that is held, and what waits for it."""
 
 from __future__ import annotations
 
@@ -12,29 +12,26 @@ from rich.live import Live
 from rich.text import Text
 
 from sqlalchemy_locks._validation import format_duration
-from sqlalchemy_locks.admin import overview as parts_of
-from sqlalchemy_locks.admin.overview import look_at
-from sqlalchemy_locks.cli.base import lasting, on_database, program, told_to_end
+from sqlalchemy_locks.admin import overview
+from sqlalchemy_locks.cli.base import INTERRUPT_INTERVAL, database_command, duration_option, interruptible, program
 from sqlalchemy_locks.cli.connect import Database
-from sqlalchemy_locks.cli.queue import queues
+from sqlalchemy_locks.cli.queue import queue_table
 from sqlalchemy_locks.cli.render import Screen, name, note, number, second, sentence, table, title
-from sqlalchemy_locks.cli.semaphore import semaphores
+from sqlalchemy_locks.cli.semaphore import semaphore_table
 from sqlalchemy_locks.errors import NotInstalled
 from sqlalchemy_locks.facade.locks import Locks
 
-#: so long Ctrl-C may go unseen, in seconds
-_GLANCE = 0.1
 _PARTS = {
-    "semaphores": parts_of.semaphores,
-    "queues": parts_of.queues,
-    "mutexes": parts_of.mutexes,
-    "timeouts": parts_of.timeouts,
-    "keys": parts_of.keys,
+    "semaphores": overview.semaphores,
+    "queues": overview.queues,
+    "mutexes": overview.mutexes,
+    "timeouts": overview.timeouts,
+    "keys": overview.keys,
 }
 
 
 @click.command(short_help="Show what is held, and what waits.")
-@on_database()
+@database_command()
 def status(screen: Screen, database: Database) -> None:
     """Show what is held, and what waits: semaphores, queues, mutexes, timeouts, keys.
 
@@ -42,63 +39,59 @@ def status(screen: Screen, database: Database) -> None:
       sqlalchemy-locks status
       sqlalchemy-locks status --json | jq '.semaphores[] | select(.used == .capacity) | .name'
     """
-    document = overview(database)
-    screen.show(document, shown(document, screen.console))
+    document = _read(database)
+    screen.show(document, _tables(document, screen.console))
 
 
 @click.command(short_help="Watch what is held, and what waits.")
-@lasting("--interval", default="2s", show_default=True, help="How often to look.")
-@click.option("--once", is_flag=True, help="Look once, and end: for scripts.")
-@on_database()
+@duration_option("--interval", default="2s", show_default=True, help="Seconds between refreshes.")
+@click.option("--once", is_flag=True, help="Show it once and exit, for scripts.")
+@database_command()
 def top(screen: Screen, database: Database, interval: float, once: bool) -> None:
     """Watch what `status` shows; Ctrl-C ends it.
 
-    With --json it is one document a line. Looking costs the server a handful of short SELECTs, which lock nothing.
+    With --json it prints one document per line. A refresh is a handful of short SELECTs, which lock nothing.
     """
     if interval < 0.1:
         raise click.UsageError("--interval must be at least 0.1 s.")
     if once:
-        document = overview(database)
-        screen.show(document, shown(document, screen.console))
+        document = _read(database)
+        screen.show(document, _tables(document, screen.console))
         return
-    with told_to_end() as over:
-        _watch(screen, database, interval, over)
-
-
-def _watch(screen: Screen, database: Database, interval: float, over: Callable[[], bool]) -> None:
-    with _shower(screen, interval) as show:
-        while not over():
-            show(overview(database))
+    with interruptible() as interrupted, _refreshing(screen, interval) as show:
+        while not interrupted():
+            show(_read(database))
             waited = 0.0
-            while waited < interval and not over():
-                database.sleep(_GLANCE)
-                waited += _GLANCE
+            while waited < interval and not interrupted():
+                database.sleep(INTERRUPT_INTERVAL)
+                waited += INTERRUPT_INTERVAL
 
 
 @contextlib.contextmanager
-def _shower(screen: Screen, interval: float) -> Iterator[Callable[[dict[str, Any]], None]]:
+def _refreshing(screen: Screen, interval: float) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield a function that shows a document in the place of the one before."""
     console = screen.console
     if screen.as_json:
         yield screen.line
     elif not console.is_terminal:
-        yield lambda document: screen.show(document, shown(document, console))
+        yield lambda document: screen.show(document, _tables(document, console))
     else:
-        foot = note(f"\nEvery {format_duration(interval)}; Ctrl-C ends it")
+        footer = note(f"\nEvery {format_duration(interval)}; Ctrl-C ends it")
         with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
-            yield lambda document: live.update(Group(shown(document, console), foot), refresh=True)
+            yield lambda document: live.update(Group(_tables(document, console), footer), refresh=True)
 
 
-def overview(database: Database) -> dict[str, Any]:
-    """All of it, as one document; ``None`` for what isn't installed, and for keys that aren't told on this engine.
+def _read(database: Database) -> dict[str, Any]:
+    """Return everything as one document; a part is ``None`` where it isn't installed, or this engine can't list it.
 
-    :raises NotInstalled: when nothing is.
+    :raises NotInstalled: when no part is installed.
     """
     locks = Locks(database.engine)
-    parts = {called: look_at(locks, read) for called, read in _PARTS.items()}
-    document: dict[str, Any] = {"database": database.target.shown, "untold": None}
+    parts = {part: overview.look_at(locks, read) for part, read in _PARTS.items()}
+    document: dict[str, Any] = {"database": database.location.display, "untold": None}
     missing: list[NotInstalled] = []
-    for called, part in parts.items():
-        document[called] = part.rows
+    for part_name, part in parts.items():
+        document[part_name] = part.rows
         if isinstance(part.error, NotInstalled):
             missing.append(part.error)
         elif part.error is not None:
@@ -108,14 +101,13 @@ def overview(database: Database) -> dict[str, Any]:
     return document
 
 
-def shown(document: dict[str, Any], console: Console) -> Group:
-    """The document for people; what is missing says so."""
+def _tables(document: dict[str, Any], console: Console) -> Group:
     makers: dict[str, Callable[[Any], Any]] = {
-        "semaphores": lambda rows: semaphores(rows, console),
-        "queues": queues,
-        "mutexes": _mutexes,
-        "timeouts": _timeouts,
-        "keys": _keys,
+        "semaphores": lambda rows: semaphore_table(rows, console),
+        "queues": queue_table,
+        "mutexes": _mutex_table,
+        "timeouts": _timeout_table,
+        "keys": _key_table,
     }
     parts: list[Any] = [note(document["database"])]
     for part, make in makers.items():
@@ -123,45 +115,47 @@ def shown(document: dict[str, Any], console: Console) -> Group:
         parts.append(title(part.capitalize()))
         if rows is None:
             why = document["untold"] if part == "keys" else None
-            parts.append(sentence(why or f"not installed here: `{program()} check` tells what is", "yellow"))
+            parts.append(sentence(why or f"not installed; `{program()} check` shows what is", "yellow"))
         else:
             parts.append(make(rows))
     return Group(*parts)
 
 
-def _mutexes(rows: list[dict[str, Any]]) -> Any:
+def _mutex_table(rows: list[dict[str, Any]]) -> Any:
     if not rows:
-        return note("None is taken")
-    made = table("Mutex", "Queue", "Owner", "Since (UTC)", whole=("Since (UTC)",))
+        return note("None")
+    shown = table("Mutex", "Queue", "Owner", "Since (UTC)", whole=("Since (UTC)",))
     for row in rows:
         cells = [name(row["queue"], "dim"), name(row["owner"]), second(row["acquired_at"])]
-        made.add_row(name(row["id"]), *cells)
-    return made
+        shown.add_row(name(row["id"]), *cells)
+    return shown
 
 
-def _timeouts(rows: list[dict[str, Any]]) -> Any:
+def _timeout_table(rows: list[dict[str, Any]]) -> Any:
     if not rows:
-        return note("None was ever made")
-    made = table("Timeout", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left"))
+        return note("None")
+    shown = table("Timeout", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left"))
     for row in rows:
         free = int(row["free_in"]) < 0
         left = name("now", "green") if free else name(format_duration(int(row["free_in"])))
         cells = [name(format_duration(row["every"])), left, number(row["retries"])]
-        made.add_row(name(row["id"]), name(row["queue"], "dim"), *cells)
-    return made
+        shown.add_row(name(row["id"]), name(row["queue"], "dim"), *cells)
+    return shown
 
 
-def _keys(rows: list[dict[str, Any]]) -> Any:
+def _key_table(rows: list[dict[str, Any]]) -> Any:
     if not rows:
-        return note("None is held")
-    made = table("Key", "Mode", "Session", "Who", "Since (UTC)", "Waiting", whole=("Key", "Mode", "Session"))
+        return note("None")
+    shown = table("Key", "Mode", "Session", "Client", "Since (UTC)", "Waiting", whole=("Key", "Mode", "Session"))
     for row in rows:
-        waiting = [name(f"{one['session']} {one['mode']}, {_who(one)}", "yellow") for one in row["waiting"]]
-        cells = [name(row["mode"]), name(row["session"]), name(_who(row)), second(row["since"])]
-        made.add_row(name(row["key"]), *cells, Text("\n").join(waiting) if waiting else name(None, "dim"))
-    return made
+        waiting = [
+            name(f"{waiter['session']} {waiter['mode']}, {_client(waiter)}", "yellow") for waiter in row["waiting"]
+        ]
+        cells = [name(row["mode"]), name(row["session"]), name(_client(row)), second(row["since"])]
+        shown.add_row(name(row["key"]), *cells, Text("\n").join(waiting) if waiting else name(None, "dim"))
+    return shown
 
 
-def _who(session: dict[str, Any]) -> str:
-    at = session["user"] if session["host"] is None else f"{session['user'] or ''}@{session['host']}"
-    return ", ".join(part for part in (session["owner"], at, session.get("state")) if part) or "?"
+def _client(session: dict[str, Any]) -> str:
+    address = session["user"] if session["host"] is None else f"{session['user'] or ''}@{session['host']}"
+    return ", ".join(part for part in (session["owner"], address, session.get("state")) if part) or "?"

@@ -1,1 +1,1 @@
-"""What connects this library with others, each loaded by whoever uses it."""
+"""Adapters for frameworks and monitoring libraries; each module is imported only by its users."""

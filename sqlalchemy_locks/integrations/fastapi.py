@@ -1,12 +1,13 @@
 """Locks in a FastAPI app (extra ``fastapi``): a lifespan, and dependencies that hold a lock while an endpoint works.
 
-What is promised: an endpoint runs only while its lock is held, and is told when it isn't any more; whoever waits in
-vain is answered ``423 Locked`` or ``429 Too Many Requests``, with ``Retry-After`` and a body of ``problem+json``, which
-the OpenAPI schema tells of; two names for one thing don't come about (``templates.py``); and whatever becomes of a
-request, it leaves no lock behind.
+- An endpoint runs only while its lock is held, and can see that it was lost.
+- Contention is answered ``423 Locked`` or ``429 Too Many Requests``, with ``Retry-After`` and a body of
+  ``problem+json``, both documented in the OpenAPI schema.
+- One thing can't have two names (``lock_names.py``).
+- A request leaves no lock behind, however it ends.
 
-A lock that is a transaction ends with the endpoint, before the response is sent, so that nobody is told of what was not
-committed. Permits and leases end when the response has been sent: streams and background tasks are work, too.
+A lock held by a transaction ends with the endpoint, before the response is sent, so that no client is told of something
+that was not committed. Permits and leases end when the response has been sent, streams and background tasks included.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sqlalchemy_locks._validation import seconds, timeout_seconds
 from sqlalchemy_locks.facade.async_lease import AsyncLease
 from sqlalchemy_locks.facade.async_locks import AsyncHeld, AsyncLocks
 from sqlalchemy_locks.integrations import openapi
-from sqlalchemy_locks.integrations.lock_names import every
+from sqlalchemy_locks.integrations.lock_names import all_dependants
 from sqlalchemy_locks.integrations.problem import (
     ANOTHER_REQUEST,
     IN_PROGRESS,
@@ -33,8 +34,8 @@ from sqlalchemy_locks.integrations.problem import (
     NOT_FOUND,
     Kind,
     retry_of,
+    retry_seconds,
 )
-from sqlalchemy_locks.integrations.problem import whole as whole_seconds
 from sqlalchemy_locks.integrations.route_locks import Name, RouteLock, Scope
 from sqlalchemy_locks.integrations.starlette import LockProblem, StarletteLocks, answer, locks_of
 from sqlalchemy_locks.semaphore.base import permit_count
@@ -55,17 +56,17 @@ __all__ = [
     "shared",
 ]
 
-#: ``retry_after`` is about these
-_TO_WAIT_FOR = (LOCKED, NO_ROOM, IN_PROGRESS)
+#: the kinds of problems that ``retry_after`` is sent with
+_RETRIED = (LOCKED, NO_ROOM, IN_PROGRESS)
 
 
 def _key() -> Any:
-    about = "The same for each try of one request: it is done once."
-    return Header(alias="Idempotency-Key", min_length=1, max_length=255, description=about)
+    description = "The same for each attempt of one request, which is processed once."
+    return Header(alias="Idempotency-Key", min_length=1, max_length=255, description=description)
 
 
 def idempotency_key(key: Annotated[str | None, _key()] = None) -> str | None:
-    """The header ``Idempotency-Key``, where the client sends one.
+    """Return the header ``Idempotency-Key``, or ``None``.
 
     >>> @app.post("/exports")
     ... async def export(key: Annotated[str | None, Depends(idempotency_key)]) -> None: ...
@@ -74,7 +75,7 @@ def idempotency_key(key: Annotated[str | None, _key()] = None) -> str | None:
 
 
 def required_key(key: Annotated[str, _key()]) -> str:
-    """The header ``Idempotency-Key``, without which a request is refused.
+    """Return the header ``Idempotency-Key``; a request without it is refused.
 
     >>> @app.post("/exports", dependencies=[semaphore("exports", key=required_key)])
     ... async def export() -> None: ...
@@ -83,7 +84,7 @@ def required_key(key: Annotated[str, _key()]) -> str:
 
 
 class FastAPILocks(StarletteLocks):
-    """The ``AsyncLocks`` of an app, with a lifespan. The engine is the app's, and is not disposed of.
+    """The ``AsyncLocks`` of an app, with a lifespan. It doesn't dispose of the app's engine.
 
     >>> locks = FastAPILocks(async_engine)
     >>> app = FastAPI(lifespan=locks.lifespan)
@@ -91,9 +92,9 @@ class FastAPILocks(StarletteLocks):
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """As :meth:`StarletteLocks.lifespan`; and the names of the locks of all routes are checked, and documented.
+        """As :meth:`StarletteLocks.lifespan`; it also checks all routes' locks, and documents their answers.
 
-        :raises ValueError: for a name that a route has no parameter for.
+        :raises ValueError: for a name with a parameter that its route doesn't have.
         """
         if isinstance(app, FastAPI):
             check(app)
@@ -109,21 +110,21 @@ def exclusive(
     retry_after: float | timedelta | None = None,
     locks: AsyncLocks | Callable[..., Any] = locks_of,
 ) -> Any:
-    """Hold keys alone while the endpoint works, in a transaction that is committed when it has.
+    """Hold keys exclusively while the endpoint works, in a transaction that is committed when it returns.
 
-    :param names: one or more: with parameters of the route in braces (``"invoice:{invoice_id}"``), or a dependency that
-        gives the name.
-    :param timeout: the longest wait, in seconds or as a ``timedelta``; ``None`` waits, ``0`` tries once.
-    :param scope: ``"function"``: the transaction ends with the endpoint, before the response is sent; where it can't be
-        committed, the client is not told that it was. ``"request"``: when the response is sent, and the background
+    :param names: one or more, each with parameters of the route in braces (``"invoice:{invoice_id}"``), or a dependency
+        that returns the name.
+    :param timeout: the longest wait, in seconds or as a ``timedelta``; ``None`` waits indefinitely, ``0`` tries once.
+    :param scope: ``"function"``: the transaction ends with the endpoint, before the response is sent; if it can't be
+        committed, the client gets an error. ``"request"``: it ends when the response has been sent and the background
         tasks are done.
-    :param retry_after: what a client that waited in vain is told, in seconds or as a ``timedelta``; by default its
-        wait, at least 1 and at most 60.
-    :param locks: those to use instead of the app's own: ``AsyncLocks``, or a dependency that gives some.
-    :return: a dependency, for ``Annotated`` or ``dependencies=[...]``: it is the ``Depends`` itself. What it gives is a
-        :class:`~sqlalchemy_locks.aio.AsyncHeld`, whose ``session`` works in the transaction that holds the lock.
+    :param retry_after: the ``Retry-After`` of an answer to contention, in seconds or as a ``timedelta``; by default the
+        timeout, at least 1 and at most 60 seconds.
+    :param locks: ``AsyncLocks`` to use instead of the app's, or a dependency that returns them.
+    :return: the ``Depends``, for ``Annotated`` or ``dependencies=[...]``. Its value is a
+        :class:`AsyncHeld`, whose ``session`` works in the transaction that holds the lock.
 
-    An endpoint that raises has its transaction rolled back; one that returns a response of whatever status, committed.
+    The transaction is rolled back when the endpoint raises, and committed when it returns a response of any status.
     Contention is answered 423, a value that can't be part of a name 422.
 
     >>> @app.post("/invoices/{invoice_id}/charge")
@@ -140,7 +141,7 @@ def shared(
     retry_after: float | timedelta | None = None,
     locks: AsyncLocks | Callable[..., Any] = locks_of,
 ) -> Any:
-    """Hold keys together with other sharers while the endpoint works. Everything else as :func:`exclusive`.
+    """Hold keys shared while the endpoint works. Everything else as :func:`exclusive`.
 
     >>> @app.get("/prices", dependencies=[shared("prices")])
     ... async def prices() -> list[Price]: ...
@@ -163,23 +164,25 @@ def semaphore(
 ) -> Any:
     """Hold permits while the endpoint works and its response is sent, renewed in the background.
 
-    :param permits: a semaphore's name, as :func:`exclusive` takes it, or how many of each of several.
-    :param count: how many permits of the one that was given by its name; 1 without it.
-    :param ttl: when they come back from a process that died, in seconds or as a ``timedelta``, at least a second.
-    :param timeout: :param retry_after: :param locks: as for :func:`exclusive`; the wait at least 5.
-    :param key: a dependency that gives the request's ``external_id``, or ``None`` for none: by default the header
-        ``Idempotency-Key``, where there is one; :func:`required_key` demands it. A key is the same request's, whoever
-        sends it: a dependency of yours can put in front of it who asks.
-    :param unless: a dependency: where what it gives is true, no permit is taken, and the endpoint gets ``None``. For
-        what was answered before.
-    :param reclaim: let a key be worked on again whose time ran out before it was done, since its process died. The
-        first try may have done some of it, or all but the answer: for an endpoint that knows what was done before.
-    :param scope: ``"function"``: they are released before the response is sent.
-    :return: a dependency, as :func:`exclusive`; what it gives is an :class:`~sqlalchemy_locks.AsyncLease`.
+    :param permits: a semaphore's name, as :func:`exclusive` takes it, or a mapping of names to counts.
+    :param count: the number of permits of a semaphore given by its name; by default 1.
+    :param ttl: the time to live, in seconds or as a ``timedelta``, at least a second: after it the permits of a process
+        that died are released.
+    :param timeout: :param locks: as for :func:`exclusive`.
+    :param retry_after: as for :func:`exclusive`; by default at least 5 seconds.
+    :param key: a dependency that returns the request's ``external_id``, or ``None`` for none: by default the header
+        ``Idempotency-Key``, if there is one; :func:`required_key` requires it. Equal keys of different clients are one
+        request: put the client's identity into the key by a dependency of your own.
+    :param unless: a dependency; when it returns a true value, no permit is acquired, and the endpoint gets ``None``.
+        For requests that were answered before.
+    :param reclaim: process a key again whose time to live ended before its request did, because the process died. The
+        first attempt may have done some or all of the work: for an endpoint that can tell.
+    :param scope: ``"function"`` releases the permits before the response is sent.
+    :return: as :func:`exclusive`; the value is an :class:`~sqlalchemy_locks.AsyncLease`.
 
-    No room is answered 429. The same key again is answered 409: *in-progress* with ``Retry-After`` while it is held,
-    *key-spent* when it is over, finished or not (but for ``reclaim``), *another-request* when it was for other permits.
-    A request that was answered 429 may come again with its key.
+    A full semaphore is answered 429. A repeated key is answered 409: *in-progress* with ``Retry-After`` while it is
+    held, *key-spent* when its request is over, finished or not (except with ``reclaim``), *another-request* when it was
+    for other permits. A request that was answered 429 may be sent again with its key.
 
     >>> @app.post("/exports", dependencies=[semaphore("exports", ttl=60, timeout=0)])
     ... async def export() -> FileResponse: ...
@@ -193,16 +196,18 @@ def semaphore(
         names, counts = list(permits), [permit_count(one, "a count of permits", 1) for one in permits.values()]
         if not names:
             raise ValueError("semaphore needs at least one semaphore")
-    held_for, patience = _held_for(ttl), timeout_seconds(timeout)
+    checked_ttl, wait = _check_ttl(ttl), timeout_seconds(timeout)
 
-    def block(held: AsyncLocks, filled: list[str], ident: Any) -> AbstractAsyncContextManager[Any]:
-        wanted: dict[str, int] = {}
+    def block(of: AsyncLocks, filled: list[str], external_id: Any) -> AbstractAsyncContextManager[Any]:
+        requested: dict[str, int] = {}
         for name, number in zip(filled, counts, strict=True):
-            wanted[name] = wanted.get(name, 0) + number
-        return held.semaphore(wanted, ttl=held_for, timeout=patience, external_id=ident, resume=False, reclaim=reclaim)
+            requested[name] = requested.get(name, 0) + number
+        return of.semaphore(
+            requested, ttl=checked_ttl, timeout=wait, external_id=external_id, resume=False, reclaim=reclaim
+        )
 
     kinds = (NO_ROOM, NOT_FOUND, *((IN_PROGRESS, ANOTHER_REQUEST, KEY_SPENT) if key is not None else ()))
-    retry = _retry(retry_after, patience)
+    retry = _retry(retry_after, wait)
     return Depends(RouteLock(names, block, kinds, scope, retry, locks, key, unless), scope=scope)
 
 
@@ -217,22 +222,22 @@ def lease(
 ) -> Any:
     """Hold a lease while the endpoint works and its response is sent: a semaphore of one, made on first use.
 
-    Unlike :func:`exclusive` it keeps no transaction, and unlike a semaphore it is answered 423 when another has it.
+    Unlike :func:`exclusive` it keeps no transaction open; unlike :func:`semaphore` contention is answered 423.
     Everything else as :func:`semaphore`; ``grant.fence[name]`` is the fencing token.
 
     >>> @app.post("/reports/{day}", dependencies=[lease("report:{day}", ttl=60, timeout=0)])
     ... async def report(day: date) -> StreamingResponse: ...
     """
-    held_for, patience = _held_for(ttl), timeout_seconds(timeout)
+    checked_ttl, wait = _check_ttl(ttl), timeout_seconds(timeout)
 
-    def block(held: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
-        return held.lease(filled[0], ttl=held_for, timeout=patience)
+    def block(of: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
+        return of.lease(filled[0], ttl=checked_ttl, timeout=wait)
 
-    return Depends(RouteLock([name], block, (LOCKED,), scope, _retry(retry_after, patience), locks), scope=scope)
+    return Depends(RouteLock([name], block, (LOCKED,), scope, _retry(retry_after, wait), locks), scope=scope)
 
 
 def _keys(
-    how: Literal["exclusive", "shared"],
+    mode: Literal["exclusive", "shared"],
     names: Sequence[Name],
     timeout: float | timedelta | None,
     scope: Scope,
@@ -241,42 +246,40 @@ def _keys(
 ) -> Any:
     if not names:
         raise ValueError("give at least one name to lock")
-    patience = timeout_seconds(timeout)
+    wait = timeout_seconds(timeout)
 
-    def block(held: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
-        return (held.exclusive if how == "exclusive" else held.shared)(*filled, timeout=patience)
+    def block(of: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
+        return (of.exclusive if mode == "exclusive" else of.shared)(*filled, timeout=wait)
 
-    return Depends(RouteLock(names, block, (LOCKED,), scope, _retry(retry_after, patience), locks), scope=scope)
+    return Depends(RouteLock(names, block, (LOCKED,), scope, _retry(retry_after, wait), locks), scope=scope)
 
 
-def _held_for(ttl: float | timedelta) -> float:
-    held_for = seconds(ttl, "ttl")
-    if held_for < 1:
+def _check_ttl(ttl: float | timedelta) -> float:
+    # the block checks it, too, but only at the first request
+    number = seconds(ttl, "ttl")
+    if number < 1:
         raise ValueError(f"ttl is at least 1 second, not {ttl!r}")
-    return held_for
+    return number
 
 
-def _retry(retry_after: float | timedelta | None, patience: float | None) -> Callable[[Kind], float | None]:
-    told = None if retry_after is None else whole_seconds(retry_after)
-    return lambda kind: told if told is not None and kind in _TO_WAIT_FOR else retry_of(kind, patience)
-
-
-def _guards(route: Any) -> list[RouteLock]:
-    return [one.call for one in every(route.dependant) if isinstance(one.call, RouteLock)]
+def _retry(retry_after: float | timedelta | None, wait: float | None) -> Callable[[Kind], float | None]:
+    given = None if retry_after is None else retry_seconds(retry_after)
+    return lambda kind: given if given is not None and kind in _RETRIED else retry_of(kind, wait)
 
 
 def check(app: FastAPI) -> None:
-    """Refuse names of locks that their routes can't make; the lifespan does it.
+    """Refuse names of locks that their routes can't make; the lifespan calls this.
 
     :raises ValueError: with what to do instead.
     """
     for route in openapi.routes_of(app):
-        for guard in _guards(route):
-            guard.check(route)
+        for dependant in all_dependants(route.dependant):
+            if isinstance(dependant.call, RouteLock):
+                dependant.call.check(route)
 
 
 def document(app: FastAPI) -> None:
-    """Have the OpenAPI schema tell what locks answer; the lifespan does it. For who makes the schema without a server.
+    """Add the answers of locks to the OpenAPI schema; the lifespan calls this. For schemas made without a server.
 
     >>> document(app)
     >>> schema = app.openapi()

@@ -1,9 +1,9 @@
-"""Locks in a Flask app (extra ``flask``): on the engine of its Flask-SQLAlchemy, or on one that it is given.
+"""Locks in a Flask app (extra ``flask``): on the engine of its Flask-SQLAlchemy, or on a given engine.
 
-What is promised: whichever app is current, it is that one's database that is locked, however many apps a process has; a
-block that decorates a view is of the app that the call is in, and not of the one that was there when it was imported.
-The maintenance runs once in each process that serves, never in one that only forks others. A fork begins with a pool
-of its own, so that no two processes talk on one connection, and in one transaction.
+- Locks are taken in the database of the current app, also in a process with several apps. A block that decorates a
+  view uses the app of the call, not the one that was current when the view was imported.
+- Maintenance runs once in each process that serves, never in one that only forks others.
+- A fork begins with a pool of its own, so that no two processes share a connection.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from flask import Flask, Response, current_app, request_started
@@ -23,46 +21,37 @@ from flask.cli import with_appcontext
 from sqlalchemy import Engine
 from sqlalchemy.pool import QueuePool
 
-from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.cli.adopt import Adopted
-from sqlalchemy_locks.cli.connect import App
-from sqlalchemy_locks.conditional.timeout import Timeout
+from sqlalchemy_locks.cli.adopt import AppCommands
+from sqlalchemy_locks.cli.connect import HostApp
 from sqlalchemy_locks.errors import LockError
-from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Name
-from sqlalchemy_locks.facade.lease import LeaseContext
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import Maintenance
-from sqlalchemy_locks.integrations.flask_lazy import LaterHold, LaterLeasing
+from sqlalchemy_locks.integrations.flask_deferred import deferred
 from sqlalchemy_locks.integrations.problem import problem_of
-from sqlalchemy_locks.runtime.decorators import when_due
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import sessionmaker
 
-    # it is one for those who use it; what isn't here is the app's own
+    # for type checkers it has all methods of Locks; at run time __getattr__ forwards them
     _Forwarding = Locks
 else:
     _Forwarding = object
 
 __all__ = ["AppLocks", "FlaskLocks", "answer", "current_locks"]
 
-T = TypeVar("T")
-P = ParamSpec("P")
-
 KEY = "sqlalchemy_locks"
-#: how long an app that ends waits for a round of maintenance, in seconds
-_PATIENCE = 10.0
+#: how long an app that ends waits for running maintenance, in seconds
+_END_TIMEOUT = 10.0
 _log = logging.getLogger("sqlalchemy_locks")
-#: those that a fork has to tell that they are in another process
+#: the apps whose pools a fork has to replace
 _apps: weakref.WeakSet[AppState] = weakref.WeakSet()
 
 
 class AppLocks(_Forwarding):
-    """The ``Locks`` of the app that is current, with all that they have.
+    """The ``Locks`` of the current app, with all their methods.
 
-    Blocks and ``scheduled`` functions may be made where there is no app yet: they look for it when they are entered or
-    called.
-    Everything else is ``RuntimeError`` outside of an app context.
+    Blocks and ``scheduled`` functions may be made outside of an app: they use the app that is current when they are
+    entered or called. Everything else raises ``RuntimeError`` outside of an app context.
 
     >>> from sqlalchemy_locks.integrations.flask import current_locks
     >>> @current_locks.lease("import-prices", ttl=60)
@@ -70,11 +59,11 @@ class AppLocks(_Forwarding):
     """
 
     def __init__(self) -> None:
-        """Of whichever app is current."""
+        """Make one for any app: the current one is looked up at each use."""
 
     @property
     def current(self) -> Locks:
-        """The ``Locks`` of the current app themselves: what leaves the app context, or is listened to, is these.
+        """The ``Locks`` of the current app: use these outside of the app context, and to listen to events.
 
         >>> event.listen(locks.current, "lost", alarm)
         """
@@ -85,8 +74,13 @@ class AppLocks(_Forwarding):
             )
         return state.locks
 
-    def _now(self) -> Locks:
-        return self.current
+    if not TYPE_CHECKING:
+        exclusive = deferred(Locks.exclusive)
+        shared = deferred(Locks.shared)
+        semaphore = deferred(Locks.semaphore)
+        lease = deferred(Locks.lease)
+        # calls self.once_per at each call of the function, and nothing else of self
+        scheduled = Locks.scheduled
 
     def __getattr__(self, name: str) -> Any:
         if name == "dispatch":
@@ -95,65 +89,6 @@ class AppLocks(_Forwarding):
             raise AttributeError(name)
         return getattr(self.current, name)
 
-    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
-        """See :meth:`Locks.exclusive`; of the app that is current when the block is entered."""
-        return LaterHold(self._now, names, False, timeout)
-
-    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
-        """See :meth:`Locks.shared`; of the app that is current when the block is entered."""
-        return LaterHold(self._now, names, True, timeout)
-
-    def semaphore(
-        self,
-        permits: str | Mapping[str, int],
-        *,
-        count: int | None = None,
-        ttl: float | timedelta = 60,
-        timeout: float | timedelta | None = None,
-        external_id: str | None = None,
-        owner: str | None = None,
-        resume: bool = True,
-        reclaim: bool = False,
-    ) -> LeaseContext:
-        """See :meth:`Locks.semaphore`; of the app that is current when the block is entered."""
-        again = {"resume": resume, "reclaim": reclaim}
-        return LaterLeasing(self._now, permits, count, ttl, timeout, external_id, owner, **again)
-
-    def lease(
-        self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
-    ) -> LeaseContext:
-        """See :meth:`Locks.lease`; of the app that is current when the block is entered."""
-        return LaterLeasing(self._now, valid_name(name, "a lease's name"), None, ttl, timeout, None, None, single=True)
-
-    def once_per(
-        self,
-        name: str,
-        *,
-        every: float | timedelta,
-        windowed: bool = False,
-        tz: str | None = None,
-        queue: str | None = None,
-    ) -> bool:
-        """See :meth:`Locks.once_per`; of the current app."""
-        return self.current.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue)
-
-    def scheduled(
-        self,
-        name: str,
-        *,
-        every: float | timedelta,
-        windowed: bool = False,
-        tz: str | None = None,
-        queue: str | None = None,
-    ) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-        """See :meth:`Locks.scheduled`; of the app that is current at each call."""
-        Timeout(every=every, windowed=windowed, tz=tz).acquire(name, queue=queue)  # refuses bad input before any call
-
-        def due() -> bool:
-            return self.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue)
-
-        return when_due(due, f"scheduled({name!r})")
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of the current app>"
 
@@ -161,8 +96,8 @@ class AppLocks(_Forwarding):
 class FlaskLocks(AppLocks):
     """The extension: ``Locks`` for each app that it is initialised with.
 
-    :param app: the app, where it is there already; else call :meth:`init_app`.
-    :param engine: as for :meth:`init_app`, for every app that isn't given another.
+    :param app: the app, if it exists already; otherwise call :meth:`init_app`.
+    :param engine: as for :meth:`init_app`; the default for every app.
 
     >>> db, locks = SQLAlchemy(), FlaskLocks()
     >>> def create_app() -> Flask:
@@ -178,24 +113,24 @@ class FlaskLocks(AppLocks):
 
     def __init__(self, app: Flask | None = None, engine: Engine | sessionmaker[Any] | None = None) -> None:
         super().__init__()
-        self._engine_of_all = engine
+        self._default_engine = engine
         if app is not None:
             self.init_app(app)
 
     def init_app(self, app: Flask, engine: Engine | sessionmaker[Any] | None = None) -> None:
-        """Give an app its locks, before or after Flask-SQLAlchemy is initialised, and after the configuration is read.
+        """Add locks to an app, before or after Flask-SQLAlchemy is initialised, but after the configuration is set.
 
-        :param engine: where Flask-SQLAlchemy isn't used: an ``Engine``, or a ``sessionmaker`` bound to one.
+        :param engine: without Flask-SQLAlchemy, an ``Engine``, or a ``sessionmaker`` bound to one.
         :raises RuntimeError: when the app has locks already.
 
         It adds ``flask locks ...``, the commands of ``sqlalchemy-locks`` on the app's engine, and reads:
 
         - ``SQLALCHEMY_LOCKS_BIND``: the key in ``SQLALCHEMY_BINDS`` of the database that has the locks; by default the
-          app's main one.
-        - ``SQLALCHEMY_LOCKS_ERRORS``: answer a ``LockError`` that no view has caught by :func:`answer`; by default
-          ``True``. Where the app has a handler for it, or for one of its kinds, that is the one that is asked.
-        - ``SQLALCHEMY_LOCKS_MAINTENANCE``: have ``locks.maintenance()`` run in each process that serves, from its
-          first request on; by default ``False``.
+          app's main database.
+        - ``SQLALCHEMY_LOCKS_ERRORS``: answer a ``LockError`` that no view has caught with :func:`answer`; by default
+          ``True``. A handler of the app for it, or for one of its subclasses, takes precedence.
+        - ``SQLALCHEMY_LOCKS_MAINTENANCE``: run ``locks.maintenance()`` in each process that serves, from its first
+          request on; by default ``False``.
 
         >>> locks = FlaskLocks()
         >>> locks.init_app(app, engine)
@@ -205,47 +140,49 @@ class FlaskLocks(AppLocks):
         app.config.setdefault("SQLALCHEMY_LOCKS_BIND", None)
         app.config.setdefault("SQLALCHEMY_LOCKS_ERRORS", True)
         app.config.setdefault("SQLALCHEMY_LOCKS_MAINTENANCE", False)
-        state = app.extensions[KEY] = AppState(app, self._engine_of_all if engine is None else engine)
-        app.cli.add_command(Adopted("locks", App("flask locks", _engine_of_current), with_appcontext(lambda: None)))
+        state = app.extensions[KEY] = AppState(app, self._default_engine if engine is None else engine)
+        host = HostApp("flask locks", _current_engine)
+        app.cli.add_command(AppCommands("locks", host, with_appcontext(lambda: None)))
         if app.config["SQLALCHEMY_LOCKS_ERRORS"] and LockError not in app.error_handler_spec[None][None]:
             app.register_error_handler(LockError, answer)
         if app.config["SQLALCHEMY_LOCKS_MAINTENANCE"]:
-            # by the signal, which no other before_request can answer first
-            request_started.connect(state.serving, app)
+            # a signal: another before_request function could answer first
+            request_started.connect(state.on_request, app)
 
 
-#: the ``Locks`` of the current app, for code that doesn't know which module has its extension
+#: the ``Locks`` of the current app, for code that can't import its extension
 current_locks = AppLocks()
 
 
 class AppState:
-    """What an app has, as ``app.extensions["sqlalchemy_locks"]``."""
+    """The state of an app, in ``app.extensions["sqlalchemy_locks"]``."""
 
-    def __init__(self, app: Flask, given: Engine | sessionmaker[Any] | None) -> None:
+    def __init__(self, app: Flask, engine: Engine | sessionmaker[Any] | None) -> None:
         self._app = weakref.ref(app)
-        self._given = given
-        self._made: dict[str, Locks] = {}
+        self._given_engine = engine
+        self._locks: dict[str, Locks] = {}
+        #: by process: a marker of the request that has started its maintenance
         self._maintained: dict[int, object] = {}
         _apps.add(self)
 
     @property
     def locks(self) -> Locks:
         """The app's ``Locks``, made on first use."""
-        # two threads may both make them, and one is kept; a gate could be held by another thread when this forks
-        return self._made.get("locks") or self._made.setdefault("locks", Locks(self._bind()))
+        # setdefault instead of a mutex, which another thread could hold when this process forks
+        return self._locks.get("locks") or self._locks.setdefault("locks", Locks(self._bind()))
 
     @property
     def engine(self) -> Engine:
-        """The engine that they are on."""
+        """The engine of the app's ``Locks``."""
         bind = self._bind()
-        found = bind if isinstance(bind, Engine) else bind.kw.get("bind")
-        if not isinstance(found, Engine):
+        engine = bind if isinstance(bind, Engine) else bind.kw.get("bind")
+        if not isinstance(engine, Engine):
             raise TypeError(f"FlaskLocks takes an Engine, or a sessionmaker bound to one, not {bind!r}")
-        return found
+        return engine
 
     def _bind(self) -> Engine | sessionmaker[Any]:
-        if self._given is not None:
-            return self._given
+        if self._given_engine is not None:
+            return self._given_engine
         app = self._app()
         assert app is not None
         db = app.extensions.get("sqlalchemy")
@@ -253,15 +190,19 @@ class AppState:
             raise RuntimeError(
                 f"the app {app.name!r} has no Flask-SQLAlchemy: initialise it, or give an engine, init_app(app, engine)"
             )
-        # it finds its engines by the app that is current
-        own = current_app and current_app._get_current_object() is app  # type: ignore[attr-defined]
-        with contextlib.nullcontext() if own else app.app_context():
-            return _session_maker(db, _engine(db, app.config["SQLALCHEMY_LOCKS_BIND"]))
+        # Flask-SQLAlchemy finds its engines by the current app
+        is_current = current_app and current_app._get_current_object() is app  # type: ignore[attr-defined]
+        with contextlib.nullcontext() if is_current else app.app_context():
+            bind = app.config["SQLALCHEMY_LOCKS_BIND"]
+            engine: Engine | None = db.engine if bind is None else db.engines.get(bind)
+            if engine is None:
+                raise RuntimeError(f"SQLALCHEMY_LOCKS_BIND is {bind!r}, and there is no such key in SQLALCHEMY_BINDS")
+            return _session_maker(db, engine)
 
-    def serving(self, sender: Flask, **_: Any) -> None:
-        """A request has come: here is a process that serves. Maintain, once."""
-        process, mine = os.getpid(), object()
-        if self._maintained.setdefault(process, mine) is not mine:
+    def on_request(self, sender: Flask, **_: Any) -> None:
+        """Start maintenance at the first request of a process: this is a process that serves."""
+        process, marker = os.getpid(), object()
+        if self._maintained.setdefault(process, marker) is not marker:
             return
         try:
             maintenance = self.locks.maintenance()
@@ -269,30 +210,21 @@ class AppState:
         except Exception:
             _log.exception("the maintenance of the app %r could not be started", sender.name)
             return
-        # as the process ends, or the app; what it holds on to must not be the app
+        # when the process or the app ends; the finalizer must not reference the app
         weakref.finalize(sender, _end, maintenance, process)
 
-    def forked(self) -> None:
-        """This is another process: the connections of the pool are its parent's."""
-        app = self._app()
-        if app is None:
+    def on_fork(self) -> None:
+        """Replace the pool in a new process: its connections are the parent's."""
+        if self._app() is None:
             return
-        with contextlib.suppress(Exception):  # an app whose engine can't be had is told so when it wants it
+        with contextlib.suppress(Exception):  # an app without an engine gets that error when it uses its locks
             engine = self.engine
             if isinstance(engine.pool, QueuePool):
                 engine.dispose(close=False)
 
 
-def _engine(db: Any, bind: str | None) -> Engine:
-    engine = db.engine if bind is None else db.engines.get(bind)
-    if engine is None:
-        raise RuntimeError(f"SQLALCHEMY_LOCKS_BIND is {bind!r}, and there is no such key in SQLALCHEMY_BINDS")
-    found: Engine = engine
-    return found
-
-
 def _session_maker(db: Any, engine: Engine) -> Engine | sessionmaker[Any]:
-    """So that ``held.session`` is a session like ``db.session``: of its class, with its options."""
+    """Return a maker of sessions like ``db.session``: of its class, with its options."""
     from sqlalchemy.orm import scoped_session, sessionmaker
 
     factory = db.session.session_factory if isinstance(db.session, scoped_session) else None
@@ -304,24 +236,24 @@ def _session_maker(db: Any, engine: Engine) -> Engine | sessionmaker[Any]:
 
 def _end(maintenance: Maintenance, process: int) -> None:
     if os.getpid() == process:
-        maintenance.end(_PATIENCE)
+        maintenance.end(_END_TIMEOUT)
 
 
-def _in_child() -> None:
+def _after_fork() -> None:
     for state in list(_apps):
-        state.forked()
+        state.on_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def answer(error: LockError) -> Response:
-    """The answer to a request that met with an error of this library: ``problem+json``, and ``Retry-After``.
+    """Answer a request that failed with an error of this library: ``problem+json``, and ``Retry-After``.
 
-    ``423`` for what is locked, ``429`` where there is no room, what :mod:`~sqlalchemy_locks.integrations.problem` says
-    for the others. What only who runs the app can mend is raised on, to be the app's own 500; what else is not the
-    client's is logged, as Flask logs those.
+    The status is ``423`` for a lock, ``429`` for a full semaphore, and for other errors that of
+    :mod:`~sqlalchemy_locks.integrations.problem`. An error that only the app's operator can fix is raised again, for
+    the app's own 500. A status of 503 is logged as Flask logs exceptions.
 
     >>> app.register_error_handler(sl.LockTimeout, lambda error: answer(error) if wants_json() else page(error))
     """
@@ -333,7 +265,7 @@ def answer(error: LockError) -> Response:
     return Response(problem.content, problem.status, dict(problem.headers))
 
 
-def _engine_of_current() -> Engine:
+def _current_engine() -> Engine:
     state = current_app.extensions[KEY]
     assert isinstance(state, AppState)
     try:

@@ -1,10 +1,10 @@
-"""The names of locks, made of what a request has in it: ``"invoice:{invoice_id}"``, and the route's own parameters.
+"""Names of locks from a request's parameters: ``"invoice:{invoice_id}"``.
 
-What is promised: a name is made of what the route makes of its parameter, and never of the raw text: ``/invoices/42``
-and ``/invoices/042`` are one invoice to an endpoint that takes an ``int``, and so they are one lock. A template that
-names something else is refused before the first request.
+A name is made of the parsed value, never of the raw text: to an endpoint with an ``int``, ``/invoices/42`` and
+``/invoices/042`` are one invoice, and so they are one lock. A template with an unknown parameter is refused before the
+first request.
 
-It relies on what FastAPI knows about a route: ``route.dependant`` and ``request_params_to_args``.
+This module relies on FastAPI's ``route.dependant`` and ``request_params_to_args``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from starlette.requests import HTTPConnection
 
 from sqlalchemy_locks._validation import valid_name
 
-#: what has one way to be written
-_PLAIN = (str, int, UUID, date)
-#: equal ones may be written differently
-_NOT_PLAIN = (float, Decimal, datetime, time, timedelta, bytes, list, tuple, set, dict)
-_KINDS = {
+#: types whose equal values are written alike
+_UNAMBIGUOUS = (str, int, UUID, date)
+#: types whose equal values may be written differently
+_AMBIGUOUS = (float, Decimal, datetime, time, timedelta, bytes, list, tuple, set, dict)
+_SOURCES = {
     "path_params": lambda connection: connection.path_params,
     "query_params": lambda connection: connection.query_params,
     "header_params": lambda connection: connection.headers,
@@ -41,7 +41,7 @@ _KINDS = {
 class Template:
     """A name with fields in braces.
 
-    :raises ValueError: :raises TypeError: for what can never be a name, or a field that is more than a name.
+    :raises ValueError: :raises TypeError: for text that can never be a name, or a field that is no plain identifier.
     """
 
     def __init__(self, text: str) -> None:
@@ -52,7 +52,7 @@ class Template:
         for before, field, spec, conversion in string.Formatter().parse(text):
             if field is not None and (not field.isidentifier() or spec or conversion):
                 raise ValueError(
-                    f"{text!r}: what is in braces is the name of a parameter of the route; give a function for more"
+                    f"{text!r}: braces contain the name of a parameter of the route; give a function for anything else"
                 )
             self._parts.append((before, field))
         if not self.fields:
@@ -60,27 +60,27 @@ class Template:
 
     @property
     def fields(self) -> list[str]:
-        """The parameters that it names."""
+        """The names of its parameters."""
         return [field for _, field in self._parts if field is not None]
 
     def fill(self, values: dict[str, str]) -> str:
-        """The name.
+        """Return the name.
 
-        :raises ValueError: when it is none: too long, or with a NUL in it.
+        :raises ValueError: when it is no valid name: too long, or with a NUL in it.
         """
         name = "".join(before + ("" if field is None else values[field]) for before, field in self._parts)
         return valid_name(name, "a lock's name")
 
 
 class Parameters:
-    """What the parameters of one route are called, and where they are."""
+    """The parameters of one route by name, and where each is in a request."""
 
     def __init__(self, dependant: Dependant) -> None:
         self._found: dict[str, list[tuple[str, Any]]] = {}
-        for one in every(dependant):
-            for kind in _KINDS:
-                for field in getattr(one, kind):
-                    self._found.setdefault(field.name, []).append((kind, field))
+        for one in all_dependants(dependant):
+            for source in _SOURCES:
+                for field in getattr(one, source):
+                    self._found.setdefault(field.name, []).append((source, field))
 
     def check(self, template: Template, where: str) -> None:
         """Refuse a template that this route can't fill.
@@ -92,8 +92,8 @@ class Parameters:
             if not found:
                 known = ", ".join(sorted(self._found)) or "none"
                 raise ValueError(
-                    f"{where} has no parameter {name!r}, which the lock {template.text!r} is named after (it has: "
-                    f"{known}). Declare it, as a parameter of the endpoint, or give a function that makes the name"
+                    f"{where} has no parameter {name!r} for the lock {template.text!r} (it has: {known}). Declare it "
+                    "as a parameter of the endpoint, or give a function that makes the name"
                 )
             types = {field.field_info.annotation for _, field in found}
             if len(types) > 1:
@@ -103,7 +103,7 @@ class Parameters:
                 )
             (annotation,) = types
             for type_ in _members(annotation):
-                why = _unnamed(type_)
+                why = _why_ambiguous(type_)
                 if why is not None:
                     raise ValueError(
                         f"{where} has {name!r} as {type_.__name__}, which {why}, so that the lock {template.text!r} "
@@ -111,26 +111,26 @@ class Parameters:
                     )
 
     def values(self, fields: list[str], connection: HTTPConnection) -> dict[str, str]:
-        """The parameters of a request, as they are written in a name.
+        """Return the parameters of a request as text for a name.
 
-        :raises RequestValidationError: where FastAPI would refuse them, which it does only when the lock is had.
-        :raises ValueError: where one is absent.
+        :raises RequestValidationError: where FastAPI would refuse them, which happens only after the lock is acquired.
+        :raises ValueError: for a missing parameter.
         """
-        written: dict[str, str] = {}
+        texts: dict[str, str] = {}
         errors: list[Any] = []
         for name in dict.fromkeys(fields):
-            kind, field = self._found[name][0]
-            values, wrong = request_params_to_args([field], _KINDS[kind](connection))
-            errors += wrong
-            if not wrong:
-                written[name] = _written(name, values[name])
+            source, field = self._found[name][0]
+            values, invalid = request_params_to_args([field], _SOURCES[source](connection))
+            errors += invalid
+            if not invalid:
+                texts[name] = _text(name, values[name])
         if errors:
             raise RequestValidationError(errors)
-        return written
+        return texts
 
 
 def _members(annotation: Any) -> Iterator[type]:
-    """The classes that a parameter can be of, those of a union each."""
+    """Yield the classes that a parameter can have, each member of a union."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _members(get_args(annotation)[0])
@@ -141,28 +141,28 @@ def _members(annotation: Any) -> Iterator[type]:
         yield origin or annotation
 
 
-def _unnamed(type_: type) -> str | None:
-    """Why no name is made of it, if none is."""
+def _why_ambiguous(type_: type) -> str | None:
+    """Return why no name can be made of values of a type, or ``None``."""
     if issubclass(type_, BaseModel):
         return "is several parameters"
-    several = issubclass(type_, _NOT_PLAIN) and not issubclass(type_, Enum)
-    return "can be written in several ways" if several else None
+    ambiguous = issubclass(type_, _AMBIGUOUS) and not issubclass(type_, Enum)
+    return "can be written in several ways" if ambiguous else None
 
 
-def every(dependant: Dependant) -> Iterator[Dependant]:
-    """A route's dependencies, and itself."""
+def all_dependants(dependant: Dependant) -> Iterator[Dependant]:
+    """Yield a route's dependant, and those of its dependencies at any depth."""
     yield dependant
     for one in dependant.dependencies:
-        yield from every(one)
+        yield from all_dependants(one)
 
 
-def _written(name: str, value: Any) -> str:
+def _text(name: str, value: Any) -> str:
     if isinstance(value, Enum):
         value = value.value
     if value is None:
-        raise ValueError(f"the parameter {name!r}, which a lock is named after, was not given")
-    if not isinstance(value, _PLAIN) or isinstance(value, datetime):
+        raise ValueError(f"the parameter {name!r}, which is part of a lock's name, is missing")
+    if not isinstance(value, _UNAMBIGUOUS) or isinstance(value, datetime):
         raise TypeError(
-            f"{name!r} is a {type(value).__name__}, of which no name is made: give a function that makes it"
+            f"{name!r} is a {type(value).__name__}, which can't be part of a name: give a function that makes the name"
         )
     return str(value)

@@ -1,6 +1,6 @@
-"""What an app's OpenAPI schema tells about its locks: the answers of each route that has some.
+"""The answers of locks in an app's OpenAPI schema.
 
-FastAPI's own way to extend the schema (``app.openapi``) is used, since a dependency can't add responses to its route.
+A dependency can't add responses to its route, so this wraps ``app.openapi``, FastAPI's own way to extend the schema.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from typing import Any
 
 from fastapi import FastAPI, routing
 
-from sqlalchemy_locks.integrations.lock_names import every
+from sqlalchemy_locks.integrations.lock_names import all_dependants
 from sqlalchemy_locks.integrations.problem import MEDIA_TYPE, TYPES, Kind
 
 SCHEMA = "LockProblem"
 _DOCUMENTED = "_sqlalchemy_locks_documented"
 _REF = {"$ref": f"#/components/schemas/{SCHEMA}"}
-_RETRY = {"description": "Come again in so many seconds.", "schema": {"type": "integer", "minimum": 0}}
+_RETRY = {
+    "description": "Seconds to wait before sending the request again.",
+    "schema": {"type": "integer", "minimum": 0},
+}
 _PROBLEM = {
     "title": SCHEMA,
     "description": "RFC 9457 problem details.",
@@ -33,7 +36,7 @@ _PROBLEM = {
 
 
 def routes_of(app: FastAPI) -> Iterator[Any]:
-    """The routes of an app, those of its routers among them: whatever has a ``dependant``, and a path."""
+    """Yield the routes of an app and of its routers that have dependencies."""
     contexts: Callable[..., Iterable[Any]] | None = getattr(routing, "iter_route_contexts", None)
     for route in app.routes if contexts is None else contexts(app.routes):
         if getattr(route, "dependant", None) is not None:
@@ -41,18 +44,18 @@ def routes_of(app: FastAPI) -> Iterator[Any]:
 
 
 def document(app: FastAPI, kinds_of: Callable[[Any], Iterable[Kind]]) -> None:
-    """Have an app's schema tell what its dependencies answer; once is enough.
+    """Add the answers of dependencies to an app's schema; calling it again changes nothing.
 
-    :param kinds_of: tells it of a dependency.
+    :param kinds_of: returns the kinds of problems that a dependency answers.
     """
-    told = app.openapi
-    if getattr(told, _DOCUMENTED, False):
+    original = app.openapi
+    if getattr(original, _DOCUMENTED, False):
         return
 
     def openapi() -> dict[str, Any]:
-        schema = told()
+        schema = original()
         for route in routes_of(app):
-            kinds = [kind for one in every(route.dependant) for kind in kinds_of(one.call)]
+            kinds = [kind for one in all_dependants(route.dependant) for kind in kinds_of(one.call)]
             operations = schema.get("paths", {}).get(route.path_format, {})
             for method in (route.methods or ()) if kinds and hasattr(route, "methods") else ():
                 if method.lower() in operations:
@@ -65,11 +68,11 @@ def document(app: FastAPI, kinds_of: Callable[[Any], Iterable[Kind]]) -> None:
 
 
 def _describe(operation: dict[str, Any], kinds: list[Kind]) -> None:
-    """Add what is not there: an app's own words stay."""
+    """Add what the app hasn't described itself."""
     for status in sorted({kind.status for kind in kinds}):
-        mine = list(dict.fromkeys(kind for kind in kinds if kind.status == status))
+        same_status = list(dict.fromkeys(kind for kind in kinds if kind.status == status))
         response = operation["responses"].setdefault(str(status), {})
-        response.setdefault("description", " ".join(kind.detail for kind in mine))
+        response.setdefault("description", " ".join(kind.detail for kind in same_status))
         response.setdefault("content", {}).setdefault(MEDIA_TYPE, {"schema": dict(_REF)})
-        if any(kind.retry is not None for kind in mine):
+        if any(kind.retry is not None for kind in same_status):
             response.setdefault("headers", {}).setdefault("Retry-After", copy.deepcopy(_RETRY))

@@ -1,7 +1,7 @@
 """Spans and metrics of locks for OpenTelemetry (extra ``otel``).
 
-A span for each wait and one for each time that a lock was held, under the span that is current where it happens.
-Names are attributes of spans only: there may be one for each invoice.
+Each wait and each hold is a span, under the span that is current where it happens. Names of locks are attributes of
+spans, not of metrics, because there may be one for each invoice.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ _SCOPE = "sqlalchemy_locks"
 
 
 class Telemetry:
-    """Hears of locks, and tells a tracer and a meter."""
+    """Records the events of locks with a tracer and a meter."""
 
     def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
         self._tracer = tracer
-        self._waits = meter.create_histogram(
-            "sqlalchemy_locks.wait.duration", "s", "Waits for locks, with the lock or in vain"
-        )
+        self._waits = meter.create_histogram("sqlalchemy_locks.wait.duration", "s", "Waits for locks, acquired or not")
         self._holds = meter.create_histogram("sqlalchemy_locks.hold.duration", "s", "How long locks were held")
         self._held = meter.create_up_down_counter("sqlalchemy_locks.held", "{lock}", "Blocks that hold a lock now")
         self._counters = {
@@ -33,40 +31,40 @@ class Telemetry:
             for what in ("acquired", "released", "lost", "retried", "swept")
         }
 
-    def hear(self, told: LockEvent) -> None:
-        """Tell of one event."""
-        attributes: dict[str, Any] = {"lock.kind": told.kind, "db.system.name": told.engine.lower()}
-        if told.event == "waited":
-            if told.waited is not None:
-                outcome = "acquired" if told.error is None else "timeout"
-                self._waits.record(told.waited, {**attributes, "lock.outcome": outcome})
-                self._span("wait", told, told.waited, attributes)
+    def record(self, occurred: LockEvent) -> None:
+        """Record one event."""
+        attributes: dict[str, Any] = {"lock.kind": occurred.kind, "db.system.name": occurred.engine.lower()}
+        if occurred.event == "waited":
+            if occurred.waited is not None:
+                outcome = "acquired" if occurred.error is None else "timeout"
+                self._waits.record(occurred.waited, {**attributes, "lock.outcome": outcome})
+                self._span("wait", occurred, occurred.waited, attributes)
             return
-        self._counters[told.event].add(told.count or 1 if told.event == "swept" else 1, attributes)
-        # blocks are timed; a mutex may be released by another process
-        if told.event == "acquired" and told.waited is not None:
+        self._counters[occurred.event].add(occurred.count or 1 if occurred.event == "swept" else 1, attributes)
+        # only blocks are timed: a mutex may be released by another process
+        if occurred.event == "acquired" and occurred.waited is not None:
             self._held.add(1, attributes)
-        if told.event == "released" and told.held is not None:
+        if occurred.event == "released" and occurred.held is not None:
             self._held.add(-1, attributes)
-            self._holds.record(told.held, attributes)
-            self._span("hold", told, told.held, attributes)
+            self._holds.record(occurred.held, attributes)
+            self._span("hold", occurred, occurred.held, attributes)
 
-    def _span(self, what: str, told: LockEvent, seconds: float, attributes: dict[str, Any]) -> None:
-        """A span that is over: what it is about is known only at its end."""
+    def _span(self, what: str, occurred: LockEvent, seconds: float, attributes: dict[str, Any]) -> None:
+        """Record a span that has ended: its outcome is known only then."""
         ended = time.time_ns()
         span = self._tracer.start_span(
-            f"{told.kind} {what}",
+            f"{occurred.kind} {what}",
             start_time=ended - int(seconds * 1e9),
             attributes={
                 **attributes,
-                "lock.names": [str(name) for name in told.names],
-                "lock.shared": told.shared,
-                "lock.owner": told.owner,
+                "lock.names": [str(name) for name in occurred.names],
+                "lock.shared": occurred.shared,
+                "lock.owner": occurred.owner,
             },
         )
-        if told.error is not None:
-            span.record_exception(told.error)
-            span.set_status(Status(StatusCode.ERROR, str(told.error)))
+        if occurred.error is not None:
+            span.record_exception(occurred.error)
+            span.set_status(Status(StatusCode.ERROR, str(occurred.error)))
         span.end(ended)
 
 
@@ -76,17 +74,17 @@ def instrument(
     tracer_provider: trace.TracerProvider | None = None,
     meter_provider: metrics.MeterProvider | None = None,
 ) -> None:
-    """Tell OpenTelemetry what happens to locks.
+    """Record the events of locks with OpenTelemetry.
 
-    :param locks: ``Locks`` or ``AsyncLocks``, once; or the class ``sl.Locks``, for all of them.
-    :param tracer_provider: :param meter_provider: by default those of the process.
+    :param locks: ``Locks`` or ``AsyncLocks``; or the class ``sl.Locks``, for all of them. Call it once for each.
+    :param tracer_provider: :param meter_provider: by default the global ones.
 
     >>> from sqlalchemy_locks.integrations import otel
     >>> otel.instrument(locks)
     """
-    told = Telemetry(
+    telemetry = Telemetry(
         trace.get_tracer(_SCOPE, tracer_provider=tracer_provider),
         metrics.get_meter(_SCOPE, meter_provider=meter_provider),
     )
     for what in ("waited", "acquired", "released", "lost", "retried", "swept"):
-        event.listen(locks, what, told.hear)
+        event.listen(locks, what, telemetry.record)

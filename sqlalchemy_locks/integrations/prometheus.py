@@ -1,6 +1,6 @@
 """Metrics of locks for Prometheus (extra ``prometheus``).
 
-Labels are the kind of a lock and its engine. Names are no labels: there may be one for each invoice.
+The labels are a lock's kind and its engine. Names are no labels, because there may be one for each invoice.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 
 
 class Metrics:
-    """The metrics of one registry; :func:`instrument` has ``Locks`` feed them.
+    """The metrics of one registry, updated by the events of ``Locks`` (see :func:`instrument`).
 
     - ``sqlalchemy_locks_wait_seconds``: waits, by ``outcome``: ``acquired`` or ``timeout``
-    - ``sqlalchemy_locks_hold_seconds``: how long blocks were held
-    - ``sqlalchemy_locks_held``: blocks that are held now
+    - ``sqlalchemy_locks_hold_seconds``: how long blocks held their locks
+    - ``sqlalchemy_locks_held``: blocks that hold a lock now
     - ``sqlalchemy_locks_acquired_total``, ``_released_total``, ``_lost_total``, ``_retried_total``, ``_swept_total``
     """
 
@@ -32,7 +32,7 @@ class Metrics:
 
         self._waits = Histogram(
             "sqlalchemy_locks_wait_seconds",
-            "Waits for locks, with the lock or in vain",
+            "Waits for locks, acquired or not",
             (*_LABELS, "outcome"),
             buckets=_BUCKETS,
             registry=registry,
@@ -50,40 +50,40 @@ class Metrics:
             "released": counter("released", "Locks released"),
             "lost": counter("lost", "Locks lost before their holder had finished"),
             "retried": counter("retried", "Transactions run again after a transient error"),
-            "swept": counter("swept", "Requests released that nobody would give back"),
+            "swept": counter("swept", "Abandoned requests that were released"),
         }
 
-    def hear(self, told: LockEvent) -> None:
-        """Count one event."""
-        labels = told.kind, told.engine
-        if told.event == "waited":
-            if told.waited is not None:
-                outcome = "acquired" if told.error is None else "timeout"
-                self._waits.labels(*labels, outcome).observe(told.waited)
+    def record(self, occurred: LockEvent) -> None:
+        """Record one event."""
+        labels = occurred.kind, occurred.engine
+        if occurred.event == "waited":
+            if occurred.waited is not None:
+                outcome = "acquired" if occurred.error is None else "timeout"
+                self._waits.labels(*labels, outcome).observe(occurred.waited)
             return
-        self._counters[told.event].labels(*labels).inc(told.count or 1 if told.event == "swept" else 1)
-        # blocks are timed; a mutex may be released by another process
-        if told.event == "acquired" and told.waited is not None:
+        self._counters[occurred.event].labels(*labels).inc(occurred.count or 1 if occurred.event == "swept" else 1)
+        # only blocks are timed: a mutex may be released by another process
+        if occurred.event == "acquired" and occurred.waited is not None:
             self._held.labels(*labels).inc()
-        if told.event == "released" and told.held is not None:
+        if occurred.event == "released" and occurred.held is not None:
             self._held.labels(*labels).dec()
-            self._holds.labels(*labels).observe(told.held)
+            self._holds.labels(*labels).observe(occurred.held)
 
 
-_made: dict[int, tuple[CollectorRegistry, Metrics]] = {}
+_by_registry: dict[int, tuple[CollectorRegistry, Metrics]] = {}
 
 
 def instrument(locks: Any, registry: CollectorRegistry = REGISTRY) -> None:
-    """Have the metrics of a registry tell what happens to locks.
+    """Record the events of locks in the metrics of a registry.
 
-    :param locks: ``Locks`` or ``AsyncLocks``, once; or the class ``sl.Locks``, for all of them.
-    :param registry: where the metrics are; by default Prometheus' own.
+    :param locks: ``Locks`` or ``AsyncLocks``; or the class ``sl.Locks``, for all of them. Call it once for each.
+    :param registry: the registry; by default Prometheus' global one.
 
     >>> from sqlalchemy_locks.integrations import prometheus
     >>> prometheus.instrument(locks)
     """
-    if id(registry) not in _made:
-        _made[id(registry)] = registry, Metrics(registry)
-    metrics = _made[id(registry)][1]
+    if id(registry) not in _by_registry:
+        _by_registry[id(registry)] = registry, Metrics(registry)
+    metrics = _by_registry[id(registry)][1]
     for what in ("waited", "acquired", "released", "lost", "retried", "swept"):
-        event.listen(locks, what, metrics.hear)
+        event.listen(locks, what, metrics.record)

@@ -1,10 +1,10 @@
-"""Locks in a Starlette app: a lifespan that keeps their maintenance going, and the answer to a lock that was not had.
+"""Locks in a Starlette app: a lifespan that runs their maintenance, and answers to contention.
 
-What is promised: the lifespan ends what it began, and nothing else: the engine is the app's, which makes and disposes
-of it. An answer is a ``problem`` (``problem.py``), and tells nothing of the server; what only the server can mend goes
-on as the error that it is, to whatever logs errors.
+The lifespan ends only what it has started: the app makes and disposes of the engine. An answer is a ``problem``
+(``problem.py``) without details of the server; an error that only the operator can fix is raised again, for the
+server's log.
 
-For FastAPI there is more in ``fastapi.py``, which relies on this.
+``fastapi.py`` builds on this module.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _log = logging.getLogger("sqlalchemy_locks")
 class StarletteLocks(AsyncLocks):
     """The ``AsyncLocks`` of an app, with a lifespan.
 
-    :param bind: :param owner: as for :class:`~sqlalchemy_locks.AsyncLocks`. The engine is not disposed of.
-    :param alive: tells the sweep which owners are alive; as for ``AsyncLocks.maintenance``.
-    :param maintain_every: how often to look whether maintenance is due, in seconds or as a ``timedelta``; ``None``:
-        never, where something else does it.
+    :param bind: :param owner: as for :class:`~sqlalchemy_locks.AsyncLocks`. The engine stays open.
+    :param alive: returns which owners are alive, for the sweep; as for ``AsyncLocks.maintenance``.
+    :param maintain_every: how often to check whether maintenance is due, in seconds or as a ``timedelta``; ``None``
+        turns it off, where something else runs it.
 
     >>> locks = StarletteLocks(async_engine)
     >>> app = Starlette(routes=routes, lifespan=locks.lifespan, exception_handlers={sl.LockError: answer})
@@ -62,9 +62,9 @@ class StarletteLocks(AsyncLocks):
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """What an app takes as its ``lifespan``; inside a lifespan of its own it is entered with ``async with``.
+        """Run maintenance in the background, with these locks in ``app.state``.
 
-        While it runs, ``app.state`` has these locks, and their maintenance is done in the background.
+        Pass it to the app as ``lifespan``, or enter it with ``async with`` inside a lifespan of your own.
 
         >>> @asynccontextmanager
         ... async def lifespan(app):
@@ -81,7 +81,7 @@ class StarletteLocks(AsyncLocks):
 
 
 def locks_of(connection: HTTPConnection) -> AsyncLocks:
-    """The locks of the app that a request is for.
+    """Return the locks of a request's app.
 
     :raises RuntimeError: when its lifespan is not running.
 
@@ -99,7 +99,7 @@ def locks_of(connection: HTTPConnection) -> AsyncLocks:
 
 
 class LockProblem(HTTPException):
-    """A request that can't be served because of a lock; ``problem`` is the answer, and its cause the error.
+    """A request that failed because of a lock; ``problem`` is the answer, and ``__cause__`` the error.
 
     >>> app = FastAPI(lifespan=locks.lifespan, exception_handlers={LockProblem: in_our_way})
     """
@@ -113,7 +113,7 @@ class LockProblem(HTTPException):
 async def answer(request: Request, error: Exception) -> Response:
     """An exception handler for :class:`~sqlalchemy_locks.errors.LockError`, and for :class:`LockProblem`.
 
-    What was contention is answered 423, 429 or 409, what was lost 503; anything else is raised on, for a 500.
+    Contention is answered 423, 429 or 409, a lost lock 503; any other error is raised again, for a 500.
 
     >>> app = FastAPI(lifespan=locks.lifespan, exception_handlers={sl.LockError: answer})
     """
@@ -125,7 +125,7 @@ async def answer(request: Request, error: Exception) -> Response:
             raise error
     else:
         raise error
-    if problem.status in (404, 503):  # what may be the service's own fault
-        asked = escape_unprintable(f"{request.scope.get('method', '')} {request.url.path}")
-        _log.warning("%s was answered %s: %s", asked, problem.status, error.__cause__ or error)
+    if problem.status in (404, 503):  # possibly the service's own fault
+        request_line = escape_unprintable(f"{request.scope.get('method', '')} {request.url.path}")
+        _log.warning("%s was answered %s: %s", request_line, problem.status, error.__cause__ or error)
     return Response(problem.content, problem.status, problem.headers)

@@ -1,4 +1,4 @@
-"""The command line on databases of its own, one of each kind of server."""
+"""The command line, on one database of each kind of server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.cli import connect
-from sqlalchemy_locks.cli.connect import VARIABLES
+from sqlalchemy_locks.cli.connect import URL_VARIABLES
 from sqlalchemy_locks.cli.group import commands
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE
@@ -39,25 +39,25 @@ class Cli:
 
     @property
     def locks(self) -> sl.Locks:
-        # without a pool nothing is left open
+        # no pool, so that no connection stays open
         return sl.Locks(create_engine(self.url, poolclass=NullPool))
 
 
 def run(*arguments: str, **environment: str) -> Result:
-    """Run a command, with nothing of this process's own environment that would name a database or a width."""
-    clean: dict[str, str | None] = dict.fromkeys((*VARIABLES, "COLUMNS", "NO_COLOR", "FORCE_COLOR"))
+    """Run a command, without variables of this process that name a database or a terminal width."""
+    clean: dict[str, str | None] = dict.fromkeys((*URL_VARIABLES, "COLUMNS", "NO_COLOR", "FORCE_COLOR"))
     return CliRunner().invoke(commands, arguments, env={**clean, **environment}, prog_name="sqlalchemy-locks")
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is there is reached, however busy the machine is."""
-    monkeypatch.setattr(connect, "PATIENCE", PATIENCE)
+    """Make connecting succeed on a busy machine, too."""
+    monkeypatch.setattr(connect, "CONNECT_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def made(servers: Servers) -> Callable[[str], str]:
-    """The URL of a database with the locks that is this file's own: one for each engine."""
+    """Return the URL of this module's database with the locks, one for each engine."""
     urls: dict[str, str] = {}
 
     def make(engine: str) -> str:
@@ -71,7 +71,7 @@ def made(servers: Servers) -> Callable[[str], str]:
 
 @pytest.fixture(params=ENGINES)
 def cli(request: pytest.FixtureRequest, made: Callable[[str], str]) -> Cli:
-    """On each kind of server."""
+    """The command line on each kind of server."""
     return Cli(made(request.param))
 
 

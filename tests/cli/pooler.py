@@ -1,4 +1,4 @@
-"""A pooler as a PostgreSQL client sees one: it is told of a server process that isn't the one that serves it."""
+"""A pooler as a PostgreSQL client sees it: it reports another server process id than the one that serves."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """What is on the screen so far, and a keyboard."""
+    """A terminal: its screen and its keyboard."""
 
     def __init__(self, process: subprocess.Popen[bytes], keyboard: int) -> None:
         self.process, self._keyboard = process, keyboard
@@ -29,7 +29,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Without what moves the cursor, or colours."""
+        """The text without control sequences."""
         return _MOVES.sub("", self.raw)
 
     def until(self, said: str) -> None:
@@ -43,7 +43,7 @@ class Terminal:
         os.write(self._keyboard, keys.encode())
 
     def ended(self) -> int:
-        """Read to the end; what it ended with."""
+        """Read to the end, and return the exit code."""
         end = time.monotonic() + PATIENCE
         while self._read(1.0):
             assert time.monotonic() < end, self.text

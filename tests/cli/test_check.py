@@ -1,4 +1,4 @@
-"""What ``check`` finds, and that it finds nothing where all is well."""
+"""The findings of ``check``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def through(postgresql: Cli) -> Iterator[Cli]:
 
 
 @pytest.mark.parametrize("engine", ["postgresql18", "yugabytedb"])
-def test_all_is_well(engine: str, servers: Servers) -> None:
+def test_check_reports_all_is_well(engine: str, servers: Servers) -> None:
     cli = Cli(servers.installed(engine, PLAIN[engine]))
     assert cli.json("check")["warnings"] == 0
     done = cli("check")
@@ -52,7 +52,7 @@ def test_all_is_well(engine: str, servers: Servers) -> None:
         assert found(cli, "effective isolation") == [("ok", "READ COMMITTED is in force")]
 
 
-def test_drift_and_a_lost_index(servers: Servers) -> None:
+def test_check_reports_drift_and_missing_index(servers: Servers) -> None:
     url = servers.fresh("postgresql15", "psycopg")
     install(url)
     cli = Cli(url)
@@ -70,7 +70,7 @@ def test_drift_and_a_lost_index(servers: Servers) -> None:
     assert "the body of lock.unlock(bigint) is not the one that was installed" in sentences
 
 
-def test_the_level_that_sessions_begin_at(postgresql: Cli) -> None:
+def test_check_reports_isolation_level(postgresql: Cli) -> None:
     assert found(postgresql, "isolation") == [("ok", "sessions begin at READ COMMITTED")]
     stale = Cli(option(postgresql.url, r"-c default_transaction_isolation=repeatable\ read"))
     ((level, says),) = found(stale, "isolation")
@@ -78,7 +78,7 @@ def test_the_level_that_sessions_begin_at(postgresql: Cli) -> None:
     assert "REPEATABLE READ" in says
 
 
-def test_a_cluster_that_calls_snapshot_read_committed(servers: Servers) -> None:
+def test_check_reports_effective_isolation(servers: Servers) -> None:
     url = servers.fresh("yugabytedb", "psycopg2")
     install(url)
     function = "pg_catalog.yb_get_effective_transaction_isolation_level()"
@@ -93,13 +93,13 @@ def test_a_cluster_that_calls_snapshot_read_committed(servers: Servers) -> None:
     assert "yb_enable_read_committed_isolation" in says
 
 
-def test_read_only(postgresql: Cli) -> None:
+def test_check_reports_read_only(postgresql: Cli) -> None:
     ((level, says),) = found(Cli(option(postgresql.url, "-c default_transaction_read_only=on")), "writable", 1)
     assert level == "problem"
     assert "read-only" in says
 
 
-def test_a_standby(servers: Servers) -> None:
+def test_check_reports_standby(servers: Servers) -> None:
     _, standby = servers.pair()
     ((level, says),) = found(Cli(standby.url("psycopg")), "writable", 1)
     assert level == "problem"
@@ -110,7 +110,7 @@ def option(url: str, options: str) -> str:
     return make_url(url).update_query_dict({"options": options}).render_as_string(hide_password=False)
 
 
-def test_a_file_that_can_not_be_written_to(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_unwritable_file(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(sqlite, "writable") == [("ok", "the file is writable")]
     # root may write to everything
     monkeypatch.setattr(os, "access", lambda path, mode: False)
@@ -119,7 +119,7 @@ def test_a_file_that_can_not_be_written_to(sqlite: Cli, monkeypatch: pytest.Monk
     assert "can't be written to" in says
 
 
-def test_mysql_defaults_are_told_of(servers: Servers) -> None:
+def test_check_warns_of_mysql_defaults(servers: Servers) -> None:
     for engine in ("mysql", "mariadb"):
         cli = Cli(servers.installed(engine, PLAIN[engine]))
         ((level, says),) = found(cli, "isolation")
@@ -129,7 +129,7 @@ def test_mysql_defaults_are_told_of(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_clocks_that_differ(hours: int, sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_warns_of_clock_difference(hours: int, sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(sqlite, "clock")[0][0] == "ok"
     here = time.time
     monkeypatch.setattr(health.time, "time", lambda: here() + hours * 3600)
@@ -138,14 +138,14 @@ def test_clocks_that_differ(hours: int, sqlite: Cli, monkeypatch: pytest.MonkeyP
     assert "Locks are not affected" in says
 
 
-def test_a_pooler_in_between(postgresql: Cli, through: Cli) -> None:
+def test_check_reports_pooler(postgresql: Cli, through: Cli) -> None:
     assert found(postgresql, "pooler") == []
     ((level, says),) = found(through, "pooler")
     assert level == "warning"
     assert "PgBouncer" in says
 
 
-def test_a_pooler_as_psycopg2_sees_it(servers: Servers) -> None:
+def test_check_reports_pooler_with_psycopg2(servers: Servers) -> None:
     pooler = Pooler(servers.installed("postgresql15", "psycopg2"))
     try:
         assert found(Cli(pooler.url), "pooler") != []
@@ -169,12 +169,12 @@ def test_a_pooler_as_psycopg2_sees_it(servers: Servers) -> None:
         ("YugabyteDB", "2.20.1", "ok"),
     ],
 )
-def test_versions(name: str, spelt: str, level: str) -> None:
+def test_check_reports_old_versions(name: str, spelt: str, level: str) -> None:
     finding: Any = checks.version_finding(name, spelt)
     assert (finding.level, spelt in finding.says) == (level, True)
 
 
-def test_from_python(tmp_path: Path) -> None:
+def test_examine_from_python(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/a.db", poolclass=NullPool)
     with engine.connect() as connection:
         problems = [each for each in health.examine(connection) if each.level == "problem"]

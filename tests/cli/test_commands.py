@@ -1,4 +1,4 @@
-"""What each command does, says, and ends with, on each kind of server."""
+"""The effect, output and exit code of each command, on each kind of server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_install_and_check(engine: str, servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_elsewhere(engine: str, servers: Servers) -> None:
+def test_commands_in_another_schema(engine: str, servers: Servers) -> None:
     cli, place = Cli(servers.fresh(engine, PLAIN[engine])), ("--schema", "others", "--prefix", "others_")
     cli("install", *place)
     cli("check", code=1)
@@ -58,7 +58,7 @@ def test_elsewhere(engine: str, servers: Servers) -> None:
     cli("sweep", *place)
 
 
-def test_a_semaphore_made_resized_deleted(cli: Cli) -> None:
+def test_semaphore_create_resize_delete(cli: Cli) -> None:
     assert cli.json("semaphore", "create", "slots", "3") == {"name": "slots", "capacity": 3, "created": True}
     assert cli.json("semaphore", "create", "slots", "3")["created"] is False
     told = cli.json("semaphore", "create", "slots", "4", code=1)
@@ -69,7 +69,7 @@ def test_a_semaphore_made_resized_deleted(cli: Cli) -> None:
     assert [(each["old_capacity"], each["new_capacity"]) for each in changes] == [(3, 7), (None, 3)]
     assert changes[0]["changed_by"] == "alice"
     assert changes[1]["changed_by"]  # whoever runs the tests
-    assert "say --yes" in cli("semaphore", "delete", "slots", code=2).stderr
+    assert "give --yes" in cli("semaphore", "delete", "slots", code=2).stderr
     assert cli.json("semaphore", "delete", "slots", "--yes") == {"name": "slots", "deleted": True}
     for command in (["resize", "slots", "2"], ["delete", "slots", "--yes"]):
         told = cli.json("semaphore", *command, code=1)
@@ -78,7 +78,7 @@ def test_a_semaphore_made_resized_deleted(cli: Cli) -> None:
     assert "There is no semaphore 'slots'" in cli("semaphore", "list", "slots", code=1).stdout
 
 
-def test_holders(cli: Cli) -> None:
+def test_semaphore_list_holders(cli: Cli) -> None:
     locks = cli.locks
     cli("semaphore", "create", "held", "2")
     locks.acquire({"held": 2}, external_id="job-1", owner="web-1", ttl=3600)
@@ -96,7 +96,7 @@ def test_holders(cli: Cli) -> None:
     assert cli.json("semaphore", "list", "held")["holders"] == []
 
 
-def test_the_queue(cli: Cli) -> None:
+def test_queue_commands(cli: Cli) -> None:
     jobs = captured(cli, "mail", 4)
     (row,) = cli.json("queue", "stats", "mail")["queues"]
     assert [row[state] for state in ("waiting", "scheduled", "running", "dead")] == [0, 0, 4, 0]
@@ -113,7 +113,7 @@ def test_the_queue(cli: Cli) -> None:
     assert (row["waiting"], row["dead"]) == (3, 0)
     assert row["oldest"].endswith("+00:00")
     assert "mail" in cli("queue", "stats").stdout
-    assert "say --yes" in cli("queue", "purge", "--older-than", "0", code=2).stderr
+    assert "give --yes" in cli("queue", "purge", "--older-than", "0", code=2).stderr
     assert cli.json("queue", "purge", "--older-than", "7d", "--yes") == {"deleted": 0, "which": "completed"}
     assert cli.json("queue", "purge", "--older-than", "0", "--queue", "letters", "--yes")["deleted"] == 0
     assert "the queue 'mail'" in cli("queue", "purge", "--older-than", "0", "--queue", "mail", code=2).stderr
@@ -140,7 +140,7 @@ def test_sweep_and_vacuum(cli: Cli) -> None:
     assert cli.json("vacuum") == {"removed": 0}
 
 
-def test_status(cli: Cli) -> None:
+def test_status_shows_every_part(cli: Cli) -> None:
     locks = cli.locks
     cli("semaphore", "create", "shown", "5")
     grant = locks.acquire({"shown": 2}, owner="web-1", ttl=3600)
@@ -162,7 +162,7 @@ def test_status(cli: Cli) -> None:
     locks.release(grant)
 
 
-def test_keys_and_who_waits(postgresql: Cli) -> None:
+def test_status_shows_keys_and_waiters(postgresql: Cli) -> None:
     key = sl.lock.key("waited for")
     with postgresql.locks.exclusive("waited for"):
         (row,) = (row for row in postgresql.json("status")["keys"] if row["key"] == key)
@@ -171,7 +171,7 @@ def test_keys_and_who_waits(postgresql: Cli) -> None:
     assert key not in [row["key"] for row in postgresql.json("status")["keys"]]
 
 
-def test_keys_that_are_not_told(sqlite: Cli) -> None:
+def test_status_without_key_list(sqlite: Cli) -> None:
     told = sqlite.json("status")
     assert told["keys"] is None
     assert "SQLite" in told["untold"]
@@ -197,7 +197,7 @@ def test_a_missing_table_is_reported_by_its_part_alone(servers: Servers) -> None
     told = cli.json("status")
     assert told["semaphores"] is None
     assert told["queues"] == []
-    assert "not installed here" in cli("status").stdout
+    assert "not installed" in cli("status").stdout
     assert cli.json("install", "--again")["installed"] == ["0001"]
     assert cli.json("status")["semaphores"] == []
 
@@ -218,7 +218,7 @@ def test_install_after_revisions_is_refused(servers: Servers, monkeypatch: pytes
     assert cli.json("install", code=1)["newer"] == ["9999"]
 
 
-def test_help_needs_no_database() -> None:
+def test_help_without_database() -> None:
     done = run("--help")
     assert done.exit_code == 0
     for command in (
@@ -263,13 +263,13 @@ def test_help_needs_no_database() -> None:
         (("nonsense",), "No such command"),
     ],
 )
-def test_what_is_refused(sqlite: Cli, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_options_are_refused(sqlite: Cli, arguments: tuple[str, ...], said: str) -> None:
     done = sqlite(*arguments, code=2)
     assert said in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 
-def test_errors_as_json(sqlite: Cli) -> None:
+def test_errors_are_printed_as_json(sqlite: Cli) -> None:
     done = sqlite("semaphore", "create", "x" * 256, "1", "--json", code=2)
     assert json.loads(done.stdout) == {
         "error": "ValueError",
@@ -277,21 +277,21 @@ def test_errors_as_json(sqlite: Cli) -> None:
     }
 
 
-def test_a_wrong_use_as_json(sqlite: Cli) -> None:
+def test_usage_errors_are_printed_as_json(sqlite: Cli) -> None:
     for arguments in (("queue", "purge", "--older-than", "1d"), ("semaphore", "delete", "x")):
         done = sqlite(*arguments, "--json", code=2)
         assert json.loads(done.stdout)["error"] == "UsageError"
-        assert "say --yes" in done.stderr
+        assert "give --yes" in done.stderr
     done = run("check", "--json")
     assert done.exit_code == 2
     assert "Which database" in json.loads(done.stdout)["message"]
 
 
-def test_locks_of_another_kind_are_not_installed_over_others(servers: Servers) -> None:
+def test_install_refuses_other_locking(servers: Servers) -> None:
     cli = Cli(servers.fresh("postgresql15", "psycopg"))
     cli("install")
     done = cli("install", "--locking", "table", code=2)
-    assert "locks advisory keys" in done.stderr
+    assert "Advisory locks are installed" in done.stderr
     other = Cli(servers.fresh("postgresql15", "psycopg"))
     other("install", "--locking", "table")
     other("install", "--locking", "table")

@@ -33,7 +33,7 @@ def counts(cli: Cli, name: str) -> tuple[int, int]:
     return next(((row.waiting, row.dead) for row in rows if row.queue_id == name), (0, 0))
 
 
-def test_what_mutexes_are_taken(cli: Cli) -> None:
+def test_mutex_held_lists_taken_mutexes(cli: Cli) -> None:
     locks = cli.locks
     for id in ("held-1", "held-2", "freed"):
         assert locks.mutex.acquire(id, queue="seen", owner="web-1")
@@ -46,7 +46,7 @@ def test_what_mutexes_are_taken(cli: Cli) -> None:
     assert len(locks.run(sl.Mutex().held(1))) == 1
 
 
-def test_when_timeouts_are_free(cli: Cli) -> None:
+def test_timeout_listed_shows_free_in(cli: Cli) -> None:
     locks = cli.locks
     assert locks.once_per("taken", every=86400, queue="seen")
     locks.run(sl.Timeout(every=60).create("never-taken", queue="seen", retries=3))
@@ -59,7 +59,7 @@ def test_when_timeouts_are_free(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2**31])
-def test_a_limit_that_is_none(limit: int) -> None:
+def test_limit_below_one_is_refused(limit: int) -> None:
     with pytest.raises(ValueError, match="limit must be at least 1"):
         sl.Mutex().held(limit)
     with pytest.raises(ValueError, match="limit must be at least 1"):
@@ -67,12 +67,12 @@ def test_a_limit_that_is_none(limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [True, "3", 1.5])
-def test_a_limit_of_another_type(limit: Any) -> None:
+def test_limit_of_wrong_type_is_refused(limit: Any) -> None:
     with pytest.raises(TypeError, match="limit is an int"):
         sl.Mutex().held(limit)
 
 
-def test_dead_jobs_are_tried_again(cli: Cli) -> None:
+def test_revive_requeues_dead_jobs(cli: Cli) -> None:
     for number in range(3):
         dead(cli, number, "mended")
     dead(cli, 1, "another")
@@ -87,7 +87,7 @@ def test_dead_jobs_are_tried_again(cli: Cli) -> None:
     assert counts(cli, "another") == (1, 0)
 
 
-def test_one_dead_job_is_tried_again(cli: Cli) -> None:
+def test_revive_one_dead_job(cli: Cli) -> None:
     first, _ = dead(cli, 1, "one"), dead(cli, 2, "one")
     locks = cli.locks
     assert locks.run(QUEUE.revive(external_id=str(first))) == 1
@@ -98,7 +98,7 @@ def test_one_dead_job_is_tried_again(cli: Cli) -> None:
         QUEUE.revive(queue="one", external_id=first)
 
 
-def test_how_many_hold_a_semaphore(cli: Cli) -> None:
+def test_usage_counts_holders(cli: Cli) -> None:
     locks = cli.locks
     locks.run(sl.semaphore.create("counted", 10))
     for count in (1, 3):
@@ -108,7 +108,7 @@ def test_how_many_hold_a_semaphore(cli: Cli) -> None:
     assert [(row.used, row.holders) for row in rows if row.name == "counted"] == [(4, 2)]
 
 
-def test_awaited(postgresql: Cli) -> None:
+def test_operations_awaited(postgresql: Cli) -> None:
     async def ask() -> tuple[Any, ...]:
         engine = create_async_engine(postgresql.url.replace("+psycopg:", "+asyncpg:"))
         try:

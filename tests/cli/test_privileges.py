@@ -1,4 +1,4 @@
-"""What the user of a connection may not do is found, and the GRANT that is told mends it."""
+"""Missing privileges are found, and the reported GRANTs fix them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_row_level_security(engine: str, locking: str, servers: Servers) -> None
         assert [level for level, _ in found(cli, "privileges")] == ["ok"]
 
 
-def test_a_table_in_partitions_is_one(servers: Servers) -> None:
+def test_partitioned_table_counts_once(servers: Servers) -> None:
     url, role, cli = of_postgresql(servers, "postgresql15")
     executed(
         url,
@@ -99,7 +99,7 @@ def test_a_table_in_partitions_is_one(servers: Servers) -> None:
     )
 
 
-def test_what_only_those_need_who_look(servers: Servers) -> None:
+def test_privileges_only_check_needs(servers: Servers) -> None:
     url, role, cli = of_postgresql(servers, "postgresql15")
     executed(url, f"REVOKE SELECT ON lock.locked_keys FROM {role}")
     assert [level for level, _ in found(cli, "privileges")] == ["warning"]
@@ -114,7 +114,7 @@ def test_what_only_those_need_who_look(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize(("engine", "locking"), POSTGRESQL)
-def test_a_role_that_may_do_nothing_is_mended_by_what_is_told(engine: str, locking: str, servers: Servers) -> None:
+def test_reported_grants_fix_a_role(engine: str, locking: str, servers: Servers) -> None:
     url, _, app = of_postgresql(servers, engine, locking)
     stranger = f"stranger_{make_url(url).database}"
     executed(url, f"CREATE ROLE {stranger} LOGIN")
@@ -149,7 +149,7 @@ def test_each_privilege_of_mysql_and_mariadb(engine: str, servers: Servers) -> N
 
 
 @pytest.mark.parametrize("engine", INNODB)
-def test_privileges_that_came_by_a_role_or_for_the_database(engine: str, servers: Servers) -> None:
+def test_privileges_by_role_or_database(engine: str, servers: Servers) -> None:
     url = servers.fresh(engine, PLAIN[engine])
     database = make_url(url).database
     user, role = f"app_{database}", f"role_{database}"
@@ -170,7 +170,7 @@ def test_privileges_that_came_by_a_role_or_for_the_database(engine: str, servers
     assert [level for level, _ in found(as_user(url, user, "x"), "privileges")] == ["ok"]
 
 
-def test_nothing_is_written_by_asking(servers: Servers) -> None:
+def test_check_writes_nothing(servers: Servers) -> None:
     url, _, cli = of_innodb(servers, "mariadb")
     executed(url, "INSERT INTO lock_locked_keys (`key`) VALUES (1)", "INSERT INTO lock_task (id) VALUES ('a')")
     cli("check")
@@ -180,7 +180,7 @@ def test_nothing_is_written_by_asking(servers: Servers) -> None:
             assert connection.exec_driver_sql(f"SELECT COUNT(*) FROM lock_{table}").scalar() == 1
 
 
-def test_a_folder_that_takes_no_journal(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folder_is_reported(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     file = str(make_url(sqlite.url).database)
     # root may write to everything
     monkeypatch.setattr(os, "access", lambda path, mode: path == file)

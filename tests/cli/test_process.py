@@ -1,4 +1,4 @@
-"""The commands as processes: their streams, exit codes and what is missing."""
+"""The commands as processes: streams, exit codes, missing dependencies."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def process(*arguments: str, folder: Path, customize: str = "", **environment: s
     )
 
 
-def test_without_what_it_is_made_with(tmp_path: Path) -> None:
+def test_missing_click_or_rich_is_reported(tmp_path: Path) -> None:
     done = process("check", folder=tmp_path, customize=BARE)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{MISSING}\n")
 
 
-def test_nobody_reads_on(sqlite: Cli, tmp_path: Path) -> None:
+def test_closed_pipe_ends_quietly(sqlite: Cli, tmp_path: Path) -> None:
     command = f"{sys.executable} -m sqlalchemy_locks status --url {sqlite.url} | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stderr == ""
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_letters_that_a_terminal_has_not(sqlite: Cli, tmp_path: Path, encoding: str) -> None:
+def test_unencodable_characters_are_escaped(sqlite: Cli, tmp_path: Path, encoding: str) -> None:
     sqlite("semaphore", "create", "vœu \u202e", "1")
     done = process("semaphore", "list", "--url", sqlite.url, folder=tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def test_letters_that_a_terminal_has_not(sqlite: Cli, tmp_path: Path, encoding: 
 
 
 @pytest.mark.parametrize("shut", [">&-", "2>&-", ">&- 2>&-"])
-def test_streams_that_are_closed(sqlite: Cli, tmp_path: Path, shut: str) -> None:
+def test_closed_streams(sqlite: Cli, tmp_path: Path, shut: str) -> None:
     for command in ("check", "check --json", "sweep"):
         line = f"{sys.executable} -m sqlalchemy_locks {command} --url {sqlite.url} {shut}"
         done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -68,7 +68,7 @@ def test_streams_that_are_closed(sqlite: Cli, tmp_path: Path, shut: str) -> None
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("option", ["--json", "--prefix=lock_"])
-def test_a_disk_that_is_full(sqlite: Cli, tmp_path: Path, option: str) -> None:
+def test_full_disk_is_reported(sqlite: Cli, tmp_path: Path, option: str) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "sqlalchemy_locks", "check", "--url", sqlite.url, option],
@@ -83,7 +83,7 @@ def test_a_disk_that_is_full(sqlite: Cli, tmp_path: Path, option: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_library_loads_none_of_it(tmp_path: Path) -> None:
+def test_library_imports_no_cli(tmp_path: Path) -> None:
     code = "import sys, sqlalchemy_locks; print([name for name in ('click', 'rich', 'alembic') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout == "[]\n", done.stderr

@@ -1,4 +1,4 @@
-"""What people see: with a terminal and without, wide and narrow, and whatever somebody has called things."""
+"""The output for people: with and without a terminal, wide and narrow, with hostile names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HIDDEN = {
 
 @pytest.mark.parametrize("name", [*NAMES, *HIDDEN], ids=lambda name: ascii(name)[:20])
 @pytest.mark.parametrize("engine", ["sqlite", "mysql"])
-def test_whatever_it_is_called(made: Callable[[str], str], engine: str, name: str) -> None:
+def test_hostile_names_on_the_terminal(made: Callable[[str], str], engine: str, name: str) -> None:
     cli = Cli(made(engine))
     assert cli.json("semaphore", "create", "--", name, "2")["name"] == name
     locks = cli.locks
@@ -56,13 +56,13 @@ def test_whatever_it_is_called(made: Callable[[str], str], engine: str, name: st
     cli("semaphore", "delete", "--yes", "--", name)
 
 
-def test_half_a_character(sqlite: Cli) -> None:
-    """As a shell gives what isn't UTF-8."""
+def test_surrogate_is_refused(sqlite: Cli) -> None:
+    """A surrogate, as a shell passes bytes that aren't UTF-8."""
     done = sqlite("semaphore", "create", "\udcff", "1", code=2)
     assert "half a surrogate pair" in done.stderr
 
 
-def test_no_lines_are_broken_where_nobody_looks(sqlite: Cli) -> None:
+def test_lines_are_not_wrapped_without_terminal(sqlite: Cli) -> None:
     for line in sqlite("check").stdout.splitlines():
         assert line == line.rstrip()
     done = sqlite("semaphore", "create", "x" * 255, "1")
@@ -71,12 +71,12 @@ def test_no_lines_are_broken_where_nobody_looks(sqlite: Cli) -> None:
     sqlite("semaphore", "delete", "x" * 255, "--yes")
 
 
-def test_no_bars_where_nobody_looks(sqlite: Cli) -> None:
+def test_no_progress_without_terminal(sqlite: Cli) -> None:
     for command in (["install"], ["sweep"], ["vacuum"], ["queue", "requeue"]):
         assert sqlite(*command).stderr == ""
 
 
-def test_in_a_terminal(sqlite: Cli) -> None:
+def test_output_in_a_terminal(sqlite: Cli) -> None:
     sqlite("semaphore", "create", "full", "1")
     sqlite.locks.acquire({"full": 1}, external_id="for good")
     with terminal("status", "--url", sqlite.url) as coloured:
@@ -90,7 +90,7 @@ def test_in_a_terminal(sqlite: Cli) -> None:
     assert "██████████" in plain_.text
 
 
-def test_top_until_it_is_told_to_end(sqlite: Cli) -> None:
+def test_top_ends_with_ctrl_c(sqlite: Cli) -> None:
     sqlite("semaphore", "create", "watched", "3")
     with terminal("top", "--interval", "0.2", "--url", sqlite.url) as top:
         top.until("watched")
@@ -104,7 +104,7 @@ def test_top_until_it_is_told_to_end(sqlite: Cli) -> None:
     assert "\x1b[?25h" in top.raw  # and so is the cursor
 
 
-def test_top_of_an_async_driver_ends_as_well(sqlite: Cli) -> None:
+def test_top_ends_with_an_async_driver(sqlite: Cli) -> None:
     with terminal("top", "--interval", "0.2", "--url", sqlite.url.replace("sqlite:", "sqlite+aiosqlite:")) as top:
         top.until("Ctrl-C ends it")
         top.type("\x03")
@@ -113,7 +113,7 @@ def test_top_of_an_async_driver_ends_as_well(sqlite: Cli) -> None:
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1)])
-def test_asked_before_what_can_not_be_undone(sqlite: Cli, answer: str, code: int) -> None:
+def test_delete_asks_for_confirmation(sqlite: Cli, answer: str, code: int) -> None:
     sqlite("semaphore", "create", "doomed [b]", "3")
     with terminal("semaphore", "delete", "doomed [b]", "--url", sqlite.url) as asked:
         asked.until("[y/N]")
@@ -124,7 +124,7 @@ def test_asked_before_what_can_not_be_undone(sqlite: Cli, answer: str, code: int
     assert ("doomed [b]" in names) == bool(code)
 
 
-def test_a_stream_of_documents(sqlite: Cli) -> None:
+def test_top_as_json_lines(sqlite: Cli) -> None:
     with terminal("top", "--json", "--interval", "0.1", "--url", sqlite.url, columns=500) as top:
         top.until("}\r\n{")
         top.type("\x03")
@@ -133,7 +133,7 @@ def test_a_stream_of_documents(sqlite: Cli) -> None:
     assert json.loads(first)["semaphores"] is not None
 
 
-def test_a_terminal_without_boxes() -> None:
+def test_bar_without_unicode() -> None:
     ascii_ = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), width=100)
     assert bar(1, 2, ascii_).plain == "##########.........."
 
@@ -141,12 +141,12 @@ def test_a_terminal_without_boxes() -> None:
 @pytest.mark.parametrize(
     ("used", "capacity", "cells"), [(0, 10, 0), (1, 1000, 1), (5, 10, 10), (999, 1000, 19), (10, 10, 20), (12, 10, 20)]
 )
-def test_bars_look_full_when_they_are(used: int, capacity: int, cells: int) -> None:
+def test_only_full_bars_look_full(used: int, capacity: int, cells: int) -> None:
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), width=100)
     assert bar(used, capacity, console).plain.count("█") == cells
 
 
-def test_a_capacity_of_none_is_full() -> None:
+def test_zero_capacity_looks_full() -> None:
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), width=100)
     assert bar(0, 0, console).plain.count("█") == 20
 
@@ -156,9 +156,9 @@ def test_durations() -> None:
     assert {seconds: format_duration(seconds) for seconds in told} == told
 
 
-def test_what_is_spelt_out() -> None:
+def test_control_characters_are_escaped() -> None:
     assert escape_unprintable("a\x00b\u200b\U0001f512") == "a\\x00b\\u200b\U0001f512"
 
 
-def test_without_arguments() -> None:
+def test_no_arguments_prints_usage() -> None:
     assert "Usage: sqlalchemy-locks" in run().output

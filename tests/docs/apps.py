@@ -1,4 +1,4 @@
-"""What the examples of integrations find around them: an app of their framework, and what it would have."""
+"""The context of the integrations' examples: an app of their framework."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nothing(*_: Any, **__: Any) -> None: ...
 
 @contextlib.contextmanager
 def of_flask(around: Names) -> Iterator[None]:
-    """An app that has no locks yet, while another one, which has, is the current one."""
+    """An app without locks, while another app with locks is current."""
     current = flask.Flask("current")
     locks = flask_locks.FlaskLocks(current, around["engine"])
     around |= exported(flask_locks) | {"Flask": flask.Flask, "SQLAlchemy": flask_sqlalchemy.SQLAlchemy}
@@ -100,5 +100,5 @@ _APPS: dict[str, Around] = {
 
 
 def around(name: str) -> Around:
-    """What the example of that name finds around it."""
+    """Return the names that an example uses."""
     return next((found for prefix, found in _APPS.items() if name.startswith(prefix)), of_none)

@@ -1,4 +1,4 @@
-"""What the examples in docstrings find around them: an app's engines, models and functions, and the locks installed."""
+"""The context of examples in docstrings: an app's engines, models and functions, with the locks installed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Document(Base):
 
 
 def fill(url: str) -> None:
-    """What the examples take for granted, in a database with the locks."""
+    """Create what the examples use, in a database with the locks."""
     engine = create_engine(url)
     Base.metadata.create_all(engine)
     locks = sl.Locks(engine)
@@ -79,7 +79,7 @@ def fill(url: str) -> None:
 
 
 def known(url: str, async_url: str, awaits: bool) -> dict[str, Any]:
-    """The names that an example uses without a word."""
+    """Return the names that examples use without defining them."""
 
     def nothing(*_: Any, **__: Any) -> None: ...
 
@@ -115,7 +115,7 @@ def known(url: str, async_url: str, awaits: bool) -> dict[str, Any]:
 
 
 async def run(docstring: str, around: dict[str, Any]) -> None:
-    """Run the examples of a docstring as a console would, and compare what is shown of their answers."""
+    """Run the examples of a docstring like a console, and compare the shown results."""
     for example in doctest.DocTestParser().get_examples(docstring):
         code = compile(example.source, "<docstring>", "single", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         printed, shown = io.StringIO(), sys.displayhook
@@ -132,7 +132,7 @@ async def run(docstring: str, around: dict[str, Any]) -> None:
 
 
 def executed(docstring: str, url: str, async_url: str, app: Around = of_none) -> None:
-    """Run a docstring's examples in a world of their own, with what the app around them has."""
+    """Run a docstring's examples in a namespace of their own, with the names of an app."""
     awaits = any(word in docstring for word in (">>> await ", "async ", "if await "))
     around: dict[str, Any] = {}
 
@@ -158,13 +158,13 @@ def executed(docstring: str, url: str, async_url: str, app: Around = of_none) ->
 
 
 def executed_with_redis(docstring: str, client: Any) -> None:
-    """The same for an example whose ``redis.Redis()`` is that client."""
+    """Run an example whose ``redis.Redis()`` is a given client."""
     names = {cls.__name__: cls for cls in (Mutex, Timeout, StateTransition)}
     _without_a_loop(run(docstring, {**names, "redis": SimpleNamespace(Redis=lambda: client)}))
 
 
 def _without_a_loop(coroutine: Any) -> None:
-    """Nothing is awaited in it: what a synchronous app calls is called where no loop runs."""
+    """Run code of a synchronous app in a thread without an event loop."""
     try:
         coroutine.send(None)
     except StopIteration:

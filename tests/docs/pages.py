@@ -54,7 +54,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def engines(page: Path) -> list[str]:
-    """Where the page's snippets are run: SQLite, unless it names more."""
+    """Return the engines that a page's snippets are run on: SQLite, unless it names others."""
     found = _ENGINES.search(page.read_text())
     return found[1].split(", ") if found else ["sqlite"]
 

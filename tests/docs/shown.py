@@ -1,4 +1,4 @@
-"""The operations whose SQL the pages show, as the mark before a block calls them."""
+"""The operations whose SQL the pages show, by the name in the comment before a block."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _SHOWN: dict[str, sl.Operation[Any]] = {
 
 
 def shown(name: str, key: str | int = "name") -> sl.Operation[Any]:
-    """The operation that is called so; a lock is of ``key``."""
+    """Return the operation of a name; a lock is of ``key``."""
     if name.startswith("lock."):
         made: sl.Operation[Any] = getattr(sl.lock, name.removeprefix("lock."))(key)
         return made

@@ -1,4 +1,4 @@
-"""The demo passes its own checks, and would not if the locks didn't hold."""
+"""The demo passes its own checks, and fails with broken locks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def url_of(engine: str, servers: Servers) -> str | None:
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql15"])
-def test_passes(engine: str, servers: Servers, tmp_path: Path) -> None:
+def test_demo_passes_its_checks(engine: str, servers: Servers, tmp_path: Path) -> None:
     done = demo(url_of(engine, servers), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "✘" not in done.stdout
@@ -46,7 +46,7 @@ def test_passes(engine: str, servers: Servers, tmp_path: Path) -> None:
     assert "sqlalchemy-locks page --url" in done.stdout
 
 
-def test_ends_with_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_ends_with_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with terminal("--seconds", "1", module="demo", columns=200, CI="") as demo_:
         demo_.until("Ctrl-C ends it")
@@ -63,10 +63,10 @@ def test_ends_with_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql15"])
-def test_fails_if_the_locks_do_not_hold(engine: str, servers: Servers, tmp_path: Path) -> None:
+def test_demo_fails_with_broken_locks(engine: str, servers: Servers, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BROKEN)
     done = demo(url_of(engine, servers), tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith("✘")]
-    assert any("Nobody was let into a key" in line for line in failed), done.stdout
-    assert any("The written history" in line for line in failed), done.stdout
+    assert any("No exclusive holder" in line for line in failed), done.stdout
+    assert any("The recorded history" in line for line in failed), done.stdout

@@ -48,7 +48,7 @@ def methods(name: str, cls: type[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def public() -> dict[str, Any]:
-    """Every public name, as it is written after ``sl.``; an exception's methods are Python's."""
+    """Return every public name, as it is written after ``sl.``, without methods of exceptions."""
     found: dict[str, Any] = {}
     for name in sl.__all__:
         made = getattr(sl, name)
@@ -71,7 +71,7 @@ def public() -> dict[str, Any]:
 
 
 def integration(module: Any) -> dict[str, Any]:
-    """What an integration has itself: neither what it hands on, nor what its classes inherit."""
+    """Return an integration's own names, without re-exported and inherited ones."""
     found: dict[str, Any] = {}
     for name in module.__all__:
         made = getattr(module, name)
@@ -99,7 +99,7 @@ SHOWN = [name for name, told in DOCS.items() if ">>>" in told]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_has_an_example(name: str) -> None:
+def test_public_name_has_an_example(name: str) -> None:
     told = DOCS[name]
     assert told
     # a method of the asynchronous side, or of an app's locks, refers to its twin, which has one
@@ -110,7 +110,7 @@ def test_has_an_example(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the locks and what the examples take for granted."""
+    """A database with the locks and what the examples use."""
     file = tmp_path_factory.mktemp("docstrings") / "app.db"
     install(f"sqlite:///{file}")
     docstrings.fill(f"sqlite:///{file}")
@@ -126,7 +126,7 @@ def filled(servers: Servers) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in SHOWN if not name.startswith("redis.")])
-def test_the_example_runs(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_example_runs(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if name in ON_A_SERVER:
         url = request.getfixturevalue("filled")
         docstrings.executed(DOCS[name], url, make_url(url).set(drivername="postgresql+asyncpg").render_as_string(False))
@@ -147,6 +147,6 @@ def client() -> Iterator[redis.Redis]:
 
 
 @pytest.mark.parametrize("name", [name for name in SHOWN if name.startswith("redis.")])
-def test_the_example_of_redis_runs(name: str, client: redis.Redis) -> None:
+def test_redis_example_runs(name: str, client: redis.Redis) -> None:
     client.flushall()
     docstrings.executed_with_redis(DOCS[name], client)

@@ -1,4 +1,4 @@
-"""Every snippet of README.md and docs/ is run: each page's in order, as one program."""
+"""Run every snippet of README.md and docs/: each page's in order, as one program."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_snippets_compile(page: Path) -> None:
 
 
 def run_commands(page: Path) -> bool:
-    """Run what a page tells a new user to type, installing from the network apart; whether it told anything."""
+    """Run a page's shell commands, except pip and make; return whether there were any."""
     commands = [
         line
         for block in blocks(page)
@@ -79,7 +79,7 @@ def run_commands(page: Path) -> bool:
 
 
 def apps_answer(module: Any) -> None:
-    """Send a request to each of the web apps of the quick start."""
+    """Send a request to each web app of the quick start."""
     before = charged(module)
 
     async def ask_fastapi() -> httpx.Response:
@@ -105,7 +105,7 @@ def charged(module: Any) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
         linked = page.parent / path if path else page

@@ -21,7 +21,7 @@ URLS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb":
 
 
 def marked(kind: str, *, locks: bool | None = None) -> list[object]:
-    """The blocks whose mark begins so, with the words that follow: one case for each engine that is named first."""
+    """Return the blocks with a mark, and the words after it: one case for each engine that is named first."""
     cases: list[object] = []
     for block in BLOCKS:
         if block.mark.startswith(f"{kind}: "):
@@ -35,7 +35,7 @@ def marked(kind: str, *, locks: bool | None = None) -> list[object]:
 
 
 def plain(statement: str) -> str:
-    """A statement without comments and line breaks, its parameters spelt alike, whatever the driver."""
+    """Return a statement without comments and line breaks, with uniform parameters."""
     statement = re.sub(r"^--.*$", "", statement, flags=re.M)
     statement = re.sub(r"%\((\w+)\)s", r":\1", statement)
     statement = re.sub(r"(:\w+)::[A-Z]+\b", r"\1", statement)
@@ -45,7 +45,7 @@ def plain(statement: str) -> str:
 
 
 def spelt_out(statement: str, parameters: Any) -> str:
-    """A statement with the values of those parameters that are not the caller's: they have no name of their own."""
+    """Return a statement with the values of parameters that are not the caller's, which have no name."""
     for name, value in dict(parameters).items():
         if re.search(r"_\d+$", name):
             literal = str(value).lower() if isinstance(value, bool) else repr(value)
@@ -59,19 +59,19 @@ def dialect(name: str) -> Dialect:
 
 
 @pytest.mark.parametrize(("block", "words"), marked("sql"))
-def test_shown_is_what_it_compiles_to(block: Block, words: list[str]) -> None:
+def test_shown_sql_is_compiled_sql(block: Block, words: list[str]) -> None:
     engine, *operation = words
     compiled = shown(" ".join(operation)).compile(dialect=dialect(engine), compile_kwargs={"render_postcompile": True})
     assert plain(str(compiled)) == plain(block.text)
 
 
 @pytest.mark.parametrize(("block", "words"), marked("file"))
-def test_shown_is_what_is_shipped(block: Block, words: list[str]) -> None:
+def test_shown_sql_is_shipped_sql(block: Block, words: list[str]) -> None:
     assert block.text == (ROOT / "alembic_templates" / "sql" / words[0]).read_text()
 
 
 @pytest.mark.parametrize(("block", "words"), marked("executed", locks=True))
-def test_shown_is_what_is_executed(block: Block, words: list[str], servers: Servers) -> None:
+def test_shown_sql_is_executed_sql(block: Block, words: list[str], servers: Servers) -> None:
     name, operation, state, *options = words
     engine = create_engine(servers.installed(name, PLAIN[name]), isolation_level="READ COMMITTED")
     key = next(_numbers)
@@ -84,7 +84,7 @@ def test_shown_is_what_is_executed(block: Block, words: list[str], servers: Serv
 
 
 @pytest.mark.parametrize(("block", "words"), marked("executed", locks=False))
-def test_shown_is_what_is_executed_on_rows(block: Block, words: list[str], servers: Servers) -> None:
+def test_shown_row_sql_is_executed_sql(block: Block, words: list[str], servers: Servers) -> None:
     name, *operation = words
     made = shown(" ".join(operation))
     engine = create_engine(tasks_database(name, servers), isolation_level="READ COMMITTED")
@@ -101,14 +101,14 @@ def test_shown_is_what_is_executed_on_rows(block: Block, words: list[str], serve
 
 
 def tasks_database(name: str, servers: Servers) -> str:
-    """A database whose tasks are this file's."""
+    """A database whose tasks only this module uses."""
     url = servers.fresh(name, PLAIN[name])
     install(url)
     return url
 
 
 def executed(engine: Engine, operation: sl.Operation[Any]) -> list[str]:
-    """What an operation executes, in a transaction that leaves nothing."""
+    """Return the statements of an operation, executed in a transaction that is rolled back."""
     seen: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *called: seen.append(spelt_out(called[2], called[3])))
     with engine.connect() as connection:
@@ -118,12 +118,12 @@ def executed(engine: Engine, operation: sl.Operation[Any]) -> list[str]:
 
 
 def statements(block: Block) -> list[str]:
-    """Those that a block shows."""
+    """Return the statements that a block shows."""
     shown_ = re.sub(r"^--.*$", "", block.text, flags=re.M).strip()
     return [plain(statement) for statement in shown_.split(";\n")]
 
 
-def test_something_is_compared() -> None:
+def test_pages_have_sql_to_compare() -> None:
     for kind in ("sql", "file", "executed"):
         assert marked(kind), f"no block is marked <!-- {kind}: ... -->"
     for page in PAGES:

@@ -1,4 +1,4 @@
-"""The SQL that docs/lease.md shows is the SQL that who waits executes."""
+"""The SQL that docs/lease.md shows is the SQL that waiters execute."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def marked(kind: str) -> list[Block]:
 
 
 @pytest.mark.parametrize("block", marked("file"), ids=lambda block: block.id)
-def test_shown_is_what_is_shipped(block: Block) -> None:
+def test_shown_sql_is_shipped_sql(block: Block) -> None:
     path = block.mark.removeprefix("file: ")
     assert block.text == (ROOT / "alembic_templates" / "sql" / path).read_text()
 
 
 @pytest.mark.parametrize("block", marked("waiting"), ids=lambda block: block.mark)
-def test_shown_is_what_is_executed(block: Block, servers: Servers) -> None:
+def test_shown_sql_is_executed_sql(block: Block, servers: Servers) -> None:
     assert waiting(block.mark.removeprefix("waiting: "), servers) == statements(block)
 
 
 def waiting(name: str, servers: Servers) -> list[str]:
-    """What is executed from the beginning of a turn on, each statement once."""
+    """Return the statements from the beginning of a turn, each once."""
     url = servers.fresh(name, PLAIN[name])
     install(url)
     holder, waiter = create_engine(url), create_engine(url)
@@ -56,6 +56,6 @@ def waiting(name: str, servers: Servers) -> list[str]:
     return list(dict.fromkeys(seen[begin:]))
 
 
-def test_something_is_compared() -> None:
+def test_pages_have_sql_to_compare() -> None:
     assert marked("file")
     assert marked("waiting")

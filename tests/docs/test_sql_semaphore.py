@@ -1,4 +1,4 @@
-"""The SQL that docs/semaphore.md shows is the SQL that is executed, and psql may say what it shows for psql."""
+"""The SQL that docs/semaphore.md shows is executed SQL; its psql examples run."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def marked(kind: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("block", "engine", "operation"), marked("sql"))
-def test_shown_is_what_it_compiles_to(block: Block, engine: str, operation: str) -> None:
+def test_shown_sql_is_compiled_sql(block: Block, engine: str, operation: str) -> None:
     assert plain(str(SHOWN[operation].compile(dialect=dialect(engine)))) == plain(block.text)
 
 
 @pytest.mark.parametrize(("block", "path"), marked("file"))
-def test_shown_is_what_is_shipped(block: Block, path: str) -> None:
+def test_shown_sql_is_shipped_sql(block: Block, path: str) -> None:
     assert block.text == (ROOT / "alembic_templates" / "sql" / Path(path)).read_text()
 
 
 @pytest.mark.parametrize(("block", "name", "operation"), marked("executed"))
-def test_shown_is_what_is_executed(block: Block, name: str, operation: str, servers: Servers) -> None:
+def test_shown_sql_is_executed_sql(block: Block, name: str, operation: str, servers: Servers) -> None:
     url = servers.fresh(name, PLAIN[name])
     install(url)
     engine = create_engine(url, isolation_level="READ COMMITTED")
@@ -52,7 +52,7 @@ def test_shown_is_what_is_executed(block: Block, name: str, operation: str, serv
     engine.dispose()
 
 
-def test_what_psql_may_say(servers: Servers) -> None:
+def test_psql_examples_run(servers: Servers) -> None:
     url = servers.fresh("postgresql15", "psycopg")
     install(url)
     engine = create_engine(url, isolation_level="AUTOCOMMIT")

@@ -1,4 +1,4 @@
-"""An example, as its README has it run: in a copy of its folder, by the shell, with its own tests."""
+"""Run an example as its README says: in a copy of its folder, by the shell, with its own tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -20,27 +21,27 @@ _PORT = re.compile(r"(?:running on|listening at:) (http://127\.0\.0\.1:\d+)", re
 
 
 def copied(name: str, folder: Path) -> Path:
-    """The example, where it may leave what it likes."""
+    """Copy an example to a folder where it may write files."""
     copy = folder / name
     shutil.copytree(EXAMPLES / name, copy, ignore=shutil.ignore_patterns("*.db", "__pycache__", ".*"))
     return copy
 
 
 def commands(folder: Path) -> list[str]:
-    """The two of its README: the first block of them."""
+    """Return the commands of the first shell block in its README."""
     block = next(block for block in blocks(folder / "README.md") if block.language == "sh")
     return block.text.splitlines()
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Where the commands are found that this run has."""
+    """Return the environment, with the commands of this virtual environment first on PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
     return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", **changes}
 
 
 def done(command: str, folder: Path, **changes: str) -> str:
-    """Run a command to its end; what it said."""
+    """Run a command to its end, and return its output."""
     ran = subprocess.run(
         ["sh", "-ec", command],
         cwd=folder,
@@ -56,7 +57,7 @@ def done(command: str, folder: Path, **changes: str) -> str:
 
 
 class Server:
-    """A server that a command has started: its address, and its end."""
+    """A server that a shell command starts, in a process group of its own."""
 
     def __init__(self, command: str, folder: Path, **changes: str) -> None:
         self._said: list[str] = []
@@ -67,6 +68,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -78,23 +80,25 @@ class Server:
 
     @property
     def said(self) -> str:
-        """Its log."""
+        """Its output so far."""
         return "".join(self._said)
 
     def address(self) -> str:
-        """Where it listens, when it does."""
+        """Wait until it listens, and return its address."""
         until(lambda: _PORT.search(self.said) or self.process.poll() is not None)
         found = _PORT.search(self.said)
         assert found, self.said
         return found[1]
 
     def end(self, *, kill: bool = False) -> None:
-        """Stop it, and wait until it is gone."""
+        """Stop it, and wait until all its processes are gone."""
         self.process.kill() if kill else self.process.terminate()
         try:
             self.process.wait(PATIENCE)
         finally:
-            self.process.kill()
+            # children, too: one that is left would keep the pipe open, and the reader waiting
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self._reader.join(PATIENCE)
             assert self.process.stdout is not None
@@ -103,7 +107,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(command: str, folder: Path, **changes: str) -> Iterator[Server]:
-    """A server, while the block runs."""
+    """Run a server while the block runs."""
     server = Server(command, folder, **changes)
     try:
         yield server

@@ -37,7 +37,7 @@ def urls(servers: Servers, engine: str) -> tuple[str, str]:
     return servers.url(engine, WHERE[engine], name), servers.url(engine, PLAIN[engine], name)
 
 
-def test_the_two_commands_as_they_are(folder: Path) -> None:
+def test_readme_commands_run(folder: Path) -> None:
     install, serve = commands(folder)
     done(install, folder)
     with running(serve.replace("--port 8000", "--port 0"), folder, WAIT_SECONDS=str(PATIENCE)) as server:
@@ -56,7 +56,7 @@ def test_the_two_commands_as_they_are(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", WHERE)
-def test_its_own_tests(folder: Path, servers: Servers, engine: str) -> None:
+def test_own_tests_pass(folder: Path, servers: Servers, engine: str) -> None:
     url, _ = urls(servers, engine)
     said = done("python -m pytest tests -q -p no:cacheprovider", folder, DATABASE_URL=url)
     assert " passed" in said
@@ -64,7 +64,7 @@ def test_its_own_tests(folder: Path, servers: Servers, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", WHERE)
-def test_its_history_goes_there_and_back(folder: Path, servers: Servers, engine: str) -> None:
+def test_migrations_up_and_down(folder: Path, servers: Servers, engine: str) -> None:
     url, plain = urls(servers, engine)
     done("alembic upgrade heads && alembic check", folder, DATABASE_URL=url)
     done("alembic downgrade backup@base && alembic downgrade sqlalchemy_locks@base", folder, DATABASE_URL=url)
@@ -73,8 +73,8 @@ def test_its_history_goes_there_and_back(folder: Path, servers: Servers, engine:
 
 
 @pytest.mark.parametrize("engine", WHERE)
-def test_a_worker_is_killed_that_has_a_slot(folder: Path, servers: Servers, engine: str) -> None:
-    """The slot comes back by its time to live, the next order gets it, and what the dead one sends is refused."""
+def test_slot_of_a_killed_worker_is_released(folder: Path, servers: Servers, engine: str) -> None:
+    """The slot is free after its time to live, the next order gets it, and late writes are refused."""
     url, plain = urls(servers, engine)
     install, serve = commands(folder)
     serve = serve.replace("--port 8000", "--port 0")
@@ -103,7 +103,7 @@ def test_a_worker_is_killed_that_has_a_slot(folder: Path, servers: Servers, engi
 
 
 def dead_writes(database: Engine) -> None:
-    """What the dead one had still to send: its own statements, with its own token, from elsewhere."""
+    """Execute the remaining statements of the killed worker, with its token."""
     with database.connect() as connection:
         its, token = connection.execute(text("SELECT id, token FROM backup WHERE \"key\" = 'first'")).one()
     latest = update(target).where(target.c.id == 1).values(latest_id=its)

@@ -42,7 +42,7 @@ class Base(DeclarativeBase):
 
 
 class Export(Base):
-    """As the shop has it."""
+    """The shop's configuration."""
 
     __tablename__ = "exports"
     name: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -80,7 +80,7 @@ class Copy:
 
     @contextlib.contextmanager
     def serving(self, command: str, **environment: str) -> Iterator[httpx.Client]:
-        """While it runs, a client of the server that the command starts; it says itself where it listens."""
+        """Run a server command, and yield a client at the address that it prints."""
         log = self.folder / "server.log"
         with log.open("w") as written:
             process = subprocess.Popen(
@@ -116,7 +116,7 @@ def shop(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Co
 
 
 def commands() -> tuple[str, str]:
-    """The README's two: what makes the database, but for what comes out of the network, and what serves."""
+    """Return the README's two commands: set-up, without pip, and server."""
     first, second = next(block for block in blocks(EXAMPLE / "README.md") if block.language == "sh").text.splitlines()
     install, make = first.split(" && ")
     # of the checkout, and not of whatever an index has
@@ -124,13 +124,13 @@ def commands() -> tuple[str, str]:
     return make, second
 
 
-def test_what_it_is_made_of_is_what_it_says_that_it_needs() -> None:
+def test_imports_match_requirements() -> None:
     wanted = (EXAMPLE / "requirements.txt").read_text()
     for module in ("flask_migrate", "flask_sqlalchemy", "gunicorn", "psycopg", "sqlalchemy_locks"):
         assert module.replace("_", "-") in wanted
 
 
-def test_its_own_tests_pass(shop: Copy) -> None:
+def test_own_tests_pass(shop: Copy) -> None:
     if shop.url.startswith("sqlite"):
         # as they are
         assert " passed" in shop("unset DATABASE_URL; python -m pytest -q -W error")
@@ -138,13 +138,13 @@ def test_its_own_tests_pass(shop: Copy) -> None:
         assert " passed" in shop("python -m pytest -q -W error")
 
 
-def test_without_a_url_it_is_a_file_beside_it(tmp_path: Path) -> None:
+def test_default_database_is_a_file(tmp_path: Path) -> None:
     copied = Copy(Path(shutil.copytree(EXAMPLE, tmp_path / "shop")), "")
     copied(f"unset DATABASE_URL; {commands()[0]}")
     assert (copied.folder / "instance" / "shop.db").is_file()
 
 
-def test_the_two_commands(shop: Copy) -> None:
+def test_readme_commands_run(shop: Copy) -> None:
     make, serve = commands()
     shop(make)
     with shop.serving(f"{serve} --port 0") as client:
@@ -180,7 +180,7 @@ def customers(client: httpx.Client) -> None:
 
 
 def paid_at_once(client: httpx.Client) -> None:
-    """However busy the machine, all have an answer in the end: who was told to come again comes again."""
+    """Repeat requests that were answered 423 or 429, until all are answered."""
     together = threading.Barrier(4)
 
     def pay() -> int:
@@ -196,7 +196,7 @@ def paid_at_once(client: httpx.Client) -> None:
 
 
 class Storage(http.server.ThreadingHTTPServer):
-    """Where exports are sent: it lets the first one wait, and takes what comes after."""
+    """A receiver of exports that never answers the first one, and accepts later ones."""
 
     daemon_threads = True
 
@@ -235,7 +235,7 @@ class _Takes(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_worker_that_is_killed_gives_its_permit_back(shop: Copy) -> None:
+def test_permit_of_a_killed_worker_is_released(shop: Copy) -> None:
     shop(commands()[0])
     engine = create_engine(shop.url, poolclass=NullPool)
     locks = sl.Locks(engine)
@@ -262,7 +262,7 @@ def test_a_worker_that_is_killed_gives_its_permit_back(shop: Copy) -> None:
 
 
 def late_writes(engine: Any, dead: Any) -> list[str]:
-    """What becomes of the writes that the dead one would make, were it alive."""
+    """Execute the writes that the killed worker would have made."""
     write = update(Export).values(body="too late")
     refused = []
     for late in (

@@ -1,4 +1,4 @@
-"""FastAPI's dependencies: an endpoint has its lock while it works, and who waits in vain is told."""
+"""FastAPI's dependencies: locks while an endpoint works, and answers to contention."""
 
 # no annotations from the future: FastAPI looks for what they name among a module's names, and not a test's
 
@@ -34,8 +34,8 @@ SERVERS = [which for which in ENGINES if not which.startswith("sqlite")]
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_one_at_a_time(servers: Any, which: str) -> None:
-    """However the number is spelt; another one's lock is another, where the engine has more than one."""
+def test_exclusive_admits_one_request(servers: Any, which: str) -> None:
+    """Equal numbers are one lock in any notation; different ones are different locks, if the engine has several."""
 
     async def main() -> None:
         async with served(servers, which) as (app, _):
@@ -69,7 +69,7 @@ def test_one_at_a_time(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_who_may_wait_has_it_in_turn(servers: Any, which: str) -> None:
+def test_waiting_requests_take_turns(servers: Any, which: str) -> None:
     async def main() -> None:
         async with served(servers, which) as (app, locks):
             door, what, inside = Door(), unused(), []
@@ -92,7 +92,7 @@ def test_who_may_wait_has_it_in_turn(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", SERVERS)
-def test_sharers(servers: Any, which: str) -> None:
+def test_sharers_hold_a_key_together(servers: Any, which: str) -> None:
     async def main() -> None:
         async with served(servers, which) as (app, locks):
             door, what = Door(), unused()
@@ -118,7 +118,7 @@ def test_sharers(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_the_session_is_the_locks_transaction(servers: Any, which: str) -> None:
+def test_session_works_in_the_locks_transaction(servers: Any, which: str) -> None:
     """Committed when the client is answered; rolled back when the endpoint raises."""
 
     async def main() -> None:
@@ -144,7 +144,7 @@ def test_the_session_is_the_locks_transaction(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "postgresql15/psycopg"])
-def test_nobody_is_told_of_what_was_not_committed(servers: Any, which: str) -> None:
+def test_failed_commit_is_not_answered_200(servers: Any, which: str) -> None:
     """The connection is cut in the middle: 503, and not the endpoint's 200."""
 
     async def main() -> None:
@@ -171,7 +171,7 @@ def test_nobody_is_told_of_what_was_not_committed(servers: Any, which: str) -> N
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_so_many_at_once(servers: Any, which: str) -> None:
+def test_semaphore_admits_its_capacity(servers: Any, which: str) -> None:
     async def main() -> None:
         async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
             room, line, door = unused("exports"), unused("network"), Door()
@@ -205,7 +205,7 @@ def test_so_many_at_once(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_a_key_is_one_request(servers: Any, which: str) -> None:
+def test_idempotency_key_is_processed_once(servers: Any, which: str) -> None:
     async def main() -> None:
         async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
             room, door, key, ran = unused("exports"), Door(), unused("key"), []
@@ -248,7 +248,7 @@ def test_a_key_is_one_request(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_a_key_that_another_process_is_at(servers: Any, which: str) -> None:
+def test_key_in_another_process_is_in_progress(servers: Any, which: str) -> None:
     """Neither is it worked on twice, nor is the other's permit given back."""
 
     async def main() -> None:
@@ -272,8 +272,8 @@ def test_a_key_that_another_process_is_at(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_a_key_whose_process_died(servers: Any, which: str) -> None:
-    """When its time is over it is spent, or, where the endpoint says so, worked on again by one of those who come."""
+def test_key_of_a_dead_process_is_spent_or_reclaimed(servers: Any, which: str) -> None:
+    """After its time to live the key is spent, or, with reclaim, processed again by one of the requests."""
 
     async def main() -> None:
         async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
@@ -317,7 +317,7 @@ def expired(servers: Any, which: str, grant: sl.Grant) -> None:
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_a_block_that_is_not_to_resume(servers: Any, which: str) -> None:
+def test_block_without_resume_raises(servers: Any, which: str) -> None:
     async def main() -> None:
         async with served(servers, which) as (_, locks), other(servers, which) as elsewhere:
             room, key = unused("exports"), unused("key")
@@ -339,7 +339,7 @@ def test_a_block_that_is_not_to_resume(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
-def test_whose_key_it_is_can_be_told_apart(servers: Any, which: str) -> None:
+def test_keys_can_be_separated_by_client(servers: Any, which: str) -> None:
     async def main() -> None:
         async with served(servers, which) as (app, locks):
             room, key = unused("exports"), unused("key")
@@ -363,7 +363,7 @@ def test_whose_key_it_is_can_be_told_apart(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
-def test_what_is_known_takes_no_permit(servers: Any, which: str) -> None:
+def test_unless_skips_the_permit(servers: Any, which: str) -> None:
     async def main() -> None:
         async with served(servers, which) as (app, locks):
             room, known = unused("exports"), {}
@@ -389,7 +389,7 @@ def test_what_is_known_takes_no_permit(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_a_lease_is_locked(servers: Any, which: str) -> None:
+def test_lease_contention_is_answered_423(servers: Any, which: str) -> None:
     async def main() -> None:
         async with served(servers, which) as (app, _):
             door, what = Door(), unused("report")
@@ -413,7 +413,7 @@ def test_a_lease_is_locked(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
-def test_a_semaphore_that_is_not_there(servers: Any, which: str) -> None:
+def test_unknown_semaphore_is_404_or_500(servers: Any, which: str) -> None:
     """Named by the client, it is not found; named by the service, the service is wrong, and says so in its log."""
 
     async def main() -> None:
@@ -434,7 +434,7 @@ def test_a_semaphore_that_is_not_there(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_held_until_the_response_is_sent(servers: Any, which: str) -> None:
+def test_permit_is_held_until_response_is_sent(servers: Any, which: str) -> None:
     """A stream and a background task are work; a transaction is over before its answer is sent."""
 
     async def main() -> None:
@@ -486,7 +486,7 @@ def test_held_until_the_response_is_sent(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_an_endpoint_that_is_no_coroutine(servers: Any, which: str) -> None:
+def test_sync_endpoint_holds_its_lock(servers: Any, which: str) -> None:
     async def main() -> None:
         async with served(servers, which) as (app, _), other(servers, which) as elsewhere:
             what, reached, opened = unused(), threading.Event(), threading.Event()
@@ -520,7 +520,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_who_is_cancelled_leaves_nothing(servers: Any, which: str) -> None:
+def test_cancelled_request_leaves_nothing(servers: Any, which: str) -> None:
     """In the endpoint, and while it waits."""
 
     async def main() -> None:
@@ -555,7 +555,7 @@ def test_who_is_cancelled_leaves_nothing(servers: Any, which: str) -> None:
     run(main)
 
 
-def test_what_the_endpoint_raises_is_its_own(servers: Any) -> None:
+def test_endpoint_exceptions_are_passed_on(servers: Any) -> None:
     """An app's handlers see the errors that its endpoints raise; ``answer`` is one that they may have."""
 
     async def main() -> None:
@@ -585,7 +585,7 @@ def test_what_the_endpoint_raises_is_its_own(servers: Any) -> None:
     run(main)
 
 
-def test_an_address_writes_nothing_else_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_url_cannot_inject_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     scope = {"type": "http", "method": "POST", "path": "/a\n\x1b[31m\u2028b", "headers": [], "server": ("app", 80)}
     assert asyncio.run(answer(Request(scope), sl.LockLost("gone"))).status_code == 503
     (line,) = caplog.messages
@@ -593,7 +593,7 @@ def test_an_address_writes_nothing_else_into_the_log(caplog: pytest.LogCaptureFi
     assert line.isprintable()
 
 
-def test_an_app_may_answer_in_its_own_way(servers: Any) -> None:
+def test_app_can_answer_lock_problems_itself(servers: Any) -> None:
     async def main() -> None:
         from fastapi.responses import JSONResponse
 

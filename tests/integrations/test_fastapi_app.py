@@ -1,4 +1,4 @@
-"""What an app is told when it starts, and what it tells: names, the OpenAPI schema, lifespans."""
+"""The start of an app: names of locks, the OpenAPI schema, lifespans."""
 
 # no annotations from the future: FastAPI looks for what they name among a module's names, and not a test's
 
@@ -65,7 +65,7 @@ class Colour(str, enum.Enum):
         (str, "\N{PILE OF POO}\u0301%s%(x)s{y}", "\N{PILE OF POO}\u0301%s%(x)s{y}"),
     ],
 )
-def test_a_name_is_made_of_what_the_endpoint_has(servers: Any, annotation: Any, spelt: str, name: str) -> None:
+def test_name_uses_the_parsed_parameter(servers: Any, annotation: Any, spelt: str, name: str) -> None:
     async def main() -> None:
         async with served(servers, SQLITE) as (app, _):
             what = unused()
@@ -82,7 +82,7 @@ def test_a_name_is_made_of_what_the_endpoint_has(servers: Any, annotation: Any, 
 
 @pytest.mark.parametrize("wrong", ["n" * 256, "nul \0", "ends with a space "])
 @pytest.mark.parametrize("guard", [exclusive("{name}"), shared("{name}"), lease("{name}"), semaphore("{name}")])
-def test_what_is_no_name_is_refused(servers: Any, guard: Any, wrong: str) -> None:
+def test_invalid_name_is_answered_422(servers: Any, guard: Any, wrong: str) -> None:
     async def main() -> None:
         async with served(servers, SQLITE) as (app, _):
 
@@ -96,7 +96,7 @@ def test_what_is_no_name_is_refused(servers: Any, guard: Any, wrong: str) -> Non
     run(main)
 
 
-def test_names_from_all_over_a_request(servers: Any) -> None:
+def test_names_from_any_part_of_a_request(servers: Any) -> None:
     async def main() -> None:
         async with served(servers, SQLITE) as (app, _):
             what = unused()
@@ -141,7 +141,7 @@ def starting(app: FastAPI, engine: Any = None) -> None:
     run(main)
 
 
-def test_a_template_that_a_route_cannot_fill() -> None:
+def test_template_with_unknown_parameter_is_refused() -> None:
     app, router = FastAPI(), APIRouter()
 
     @router.post("/invoices/{invoice_id}", dependencies=[exclusive("invoice:{invoice}")])
@@ -152,7 +152,7 @@ def test_a_template_that_a_route_cannot_fill() -> None:
         starting(app)
 
 
-def test_a_parameter_that_nobody_declares() -> None:
+def test_undeclared_parameter_is_refused() -> None:
     """It would be the raw text: 042 and 42 are two."""
     app = FastAPI()
 
@@ -163,7 +163,7 @@ def test_a_parameter_that_nobody_declares() -> None:
         starting(app)
 
 
-def test_a_parameter_that_is_two_things() -> None:
+def test_parameter_with_two_types_is_refused() -> None:
     app = FastAPI()
 
     def raw(invoice_id: str) -> str:
@@ -180,7 +180,7 @@ def test_a_parameter_that_is_two_things() -> None:
     "annotation",
     [float, Decimal, datetime, timedelta, list[str], float | None, int | float, Annotated[Decimal | None, Field(ge=0)]],
 )
-def test_a_parameter_that_can_be_written_in_several_ways(annotation: Any) -> None:
+def test_ambiguous_parameter_types_are_refused(annotation: Any) -> None:
     app = FastAPI()
 
     @app.post("/prices", dependencies=[exclusive("price:{price}")])
@@ -190,7 +190,7 @@ def test_a_parameter_that_can_be_written_in_several_ways(annotation: Any) -> Non
         starting(app)
 
 
-def test_a_parameter_that_is_several() -> None:
+def test_model_parameter_is_refused() -> None:
     app = FastAPI()
 
     class Filter(BaseModel):
@@ -204,7 +204,7 @@ def test_a_parameter_that_is_several() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["{}", "{0}", "{a.b}", "{a!r}", "{a:>9}", "{a", "", "n" * 256, "{a b}"])
-def test_what_is_no_template(wrong: str) -> None:
+def test_invalid_templates_are_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         exclusive(wrong)
 
@@ -250,7 +250,7 @@ async def yields():  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("stream", [says_so, makes_one, makes_one_of_a_module, yields])
-def test_a_stream_needs_its_lock_for_longer(stream: Callable[..., Any]) -> None:
+def test_stream_requires_request_scope(stream: Callable[..., Any]) -> None:
     def refused(guard: Any, **options: Any) -> bool:
         app = FastAPI()
         app.get("/stream", dependencies=[guard], **options)(stream)
@@ -266,7 +266,7 @@ def test_a_stream_needs_its_lock_for_longer(stream: Callable[..., Any]) -> None:
     assert not refused(lease("a"))
 
 
-def test_the_schema_tells_of_locks(servers: Any) -> None:
+def test_openapi_documents_lock_answers(servers: Any) -> None:
     app, router = FastAPI(), APIRouter(prefix="/v1")
 
     @app.post("/invoices/{invoice_id}", dependencies=[exclusive("invoice:{invoice_id}")])
@@ -308,7 +308,7 @@ def test_the_schema_tells_of_locks(servers: Any) -> None:
     assert schema["components"]["schemas"]["LockProblem"]["properties"]["status"] == {"type": "integer"}
 
 
-def test_an_app_without_locks_is_left_alone() -> None:
+def test_openapi_without_locks_is_unchanged() -> None:
     app = FastAPI()
 
     @app.get("/")
@@ -319,7 +319,7 @@ def test_an_app_without_locks_is_left_alone() -> None:
     assert json.dumps(app.openapi()) == before
 
 
-def test_answers_are_what_the_schema_says(servers: Any) -> None:
+def test_answers_match_the_schema(servers: Any) -> None:
     async def main() -> None:
         async with served(servers, SQLITE) as (app, locks):
 
@@ -336,8 +336,8 @@ def test_answers_are_what_the_schema_says(servers: Any) -> None:
     run(main)
 
 
-def test_a_lifespan_of_ones_own(servers: Any) -> None:
-    """What the app makes, the app disposes of."""
+def test_lifespan_inside_the_apps_lifespan(servers: Any) -> None:
+    """The app disposes of its own engine."""
 
     async def main() -> None:
         told: list[str] = []
@@ -369,7 +369,7 @@ def test_a_lifespan_of_ones_own(servers: Any) -> None:
     run(main)
 
 
-def test_maintenance_goes_on_meanwhile(servers: Any) -> None:
+def test_lifespan_runs_maintenance(servers: Any) -> None:
     async def main() -> None:
         url = servers.fresh("sqlite", "aiosqlite")
         install(url.replace("+aiosqlite", ""))
@@ -387,8 +387,8 @@ def test_maintenance_goes_on_meanwhile(servers: Any) -> None:
     run(main)
 
 
-def test_without_a_lifespan() -> None:
-    """A test client that runs none overrides what it doesn't want, as any other dependency."""
+def test_locks_of_without_lifespan_raises() -> None:
+    """Without a lifespan, locks_of raises, and can be overridden like any dependency."""
 
     async def main() -> None:
         app, guard = FastAPI(), exclusive("override", timeout=PATIENCE)
@@ -406,7 +406,7 @@ def test_without_a_lifespan() -> None:
     run(main)
 
 
-def test_other_locks_than_the_apps(servers: Any) -> None:
+def test_dependency_with_other_locks(servers: Any) -> None:
     async def main() -> None:
         async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
             locks = sl.AsyncLocks(engine)
@@ -428,7 +428,7 @@ def test_other_locks_than_the_apps(servers: Any) -> None:
     run(main)
 
 
-def test_a_websocket(servers: Any) -> None:
+def test_websocket_contention_is_refused(servers: Any) -> None:
     """Refused before it is accepted, with the same answer."""
 
     async def main() -> None:
@@ -464,7 +464,7 @@ def test_a_websocket(servers: Any) -> None:
     run(main)
 
 
-def test_starlette(servers: Any) -> None:
+def test_starlette_lifespan_and_answer(servers: Any) -> None:
     async def main() -> None:
         async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
             locks, door, what = StarletteLocks(engine, maintain_every=None), Door(), unused()

@@ -1,4 +1,4 @@
-"""With a real server: whoever goes away in the middle of a stream leaves nothing behind."""
+"""With a real server: a client that disconnects in a stream leaves nothing behind."""
 
 import asyncio
 import threading
@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
 
 
 @pytest.mark.parametrize("which", ["sqlite", "postgresql15"])
-def test_a_client_that_goes_away(servers: Any, which: str) -> None:
+def test_disconnected_client_releases_the_lock(servers: Any, which: str) -> None:
     url = installed(servers, which, {"sqlite": "aiosqlite", "postgresql15": "asyncpg"}[which])
     room, what = unused("exports"), unused()
 

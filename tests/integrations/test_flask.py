@@ -82,7 +82,7 @@ def url(request: pytest.FixtureRequest, make: Maker) -> str:
 
 
 def free(app: Flask, locks: Any, name: str) -> bool:
-    """Whether somebody else could have it now."""
+    """Return whether another thread can acquire it now."""
 
     def have() -> bool:
         with app.app_context():
@@ -95,7 +95,7 @@ def free(app: Flask, locks: Any, name: str) -> bool:
     return later(have).result(PATIENCE)
 
 
-def test_in_an_app_it_is_that_apps(make: Maker, url: str) -> None:
+def test_locks_use_the_current_app(make: Maker, url: str) -> None:
     app, db, locks = make(url)
     name = unused()
     with app.app_context():
@@ -115,7 +115,7 @@ def test_in_an_app_it_is_that_apps(make: Maker, url: str) -> None:
         assert locks.owner == locks.current.owner
 
 
-def test_outside_of_an_app(make: Maker) -> None:
+def test_without_an_app_context_use_raises(make: Maker) -> None:
     app, _, locks = make(make.url("sqlite"))
     block = locks.exclusive("made where there is no app")
     with pytest.raises(RuntimeError, match="outside of application context"):
@@ -133,7 +133,7 @@ def test_outside_of_an_app(make: Maker) -> None:
         locks._nothing  # noqa: B018
 
 
-def test_what_is_wrong_is_said_where_it_is_written() -> None:
+def test_arguments_are_checked_before_entering() -> None:
     locks = FlaskLocks()
     with pytest.raises(ValueError, match="at least one name"):
         locks.exclusive()
@@ -145,7 +145,7 @@ def test_what_is_wrong_is_said_where_it_is_written() -> None:
         locks.lease("")
     with pytest.raises(ValueError, match="255"):
         locks.lease("x" * 256)
-    with pytest.raises(ValueError, match="say windowed=True"):
+    with pytest.raises(ValueError, match="windowed=True"):
         locks.scheduled("a", every=1, tz="Europe/Paris")
     with pytest.raises(TypeError, match="async"):
 
@@ -153,12 +153,12 @@ def test_what_is_wrong_is_said_where_it_is_written() -> None:
         async def view() -> None: ...
 
 
-@pytest.mark.parametrize("name", ["exclusive", "shared", "semaphore", "lease", "once_per", "scheduled"])
-def test_the_same_signatures(name: str) -> None:
+@pytest.mark.parametrize("name", ["exclusive", "shared", "semaphore", "lease", "scheduled"])
+def test_signatures_match_locks(name: str) -> None:
     assert inspect.signature(getattr(FlaskLocks, name)) == inspect.signature(getattr(sl.Locks, name))
 
 
-def test_two_apps_two_databases(make: Maker) -> None:
+def test_two_apps_lock_in_their_own_databases(make: Maker) -> None:
     locks, name = FlaskLocks(), unused()
     one, _, _ = make(make.url("sqlite", fresh=True), locks)
     two, _, _ = make(make.url("sqlite", fresh=True), locks)
@@ -171,7 +171,7 @@ def test_two_apps_two_databases(make: Maker) -> None:
         assert not free(one, locks, name)
 
 
-def test_a_decorator_is_of_the_app_of_the_call(make: Maker) -> None:
+def test_decorator_uses_the_app_of_the_call(make: Maker) -> None:
     locks, name, seen = FlaskLocks(), unused(), []
     one, _, _ = make(make.url("sqlite", fresh=True), locks)
     two, _, _ = make(make.url("sqlite", fresh=True), locks)
@@ -205,7 +205,7 @@ def test_a_decorator_is_of_the_app_of_the_call(make: Maker) -> None:
             assert report() is None
 
 
-def test_one_block_of_two_apps_is_entered_once_and_ends_where_it_began(make: Maker) -> None:
+def test_block_ends_in_the_app_that_entered_it(make: Maker) -> None:
     locks, name = FlaskLocks(), unused()
     one, _, _ = make(make.url("sqlite", fresh=True), locks)
     two, _, _ = make(make.url("sqlite", fresh=True), locks)
@@ -226,7 +226,7 @@ def test_one_block_of_two_apps_is_entered_once_and_ends_where_it_began(make: Mak
         assert locks.run(sl.semaphore.holders(name)) == []
 
 
-def test_a_bind(make: Maker) -> None:
+def test_bind_selects_the_database(make: Maker) -> None:
     main, other = make.url("sqlite", fresh=True), make.url("postgresql15")
     app, db, locks = make(main, SQLALCHEMY_BINDS={"locks": other}, SQLALCHEMY_LOCKS_BIND="locks")
     with app.app_context():
@@ -237,13 +237,13 @@ def test_a_bind(make: Maker) -> None:
             assert held.session.connection().engine is db.engines["locks"]
 
 
-def test_a_bind_that_is_not_there(make: Maker) -> None:
+def test_unknown_bind_raises(make: Maker) -> None:
     app, _, locks = make(make.url("sqlite"), SQLALCHEMY_LOCKS_BIND="nowhere")
     with app.app_context(), pytest.raises(RuntimeError, match="'nowhere', and there is no such key"):
         locks.run(sl.lock.vacuum())
 
 
-def test_an_engine_without_flask_sqlalchemy(make: Maker, url: str) -> None:
+def test_engine_without_flask_sqlalchemy(make: Maker, url: str) -> None:
     engine = create_engine(url)
     try:
         for given in (engine, sessionmaker(engine)):
@@ -261,7 +261,7 @@ def test_an_engine_without_flask_sqlalchemy(make: Maker, url: str) -> None:
         engine.dispose()
 
 
-def test_no_engine_at_all() -> None:
+def test_missing_engine_raises() -> None:
     app = Flask("bare")
     FlaskLocks(app)
     with app.app_context(), pytest.raises(RuntimeError, match="has no Flask-SQLAlchemy"):
@@ -272,7 +272,7 @@ def test_no_engine_at_all() -> None:
         current_locks.mutex.acquire("a")
 
 
-def test_a_database_in_memory_is_refused() -> None:
+def test_in_memory_database_is_refused() -> None:
     app, db = Flask("memory"), SQLAlchemy()
     app.config["SQLALCHEMY_DATABASE_URI"] = "sqlite://"
     db.init_app(app)
@@ -283,7 +283,7 @@ def test_a_database_in_memory_is_refused() -> None:
         db.engine.dispose()
 
 
-def test_either_may_be_initialised_first(make: Maker) -> None:
+def test_extensions_initialise_in_any_order(make: Maker) -> None:
     app, db, locks = Flask("app"), SQLAlchemy(), FlaskLocks()
     app.config["SQLALCHEMY_DATABASE_URI"] = make.url("sqlite")
     locks.init_app(app)
@@ -307,7 +307,7 @@ def test_flask_sqlalchemy_lite(make: Maker) -> None:
         assert app.extensions[KEY].engine is db.engines["other"]
 
 
-def test_held_session_is_like_db_session(make: Maker) -> None:
+def test_held_session_has_the_class_of_db_session(make: Maker) -> None:
     class Own(Query[Any]):
         pass
 
@@ -326,7 +326,7 @@ def test_held_session_is_like_db_session(make: Maker) -> None:
         assert heard == [held.session]
 
 
-def test_events_are_the_apps(make: Maker) -> None:
+def test_events_are_sent_by_the_apps_locks(make: Maker) -> None:
     app, _, locks = make(make.url("sqlite"))
     heard: list[sl.LockEvent] = []
     with pytest.raises(RuntimeError, match=r"locks\.current"):
@@ -341,7 +341,7 @@ def test_events_are_the_apps(make: Maker) -> None:
 # what a request leaves
 
 
-def test_what_a_request_leaves_in_its_session_is_free(make: Maker, url: str) -> None:
+def test_session_locks_end_with_the_request(make: Maker, url: str) -> None:
     app, db, locks = make(url)
     name = unused()
 
@@ -363,7 +363,7 @@ def test_what_a_request_leaves_in_its_session_is_free(make: Maker, url: str) -> 
     assert free(app, locks, name)
 
 
-def test_blocks_end_with_the_view_that_raises_and_the_stream_that_is_closed(make: Maker, url: str) -> None:
+def test_blocks_end_with_raising_views_and_closed_streams(make: Maker, url: str) -> None:
     app, _, locks = make(url)
     name = unused()
 
@@ -396,7 +396,7 @@ def test_blocks_end_with_the_view_that_raises_and_the_stream_that_is_closed(make
 # answers
 
 
-def test_contention_is_answered(make: Maker, url: str) -> None:
+def test_contention_is_answered_423_or_429(make: Maker, url: str) -> None:
     app, _, locks = make(url)
     name = unused()
     with app.app_context():
@@ -440,7 +440,7 @@ def test_contention_is_answered(make: Maker, url: str) -> None:
         assert asked(path)[0] == 200
 
 
-def test_the_limit_of_a_session_is_answered(make: Maker) -> None:
+def test_server_lock_timeout_is_answered(make: Maker) -> None:
     app, db, locks = make(make.url("postgresql15"))
     name = unused()
 
@@ -466,7 +466,7 @@ def own(error: Exception) -> ResponseReturnValue:
 
 @pytest.mark.parametrize("kind", [sl.LockTimeout, sl.LockError])
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
-def test_a_handler_of_the_apps_own_is_asked(kind: type[Exception], first: bool) -> None:
+def test_handler_of_the_app_takes_precedence(kind: type[Exception], first: bool) -> None:
     app = Flask("app")
     if first:
         app.register_error_handler(kind, own)
@@ -477,7 +477,7 @@ def test_a_handler_of_the_apps_own_is_asked(kind: type[Exception], first: bool) 
     assert app.test_client().get("/").text == "mine"
 
 
-def test_no_answers() -> None:
+def test_answers_can_be_turned_off() -> None:
     app = Flask("app")
     app.config.update(SQLALCHEMY_LOCKS_ERRORS=False, TESTING=True)
     FlaskLocks(app)
@@ -486,7 +486,7 @@ def test_no_answers() -> None:
         app.test_client().get("/")
 
 
-def test_what_nobody_but_us_can_mend_stays_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_operator_errors_stay_500(caplog: pytest.LogCaptureFixture) -> None:
     app = Flask("app")
     FlaskLocks(app)
     raising(app, sl.NotInstalled("no tables"))
@@ -498,7 +498,7 @@ def test_what_nobody_but_us_can_mend_stays_an_error(caplog: pytest.LogCaptureFix
         app.test_client().get("/")
 
 
-def test_a_lock_that_was_lost_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_lock_is_answered_503_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     app = Flask("app")
     FlaskLocks(app)
     raising(app, sl.LockLost("its connection died"))
@@ -508,7 +508,7 @@ def test_a_lock_that_was_lost_is_answered_and_logged(caplog: pytest.LogCaptureFi
     assert "its connection died" not in answered.text
 
 
-def test_the_answer_may_be_wrapped() -> None:
+def test_answer_can_be_wrapped_by_the_app() -> None:
     app = Flask("app")
     FlaskLocks(app)
     app.register_error_handler(sl.LockTimeout, lambda error: (answer(error).data, 409))
@@ -527,7 +527,7 @@ def serving(app: Flask) -> None:
     app.add_url_rule("/", view_func=lambda: "served", endpoint="served")
 
 
-def test_maintenance_begins_with_the_first_request_and_ends_with_the_app(make: Maker) -> None:
+def test_maintenance_runs_from_first_request_to_app_end(make: Maker) -> None:
     before = threads()
     app, _, locks = make(make.url("sqlite", fresh=True), SQLALCHEMY_LOCKS_MAINTENANCE=True)
     serving(app)
@@ -548,7 +548,7 @@ def test_maintenance_begins_with_the_first_request_and_ends_with_the_app(make: M
     engine.dispose()
 
 
-def test_no_maintenance_unless_it_is_asked_for(make: Maker) -> None:
+def test_maintenance_is_off_by_default(make: Maker) -> None:
     before = threads()
     app, _, _ = make(make.url("sqlite"))
     serving(app)
@@ -556,7 +556,7 @@ def test_no_maintenance_unless_it_is_asked_for(make: Maker) -> None:
     assert threads() == before
 
 
-def test_a_maintenance_that_cannot_be_had_refuses_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_maintenance_doesnt_fail_requests(caplog: pytest.LogCaptureFixture) -> None:
     app = Flask("app")
     app.config["SQLALCHEMY_LOCKS_MAINTENANCE"] = True
     FlaskLocks(app)
@@ -585,12 +585,12 @@ class Commands:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_command(engine: str, servers: Servers, make: Maker) -> None:
+def test_every_command_runs_on_the_apps_engine(engine: str, servers: Servers, make: Maker) -> None:
     app, db, locks = make(servers.fresh(engine, PLAIN[engine]))
     flask = Commands(app)
     assert "flask locks: " in flask("check", code=2 if engine == "sqlite" else 1).output or engine != "sqlite"
     assert flask.json("install")["installed"]
-    assert "flask locks check tells" in flask("install").output
+    assert "flask locks check` to verify" in flask("install").output
     assert flask.json("check")["ok"] is True
     assert flask.json("semaphore", "create", "slots", "3")["created"] is True
     assert flask.json("semaphore", "resize", "slots", "4", "--by", "ops")["old_capacity"] == 3
@@ -614,7 +614,7 @@ def test_every_command(engine: str, servers: Servers, make: Maker) -> None:
     assert flask.json("vacuum") == {"removed": 0}
 
 
-def test_no_other_database_can_be_named(make: Maker) -> None:
+def test_database_options_are_removed(make: Maker) -> None:
     app, _, _ = make(make.url("sqlite"))
     flask = Commands(app)
     for option in ("--url", "--config", "--schema", "--prefix"):
@@ -626,7 +626,7 @@ def test_no_other_database_can_be_named(make: Maker) -> None:
         assert "--url" not in shown
 
 
-def test_commands_where_the_locks_are_elsewhere(servers: Servers, make: Maker) -> None:
+def test_commands_find_locks_in_another_schema(servers: Servers, make: Maker) -> None:
     options = {"schema_translate_map": {"lock": "others"}, "locks_prefix": "others_"}
     for engine in ENGINES:
         url = servers.fresh(engine, PLAIN[engine])
@@ -643,13 +643,13 @@ def test_commands_where_the_locks_are_elsewhere(servers: Servers, make: Maker) -
         assert ("others_" if engine == "sqlite" else "") + "semaphore" in inspected(created).get_table_names(schema)
 
 
-def test_commands_that_find_no_engine() -> None:
+def test_commands_report_a_missing_engine() -> None:
     app = Flask("bare")
     FlaskLocks(app)
     assert "has no Flask-SQLAlchemy" in Commands(app)("status", code=1).output
 
 
-def test_commands_tell_no_password() -> None:
+def test_commands_print_no_password() -> None:
     app, db = Flask("app"), SQLAlchemy()
     app.config["SQLALCHEMY_DATABASE_URI"] = "postgresql+psycopg://app:s3cret-word@127.0.0.1:1/db"
     db.init_app(app)
@@ -659,7 +659,7 @@ def test_commands_tell_no_password() -> None:
     assert "s3cret-word" not in told
 
 
-def test_commands_leave_the_pool_as_it_is(make: Maker, url: str) -> None:
+def test_commands_keep_the_pool_open(make: Maker, url: str) -> None:
     app, db, _ = make(url)
     with app.app_context():
         engine: Engine = db.engine
@@ -672,7 +672,7 @@ def test_commands_leave_the_pool_as_it_is(make: Maker, url: str) -> None:
         assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
-def test_commands_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_report_missing_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     missing: Callable[[str], None] = lambda name: None  # noqa: E731
     monkeypatch.setattr(adopt, "find_spec", missing)
     app = Flask("app")

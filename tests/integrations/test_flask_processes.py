@@ -1,4 +1,4 @@
-"""What a server that forks does to an app: the maintenance in those that serve, and a pool for each process."""
+"""Servers that fork: maintenance in the serving processes, and a pool for each process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def ran(script: str, url: str, folder: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_fork_serves_on_connections_of_its_own(servers: Servers, tmp_path: Path) -> None:
+def test_fork_serves_on_its_own_connections(servers: Servers, tmp_path: Path) -> None:
     told = ran(_APP + _FORKING, servers.installed("postgresql15", PLAIN["postgresql15"]), tmp_path)
     before, after = told["before"], told["after"]
     assert before["maintained"] == after["maintained"] == 0  # it has served nobody
@@ -81,7 +81,7 @@ def test_a_fork_serves_on_connections_of_its_own(servers: Servers, tmp_path: Pat
         seen |= {*first["backends"], *second["backends"]}
 
 
-def test_what_an_app_loads(tmp_path: Path) -> None:
+def test_app_loads_no_optional_modules(tmp_path: Path) -> None:
     script = """
 import json, sys
 import sqlalchemy_locks

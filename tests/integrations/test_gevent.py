@@ -1,4 +1,4 @@
-"""gevent's greenlets, many of which are one thread: each holds what it holds, and none stands in another's way."""
+"""gevent: many greenlets in one thread hold locks independently."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def told(**values):
 
 
 def ran(script: str, url: str, folder: Path, *, head: str = PATCHED, **options: Any) -> Any:
-    """What a process says, whose greenlets are all of one thread."""
+    """Run a script in a process patched by gevent, and return what it prints."""
     (folder / "greenlets.py").write_text(head + _BEGIN + script)
     environment = {**os.environ, "URL": url, "PATIENCE": str(PATIENCE), "OPTIONS": json.dumps(options)}
     done = subprocess.run(
@@ -68,8 +68,8 @@ def url_of(servers: Servers, engine: str, driver: str = "") -> str:
 
 
 @pytest.mark.parametrize(("engine", "driver"), DRIVERS)
-def test_one_of_them_at_a_time(engine: str, driver: str, servers: Servers, tmp_path: Path) -> None:
-    """Of five, one holds, one waits on a connection, and three in memory: there are no more connections than that."""
+def test_greenlets_exclude_each_other(engine: str, driver: str, servers: Servers, tmp_path: Path) -> None:
+    """Of five, one holds, one waits on a connection, and three in memory: the pool has two connections."""
     script = """
 inside, done, may = [], [], Event()
 most = 0
@@ -110,8 +110,8 @@ told(held=held, most=most, done=done)
 
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("head", [PATCHED, f"import sqlalchemy_locks{PATCHED}", ""], ids=["patched", "late", "not"])
-def test_who_re_enters_is_the_greenlet(head: str, copied: bool, servers: Servers, tmp_path: Path) -> None:
-    """What another greenlet of the thread holds is another's: its context may have been copied, and so what it knows."""
+def test_reentry_is_detected_by_greenlet(head: str, copied: bool, servers: Servers, tmp_path: Path) -> None:
+    """A lock of another greenlet is no re-entry, even with a copied context."""
     script = f"""
 copied = {copied}
 BLOCKS = {{
@@ -136,7 +136,7 @@ told(**found)
     assert told["semaphore"] == ["ReentryError", "LockTimeout", "entered"]
 
 
-def test_a_lease_is_renewed_by_a_greenlet(servers: Servers, tmp_path: Path) -> None:
+def test_greenlet_renews_the_lease(servers: Servers, tmp_path: Path) -> None:
     script = """
 RENEWED = text("SELECT renewed_at > created_at FROM lock.permit_request WHERE external_id = :id")
 
@@ -152,7 +152,7 @@ with locks.lease("renewed", ttl=15) as grant:
     assert ran(script, url_of(servers, "postgresql15"), tmp_path) == {"lost": False}
 
 
-def test_maintenance_is_a_greenlet(servers: Servers, tmp_path: Path) -> None:
+def test_maintenance_runs_in_a_greenlet(servers: Servers, tmp_path: Path) -> None:
     script = """
 import threading
 with locks.maintenance(every=3600):
@@ -176,7 +176,7 @@ psycopg2.extensions.set_wait_callback(wait)
 """
 
 
-def test_psycopg2_waits_by_gevent(servers: Servers, tmp_path: Path) -> None:
-    """As psycogreen has it."""
+def test_psycopg2_wait_lets_greenlets_run(servers: Servers, tmp_path: Path) -> None:
+    """With psycogreen's wait callback."""
     script = PSYCOPG2 + 'with locks.exclusive("greenlets"):\n    told(said="entered")\n'
     assert ran(script, url_of(servers, "postgresql15", "psycopg2"), tmp_path) == {"said": "entered"}

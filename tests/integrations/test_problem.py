@@ -1,4 +1,4 @@
-"""What an error of this library is answered with, whatever the framework."""
+"""Errors of the library as HTTP answers, for any framework."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def every_error(root: type[LockError] = LockError) -> set[type[LockError]]:
 @pytest.mark.parametrize(
     ("error", "status", "code", "retry"), ANSWERS, ids=lambda value: type(value).__name__ if value else ""
 )
-def test_answers(error: LockError, status: int, code: str, retry: str | None) -> None:
+def test_error_to_status_and_code(error: LockError, status: int, code: str, retry: str | None) -> None:
     answer = problem_of(error)
     assert (answer.status, answer.code, answer.headers.get("Retry-After")) == (status, code, retry)
     assert answer.headers["Content-Type"] == "application/problem+json"
@@ -63,19 +63,19 @@ def test_answers(error: LockError, status: int, code: str, retry: str | None) ->
 
 
 @pytest.mark.parametrize("error", sorted(every_error(), key=lambda one: one.__name__))
-def test_every_error_has_an_answer(error: type[LockError]) -> None:
+def test_every_error_has_a_kind(error: type[LockError]) -> None:
     given: dict[Any, tuple[Any, ...]] = {sl.StaleToken: ("why", 1), sl.RequestOver: ("why", "EXPIRED")}
     assert problem_of(error(*given.get(error, ("why",)))).status in {404, 409, 423, 429, 500, 503}
 
 
-def test_tells_nothing_of_the_server_unless_asked() -> None:
+def test_detail_reveals_the_error_only_on_request() -> None:
     holder = sl.Holder("invoice:42", "web-1.internal:4711:ab", None)
     error = sl.LockTimeout("'invoice:42' was not free within 5 s", (holder,))
     assert b"web-1" not in problem_of(error).content
     assert "web-1.internal" in problem_of(error, reveal=True).body["detail"]
 
 
-def test_when_to_come_again() -> None:
+def test_retry_after_defaults_and_rounding() -> None:
     error = sl.LockTimeout("'a' was not free")
     assert problem_of(error, retry_after=1.2).headers["Retry-After"] == "2"
     assert problem_of(error, retry_after=timedelta(minutes=2)).headers["Retry-After"] == "120"
@@ -89,12 +89,12 @@ def test_when_to_come_again() -> None:
 @pytest.mark.parametrize(
     ("timeout", "lock", "room"), [(None, 1, 5), (0, 1, 5), (2.5, 3, 5), (30, 30, 30), (900, 60, 60)]
 )
-def test_not_sooner_than_the_wait_that_was_in_vain(timeout: float | None, lock: int, room: int) -> None:
+def test_retry_after_is_at_least_the_timeout(timeout: float | None, lock: int, room: int) -> None:
     assert (retry_of(LOCKED, timeout), retry_of(NO_ROOM, timeout)) == (lock, room)
     assert (retry_of(KEY_SPENT, timeout), retry_of(LOST, timeout)) == (None, 1)
 
 
-def test_instance_and_markup() -> None:
+def test_instance_and_json_escaping() -> None:
     answer = problem(LOCKED, instance="/invoices/%3Cb%3E", detail="<b>\"'\N{SNOWMAN}</b>")
     assert json.loads(answer.content)["detail"] == "<b>\"'\N{SNOWMAN}</b>"
     assert json.loads(answer.content)["instance"] == "/invoices/%3Cb%3E"
@@ -102,7 +102,7 @@ def test_instance_and_markup() -> None:
 
 
 @pytest.mark.parametrize("which", ["sqlite", "postgresql15"])
-def test_what_there_was_no_room_in_is_told(servers: Any, which: str) -> None:
+def test_contention_of_each_kind_has_its_status(servers: Any, which: str) -> None:
     engine = create_engine(servers.installed(which, {"sqlite": "pysqlite"}.get(which, "psycopg")))
     try:
         locks, room, lease = sl.Locks(engine), unused("room"), unused("lease")

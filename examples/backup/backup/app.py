@@ -36,7 +36,7 @@ locks = FastAPILocks(engine)
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     async with locks.lifespan(app):
-        await locks.run(sl.semaphore.create(SLOTS, capacity=settings.slots))  # unless it is there
+        await locks.run(sl.semaphore.create(SLOTS, capacity=settings.slots))  # keeps an existing one
         yield
     await engine.dispose()
 
@@ -44,7 +44,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(title="Backups", lifespan=lifespan, exception_handlers={sl.LockError: answer})
 app.mount("/locks", page.of(locks))
 
-_NO_NUL = r"^[^\x00]*$"  # PostgreSQL stores none
+_NO_NUL = r"^[^\x00]*$"  # PostgreSQL can't store a NUL
 Name = Annotated[str, Path(min_length=1, max_length=255, pattern=_NO_NUL)]
 TargetId = Annotated[int, Path(ge=1, lt=2**63)]
 Key = Annotated[str, Depends(required_key)]
@@ -92,7 +92,7 @@ async def make_target(new: NewTarget) -> TargetTold:
             target = Target(name=new.name, fence=0)
             session.add(target)
             await session.flush()
-            # in the same transaction: the target and its semaphore are there, or neither
+            # in one transaction: both the target and its semaphore exist, or neither
             await session.execute(sl.semaphore.create(target.permit, capacity=1))
     except IntegrityError:
         raise HTTPException(409, "there is a target of that name") from None
@@ -115,14 +115,14 @@ async def write_document(
     new: NewDocument,
     held: Annotated[AsyncHeld, exclusive("target:{target_id}", timeout=settings.wait_seconds)],
 ) -> None:
-    """One writer of a target at a time, in the transaction that holds the lock: it is committed before the answer."""
+    """Write a document, one writer of a target at a time: committed before the response is sent."""
     if await held.session.get(Target, target_id) is None:
         raise HTTPException(404, "there is no such target")
     await held.session.merge(Document(target_id=target_id, name=name, body=new.body))
 
 
 async def finished(target_id: TargetId, key: Key) -> Backup | None:
-    """The backup that was made with this key before, if there is one."""
+    """Return the backup that this key has already made, if any."""
     async with Session() as session:
         known = await session.scalar(select(Backup).where(Backup.key == key, Backup.state == "done"))
     if known is not None and known.target_id != target_id:
@@ -147,14 +147,14 @@ async def back_up(
         ),
     ],
 ) -> BackupTold:
-    """Back a target up, once for each key: a slot and the target are held while it works, both or neither."""
+    """Back up a target, once for each key, while holding a slot and the target."""
     if known is not None:
         response.status_code = 200
         return BackupTold.model_validate(known)
     assert permits is not None
     token = permits.fence[f"target:{target_id}"]
     async with Session.begin() as session:
-        # nobody else has this target, so whoever was at it is dead
+        # no other request holds this target, so an unfinished backup's worker is dead
         dead = update(Backup).where(Backup.target_id == target_id, Backup.state == "running")
         await session.execute(dead.values(state="failed"))
         backup = Backup(key=key, target_id=target_id, state="running", token=token, documents={})
@@ -168,18 +168,18 @@ async def back_up(
 
 
 async def copied(documents: Sequence[Document], permits: AsyncLease) -> dict[str, str]:
-    """Each document, which takes its time."""
+    """Copy the documents, slowly if configured."""
     copies = {}
     for document in documents:
         await asyncio.sleep(settings.copy_seconds)
-        if permits.lost:  # why go on: what is written would be refused
+        if permits.lost:  # the result would be refused
             await permits.check()
         copies[document.name] = document.body
     return copies
 
 
 async def write(session: Any, backup: Backup, copies: dict[str, str], grant: sl.Grant) -> None:
-    """Have the result count: refused, both of it, where the permits are held no longer or a newer holder was first."""
+    """Store the result; refused if the permits are no longer held, or a newer holder has written."""
     done = update(Backup).where(Backup.id == backup.id).values(state="done", documents=copies)
     await session.scalar(sl.guarded(done, grant))
     latest = update(Target).where(Target.id == backup.target_id).values(latest_id=backup.id)
@@ -201,6 +201,6 @@ async def get_slots() -> SlotsTold:
 
 @app.put("/slots")
 async def set_slots(new: Slots) -> SlotsTold:
-    """Have so many at once; below what is held nobody is evicted."""
+    """Change the number of slots; slots in use stay in use."""
     await locks.run(sl.semaphore.resize(SLOTS, new.capacity, by=new.by))
     return await get_slots()

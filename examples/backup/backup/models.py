@@ -15,19 +15,19 @@ class Base(DeclarativeBase):
 
 
 class Target(Base):
-    """What is backed up."""
+    """A target of backups."""
 
     __tablename__ = "target"
 
     id: Mapped[int] = mapped_column(Identity, primary_key=True)
     name: Mapped[str] = mapped_column(String(255), unique=True)
     latest_id: Mapped[int | None] = mapped_column(BigInteger)
-    #: the fencing token of who wrote latest_id: a greater one never gives way to a smaller one
+    #: the fencing token of the last write of latest_id: writes with a smaller one are refused
     fence: Mapped[int] = sl.Fence()
 
     @property
     def permit(self) -> str:
-        """The semaphore of one that is held while this target is backed up."""
+        """The name of the semaphore with one permit, held while this target is backed up."""
         return f"target:{self.id}"
 
 
@@ -42,12 +42,12 @@ class Document(Base):
 
 
 class Backup(Base):
-    """One backup: ``running``, ``done``, or ``failed`` where its worker died."""
+    """A backup: ``running``, ``done``, or ``failed`` if its worker died."""
 
     __tablename__ = "backup"
 
     id: Mapped[int] = mapped_column(Identity, primary_key=True)
-    #: the Idempotency-Key that it was ordered with
+    #: the Idempotency-Key of its order
     key: Mapped[str] = mapped_column(String(255), unique=True)
     target_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("target.id"), index=True)
     state: Mapped[str] = mapped_column(String(10))

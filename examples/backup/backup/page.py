@@ -1,4 +1,4 @@
-"""The page at /locks: what is held, and by whom."""
+"""The page at /locks: what is held, and by which owner."""
 
 import secrets
 from typing import Any
@@ -11,11 +11,11 @@ from sqlalchemy_locks.integrations import dashboard
 
 from .settings import settings
 
-basic = HTTPBasic()  # whoever sends no password is asked for one: what a callback raises, FastAPI answers
+basic = HTTPBasic()  # raises 401 without a password; FastAPI answers what a callback raises
 
 
 async def operator(request: dashboard.Request) -> str:
-    """The name of who knows the password."""
+    """Return the visitor's name, or refuse a wrong password."""
     given = await basic(Request(dict(request.scope or {})))
     assert given is not None
     if not secrets.compare_digest(f"{given.username}:{given.password}".encode(), settings.locks_admin.encode()):
@@ -28,7 +28,7 @@ async def seen_by(request: dashboard.Request) -> bool:
 
 
 def of(locks: sl.AsyncLocks) -> Any:
-    """To be looked at only, unless ``LOCKS_ADMIN`` says who may act."""
+    """Mount the page, read-only unless ``LOCKS_ADMIN`` is set."""
     if not settings.locks_admin:
         return dashboard.asgi(locks)
     return dashboard.asgi(locks, view=seen_by, authorize=operator, secret=settings.locks_admin)

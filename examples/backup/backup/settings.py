@@ -1,4 +1,4 @@
-"""What the environment says."""
+"""Settings from the environment."""
 
 import os
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parents[1]
 _folder = tempfile.TemporaryDirectory()
 os.environ.setdefault("DATABASE_URL", f"sqlite+aiosqlite:///{_folder.name}/backup.db?timeout=120")
-os.environ["WAIT_SECONDS"] = "0"  # who is to be refused is refused at once
+os.environ["WAIT_SECONDS"] = "0"  # refuse without waiting
 os.environ["SLOT_TTL"] = "3600"
 os.environ.pop("LOCKS_ADMIN", None)
 sys.path.insert(0, str(HERE))

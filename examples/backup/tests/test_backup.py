@@ -1,4 +1,4 @@
-"""What the service promises."""
+"""The guarantees of the service."""
 
 import asyncio
 import itertools
@@ -61,7 +61,7 @@ async def order(asking: httpx.AsyncClient, target: int, key: str) -> httpx.Respo
 
 
 async def patiently(ask: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
-    """Come again, as one is told: on SQLite any two writers are in each other's way, maintenance too."""
+    """Retry as the answer says: on SQLite all writers exclude each other, maintenance included."""
     limit = time.monotonic() + 240
     while (answer := await ask()).status_code in (423, 429) and time.monotonic() < limit:
         await asyncio.sleep(0.05)
@@ -111,7 +111,7 @@ async def test_an_order_needs_a_key(asking: httpx.AsyncClient) -> None:
 @served
 async def test_one_of_a_target_at_a_time(asking: httpx.AsyncClient) -> None:
     target, other = await made(asking), await made(asking)
-    async with locks.semaphore(f"target:{target}", ttl=3600):  # as another worker's backup does
+    async with locks.semaphore(f"target:{target}", ttl=3600):  # like another worker's backup
         refused = await order(asking, target, key())
         assert (refused.status_code, refused.headers["Content-Type"]) == (429, PROBLEM)
         assert int(refused.headers["Retry-After"]) > 0
@@ -148,12 +148,12 @@ async def test_who_comes_too_late_writes_nothing(asking: httpx.AsyncClient) -> N
         fields: dict[str, Any] = {"state": "running", "documents": {}, "token": late.fence[f"target:{target}"]}
         backup = Backup(key=late.external_id, target_id=target, **fields)
         session.add(backup)
-    await locks.release(late)  # by whoever took it for dead
+    await locks.release(late)  # as a sweep of a dead process
     done = (await ordered(asking, target, key())).json()
     with pytest.raises(sl.LockLost):
         async with Session.begin() as session:
             await write(session, backup, {"inbox": "old"}, late)
-    # and so it is by the target's own fence, where its permits are held (by another key)
+    # the target's own fence refuses it, too, where its permits are held (by another key)
     held = await locks.acquire(mine, external_id=key(), ttl=3600, timeout=0)
     with pytest.raises(sl.StaleToken):
         async with Session.begin() as session:
@@ -169,7 +169,7 @@ async def test_one_writer_of_a_target_at_a_time(asking: httpx.AsyncClient) -> No
     target = await made(asking)
     async with locks.exclusive(f"target:{target}"):
         for spelt in (f"{target}", f"0{target}"):
-            # in a task of its own: this one would wait for itself
+            # in another task: this one would deadlock
             asked = asyncio.create_task(asking.put(f"/targets/{spelt}/documents/inbox", json={"body": "x"}))
             refused = await asked
             assert (refused.status_code, refused.headers["Content-Type"]) == (423, PROBLEM)
@@ -182,7 +182,7 @@ async def test_names(asking: httpx.AsyncClient) -> None:
     names = ["'", '"; DROP TABLE target; --', "<script>alert(1)</script>", "\N{PILE OF POO}", "%s %(x)s :y", "n" * 255]
     for name in names:
         answer = await put(asking, target, quote(name, safe=""), name)
-        # a slash, which servers don't tell from another one, leads elsewhere
+        # a slash in the name makes another path
         assert answer.status_code == (404 if "/" in name else 204), name
     kept = [name for name in names if "/" not in name]
     done = (await ordered(asking, target, f"{key()} '\"<b>")).json()
@@ -227,7 +227,7 @@ async def test_who_knows_the_password_acts(asking: httpx.AsyncClient) -> None:
             token = re.search(r'name="token" value="([^"]*)"', (await visitor.get("")).text)
             assert token is not None
             form = {"token": token[1], "name": SLOTS, "capacity": "9"}
-            assert (await visitor.post("resize", data=form)).status_code == 403  # as another site would have it sent
+            assert (await visitor.post("resize", data=form)).status_code == 403  # a cross-site request
             done = await visitor.post("resize", data=form, headers={"Origin": "http://backup"})
             assert done.status_code == 303
     assert (await asking.get("/slots")).json()["capacity"] == 9

@@ -1,4 +1,4 @@
-"""Customers. Two that register with one address at once become one: the address is locked."""
+"""Customers. The address is locked, so concurrent registrations with it make one customer."""
 
 from flask import Blueprint, Response, redirect, render_template, url_for
 from sqlalchemy import select
@@ -20,8 +20,7 @@ def index() -> str:
 @pages.post("/customers")
 def create() -> Response:
     name, email = text("name"), text("email").lower()
-    # in db.session's own transaction: first the lock, then the look. commit() ends it, and so does whatever else ends
-    # the request
+    # in db.session's own transaction: lock before reading. It ends with commit(), or with the request
     db.session.execute(sl.lock.exclusive(sl.lock.key("customer", email)))
     if db.session.scalar(select(Customer.id).where(Customer.email == email)) is None:
         db.session.add(Customer(name=name, email=email))

@@ -1,7 +1,7 @@
-"""All orders as CSV. It takes long, and one is made at a time in the whole fleet: a semaphore has one permit.
+"""Export all orders as CSV. It is slow, so a semaphore with one permit allows one at a time in all processes.
 
-A worker that dies gives nothing back: its permit is another's when it wasn't renewed for ``EXPORT_TTL`` seconds. One
-that was only stopped goes on some day; what it would write then is refused by the row, which has seen a newer fence.
+A worker that dies doesn't release its permit: another gets it after ``EXPORT_TTL`` seconds without a renewal. If the
+first one was only paused and continues, the row refuses its write, because it has stored a newer fence.
 """
 
 import csv
@@ -36,13 +36,13 @@ def create() -> Response:
     ident = request.headers.get("Idempotency-Key")
     if ident is not None and not 0 < len(ident) <= 200:
         abort(400, "Idempotency-Key: 1 to 200 characters, please.")
-    # nobody waits here: who finds no room is told so, by FlaskLocks: 429, with Retry-After
+    # no waiting: FlaskLocks answers a full semaphore 429, with Retry-After
     ttl = current_app.config["EXPORT_TTL"]
     with locks.semaphore("exports", ttl=ttl, timeout=0, external_id=ident) as grant:
         body = orders_as_csv()
-        db.session.rollback()  # no transaction is open while somebody else is waited for
+        db.session.rollback()  # no open transaction while waiting for the receiver
         send(body)
-        # a capacity of 1: with more of them it would be sl.guarded(..., grant)
+        # fenced needs a capacity of 1; with more, use sl.guarded(..., grant)
         write = update(Export).where(Export.name == NAME).values(body=body, by=locks.owner)
         db.session.scalar(sl.fenced(write, Export.fence, grant.fence["exports"]))
         db.session.commit()
@@ -59,12 +59,12 @@ def orders_as_csv() -> str:
 
 
 def cell(name: str) -> str:
-    """What begins like a formula would be one in a spreadsheet."""
+    """Escape text that a spreadsheet would interpret as a formula."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name
 
 
 def send(body: str) -> None:
-    """To where the config says, which may take its time."""
+    """Send it to the configured URL, which may be slow."""
     if current_app.config["EXPORT_URL"] is not None:
         asked = urllib.request.Request(current_app.config["EXPORT_URL"], body.encode(), method="PUT")
         with urllib.request.urlopen(asked):

@@ -1,4 +1,4 @@
-"""What every module shares. None of it belongs to an app before ``create_app`` says so."""
+"""Extensions, shared by all modules and initialised by ``create_app``."""
 
 from flask_migrate import Migrate
 from flask_sqlalchemy import SQLAlchemy

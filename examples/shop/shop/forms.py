@@ -1,16 +1,16 @@
-"""What comes from browsers, looked at before anything is done with it."""
+"""Validate what browsers send."""
 
 from decimal import Decimal, InvalidOperation
 
 from flask import abort, request
 
-#: as wide as the columns
+#: the length of the columns
 LONGEST = 255
 GREATEST = 2**31 - 1
 
 
 def text(name: str) -> str:
-    """A field of text: any character but those that are none."""
+    """Return a text field; control characters are refused."""
     value = request.form.get(name, "").strip()
     if not value or len(value) > LONGEST:
         abort(400, f"{name}: 1 to {LONGEST} characters, please.")
@@ -20,7 +20,7 @@ def text(name: str) -> str:
 
 
 def number(name: str) -> int:
-    """The number of a row."""
+    """Return the number of a row."""
     value = text(name)
     if not value.isdecimal() or len(value) > 10 or int(value) > GREATEST:
         abort(400, f"{name}: a number, please.")
@@ -28,7 +28,7 @@ def number(name: str) -> int:
 
 
 def money(name: str) -> Decimal:
-    """A field with an amount."""
+    """Return an amount."""
     try:
         value = Decimal(request.form.get(name, ""))
     except InvalidOperation:

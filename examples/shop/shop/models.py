@@ -1,4 +1,4 @@
-"""Customers, their orders, what they owe and what they paid."""
+"""Customers, orders, invoices and payments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sqlalchemy_locks as sl
 from .extensions import db
 
 Money = Numeric(10, 2)
-#: a moment, whatever zone a session of the database has
+#: a timestamp that doesn't depend on the session's time zone
 Instant = DateTime(timezone=True)
 
 
@@ -25,7 +25,7 @@ class Customer(db.Model):
 
 
 class Order(db.Model):
-    """``new``, ``paid``, ``shipping`` while somebody packs it, ``shipped``."""
+    """``new``, ``paid``, ``shipping`` while a shipper packs it, ``shipped``."""
 
     __tablename__ = "orders"
     __table_args__ = (Index("orders_by_status", "status", "id"),)
@@ -33,9 +33,9 @@ class Order(db.Model):
     customer_id: Mapped[int] = mapped_column(ForeignKey(Customer.id))
     item: Mapped[str] = mapped_column(String(255))
     status: Mapped[str] = mapped_column(String(20), default="new")
-    #: rises each time that somebody takes it to pack it: his proof that it is still his
+    #: increases at each capture: identifies the shipper that holds the order
     claim: Mapped[int] = mapped_column(default=0)
-    #: when its status was last set by a shipper, and how many seconds he has: then it is anybody's again
+    #: when a shipper last set the status, and the seconds after which another may capture it
     updated_at: Mapped[datetime | None] = mapped_column(Instant)
     timeout: Mapped[int] = mapped_column(default=600)
     label: Mapped[str | None] = mapped_column(String(40))
@@ -57,7 +57,7 @@ class Invoice(db.Model):
 
 
 class Payment(db.Model):
-    """An invoice may have several, so no constraint keeps a second one away: the lock of the invoice does."""
+    """A payment. An invoice may have several, so the invoice's lock, not a constraint, prevents a second one."""
 
     __tablename__ = "payments"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -75,7 +75,7 @@ class Report(db.Model):
 
 
 class Export(db.Model):
-    """All orders as CSV: the newest, and which grant of the semaphore it was written under."""
+    """The newest export, with the fencing token of the grant that wrote it."""
 
     __tablename__ = "exports"
     name: Mapped[str] = mapped_column(String(40), primary_key=True)

@@ -1,4 +1,4 @@
-"""Orders and their invoices. An invoice is paid under its lock: however many pay at once, it is paid once."""
+"""Orders and their invoices. An invoice is paid under its lock, so concurrent requests pay it once."""
 
 from flask import Blueprint, Response, abort, current_app, redirect, render_template, url_for
 from sqlalchemy import select
@@ -35,9 +35,9 @@ def show(number: int) -> str:
 
 @pages.post(f"{ONE}/pay")
 def pay(number: int) -> Response:
-    # who has waited too long is told so, by FlaskLocks: 423, with Retry-After
+    # FlaskLocks answers a timeout 423, with Retry-After
     with locks.exclusive(f"invoice:{number}", timeout=current_app.config["PAY_TIMEOUT"]) as held:
-        # in the very transaction that holds the lock: what is read here is as the last payment left it
+        # in the transaction that holds the lock, which sees all earlier payments
         session = held.session
         invoice = session.get(Invoice, number) or abort(404)
         due = invoice.amount - invoice.paid

@@ -1,4 +1,4 @@
-"""The report of a day: made once, though every machine's cron asks for it, and asks again."""
+"""The report of a day, made once, although cron runs it on every machine."""
 
 from datetime import datetime, timedelta
 from functools import cache
@@ -19,23 +19,22 @@ pages = Blueprint("reports", __name__)
 
 @cache
 def nightly(zone: str) -> sl.Timeout:
-    """Once a day, from midnight to midnight there, summer time or not."""
+    """Return a timeout of one calendar day in the shop's time zone."""
     return sl.Timeout(every=timedelta(days=1), windowed=True, tz=zone)
 
 
 @click.command()
 @with_appcontext
 def report() -> None:
-    """Make today's report, unless it is made: for cron, every hour, on every machine."""
+    """Make today's report, unless it exists: for cron, every hour, on every machine."""
     made = make_report()
     click.echo("it was made before" if made is None else f"{made.orders} orders, {made.revenue}")
 
 
 def make_report() -> Report | None:
-    """The report, when it was this caller's turn.
+    """Return the report, or ``None`` if it was made before.
 
-    The turn is taken in the transaction that stores the report: where that fails, it is given back, and there is never
-    a turn that was taken and no report.
+    The timeout is acquired in the transaction that stores the report: if that fails, both are rolled back.
     """
     turn = nightly(current_app.config["TIMEZONE"])
     db.session.scalar(turn.create("nightly-report"))

@@ -1,4 +1,4 @@
-"""``flask ship``: paid orders are taken, packed and sent, by as many shippers as you like, each order by one."""
+"""``flask ship``: capture, pack and send paid orders, each by one of any number of shippers."""
 
 import time
 
@@ -10,7 +10,7 @@ import sqlalchemy_locks as sl
 from .extensions import db
 from .models import Order
 
-#: a shipper that dies leaves orders behind in `shipping`; when their time has passed, they are `late`, and taken again
+#: orders of a dead shipper stay in `shipping`; after the timeout they are `late`, and are captured again
 packing = sl.StateTransition(
     Order,
     id=Order.id,
@@ -29,7 +29,7 @@ packing = sl.StateTransition(
 @click.option("--forever", is_flag=True, help="Go on, and look for new ones every second.")
 @with_appcontext
 def ship(forever: bool) -> None:
-    """Send what was paid for."""
+    """Send paid orders."""
     while True:
         shipped = ship_some()
         if not forever and not shipped:
@@ -39,15 +39,15 @@ def ship(forever: bool) -> None:
 
 
 def ship_some(at_most: int = 10) -> int:
-    """Take some orders that nobody else is taking, and send them; how many were taken."""
+    """Capture some orders and send them; return how many."""
     db.session.scalar(packing.expire())
     taken = [(order.id, order.claim) for order in db.session.scalars(packing.capture(at_most))]
-    db.session.commit()  # from here on everybody sees that they are taken, and nobody waits for us
+    db.session.commit()  # other shippers now see the claims, and don't wait for this transaction
     for number, claim in taken:
         order = db.session.get_one(Order, number)
         label = label_for(order)
         db.session.rollback()
-        # False when it took us so long that somebody else has it now: he sends it
+        # False after the timeout, when another shipper has captured it
         if db.session.scalar(packing.set_status(number, "shipped", claim=claim)):
             db.session.get_one(Order, number).label = label
             click.echo(f"order {number}: {label}")
@@ -56,5 +56,5 @@ def ship_some(at_most: int = 10) -> int:
 
 
 def label_for(order: Order) -> str:
-    """What the carrier would be asked for: the same order gets the same label, however often it is asked."""
+    """Request a label from the carrier: repeated requests for an order get the same one."""
     return f"SHOP-{order.id:08d}"

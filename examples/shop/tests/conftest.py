@@ -1,4 +1,4 @@
-"""A database with the shop's own history in it: a file, or what DATABASE_URL leads to, which has to be empty."""
+"""A migrated database: a file, or ``DATABASE_URL``, which must be empty."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 
 def noon() -> str:
-    """A zone in which it is about noon, so that no test meets a midnight."""
+    """Return a zone in which it is about noon, so that no test runs across midnight."""
     return f"Etc/GMT{datetime.now(timezone.utc).hour - 12:+d}"
 
 
@@ -34,7 +34,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
     app = create_app(
         {
             "TESTING": True,
-            # SQLite's writers don't queue, and a busy machine may pass one over for long
+            # SQLite's writers don't queue: on a busy machine one may wait long
             "SQLALCHEMY_DATABASE_URI": os.environ.get("DATABASE_URL") or f"sqlite:///{file}?timeout=120",
             "SQLALCHEMY_LOCKS_MAINTENANCE": False,
             "PAY_TIMEOUT": PATIENCE,
@@ -54,7 +54,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
 
 @pytest.fixture
 def invoice(app: Flask) -> int:
-    """The number of an invoice that nobody has paid yet."""
+    """Return the number of an unpaid invoice."""
     with app.app_context():
         customer = Customer(name="Ada", email=f"ada{next(_numbers)}@example.org")
         invoice = Invoice(amount=Decimal("19.90"))

@@ -1,4 +1,4 @@
-"""What the shop promises, with as many at once as there are threads."""
+"""The guarantees of the shop, with concurrent requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = [
 
 
 def at_once(number: int, app: Flask, call: Callable[[], Any]) -> list[Any]:
-    """Call it in so many threads, which begin together."""
+    """Call it in several threads, which start together."""
     begin = threading.Barrier(number)
 
     def called() -> Any:
@@ -88,7 +88,7 @@ def paid(app: Flask, number: int) -> None:
 
 def test_each_paid_order_is_sent_by_one(app: Flask, invoice: int) -> None:
     paid(app, invoice)
-    app.test_cli_runner().invoke(args=["ship"])  # what other tests have left
+    app.test_cli_runner().invoke(args=["ship"])  # orders of other tests
     with app.app_context():
         customer = db.session.scalars(select(Customer)).first()
         db.session.add_all(
@@ -108,13 +108,13 @@ def test_an_order_of_a_shipper_that_died_is_sent_by_another(app: Flask, invoice:
         taken = db.session.scalars(packing.capture(1000)).all()
         dead = {order.id: order.claim for order in taken}
         db.session.commit()
-        assert app.test_cli_runner().invoke(args=["ship"]).output == ""  # they are taken
+        assert app.test_cli_runner().invoke(args=["ship"]).output == ""  # captured by the other one
         long_ago = timedelta(hours=1)
         for order in db.session.scalars(select(Order).where(Order.id.in_(dead))):
             order.updated_at -= long_ago
         db.session.commit()
         assert f"order {min(dead)}: SHOP-{min(dead):08d}" in app.test_cli_runner().invoke(args=["ship"]).output
-        # and the dead one, if it was only slow, changes nothing any more
+        # the first one, if it was only slow, can't change the order
         assert not db.session.scalar(packing.set_status(min(dead), "paid", claim=dead[min(dead)]))
         db.session.rollback()
 

@@ -1,8 +1,7 @@
-"""A page to look at: semaphores and their holders, queues, keys and who waits for whom, mutexes, maintenance (extra
-``dashboard``).
+"""A web page that shows what is held and what waits (extra ``dashboard``).
 
-It mounts in any WSGI or ASGI app, on the ``Locks`` that the app has. It reads; it changes nothing unless
-``authorize=`` says who may. **It has no login of its own**: whoever reaches it sees it, unless ``view=`` says no.
+It mounts in any WSGI or ASGI app, on the app's ``Locks``. It is read-only unless ``authorize=`` grants a visitor
+actions. **It has no login of its own**: everyone who can reach it can see it, unless ``view=`` denies it.
 
 >>> from sqlalchemy_locks.integrations import dashboard
 >>> app.mount("/locks", dashboard.asgi(locks, view=is_staff))

@@ -1,4 +1,4 @@
-"""The two doors: a WSGI and an ASGI application, each for the same page."""
+"""The page as a WSGI and as an ASGI application."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy_locks.admin.overview import Own
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.facade.locks import Locks
-from sqlalchemy_locks.integrations.dashboard.auth import Callback, PageGuard, Settle, settled
+from sqlalchemy_locks.integrations.dashboard.auth import Await, Callback, PageGuard, refuse_awaitable
 from sqlalchemy_locks.integrations.dashboard.http import LONGEST_BODY, Request, Response
 from sqlalchemy_locks.integrations.dashboard.views import Page
 from sqlalchemy_locks.queue.queue import Queue
@@ -28,7 +28,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 WSGI = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 ASGI = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_TOO_LONG = Response(b"That is too long.", 413, (("Content-Type", "text/plain; charset=utf-8"),))
+_TOO_LONG = Response(b"The request is too long.", 413, (("Content-Type", "text/plain; charset=utf-8"),))
 
 
 def wsgi(
@@ -41,19 +41,20 @@ def wsgi(
     title: str = "Locks",
     own: Mapping[str, Own] | None = None,
 ) -> WSGI:
-    """The page as a WSGI application: for Flask, Django, Pyramid, or any server.
+    """Return the page as a WSGI application: for Flask, Django, Pyramid, or any server.
 
-    :param locks: what is shown; or a function that gives it, asked at each request.
-    :param view: ``view(request)`` says whether this visitor sees the page: ``True`` or ``False``. Without it, everybody
-        does who reaches it: **there is no login of its own**.
-    :param authorize: ``authorize(request)`` says who may release permits, give jobs back, and resize semaphores: a
-        name, for the records; ``True`` for somebody without one; ``False``: not this visitor. Without it, nobody may.
-    :param secret: what tokens against forged requests are signed with; the same in each process that serves the page,
-        e.g. your app's secret key. Needed with ``authorize``.
-    :param refresh: how often the page looks again, in seconds; 0: not by itself.
+    :param locks: the ``Locks`` to show, or a function that returns them, called at each request.
+    :param view: ``view(request)`` returns whether this visitor may see the page: ``True`` or ``False``. Without it,
+        everyone who can reach the page may: **it has no login of its own**.
+    :param authorize: ``authorize(request)`` returns whether this visitor may release permits, requeue jobs and resize
+        semaphores: a name, for the log and the history; ``True`` for a visitor without a name; ``False`` to deny it.
+        Without it, the page is read-only.
+    :param secret: the key that signs tokens against forged requests; the same in each process that serves the page,
+        e.g. your app's secret key. Required with ``authorize``.
+    :param refresh: how often the page refreshes, in seconds; 0 turns it off.
     :param title: its heading.
-    :param own: what the app has in tables of its own, by what the page calls it: each a ``Queue``, ``Mutex`` or
-        ``Timeout``. It is shown with what is in the shipped tables.
+    :param own: tables of the app's own, by the name that the page shows: each a ``Queue``, ``Mutex`` or ``Timeout``.
+        They are shown with the shipped tables.
     :return: a WSGI application, to be mounted under any path.
     :raises ValueError: for ``authorize`` without ``secret``.
 
@@ -64,12 +65,13 @@ def wsgi(
     >>> from sqlalchemy_locks.integrations import dashboard
     >>> app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/locks": dashboard.wsgi(locks)})
     """
-    given, others = _giver(locks), _others(own)
-    page = Page(lambda: _synchronous(given()), PageGuard(view, authorize, secret), _pause(refresh), title, others)
+    current, own_tables = _getter(locks), _check_own(own)
+    guard = PageGuard(view, authorize, secret)
+    page = Page(lambda: _check_synchronous(current()), guard, _check_refresh(refresh), title, own_tables)
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         request = _from_environ(environ)
-        response = _TOO_LONG if request is None else page.answer(request, settled)
+        response = _TOO_LONG if request is None else page.answer(request, refuse_awaitable)
         body = b"" if environ["REQUEST_METHOD"] == "HEAD" else response.body
         length = ("Content-Length", str(len(response.body)))
         start_response(f"{response.status} {HTTPStatus(response.status).phrase}", [*response.headers, length])
@@ -88,10 +90,10 @@ def asgi(
     title: str = "Locks",
     own: Mapping[str, Own] | None = None,
 ) -> ASGI:
-    """The page as an ASGI application: for FastAPI, Starlette, Litestar, or any server.
+    """Return the page as an ASGI application: for FastAPI, Starlette, Litestar, or any server.
 
-    :param locks: ``AsyncLocks``, which are awaited, or ``Locks``, in a thread; or a function that gives either.
-    :param view: :param authorize: as for :func:`wsgi`; coroutine functions, too. The request has a ``scope``.
+    :param locks: ``AsyncLocks``, or ``Locks``, which run in a thread; or a function that returns either.
+    :param view: :param authorize: as for :func:`wsgi`, or coroutine functions. The request has a ``scope``.
     :param secret: :param refresh: :param title: :param own: as for :func:`wsgi`.
     :return: an ASGI application, to be mounted under any path.
     :raises ValueError: for ``authorize`` without ``secret``.
@@ -99,46 +101,46 @@ def asgi(
     >>> from sqlalchemy_locks.integrations import dashboard
     >>> app.mount("/locks", dashboard.asgi(locks))
     """
-    given, others = _giver(locks), _others(own)
-    guard, pause = PageGuard(view, authorize, secret), _pause(refresh)
+    current, own_tables = _getter(locks), _check_own(own)
+    guard, interval = PageGuard(view, authorize, secret), _check_refresh(refresh)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await _other(scope, receive, send)
+            await _answer_other(scope, receive, send)
             return
         body = await _body(receive)
         response = _TOO_LONG if body is None else await answer(_from_scope(scope, body))
         await _send(send, response, head=scope["method"] == "HEAD")
 
     async def answer(request: Request) -> Response:
-        shown = given()
-        if isinstance(shown, Locks):
-            page = Page(lambda: shown, guard, pause, title, others)
-            return await asyncio.to_thread(page.answer, request, _from_thread(asyncio.get_running_loop()))
-        page = Page(lambda: shown._sync, guard, pause, title, others)
-        return await greenlet_spawn(page.answer, request, _awaited)
+        locks = current()
+        if isinstance(locks, Locks):
+            page = Page(lambda: locks, guard, interval, title, own_tables)
+            return await asyncio.to_thread(page.answer, request, _await_from_thread(asyncio.get_running_loop()))
+        page = Page(lambda: locks._sync, guard, interval, title, own_tables)
+        return await greenlet_spawn(page.answer, request, _await_in_greenlet)
 
     return application
 
 
-def _giver(locks: Any) -> Callable[[], Any]:
+def _getter(locks: Any) -> Callable[[], Any]:
     return locks if callable(locks) else lambda: locks
 
 
-def _synchronous(locks: Any) -> Locks:
+def _check_synchronous(locks: Any) -> Locks:
     if not isinstance(locks, Locks):
         raise TypeError(f"dashboard.wsgi takes Locks, not {locks!r}: AsyncLocks need dashboard.asgi")
     return locks
 
 
-def _others(own: Mapping[str, Own] | None) -> Mapping[str, Own]:
+def _check_own(own: Mapping[str, Own] | None) -> Mapping[str, Own]:
     for name, one in (own or {}).items():
         if not isinstance(name, str) or not name or not isinstance(one, (Queue, Mutex, Timeout)):
-            raise TypeError(f"own= has a Queue, Mutex or Timeout by each name, not {one!r} by {name!r}")
+            raise TypeError(f"own= maps names to a Queue, Mutex or Timeout, not {name!r} to {one!r}")
     return dict(own or {})
 
 
-def _pause(refresh: float) -> float:
+def _check_refresh(refresh: float) -> float:
     if isinstance(refresh, bool) or not isinstance(refresh, (int, float)):
         raise TypeError(f"refresh= is seconds, not {refresh!r}")
     if refresh != 0 and not 0.1 <= refresh <= 86400:
@@ -146,20 +148,20 @@ def _pause(refresh: float) -> float:
     return float(refresh)
 
 
-def _awaited(answer: Any) -> Any:
+def _await_in_greenlet(answer: Any) -> Any:
     return await_only(answer) if inspect.isawaitable(answer) else answer
 
 
-def _from_thread(loop: asyncio.AbstractEventLoop) -> Settle:
-    async def settle(answer: Any) -> Any:
+def _await_from_thread(loop: asyncio.AbstractEventLoop) -> Await:
+    async def wrap(answer: Any) -> Any:
         return await answer
 
-    def have(answer: Any) -> Any:
+    def wait(answer: Any) -> Any:
         if not inspect.isawaitable(answer):
             return answer
-        return asyncio.run_coroutine_threadsafe(settle(answer), loop).result()
+        return asyncio.run_coroutine_threadsafe(wrap(answer), loop).result()
 
-    return have
+    return wait
 
 
 def _from_environ(environ: dict[str, Any]) -> Request | None:
@@ -193,7 +195,7 @@ def _from_scope(scope: Scope, body: bytes) -> Request:
     root = scope.get("root_path", "")
     return Request(
         method=scope["method"],
-        path=_below(scope["path"], root, scope.get("app_root_path", "")),
+        path=_below_mount(scope["path"], root, scope.get("app_root_path", "")),
         root=root,
         scheme=scope.get("scheme", "http"),
         headers=headers,
@@ -203,8 +205,8 @@ def _from_scope(scope: Scope, body: bytes) -> Request:
     )
 
 
-def _below(path: str, root: str, app_root: str) -> str:
-    """The path below the mount: ``root_path`` is part of ``path``, or was cut off, or a part of it was."""
+def _below_mount(path: str, root: str, app_root: str) -> str:
+    """Return the path below the mount; servers leave all, a part or nothing of ``root_path`` in ``path``."""
     for mount in (root, root[len(app_root) :] if root.startswith(app_root) else ""):
         if mount and (path == mount or path.startswith(f"{mount}/")):
             return path[len(mount) :]
@@ -229,11 +231,11 @@ async def _send(send: Send, response: Response, *, head: bool) -> None:
     await send({"type": "http.response.body", "body": b"" if head else response.body})
 
 
-async def _other(scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+async def _answer_other(scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1000})
         return
-    # a lifespan, where it is a server's only application
+    # a lifespan: the page is the server's only application
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

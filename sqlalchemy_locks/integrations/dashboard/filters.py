@@ -1,4 +1,4 @@
-"""How it is shown: the templates, and the files that they need. Everything out of a database is escaped."""
+"""Templates, their filters, and static files. Everything from a database is escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sqlalchemy_locks._validation import escape_unprintable, format_duration
 
-#: so many characters of a name are seen; the whole is in its title
+#: how many characters of a name are shown; its title has all of them
 SHORT = 48
 
 _TYPES = {
@@ -21,28 +21,28 @@ _TYPES = {
 
 
 def short(value: Any) -> str:
-    """As much of a name as has room, with what can't be seen spelt out."""
+    """Return a name cut to ``SHORT`` characters, with control characters escaped."""
     text = escape_unprintable(str(value))
     return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"
 
 
 def number(value: Any) -> str:
-    """1,234."""
+    """Format a number with commas."""
     return f"{int(value):,}"
 
 
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader(__package__ or ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
+    environment.filters.update(
         short=short, number=number, duration=format_duration, plain=lambda value: escape_unprintable(str(value))
     )
-    return made
+    return environment
 
 
 def _static() -> dict[str, tuple[bytes, str]]:
@@ -51,12 +51,12 @@ def _static() -> dict[str, tuple[bytes, str]]:
 
 
 ENVIRONMENT = _environment()
-#: the files, with their types
+#: the static files with their types
 STATIC = _static()
-#: changes with them, so that browsers may keep them for ever
+#: changes when a file does, so that browsers may cache files indefinitely
 VERSION = hashlib.sha256(b"".join(content for content, _ in STATIC.values())).hexdigest()[:12]
 
 
 def render(template: str, **values: Any) -> bytes:
-    """A template, filled in."""
+    """Render a template."""
     return ENVIRONMENT.get_template(template).render(version=VERSION, **values).encode("utf-8", "replace")

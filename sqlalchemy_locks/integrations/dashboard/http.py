@@ -1,4 +1,4 @@
-"""What is asked and what is answered, whichever door it came through."""
+"""Requests and responses, the same for WSGI and ASGI."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl
 
-#: a form of the page has a name or two of 255 characters in it
+#: the longest body of a request in bytes: a form has one or two names of 255 characters
 LONGEST_BODY = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request, as ``view`` and ``authorize`` are asked about it.
+    """A request, as ``view`` and ``authorize`` get it.
 
     >>> def staff(request: dashboard.Request) -> bool:
     ...     return request.headers.get("x-forwarded-user") in ("alice", "bob")
@@ -23,29 +23,29 @@ class Request:
     """
 
     method: str
-    #: below the mount: ``/``, ``/live``, ``/release``
+    #: the path below the mount: ``/``, ``/live``, ``/release``
     path: str
-    #: where the page is mounted: ``/locks``, or nothing
+    #: where the page is mounted: ``/locks``, or empty
     root: str
     #: ``http`` or ``https``
     scheme: str
-    #: with names in lower case
+    #: by name in lower case
     headers: Mapping[str, str]
     query_string: str = ""
     body: bytes = b""
-    #: through the WSGI door, the server's ``environ``: ``app.request_context(request.environ)`` is Flask's
+    #: of WSGI, the server's ``environ``: ``app.request_context(request.environ)`` is Flask's
     environ: Mapping[str, Any] | None = None
-    #: through the ASGI door, the server's ``scope``: ``starlette.requests.Request(request.scope)``
+    #: of ASGI, the server's ``scope``: ``starlette.requests.Request(request.scope)``
     scope: Mapping[str, Any] | None = None
 
     @property
     def host(self) -> str:
-        """As the client named it, with its port."""
+        """The host as the client sent it, with its port."""
         return self.headers.get("host", "")
 
     @cached_property
     def cookies(self) -> dict[str, str]:
-        """What the client keeps for this host; nothing where it can't be read."""
+        """The cookies; empty when they can't be parsed."""
         jar: SimpleCookie = SimpleCookie()
         try:
             jar.load(self.headers.get("cookie", ""))
@@ -55,12 +55,12 @@ class Request:
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """What follows the question mark."""
+        """The query parameters."""
         return _pairs(self.query_string)
 
     @cached_property
     def form(self) -> dict[str, str]:
-        """What was sent, when it was a form."""
+        """The fields of a submitted form."""
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/x-www-form-urlencoded":
             return {}
@@ -76,7 +76,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer."""
+    """A response."""
 
     body: bytes = b""
     status: int = 200

@@ -1,6 +1,6 @@
-"""What the page shows, read part by part and cut to what a page can hold.
+"""What the page shows, read part by part and limited in size.
 
-A part that can't be read says why, in a sentence, and keeps no other from being shown.
+A part that can't be read shows why, and doesn't affect the others.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sqlalchemy_locks.health import Finding
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.semaphore.queries import AGES
 
-#: so many of each are shown, and how many there are besides is told
+#: how many of each are shown; the page error how many more there are
 SEMAPHORES, HOLDERS, HOLDERS_OF_ONE, QUEUES, KEYS, WAITERS, MUTEXES, TIMEOUTS = 50, 10, 500, 50, 100, 10, 100, 50
-#: so many holders are seen at first, the others by a click
+#: how many holders are shown unfolded
 _OPEN = 24
 _MINUTES = int(overview.LATELY // 60)
 _log = logging.getLogger("sqlalchemy_locks")
@@ -35,25 +35,25 @@ _log = logging.getLogger("sqlalchemy_locks")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: what there is, how many besides, or why there is nothing to be told."""
+    """A part of the page: its rows, how many more there are, or why it can't be read."""
 
     rows: Any = ()
     more: int = 0
-    says: str | None = None
-    #: why one of its tables is not told of: which of the app's own, or ``None`` for the shipped one
-    untold: tuple[tuple[str | None, str], ...] = ()
+    error: str | None = None
+    #: why a table of it can't be read, by the name of the app's own table, ``None`` for the shipped one
+    errors: tuple[tuple[str | None, str], ...] = ()
 
 
 @dataclass(frozen=True)
-class Look:
-    """One look at everything."""
+class Snapshot:
+    """Everything that the page shows at one time."""
 
     now: datetime
     engine: str
     #: the URL, without its password
     place: str
-    #: the same, as people call it
-    called: str
+    #: the same in short: host and database
+    short_place: str
     semaphores: Section
     ages: Section
     queues: Section
@@ -63,32 +63,32 @@ class Look:
     timeouts: Section
     maintenance: Section
     changes: Section
-    #: of which semaphore the holders are shown, where one was chosen
+    #: the semaphore whose holders are shown, if one was chosen
     of: str | None = None
 
 
-def look(locks: Locks, of: str | None = None, own: Mapping[str, Own] | None = None) -> Look:
-    """Read it all.
+def read_all(locks: Locks, of: str | None = None, own: Mapping[str, Own] | None = None) -> Snapshot:
+    """Read everything.
 
-    :param own: what the app has in tables of its own, by what it is called.
-    :param of: only this semaphore, with many more of its holders.
-    :raises SQLAlchemyError, OSError: when there is no connection to be had.
+    :param own: tables of the app's own, by name.
+    :param of: show only this semaphore, with many more of its holders.
+    :raises SQLAlchemyError, OSError: when the database can't be reached.
     """
     now = overview.instant(locks)
     place = overview.place(locks)
     lately, others = _section(locks, overview.completed), own or {}
-    return Look(
+    return Snapshot(
         now=now,
         engine=locks.engine_name,
         place=place,
-        called=place.partition("://")[2].replace(":***@", "@").removeprefix("/") or place,
+        short_place=place.partition("://")[2].replace(":***@", "@").removeprefix("/") or place,
         semaphores=_semaphores(locks, of),
         ages=_ages(_section(locks, overview.ages)),
         queues=_queues(locks, now, lately, others),
         lately=_lately(lately),
         keys=_keys(_section(locks, overview.keys), now),
-        mutexes=_mutexes(_every(locks, overview.mutexes, others, Mutex), now),
-        timeouts=_timeouts(_every(locks, overview.timeouts, others, Timeout)),
+        mutexes=_mutexes(_with_own(locks, overview.mutexes, others, Mutex), now),
+        timeouts=_timeouts(_with_own(locks, overview.timeouts, others, Timeout)),
         maintenance=_maintenance(_section(locks, overview.maintenance)),
         changes=_changes(_section(locks, overview.changes), now),
         of=of,
@@ -96,29 +96,29 @@ def look(locks: Locks, of: str | None = None, own: Mapping[str, Own] | None = No
 
 
 def facts(locks: Locks) -> Section:
-    """The engine, its settings, and what is installed; it takes longer than a look."""
+    """Return findings about the engine, its settings and the installation; slower than :func:`read_all`."""
     found: list[Finding] = []
-    says = _attempt(lambda: found.extend(overview.facts(locks)))
+    error = _attempt(lambda: found.extend(overview.facts(locks)))
     order = {"problem": 0, "warning": 1, "ok": 2}
-    return Section(rows=sorted(found, key=lambda each: order[each.level]), says=says)
+    return Section(rows=sorted(found, key=lambda each: order[each.level]), error=error)
 
 
 def sentence(error: BaseException) -> str:
-    """Why a part is not shown, for people."""
+    """Return why a part can't be shown, as a sentence."""
     return cause(error) if isinstance(error, LockError) else f"this could not be read: {cause(error)}"
 
 
 def cause(error: BaseException) -> str:
-    """What went wrong, in a line: of an error of a driver's, what the driver says."""
+    """Return an error's message in one line; of a database error, the driver's."""
     if isinstance(error, LockError):
         return str(error)
     origin = error.orig if isinstance(error, DBAPIError) else error
-    said = str(origin).strip().partition("\n")[0]
-    return f"{type(origin).__name__}: {said[:300]}"
+    message = str(origin).strip().partition("\n")[0]
+    return f"{type(origin).__name__}: {message[:300]}"
 
 
 def _attempt(read: Callable[[], Any]) -> str | None:
-    """Why it failed, where it did."""
+    """Return why a read failed, or ``None``."""
     try:
         read()
     except (LockError, SQLAlchemyError, OSError) as error:
@@ -130,46 +130,46 @@ def _attempt(read: Callable[[], Any]) -> str | None:
 
 def _section(locks: Locks, read: Callable[[Locks], Rows]) -> Section:
     found: list[overview.Part] = []
-    says = _attempt(lambda: found.append(overview.look_at(locks, read)))
-    if says is not None:
-        return Section(says=says)
+    error = _attempt(lambda: found.append(overview.look_at(locks, read)))
+    if error is not None:
+        return Section(error=error)
     (part,) = found
-    return Section(says=str(part.error)) if part.rows is None else Section(rows=part.rows)
+    return Section(error=str(part.error)) if part.rows is None else Section(rows=part.rows)
 
 
-def _every(locks: Locks, read: Callable[..., Rows], own: Mapping[str, Own], kind: type[Any]) -> Section:
-    """The rows of the shipped table, and of the app's own of a kind, each with ``own``: whose it is."""
+def _with_own(locks: Locks, read: Callable[..., Rows], own: Mapping[str, Own], kind: type[Any]) -> Section:
+    """Read the shipped table and the app's own of a kind; each row's ``own`` is the name of its table."""
 
     def reader(one: Any) -> Callable[[Locks], Rows]:
         return lambda locks: read(locks, one)
 
     sections: dict[str | None, Section] = {None: _section(locks, read)}
     sections |= {name: _section(locks, reader(one)) for name, one in own.items() if isinstance(one, kind)}
-    if len(sections) == 1 and sections[None].says is not None:
+    if len(sections) == 1 and sections[None].error is not None:
         return sections[None]
     return Section(
         rows=[{**row, "own": name} for name, section in sections.items() for row in section.rows],
-        untold=tuple((name, section.says) for name, section in sections.items() if section.says is not None),
+        errors=tuple((name, section.error) for name, section in sections.items() if section.error is not None),
     )
 
 
 def _cut(rows: list[Any], most: int, section: Section) -> Section:
-    return Section(rows=rows[:most], more=max(0, len(rows) - most), untold=section.untold)
+    return Section(rows=rows[:most], more=max(0, len(rows) - most), errors=section.errors)
 
 
 def _semaphores(locks: Locks, of: str | None) -> Section:
     section = _section(locks, overview.semaphores)
-    if section.says is not None:
+    if section.error is not None:
         return section
     rows = [dict(row) for row in section.rows if of in (None, row["name"])]
     for row in rows:
         row["used"], row["capacity"] = int(row["used"]), int(row["capacity"])
         row["share"] = 1.0 if row["used"] >= row["capacity"] else row["used"] / row["capacity"]
-    # where there are too many, those that are fullest, but in an order that stays
+    # the fullest, in an order that doesn't change between refreshes
     fullest = sorted(rows, key=lambda row: -row["share"])[:SEMAPHORES]
     shown = sorted(fullest, key=lambda row: str(row["name"]))
     if not shown:
-        # nobody is asked for holders by what may be no name at all
+        # the given name may be no valid name to ask for the holders of
         return Section(rows=[])
     each = HOLDERS if of is None else HOLDERS_OF_ONE
     held = _section(locks, overview.holders(each, of))
@@ -179,34 +179,34 @@ def _semaphores(locks: Locks, of: str | None) -> Section:
     seen = 0
     for row in shown:
         row["people"] = by_name.get(row["name"], [])
-        row["more"] = max(0, int(row["holders"]) - len(row["people"])) if held.says is None else 0
-        row["says"] = held.says
+        row["more"] = max(0, int(row["holders"]) - len(row["people"])) if held.error is None else 0
+        row["error"] = held.error
         seen += len(row["people"])
         row["open"] = of is not None or seen <= _OPEN
     return Section(rows=shown, more=len(rows) - len(shown))
 
 
 def _ages(section: Section) -> Section:
-    if section.says is not None:
+    if section.error is not None:
         return section
     (row,) = section.rows
-    labels = [f"under {_spelt(AGES[0])}", *(f"{_spelt(a)} – {_spelt(b)}" for a, b in itertools.pairwise(AGES))]
-    labels.append(f"{_spelt(AGES[-1])} and more")
+    labels = [f"under {_label(AGES[0])}", *(f"{_label(a)} – {_label(b)}" for a, b in itertools.pairwise(AGES))]
+    labels.append(f"{_label(AGES[-1])} and more")
     counts = [int(row[f"age_{number}"]) for number in range(len(AGES) + 1)]
     most = max(counts)
     bars = [(label, count, count / most if most else 0.0) for label, count in zip(labels, counts, strict=True)]
     return Section(rows={"bars": bars, "total": sum(counts), "expired": int(row["expired"])})
 
 
-def _spelt(seconds: int) -> str:
+def _label(seconds: int) -> str:
     return f"{seconds // 3600} h" if seconds >= 3600 else f"{seconds // 60} min"
 
 
 def _queues(locks: Locks, now: datetime, lately: Section, own: Mapping[str, Own]) -> Section:
-    section = _every(locks, overview.queues, own, Queue)
-    if section.says is not None:
+    section = _with_own(locks, overview.queues, own, Queue)
+    if section.error is not None:
         return section
-    still = _every(locks, overview.stalled, own, Queue)
+    still = _with_own(locks, overview.stalled, own, Queue)
     stalled = {(row["own"], row["queue_id"]): int(row["stalled"]) for row in still.rows}
     done: dict[str, int] = {}
     for row in lately.rows:
@@ -218,20 +218,20 @@ def _queues(locks: Locks, now: datetime, lately: Section, own: Mapping[str, Own]
     for key, row in known.items():
         row["late"] = _age(row.get("oldest"), now)
         row["stalled"] = stalled.get(key, 0)
-        # which index of a table of one's own would serve to count them nobody knows
+        # an app's own table may have no index to count them by
         row["done"] = done.get(row["queue_id"], 0) if row["own"] is None else None
         row["well"] = int(row["running"]) - row["stalled"]
     return _cut([known[key] for key in sorted(known, key=lambda key: (key[0] or "", key[1]))], QUEUES, section)
 
 
 def _lately(section: Section) -> Section:
-    if section.says is not None:
+    if section.error is not None:
         return section
     minutes = [0] * _MINUTES
     for row in section.rows:
         minutes[min(max(int(row["minute"]), 0), _MINUTES - 1)] += int(row["completed"])
     total = sum(minutes)
-    # counted from the newest back: what is left out is what is oldest
+    # counted from the newest job backwards: the limit leaves out the oldest
     since = next((ago for ago in reversed(range(_MINUTES)) if minutes[ago]), 0) + 1
     return Section(
         rows={
@@ -251,39 +251,39 @@ def _keys(section: Section, now: datetime) -> Section:
         one["waiting"] = [{**each, "age": _age(each["since"], now)} for each in held["waiting"][:WAITERS]]
         one["waiters"] = len(held["waiting"])
         rows.append(one)
-    # whom others wait for comes first
+    # holders that others wait for come first
     rows.sort(key=lambda row: -row["waiters"])
     cut = _cut(rows, KEYS, section)
-    return Section(rows=cut.rows, more=cut.more, says=section.says)
+    return Section(rows=cut.rows, more=cut.more, error=section.error)
 
 
 def _mutexes(section: Section, now: datetime) -> Section:
-    if section.says is not None:
+    if section.error is not None:
         return section
     return _cut([{**row, "age": _age(row["acquired_at"], now)} for row in section.rows], MUTEXES, section)
 
 
 def _timeouts(section: Section) -> Section:
-    if section.says is not None:
+    if section.error is not None:
         return section
     return _cut([row for row in section.rows if row["own"] or row["queue"] != QUEUE], TIMEOUTS, section)
 
 
 def _maintenance(section: Section) -> Section:
-    if section.says is not None:
+    if section.error is not None:
         return section
     known = {row["id"]: row for row in section.rows}
     rows = []
     for task in TASKS:
         row = known.get(task.name)
         due = None if row is None else int(row["free_in"])
-        # whoever maintains asks every minute, so that a turn that nobody took for ten is nobody's
+        # maintenance checks every minute: a task overdue by ten isn't run by any process
         rows.append({"name": task.name, "every": task.every, "due": due, "late": due is not None and due < -600})
     return Section(rows=rows)
 
 
 def _changes(section: Section, now: datetime) -> Section:
-    if section.says is not None:
+    if section.error is not None:
         return section
     return Section(rows=[{**row, "age": _age(row["changed_at"], now)} for row in section.rows])
 

@@ -1,4 +1,4 @@
-"""The page on this machine alone, by the standard library's server: for looking, never for the public."""
+"""Serve the page on this machine with the standard library's server; not for public use."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _HOST = "127.0.0.1"
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    # browsers open connections beforehand, on which they say nothing
+    # browsers open connections in advance and leave them idle
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # a browser that went away is no news
+        # a closed browser is no error
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not told: who looks is the only visitor."""
+        """Log no requests: the only visitor is on this machine."""
 
     def address_string(self) -> str:
         return str(self.client_address[0])
@@ -37,16 +37,16 @@ class _Handler(WSGIRequestHandler):
 
 @contextlib.contextmanager
 def served(locks: Locks, port: int = 0, **options: Any) -> Iterator[str]:
-    """Serve the page on 127.0.0.1 while the block runs; gives its address.
+    """Serve the page on 127.0.0.1 while the block runs, and yield its address.
 
-    :param port: 0 chooses one that is free.
-    :param options: as :func:`sqlalchemy_locks.integrations.dashboard.wsgi`.
-    :raises OSError: when the port is not to be had.
+    :param port: 0 chooses a free one.
+    :param options: as for :func:`sqlalchemy_locks.integrations.dashboard.wsgi`.
+    :raises OSError: when the port can't be used.
     """
     server = _Server((_HOST, port), _Handler)
     try:
         port = server.server_address[1]
-        server.set_app(wsgi(locks, view=_only(port), **options))
+        server.set_app(wsgi(locks, view=_local_names(port), **options))
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         thread.start()
         try:
@@ -58,7 +58,7 @@ def served(locks: Locks, port: int = 0, **options: Any) -> Iterator[str]:
         server.server_close()
 
 
-def _only(port: int) -> Callable[[Request], bool]:
-    """Another site may give this address a name of its own, and would then be read by it."""
+def _local_names(port: int) -> Callable[[Request], bool]:
+    """Refuse other host names: with DNS rebinding another site could read the page."""
     names = {f"{host}:{port}" for host in (_HOST, "localhost")}
     return lambda request: request.host.lower() in names

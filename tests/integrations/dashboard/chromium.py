@@ -34,7 +34,7 @@ _OPTIONS = (
 
 
 class Chromium:
-    """The browser: what is sent is answered, and events are kept."""
+    """A browser: sends commands, waits for answers, and stores events."""
 
     def __init__(self, process: subprocess.Popen[bytes], there: int, here: int) -> None:
         self._process, self._there, self._here = process, there, here
@@ -96,7 +96,7 @@ class Chromium:
 
 
 class Tab:
-    """One page, and what a visitor does there."""
+    """A tab, and a visitor's actions in it."""
 
     def __init__(self, browser: Chromium, session: str) -> None:
         self._browser, self._session = browser, session
@@ -120,7 +120,7 @@ class Tab:
         self.until(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url)})")
 
     def tell(self, expression: str) -> Any:
-        """What an expression is in the page."""
+        """Evaluate an expression in the page."""
         answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -139,7 +139,7 @@ class Tab:
             time.sleep(0.02)
 
     def text(self) -> str:
-        """What is to be read."""
+        """Return the visible text."""
         return str(self.tell("document.body.innerText"))
 
     def click(self, selector: str) -> None:
@@ -164,7 +164,7 @@ class Tab:
         return at
 
     def complaints(self) -> list[str]:
-        """What the console says is wrong, the page's own policy first of all."""
+        """Return errors of the console, such as violations of the page's policy."""
         found = []
         for event in self._browser.events:
             if event.get("sessionId") != self._session:
@@ -194,7 +194,7 @@ class Tab:
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Chromium]:
-    """Start it; skipped with a sentence where there is none, which under ``CI=true`` is a failure."""
+    """Start it; without a browser skip the test, or fail it under ``CI=true``."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         why = "there is no Chromium here (Debian's package chromium)"

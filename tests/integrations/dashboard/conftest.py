@@ -61,7 +61,7 @@ class Door:
         return answer.text
 
     def token(self) -> str:
-        """What the forms of the page carry; the visitor's cookie is kept as well."""
+        """Return the token of the page's forms; the visitor's cookie is stored."""
         found = re.search(r'name="token" value="([^"]*)"', self.text("/live"))
         assert found is not None
         return found[1]

@@ -1,4 +1,4 @@
-"""A database in which something of everything is going on, as it would be after a while in production."""
+"""A database with activity of every kind, as in production."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUEUES = {"invoices": (14, 2, 3, 0, 0), "mail": (132, 40, 8, 1, 3), "reports": (
 
 
 def play(engine: Engine) -> sl.Locks:
-    """Have all of it in a database where the locks are installed; nobody else is to use it."""
+    """Fill a database that has the locks installed and no other users."""
     locks = sl.Locks(engine, owner="web-1.example.org:4242")
     locks.maintain()
     _semaphores(engine, locks)
@@ -115,7 +115,7 @@ def _completed(engine: Engine, job: Any) -> None:
 
 @contextlib.contextmanager
 def contended(engine: Engine, locks: sl.Locks) -> Iterator[None]:
-    """A key that one holds and two wait for, where the server tells it."""
+    """A key with one holder and two waiters, where the server lists keys."""
     over, holds = threading.Event(), threading.Event()
 
     def hold() -> None:

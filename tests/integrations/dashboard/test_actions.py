@@ -1,15 +1,16 @@
-"""Release, requeue, resize: by whom they are done, in whose name they can't be, and what is recorded."""
+"""Release, requeue, resize: authorization, forged requests, and the log."""
 
 from __future__ import annotations
 
 import logging
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from sqlalchemy import NullPool, create_engine, update
+from sqlalchemy import event, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
@@ -44,7 +45,7 @@ def state(page: Door, external_id: str) -> str:
 
 
 def said(page: Door, answer: Any) -> str:
-    """What is told on the page that one is sent to."""
+    """Return the page after the redirection."""
     assert answer.status_code == 303, answer.text
     where = answer.headers["location"]
     assert where.startswith("./?")
@@ -53,7 +54,9 @@ def said(page: Door, answer: Any) -> str:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("door", ["wsgi", "asgi"])
-def test_release(engine: str, door: str, door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+def test_release_frees_permits_and_logs(
+    engine: str, door: str, door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]
+) -> None:
     name = semaphore(engine)
     page = door_to(engine, door, authorize=alice, secret="secret")
     token = page.token()
@@ -65,8 +68,8 @@ def test_release(engine: str, door: str, door_to: MakeDoor, semaphore: Make, aud
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_is_released_is_what_was_seen(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
-    """And not the request of whoever has reclaimed its id since."""
+def test_release_needs_the_shown_request(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
+    """A request that has since reclaimed the external id is not released."""
     name = semaphore(engine)
     page = door_to(engine, "wsgi", authorize=alice, secret="secret")
     (seen,) = re.findall(r'name="request" value="(\w+)"', page.text(f"/?of={name}"))
@@ -77,7 +80,7 @@ def test_what_is_released_is_what_was_seen(engine: str, door_to: MakeDoor, semap
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_resize(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
+def test_resize_changes_capacity_and_history(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
     name = semaphore(engine)
     page = door_to(engine, "asgi", authorize=alice, secret="secret")
     told = said(page, page.post("resize", token=page.token(), name=name, capacity="12", of=name))
@@ -88,7 +91,7 @@ def test_resize(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_requeue(engine: str, door_to: MakeDoor) -> None:
+def test_requeue_dead_and_stalled_jobs(engine: str, door_to: MakeDoor) -> None:
     page = door_to(engine, "wsgi", authorize=alice, secret="secret")
     name, job = unused("queue"), build_context(page.locks._engine.dialect, {}).tables.job
     with page.locks._engine.begin() as connection:
@@ -98,15 +101,15 @@ def test_requeue(engine: str, door_to: MakeDoor) -> None:
         old = job.c.internal_id == jobs[2].internal_id
         connection.execute(update(job).where(old).values(heartbeat_at=Ago(1000)))
     token = page.token()
-    assert "Gave back 2 dead jobs" in said(page, page.post("requeue", token=token, queue=name, what="dead"))
-    assert "Gave back 1 stalled job of" in said(page, page.post("requeue", token=token, queue=name, what="stalled"))
+    assert "Requeued 2 dead jobs" in said(page, page.post("requeue", token=token, queue=name, what="dead"))
+    assert "Requeued 1 stalled job of" in said(page, page.post("requeue", token=token, queue=name, what="stalled"))
     rows: list[Any] = page.locks.run(QUEUE.stats())
     (row,) = (row for row in rows if row.queue_id == name)
     assert (int(row.waiting) + int(row.scheduled), int(row.running), int(row.dead)) == (3, 0, 0)
     assert page.post("requeue", token=token, queue=name, what="all").status_code == 400
 
 
-def test_without_a_token(page: Door, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+def test_action_without_token_is_refused(page: Door, semaphore: Make, audit: Callable[[], list[str]]) -> None:
     name = semaphore()
     token = page.token()
     for wrong in ("", "x", token[:-1], token[::-1], "ü"):
@@ -116,11 +119,11 @@ def test_without_a_token(page: Door, semaphore: Make, audit: Callable[[], list[s
     assert page.post("release", external_id=name).status_code == 403
     page.forget()
     assert page.post("release", token=token, external_id=name).status_code == 403
-    assert "release by 'alice' refused: its cookie is missing" in "".join(audit())
+    assert "release by 'alice' refused: the page's cookie is missing" in "".join(audit())
     assert state(page, name) == "RELEASED"  # only now
 
 
-def test_a_token_of_another_visitor(page: Door, door_to: MakeDoor, door: str, semaphore: Make) -> None:
+def test_token_of_another_visitor_is_refused(page: Door, door_to: MakeDoor, door: str, semaphore: Make) -> None:
     name = semaphore()
     other = door_to(door=door, authorize=alice, secret="secret")
     theirs = other.token()
@@ -153,22 +156,22 @@ def test_a_token_of_another_visitor(page: Door, door_to: MakeDoor, door: str, se
         {"Origin": ORIGIN, "Sec-Fetch-Site": "none"},
     ],
 )
-def test_from_elsewhere(headers: dict[str, str], page: Door, semaphore: Make) -> None:
+def test_cross_site_action_is_refused(headers: dict[str, str], page: Door, semaphore: Make) -> None:
     name = semaphore()
     answer = page.post("release", headers=headers, token=page.token(), external_id=name)
     assert answer.status_code == 403
-    assert "from the page itself" in answer.text.replace("&#39;", "'")
+    assert "not sent by the page itself" in answer.text.replace("&#39;", "'")
     assert state(page, name) == "RELEASED"
 
 
-def test_a_browser_behind_a_proxy(page: Door, semaphore: Make) -> None:
+def test_sec_fetch_site_works_behind_a_proxy(page: Door, semaphore: Make) -> None:
     """Which has changed the host: the browser's own verdict counts."""
     name = semaphore()
     headers = {"Origin": "https://public.example.org", "Sec-Fetch-Site": "same-origin"}
     assert page.post("release", headers=headers, token=page.token(), external_id=name).status_code == 303
 
 
-def test_another_kind_of_form(page: Door, semaphore: Make) -> None:
+def test_other_content_types_are_refused(page: Door, semaphore: Make) -> None:
     name = semaphore()
     token = page.token()
     body = f"token={token}&external_id={name}"
@@ -179,7 +182,7 @@ def test_another_kind_of_form(page: Door, semaphore: Make) -> None:
     assert state(page, name) == "RELEASED"
 
 
-def test_the_cookie(page: Door, door: str, door_to: MakeDoor) -> None:
+def test_cookie_attributes(page: Door, door: str, door_to: MakeDoor) -> None:
     cookie = page.get().headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
@@ -189,7 +192,9 @@ def test_the_cookie(page: Door, door: str, door_to: MakeDoor) -> None:
     assert "set-cookie" not in door_to(door=door, authorize=lambda request: False, secret="s").get().headers
 
 
-def test_who_may_not(door: str, door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+def test_unauthorized_visitor_cannot_act(
+    door: str, door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]
+) -> None:
     name = semaphore()
     for answer in (False, None, "", "  "):
         page = door_to(door=door, authorize=lambda request, answer=answer: answer, secret="s")
@@ -202,13 +207,13 @@ def test_who_may_not(door: str, door_to: MakeDoor, semaphore: Make, audit: Calla
 
 
 @pytest.mark.parametrize("answer", [1, b"x", object(), ["alice"]])
-def test_answers_that_are_none(answer: object, door_to: MakeDoor) -> None:
+def test_invalid_callback_results_raise(answer: object, door_to: MakeDoor) -> None:
     page = door_to(authorize=lambda request: answer, secret="s")
-    with pytest.raises(TypeError, match=r"authorize\(\) gives True, False, or a name"):
+    with pytest.raises(TypeError, match=r"authorize\(\) returns True, False, or a name"):
         page.get()
 
 
-def test_a_name_that_is_too_long(door_to: MakeDoor, semaphore: Make) -> None:
+def test_long_visitor_name_is_cut(door_to: MakeDoor, semaphore: Make) -> None:
     name = semaphore()
     page = door_to(authorize=lambda request: "é" * 300 + "\0", secret="s")
     said(page, page.post("resize", token=page.token(), name=name, capacity="4"))
@@ -216,11 +221,11 @@ def test_a_name_that_is_too_long(door_to: MakeDoor, semaphore: Make) -> None:
     assert change.changed_by == "é" * 255
 
 
-def test_somebody_without_a_name(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+def test_visitor_without_a_name_may_act(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
     name = semaphore()
     page = door_to(authorize=lambda request: True, secret=b"bytes")
     said(page, page.post("release", token=page.token(), external_id=name))
-    assert "somebody whom authorize() gave no name" in "".join(audit())
+    assert "a visitor without a name" in "".join(audit())
 
 
 async def later_yes(request: dashboard.Request) -> str:
@@ -232,21 +237,21 @@ async def later_no(request: dashboard.Request) -> bool:
 
 
 @pytest.mark.parametrize("door", ["asgi", "thread"])
-def test_coroutine_functions(door: str, door_to: MakeDoor, semaphore: Make) -> None:
+def test_asgi_awaits_coroutine_callbacks(door: str, door_to: MakeDoor, semaphore: Make) -> None:
     name = semaphore()
     page = door_to(door=door, authorize=later_yes, secret="s")
     assert page.post("release", token=page.token(), external_id=name).status_code == 303
     assert door_to(door=door, view=later_no).get().status_code == 403
 
 
-def test_a_coroutine_is_no_yes(door_to: MakeDoor) -> None:
-    """Nobody awaits it here, and an object is true."""
+def test_wsgi_refuses_coroutine_callbacks(door_to: MakeDoor) -> None:
+    """WSGI can't await it, and a coroutine object is true."""
     for options in ({"view": later_no}, {"authorize": later_no, "secret": "s"}):
-        with pytest.raises(TypeError, match="only the ASGI door awaits"):
+        with pytest.raises(TypeError, match=r"only asgi\(\) awaits"):
             door_to(**options).get()
 
 
-def test_view(door: str, door_to: MakeDoor, semaphore: Make) -> None:
+def test_view_denies_the_page(door: str, door_to: MakeDoor, semaphore: Make) -> None:
     name = semaphore()
 
     def view(request: dashboard.Request) -> bool:
@@ -266,7 +271,9 @@ def test_view(door: str, door_to: MakeDoor, semaphore: Make) -> None:
 
 
 @pytest.mark.parametrize("capacity", ["", "-1", "1.5", "ten", "٣", "99999999999", "2147483648", "1e3"])
-def test_what_is_refused(capacity: str, page: Door, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+def test_invalid_capacity_is_refused(
+    capacity: str, page: Door, semaphore: Make, audit: Callable[[], list[str]]
+) -> None:
     name = semaphore()
     answer = page.post("resize", token=page.token(), name=name, capacity=capacity)
     assert answer.status_code == 400
@@ -274,26 +281,26 @@ def test_what_is_refused(capacity: str, page: Door, semaphore: Make, audit: Call
     assert "resize by 'alice' refused" in "".join(audit())
 
 
-def test_what_is_not_there(page: Door) -> None:
+def test_unknown_or_invalid_names_are_refused(page: Door) -> None:
     token = page.token()
     assert "there is no semaphore" in page.post("resize", token=token, name="none", capacity="1").text
     for form in ({}, {"external_id": ""}, {"external_id": "x" * 256}, {"external_id": "a\0b"}):
         assert page.post("release", token=token, **form).status_code == 400
 
 
-def test_messages_are_ours(page: Door, semaphore: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is told after an action can't be written by others, nor be told for ever."""
+def test_messages_are_signed_and_expire(page: Door, semaphore: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages after an action can't be forged, and expire."""
     name = semaphore()
     where = page.post("release", token=page.token(), external_id=name).headers["location"]
     (sealed,) = parse_qs(urlsplit(where).query)["said"]
     assert f"Released &#39;{name}&#39;" in page.text(f"/?said={sealed}")
     for forged in ("hello", sealed[:-1], f"x{sealed}", "", ".", "ü.ü"):
-        assert 'class="told"' not in page.text(f"/?said={forged}")
-    monkeypatch.setattr(guards, "_SHOWN", -1)
-    assert 'class="told"' not in page.text(f"/?said={sealed}")
+        assert 'class="message"' not in page.text(f"/?said={forged}")
+    monkeypatch.setattr(guards, "_MESSAGE_AGE", -1)
+    assert 'class="message"' not in page.text(f"/?said={sealed}")
 
 
-def test_the_log_is_one_line(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+def test_log_entries_have_one_line(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
     page = door_to(authorize=lambda request: "eve\npage: forged", secret="s")
     page.post("release", token=page.token(), external_id="a\nb")
     page.post("release", external_id="c\nd")
@@ -301,15 +308,20 @@ def test_the_log_is_one_line(door_to: MakeDoor, semaphore: Make, audit: Callable
     assert not any("\n" in line for line in audit())
 
 
-def test_a_lost_database(door_to: MakeDoor, tmp_path: Any, audit: Callable[[], list[str]]) -> None:
-    """A visitor is told, and no 500 is to be seen; the log has it in a line."""
+def test_lost_database_is_answered_503(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+    """The visitor gets a message instead of a 500; the log has one line."""
+    semaphore()  # whose form has the token
     page = door_to(authorize=alice, secret="s")
     token = page.token()
+
+    def refuse(*_: Any) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    event.listen(page.locks._engine, "do_connect", refuse)
     page.locks._engine.dispose()
-    page.locks._engine = create_engine(f"sqlite:///{tmp_path}/no/such/folder.db", poolclass=NullPool)
     answer = page.post("release", token=token, external_id="x")
     assert answer.status_code == 503
-    assert "not known whether it was done: OperationalError: " in answer.text
+    assert "unknown whether this was done: OperationalError: " in answer.text
     assert audit()
     assert not any("\n" in line for line in audit())
     for path in ("/", "/live"):

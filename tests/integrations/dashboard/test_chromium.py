@@ -43,11 +43,11 @@ def hidden(tab: Tab, is_: bool) -> None:
     tab.tell("document.dispatchEvent(new Event('visibilitychange'))")
 
 
-def test_it_refreshes(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+def test_page_refreshes(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
     name, other = semaphore(held=0), unused("holder")
     with served(locks, refresh=0.2) as address, browser.tab() as tab:
         tab.open(f"{address}?of={name.replace(' ', '%20')}")
-        assert "Nobody holds one" in tab.text()
+        assert "No permits are held" in tab.text()
         assert locks.acquire({name: 2}, external_id=other, owner="the new one", ttl=3600)
         tab.until("document.body.innerText.includes('the new one')")
         assert tab.tell("document.querySelector('[role=meter]').getAttribute('aria-valuetext')") == "2 of 3"
@@ -57,11 +57,11 @@ def test_it_refreshes(browser: Chromium, locks: sl.Locks, semaphore: Make) -> No
         assert sum("/live?of=" in each for each in asked) >= 1
         assert all(each.startswith(address) for each in asked)
         locks.release(other)
-        tab.until("document.body.innerText.includes('Nobody holds one')")
+        tab.until("document.body.innerText.includes('No permits are held')")
         assert tab.complaints() == []
 
 
-def test_what_is_open_stays_so(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+def test_refresh_keeps_details_open(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
     name = semaphore(owner="the only one")
     with served(locks, refresh=0.2) as address, browser.tab() as tab:
         tab.ask("Page.addScriptToEvaluateOnNewDocument", source=WATCHED)
@@ -75,8 +75,8 @@ def test_what_is_open_stays_so(browser: Chromium, locks: sl.Locks, semaphore: Ma
         assert tab.tell("document.activeElement.tagName") == "SUMMARY"
 
 
-def test_it_rests(browser: Chromium, locks: sl.Locks) -> None:
-    """While nobody sees it, and while it is told to."""
+def test_refresh_pauses_when_hidden_or_paused(browser: Chromium, locks: sl.Locks) -> None:
+    """In a hidden tab, and after a click on Pause."""
     with served(locks, refresh=0.2) as address, browser.tab() as tab:
         tab.ask("Page.addScriptToEvaluateOnNewDocument", source=WATCHED)
         tab.open(address)
@@ -92,13 +92,13 @@ def test_it_rests(browser: Chromium, locks: sl.Locks) -> None:
         tab.click("#pause")
         tab.until("document.getElementById('state').textContent === 'Paused'")
         tab.until("waiting.size === 0")
-        assert tab.tell("document.getElementById('pause').textContent") == "Go on"
+        assert tab.tell("document.getElementById('pause').textContent") == "Resume"
         seen = tab.tell("fetched")
         tab.click("#pause")
         tab.until(f"fetched > {seen}")
 
 
-def test_a_press_is_a_click(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+def test_refresh_waits_for_a_mouse_press(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
     """Though the page wants to look again before the button is let go of."""
     name = semaphore()
     with served(locks, refresh=0.2) as address, browser.tab() as tab:
@@ -116,7 +116,7 @@ def test_a_press_is_a_click(browser: Chromium, locks: sl.Locks, semaphore: Make)
         tab.until("!document.querySelector('details.people').open")
 
 
-def test_no_answer(browser: Chromium, locks: sl.Locks) -> None:
+def test_missing_answer_is_shown(browser: Chromium, locks: sl.Locks) -> None:
     answers = threading.Event()
     answers.set()
     with served(locks, refresh=0.2, authorize=lambda request: answers.is_set(), secret="s") as address:
@@ -131,7 +131,7 @@ def test_no_answer(browser: Chromium, locks: sl.Locks) -> None:
 
 
 @pytest.mark.parametrize("javascript", [True, False], ids=["with scripts", "without"])
-def test_a_click_releases(javascript: bool, browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+def test_click_releases_permits(javascript: bool, browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
     name = semaphore(owner="web-7")
     at = name.replace(" ", "%20")
     with served(locks, refresh=0.2, authorize=lambda request: "alice", secret="s") as address:
@@ -141,7 +141,7 @@ def test_a_click_releases(javascript: bool, browser: Chromium, locks: sl.Locks, 
             assert tab.tell("document.querySelector('#pause') !== null") is javascript
             tab.click(".acts .act summary")
             tab.click(".acts .act button")
-            tab.until("document.querySelector('.told') !== null")
+            tab.until("document.querySelector('.message') !== null")
             assert f"Released '{name}'" in tab.text()
             assert "web-7" not in tab.text()
             assert "acting as alice" in tab.text()
@@ -149,7 +149,7 @@ def test_a_click_releases(javascript: bool, browser: Chromium, locks: sl.Locks, 
     assert locks.release(name) is sl.Released.ALREADY_RELEASED
 
 
-def test_resizing_is_not_taken_from_under_ones_hands(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+def test_refresh_keeps_an_open_form(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
     name = semaphore(capacity=3)
     with served(locks, refresh=0.2, authorize=lambda request: "bob", secret="s") as address, browser.tab() as tab:
         tab.ask("Page.addScriptToEvaluateOnNewDocument", source=WATCHED)
@@ -163,13 +163,13 @@ def test_resizing_is_not_taken_from_under_ones_hands(browser: Chromium, locks: s
         tab.until("waiting.size === 1")
         assert tab.tell("document.querySelector('.act input[name=capacity]').value") == "17"
         tab.click(".under > .act button")
-        tab.until("document.querySelector('.told') !== null")
+        tab.until("document.querySelector('.message') !== null")
         assert "has a capacity of 17 now; it was 3" in tab.text()
     change: Any = locks.run(sl.semaphore.history(name))[0]
     assert (change.new_capacity, change.changed_by) == (17, "bob")
 
 
-def test_without_scripts(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+def test_page_works_without_javascript(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
     name = semaphore(owner="web-8")
     with served(locks) as address, browser.tab(javascript=False) as tab:
         tab.open(f"{address}?of={name.replace(' ', '%20')}")
@@ -178,11 +178,11 @@ def test_without_scripts(browser: Chromium, locks: sl.Locks, semaphore: Make) ->
             assert part in text
         locks.release(name)
         tab.click("#reload")
-        tab.until("document.body.innerText.includes('Nobody holds one')")
+        tab.until("document.body.innerText.includes('No permits are held')")
         assert not any("/live" in each for each in tab.asked_for())
 
 
-def test_hostile_names_do_nothing(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+def test_hostile_names_run_no_script(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
     name = semaphore(
         name=unused('<img src=x onerror="window.hit=1"><script>window.hit=1</script>'),
         owner="<svg onload=window.hit=1>",
@@ -197,7 +197,7 @@ def test_hostile_names_do_nothing(browser: Chromium, locks: sl.Locks, semaphore:
         assert tab.complaints() == []
 
 
-def test_it_can_be_read_out(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+def test_accessibility_tree(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
     name = semaphore(capacity=4, held=3)
     with served(locks) as address, browser.tab() as tab:
         tab.open(f"{address}?of={name.replace(' ', '%20')}")
@@ -211,7 +211,7 @@ def test_it_can_be_read_out(browser: Chromium, locks: sl.Locks, semaphore: Make)
         assert unnamed == []
 
 
-def test_light_and_dark_and_still(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+def test_dark_mode_and_reduced_motion(browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
     semaphore()
     grounds, moves = set(), []
     with served(locks) as address:
@@ -225,7 +225,7 @@ def test_light_and_dark_and_still(browser: Chromium, locks: sl.Locks, semaphore:
 
 
 @pytest.mark.parametrize("width", [320, 390, 800, 1400])
-def test_it_has_room(width: int, browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
+def test_layout_fits_the_width(width: int, browser: Chromium, locks: sl.Locks, semaphore: Make) -> None:
     """However long the names are, the page is as wide as the window."""
     semaphore(name=unused("n" * 200), owner="o" * 255)
     with served(locks, authorize=lambda request: "w" * 255, secret="s") as address, browser.tab(width=width) as tab:

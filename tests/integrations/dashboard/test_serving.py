@@ -1,4 +1,4 @@
-"""``sqlalchemy-locks page``: on this machine, for who is on it."""
+"""``sqlalchemy-locks page``: the local server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ util.find_spec = lambda name, package=None: None if name == "jinja2" else found(
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql15"])
-def test_for_programs(engine: str, databases: Databases, semaphore: Callable[..., str]) -> None:
+def test_page_command_as_json(engine: str, databases: Databases, semaphore: Callable[..., str]) -> None:
     name, url = semaphore(engine), databases(engine)[0]
     command = [sys.executable, "-m", "sqlalchemy_locks", "page", "--url", url, "--port", "0", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -50,7 +50,7 @@ def test_for_programs(engine: str, databases: Databases, semaphore: Callable[...
         process.communicate()
 
 
-def test_for_people(databases: Databases) -> None:
+def test_page_command_as_text(databases: Databases) -> None:
     with terminal("page", "--port", "0", "--url", databases("sqlite")[0], columns=200) as page:
         page.until("Ctrl-C ends it")
         assert "is shown at http://127.0.0.1:" in page.text
@@ -69,16 +69,16 @@ def failed(*arguments: str, folder: Path, customize: str = "") -> str:
     return done.stderr
 
 
-def test_what_keeps_it_from_being_served(databases: Databases, tmp_path: Path) -> None:
+def test_page_command_errors(databases: Databases, tmp_path: Path) -> None:
     url, async_url = databases("sqlite")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert "--port 0 chooses another" in failed("--url", url, "--port", port, folder=tmp_path)
-    assert "is not: name another" in failed("--url", async_url, folder=tmp_path)
+        assert "--port 0 chooses a free one" in failed("--url", url, "--port", port, folder=tmp_path)
+    assert "is async: name another" in failed("--url", async_url, folder=tmp_path)
     assert "sqlalchemy-locks[cli,dashboard]" in failed("--url", url, folder=tmp_path, customize=BARE)
 
 
-def test_no_other_name_leads_to_it(databases: Databases) -> None:
+def test_other_host_names_are_refused(databases: Databases) -> None:
     """A site may give this address a name of its own, whose pages could then read it."""
     with connected(databases("sqlite")[0]) as engine, served(sl.Locks(engine)) as address:
         port = address.rstrip("/").rpartition(":")[2]
@@ -88,7 +88,7 @@ def test_no_other_name_leads_to_it(databases: Databases) -> None:
             assert httpx.get(address, headers={"Host": host}, timeout=PATIENCE).status_code == 403
 
 
-def test_whoever_says_nothing_keeps_nobody_waiting(databases: Databases) -> None:
+def test_idle_connection_blocks_no_request(databases: Databases) -> None:
     """Browsers open connections beforehand."""
     with connected(databases("sqlite")[0]) as engine, served(sl.Locks(engine)) as address:
         port = int(address.rstrip("/").rpartition(":")[2])
@@ -96,7 +96,7 @@ def test_whoever_says_nothing_keeps_nobody_waiting(databases: Databases) -> None
             assert httpx.get(address, timeout=PATIENCE).status_code == 200
 
 
-def test_it_ends(databases: Databases) -> None:
+def test_server_stops_with_the_block(databases: Databases) -> None:
     engine = create_engine(databases("sqlite")[0])
     with served(sl.Locks(engine)) as address:
         pass

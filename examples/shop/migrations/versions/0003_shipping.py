@@ -1,4 +1,4 @@
-"""What the shippers need: whose an order is, since when and for how long, and an index to take them by."""
+"""For the shippers: claim and time of an order, and an index for the capture."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""The export, and the semaphore of which each that is being made has a permit."""
+"""The export, and the semaphore that limits concurrent exports."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -20,7 +20,7 @@ def upgrade() -> None:
         sa.Column("fence", sa.BigInteger, nullable=False, server_default="0"),
     )
     op.bulk_insert(exports, [{"name": "orders", "body": "", "by": ""}])
-    # an operation is a value: a migration's connection runs it like any other
+    # the migration's connection executes an operation like any statement
     op.get_bind().execute(sl.semaphore.create("exports", capacity=1, by="migration"))
 
 

@@ -1,4 +1,4 @@
-// Looks again, from time to time: the page is whole without it.
+// Refreshes the page from time to time. The page also works without it.
 "use strict";
 
 (() => {
@@ -11,40 +11,40 @@
 
   let timer = 0;
   let paused = false;
-  let looking = false;
-  let took = 0;
+  let loading = false;
+  let duration = 0;
 
   const button = document.createElement("button");
   button.type = "button";
   button.id = "pause";
   document.getElementById("reload").replaceWith(button);
 
-  const say = () => {
+  const showState = () => {
     const late = watch.classList.contains("late");
-    const pause = Math.max(every, took * rest) / 1000;
-    button.textContent = paused ? "Go on" : "Pause";
+    const pause = Math.max(every, duration * rest) / 1000;
+    button.textContent = paused ? "Resume" : "Pause";
     state.textContent = paused ? "Paused" : late ? "No answer; trying again" : `Live, every ${Math.round(pause * 10) / 10} s`;
   };
 
-  // a press on what is replaced before it is let go of would be no click
+  // replacing an element between press and release would lose the click
   let pressed = false;
   addEventListener("pointerdown", () => { pressed = true; });
   for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => { pressed = false; });
   addEventListener("pointermove", (event) => { pressed = event.buttons !== 0; });
 
-  // what somebody is about to do, or to select, is not taken away from under their hands
+  // don't replace a form in use, or text that is being selected
   const busy = () => pressed || live.querySelector("details.act[open]") !== null || live.contains(document.activeElement?.form ?? null)
     || (!getSelection().isCollapsed && live.contains(getSelection().anchorNode));
 
-  const next = () => {
+  const schedule = () => {
     clearTimeout(timer);
-    if (!paused && !document.hidden) timer = setTimeout(look, Math.max(every, took * rest));
-    say();
+    if (!paused && !document.hidden) timer = setTimeout(load, Math.max(every, duration * rest));
+    showState();
   };
 
-  const late = (is) => {
-    watch.classList.toggle("late", is);
-    live.classList.toggle("late", is);
+  const setLate = (late) => {
+    watch.classList.toggle("late", late);
+    live.classList.toggle("late", late);
   };
 
   const show = (html) => {
@@ -61,37 +61,37 @@
     if (focused >= 0) live.querySelectorAll("a, summary, [tabindex]")[focused]?.focus({ preventScroll: true });
   };
 
-  async function look() {
-    if (looking) return;
-    if (busy()) { next(); return; }
-    looking = true;
+  async function load() {
+    if (loading) return;
+    if (busy()) { schedule(); return; }
+    loading = true;
     const began = performance.now();
     try {
-      const answer = await fetch(`live${of()}`, { cache: "no-store", credentials: "same-origin", redirect: "error" });
+      const answer = await fetch(`live${query()}`, { cache: "no-store", credentials: "same-origin", redirect: "error" });
       if (!answer.ok) throw new Error(answer.status);
       const html = await answer.text();
-      took = performance.now() - began;
+      duration = performance.now() - began;
       if (!busy()) show(html);
-      late(false);
+      setLate(false);
     } catch {
-      late(true);
+      setLate(true);
     } finally {
-      looking = false;
-      next();
+      loading = false;
+      schedule();
     }
   }
 
-  const of = () => {
+  const query = () => {
     const asked = new URLSearchParams(location.search).get("of");
     return asked ? `?of=${encodeURIComponent(asked)}` : "";
   };
 
   button.addEventListener("click", () => {
     paused = !paused;
-    if (paused) next(); else look();
+    if (paused) schedule(); else load();
   });
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) clearTimeout(timer); else if (!paused) look();
+    if (document.hidden) clearTimeout(timer); else if (!paused) load();
   });
-  next();
+  schedule();
 })();

@@ -1,4 +1,4 @@
-"""Hostile names are inert, long ones short, many few; and what can't be read says so."""
+"""Rendering: hostile names, long names, many rows, and parts that can't be read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTILE = [
 
 
 class Tags(HTMLParser):
-    """What a browser would make of it."""
+    """Parse a page like a browser."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def parsed(page: str) -> Tags:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_hostile_names(engine: str, servers: Servers) -> None:
+def test_hostile_names_are_escaped(engine: str, servers: Servers) -> None:
     url = servers.fresh(engine, PLAIN[engine])
     install(url)
     page = Door("wsgi", url, "", authorize=lambda request: HOSTILE[0], secret="s", title=HOSTILE[0])
@@ -115,7 +115,7 @@ def test_hostile_names(engine: str, servers: Servers) -> None:
         page.close()
 
 
-def test_ten_thousand_holders(servers: Servers) -> None:
+def test_ten_thousand_holders_are_limited(servers: Servers) -> None:
     url = servers.fresh("sqlite", "pysqlite")
     install(url)
     with connected(url) as engine:
@@ -148,7 +148,7 @@ def test_ten_thousand_holders(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_not_installed(engine: str, servers: Servers) -> None:
+def test_page_without_installation(engine: str, servers: Servers) -> None:
     page = Door("wsgi", servers.fresh(engine, PLAIN[engine]), "")
     try:
         text = page.text()
@@ -159,7 +159,7 @@ def test_not_installed(engine: str, servers: Servers) -> None:
         page.close()
 
 
-def test_a_part_that_is_not_installed(servers: Servers) -> None:
+def test_part_that_is_not_installed(servers: Servers) -> None:
     url = servers.fresh("sqlite", "pysqlite")
     install(url)
     with connected(url) as engine, engine.begin() as connection:
@@ -176,7 +176,7 @@ def test_a_part_that_is_not_installed(servers: Servers) -> None:
         page.close()
 
 
-def test_no_permission(servers: Servers, door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
+def test_part_without_privilege(servers: Servers, door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
     """A role that may read some of it sees that."""
     name = semaphore("postgresql15")
     admin = door_to("postgresql15").locks._engine
@@ -202,27 +202,29 @@ def test_no_permission(servers: Servers, door_to: MakeDoor, semaphore: Callable[
             connection.execute(text(f"DROP ROLE {role}"))
 
 
-def test_where_a_file_is(door_to: MakeDoor) -> None:
+def test_sqlite_path_is_shortened(door_to: MakeDoor) -> None:
     page = door_to()
     file = page.locks._engine.url.database
     assert file is not None
     assert file.startswith("/")
-    assert queries.look(page.locks).called == file
+    assert queries.read_all(page.locks).short_place == file
 
 
-def test_a_password_is_never_shown(door_to: MakeDoor) -> None:
+def test_password_is_never_shown(door_to: MakeDoor) -> None:
     page = door_to("postgresql15")
     password = str(page.locks._engine.url.password)
     url = page.locks._engine.url.set(password="s3cr3t-of-the-page", query={"options": "-c search_path=sss"})
     assert password
-    page.locks._engine.dispose()
-    page.locks._engine = create_engine(url, poolclass=NullPool)
-    answer = page.get()
+    refused = Door("wsgi", url.render_as_string(hide_password=False), "")
+    try:
+        answer = refused.get()
+    finally:
+        refused.close()
     assert "s3cr3t-of-the-page" not in answer.text
     assert "search_path" not in answer.text
 
 
-def test_elsewhere(servers: Servers) -> None:
+def test_page_in_another_schema_or_prefix(servers: Servers) -> None:
     """Locks under another schema, or another prefix."""
     for engine, options in (
         ("sqlite", {"locks_prefix": "others_"}),
@@ -235,16 +237,16 @@ def test_elsewhere(servers: Servers) -> None:
             page.locks = page.locks  # the door's own has no options
             placed = sl.Locks(create_engine(url, poolclass=NullPool, execution_options=options))
             placed.run(sl.semaphore.create("placed", 1))
-            look = queries.look(placed)
+            look = queries.read_all(placed)
             assert [row["name"] for row in look.semaphores.rows] == ["placed"]
-            assert look.lately.says is None
+            assert look.lately.error is None
             assert {each.level for each in queries.facts(placed).rows} <= {"ok", "warning"}
         finally:
             page.close()
 
 
 @pytest.mark.parametrize("name", ["none", "x" * 300, "a\0b", "a ", "\u202e", "<b>"])
-def test_a_semaphore_that_is_not_there(name: str, door: str, door_to: MakeDoor) -> None:
+def test_unknown_semaphore_is_404_or_500(name: str, door: str, door_to: MakeDoor) -> None:
     """Whatever an address asks for, be it no name at all."""
     for path in ("/", "/live"):
         answer = door_to(door=door).ask("GET", path, params={"of": name})
@@ -253,13 +255,13 @@ def test_a_semaphore_that_is_not_there(name: str, door: str, door_to: MakeDoor) 
         assert "<b>" not in answer.text
 
 
-def test_numbers_and_names() -> None:
+def test_number_and_name_filters() -> None:
     assert filters.short("a" * 48) == "a" * 48
     assert filters.short("a" * 49) == "a" * 47 + "…"
     assert filters.number(1234567) == "1,234,567"
 
 
-def test_a_closed_and_an_overfull_semaphore(door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
+def test_closed_and_overfull_semaphore(door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
     page = door_to()
     closed, over = semaphore(capacity=0, held=0), semaphore(capacity=3, held=3)
     page.locks.run(sl.semaphore.resize(over, 1))
@@ -270,19 +272,19 @@ def test_a_closed_and_an_overfull_semaphore(door_to: MakeDoor, semaphore: Callab
     assert unused()
 
 
-def test_maintenance_that_nobody_does(servers: Servers) -> None:
+def test_overdue_maintenance_is_shown(servers: Servers) -> None:
     url = servers.fresh("sqlite", "pysqlite")
     install(url)
     with connected(url) as engine:
         locks = sl.Locks(engine)
-        assert all(row["due"] is None for row in queries.look(locks).maintenance.rows)
+        assert all(row["due"] is None for row in queries.read_all(locks).maintenance.rows)
         locks.maintain()
         table: Any = build_context(engine.dialect, {}).tables.task_timeout
-        assert not any(row["late"] for row in queries.look(locks).maintenance.rows)
+        assert not any(row["late"] for row in queries.read_all(locks).maintenance.rows)
         with engine.begin() as connection:
             connection.execute(table.update().values(ts=0))
         page = Door("wsgi", url, "")
         try:
-            assert "Nobody does them" in page.text()
+            assert "They are not being run" in page.text()
         finally:
             page.close()

@@ -1,4 +1,4 @@
-"""The page shows what the commands say."""
+"""The console output in docs/cli.md is the commands' output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "cli.md"
 
 
 def sessions() -> Iterator[tuple[str, str]]:
-    """Each command, and what is shown of its answer; ``[1]`` at its end is an exit code."""
+    """Yield each command with the output that the page shows; ``[1]`` at its end is an exit code."""
     for block in blocks(PAGE):
         if block.language == "console":
             for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
@@ -24,7 +24,7 @@ def sessions() -> Iterator[tuple[str, str]]:
                 yield command, answer
 
 
-def test_what_is_shown_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_console_output_matches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     environment: dict[str, str] = {}
     shown = list(sessions())

@@ -1,4 +1,4 @@
-"""What is read, on each kind of server, and that every part of it is on the page."""
+"""Reading each part, on each kind of server; every part is on the page."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def engine(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Engine]
     made.dispose()
 
 
-def test_semaphores_and_their_holders(engine: Engine) -> None:
-    look = queries.look(sl.Locks(engine))
+def test_semaphores_with_holders(engine: Engine) -> None:
+    look = queries.read_all(sl.Locks(engine))
     rows = {row["name"]: row for row in look.semaphores.rows}
     assert list(rows) == ["api-calls", "backup-slots", "gpu", "pdf-renderer", "warehouse-sync"]
     assert {name: (row["used"], row["capacity"]) for name, row in rows.items()} == {
@@ -55,8 +55,8 @@ def test_semaphores_and_their_holders(engine: Engine) -> None:
     assert not any(one["expired"] for one in people)
 
 
-def test_permits_by_age(engine: Engine) -> None:
-    found = queries.look(sl.Locks(engine)).ages.rows
+def test_permits_by_age_are_counted(engine: Engine) -> None:
+    found = queries.read_all(sl.Locks(engine)).ages.rows
     assert found["total"] == 40
     assert found["expired"] >= 1
     counts = {label: count for label, count, _ in found["bars"]}
@@ -66,8 +66,8 @@ def test_permits_by_age(engine: Engine) -> None:
     assert counts["24 h and more"] == 0
 
 
-def test_queues(engine: Engine) -> None:
-    look = queries.look(sl.Locks(engine))
+def test_queues_with_job_counts(engine: Engine) -> None:
+    look = queries.read_all(sl.Locks(engine))
     rows = {row["queue_id"]: row for row in look.queues.rows}
     assert list(rows) == ["invoices", "mail", "reports"]
     mail = rows["mail"]
@@ -82,7 +82,7 @@ def test_queues(engine: Engine) -> None:
     assert 1 < lately["peak"] < 60
 
 
-def test_completed_jobs_are_counted_from_the_newest(engine: Engine) -> None:
+def test_completed_jobs_are_counted_newest_first(engine: Engine) -> None:
     locks = sl.Locks(engine)
     every = locks.run(activity.completed(3600, 100_000))
     some = locks.run(activity.completed(3600, 10))
@@ -92,15 +92,15 @@ def test_completed_jobs_are_counted_from_the_newest(engine: Engine) -> None:
     assert locks.run(activity.completed(0.001, 10)) == []
 
 
-def test_a_busy_hour_says_how_far_it_was_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capped_count_shows_its_minutes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "COUNTED", 20)
-    lately = queries.look(sl.Locks(engine)).lately.rows
+    lately = queries.read_all(sl.Locks(engine)).lately.rows
     assert (lately["total"], lately["capped"]) == (20, True)
     assert lately["since"] < 60
 
 
-def test_the_others(engine: Engine) -> None:
-    look = queries.look(sl.Locks(engine))
+def test_mutexes_timeouts_maintenance_changes(engine: Engine) -> None:
+    look = queries.read_all(sl.Locks(engine))
     assert [(row["id"], row["queue"], row["owner"]) for row in look.mutexes.rows] == [
         ("nightly-import", "default", "worker-3"),
         ("search-index", "shop", "worker-1"),
@@ -119,25 +119,25 @@ def test_the_others(engine: Engine) -> None:
     assert changes[:2] == [("api-calls", 50, 40, "bob@example.org"), ("api-calls", 40, 50, "alice@example.org")]
     assert len(changes) == 7
     facts = queries.facts(sl.Locks(engine))
-    assert facts.says is None
+    assert facts.error is None
     assert {each.subject for each in facts.rows} >= {"version", "writable", "installed", "drift"}
 
 
-def test_one_semaphore(engine: Engine) -> None:
-    look = queries.look(sl.Locks(engine), "api-calls")
+def test_one_semaphore_with_many_holders(engine: Engine) -> None:
+    look = queries.read_all(sl.Locks(engine), "api-calls")
     assert [(row["name"], len(row["people"]), row["more"]) for row in look.semaphores.rows] == [("api-calls", 5, 0)]
-    assert queries.look(sl.Locks(engine), "no such").semaphores.rows == []
+    assert queries.read_all(sl.Locks(engine), "no such").semaphores.rows == []
     few = sl.Locks(engine).run(oldest_holders(2))
     assert [row.name for row in few].count("api-calls") == 2
 
 
-def test_keys(engine: Engine) -> None:
+def test_keys_with_holders_and_waiters(engine: Engine) -> None:
     locks = sl.Locks(engine)
     if engine.dialect.name == "sqlite":
-        assert "SQLite" in str(queries.look(locks).keys.says)
+        assert "SQLite" in str(queries.read_all(locks).keys.error)
         return
     with contended(engine, locks):
-        rows = queries.look(locks).keys.rows
+        rows = queries.read_all(locks).keys.rows
     (row,) = (row for row in rows if row["key"] == sl.lock.key("invoice:42"))
     assert (row["mode"], row["waiters"]) == ("exclusive", 2)
     assert sorted(each["mode"] for each in row["waiting"]) == ["exclusive", "shared"]
@@ -145,8 +145,8 @@ def test_keys(engine: Engine) -> None:
     assert rows[0] is row
 
 
-def test_jobs_that_are_done_make_no_queue_wait(engine: Engine) -> None:
-    """Queues that have completed jobs only are told by what they have done, and not else."""
+def test_queue_with_only_completed_jobs(engine: Engine) -> None:
+    """A queue with only completed jobs appears with their count only."""
     job = build_context(engine.dialect, {}).tables.job
     with connected(engine.url) as other, other.begin() as connection:
         connection.execute(sl.Queue().put({}, queue="once"))
@@ -155,7 +155,7 @@ def test_jobs_that_are_done_make_no_queue_wait(engine: Engine) -> None:
         )
     try:
         assert "once" not in [row["queue_id"] for row in overview.queues(sl.Locks(engine))]
-        (row,) = (row for row in queries.look(sl.Locks(engine)).queues.rows if row["queue_id"] == "once")
+        (row,) = (row for row in queries.read_all(sl.Locks(engine)).queues.rows if row["queue_id"] == "once")
         assert (row["done"], row["waiting"], row["running"]) == (1, 0, 0)
     finally:
         with connected(engine.url) as other, other.begin() as connection:
@@ -163,7 +163,7 @@ def test_jobs_that_are_done_make_no_queue_wait(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_it_is_on_the_page(kind: str, door: str, door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
+def test_every_part_is_on_the_page(kind: str, door: str, door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
     name = semaphore(kind, capacity=7, held=2, owner="web-1.example.org")
     page = door_to(kind, door)
     text = page.text()
@@ -189,8 +189,8 @@ def test_it_is_on_the_page(kind: str, door: str, door_to: MakeDoor, semaphore: C
     assert "All semaphores" in alone
 
 
-def test_every_semaphore_of_many(servers: Servers) -> None:
-    """The fullest are shown where there are too many, and what isn't is counted."""
+def test_many_semaphores_are_limited(servers: Servers) -> None:
+    """Of too many semaphores the fullest are shown, and the rest counted."""
     url = servers.fresh("sqlite", "pysqlite")
     install(url)
     with connected(url) as engine:
@@ -199,6 +199,6 @@ def test_every_semaphore_of_many(servers: Servers) -> None:
         with engine.begin() as connection:
             connection.execute(insert(table), [{"name": f"s{number:03}", "capacity": 1} for number in range(120)])
         assert locks.acquire({"s117": 1})
-        section = queries.look(locks).semaphores
+        section = queries.read_all(locks).semaphores
         assert (len(section.rows), section.more) == (queries.SEMAPHORES, 70)
         assert [row["used"] for row in section.rows if row["name"] == "s117"] == [1]

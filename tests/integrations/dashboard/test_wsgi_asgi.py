@@ -1,4 +1,4 @@
-"""Mounted anywhere, through either door: addresses, headers, and what isn't there."""
+"""The page as WSGI and ASGI application: mounts, paths, headers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.integrations.dashboard.conftest import MakeDoor
 Databases = Callable[[str], tuple[str, str]]
 
 
-def test_headers(door: str, door_to: MakeDoor) -> None:
+def test_security_headers(door: str, door_to: MakeDoor) -> None:
     page = door_to(door=door)
     for path in ("/", "/live", "/nothing"):
         answer = page.get(path)
@@ -44,7 +44,7 @@ def test_headers(door: str, door_to: MakeDoor) -> None:
     assert "onclick" not in text
 
 
-def test_what_belongs_to_it(door: str, door_to: MakeDoor) -> None:
+def test_static_files_are_served(door: str, door_to: MakeDoor) -> None:
     page = door_to(door=door)
     text = page.text()
     for name, kind in {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}.items():
@@ -58,7 +58,7 @@ def test_what_belongs_to_it(door: str, door_to: MakeDoor) -> None:
     assert "https://" not in text
 
 
-def test_what_is_not_there(door: str, door_to: MakeDoor) -> None:
+def test_unknown_paths_are_404(door: str, door_to: MakeDoor) -> None:
     page = door_to(door=door)
     assert page.get("/nothing").status_code == 404
     assert page.get("/../page.css").status_code in (200, 404)
@@ -70,20 +70,20 @@ def test_what_is_not_there(door: str, door_to: MakeDoor) -> None:
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
-def test_head(door: str, door_to: MakeDoor) -> None:
+def test_head_sends_no_body(door: str, door_to: MakeDoor) -> None:
     answer = door_to(door=door).ask("HEAD", "/")
     assert (answer.status_code, answer.content) == (200, b"")
     assert int(answer.headers["content-length"]) > 1000
 
 
-def test_too_long(door: str, door_to: MakeDoor) -> None:
+def test_long_body_is_refused(door: str, door_to: MakeDoor) -> None:
     page = door_to(door=door, authorize=lambda request: True, secret="s")
     answer = page.ask("POST", "/release", content=b"x" * (LONGEST_BODY + 1))
     assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("number", ["-5", "many", ""])
-def test_a_length_that_is_none(number: str, databases: Databases) -> None:
+def test_invalid_content_length(number: str, databases: Databases) -> None:
     app = dashboard.wsgi(sl.Locks(create_engine(databases("sqlite")[0], poolclass=NullPool)))
     said: list[str] = []
     environ: dict[str, Any] = {"REQUEST_METHOD": "GET", "PATH_INFO": "/nothing", "CONTENT_LENGTH": number}
@@ -91,7 +91,7 @@ def test_a_length_that_is_none(number: str, databases: Databases) -> None:
     assert said == ["404 Not Found"]
 
 
-def test_in_flask(databases: Databases) -> None:
+def test_mounted_in_flask(databases: Databases) -> None:
     app = flask.Flask("shop")
     locks = sl.Locks(create_engine(databases("sqlite")[0], poolclass=NullPool))
     app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/ops/locks": dashboard.wsgi(lambda: locks)})  # type: ignore[method-assign]
@@ -105,7 +105,7 @@ def test_in_flask(databases: Databases) -> None:
     assert client.get("/").status_code == 404
 
 
-def test_a_server_that_cuts_everything_off(databases: Databases) -> None:
+def test_mount_that_strips_the_whole_path(databases: Databases) -> None:
     """Two slashes would be the address of another server."""
     app = dashboard.wsgi(sl.Locks(create_engine(databases("sqlite")[0], poolclass=NullPool)))
     told: list[Any] = []
@@ -116,7 +116,7 @@ def test_a_server_that_cuts_everything_off(databases: Databases) -> None:
 
 
 def asgi_apps(locks: Any) -> dict[str, tuple[Any, str, str]]:
-    """Ways to be mounted: the application, the address, and what a proxy has cut off before it."""
+    """Mounts: the application, the address, and the prefix that a proxy strips."""
     fastapi = FastAPI()
     fastapi.mount("/locks", dashboard.asgi(locks))
     starlette = Starlette(routes=[Mount("/ops", routes=[Mount("/locks", app=dashboard.asgi(locks))])])
@@ -128,7 +128,7 @@ def asgi_apps(locks: Any) -> dict[str, tuple[Any, str, str]]:
     }
 
 
-def test_in_asgi_apps(databases: Databases) -> None:
+def test_mounted_in_asgi_apps(databases: Databases) -> None:
     async def ask() -> None:
         engine = create_async_engine(databases("sqlite")[1], poolclass=NullPool)
         try:
@@ -149,8 +149,8 @@ def test_in_asgi_apps(databases: Databases) -> None:
     asyncio.run(ask())
 
 
-def test_a_lifespan_and_a_socket(databases: Databases) -> None:
-    """Which a server asks of what is its only application."""
+def test_asgi_lifespan_and_websocket(databases: Databases) -> None:
+    """A server sends these to its only application."""
     app = dashboard.asgi(sl.Locks(create_engine(databases("sqlite")[0], poolclass=NullPool)))
     sent: list[Any] = []
 
@@ -171,7 +171,7 @@ def test_a_lifespan_and_a_socket(databases: Databases) -> None:
     assert sent[2:] == ["websocket.close"]
 
 
-def test_what_it_is_made_with(databases: Databases) -> None:
+def test_options_are_checked(databases: Databases) -> None:
     locks = sl.Locks(create_engine(databases("sqlite")[0], poolclass=NullPool))
     with pytest.raises(ValueError, match="needs secret="):
         dashboard.wsgi(locks, authorize=lambda request: True)
@@ -191,7 +191,7 @@ def test_what_it_is_made_with(databases: Databases) -> None:
     asyncio.run(ask())
 
 
-def test_what_a_callback_raises_is_the_apps(door: str, door_to: MakeDoor) -> None:
+def test_callback_exceptions_reach_the_app(door: str, door_to: MakeDoor) -> None:
     def ask(request: dashboard.Request) -> bool:
         raise PermissionError(request.path)
 
@@ -203,7 +203,7 @@ def test_what_a_callback_raises_is_the_apps(door: str, door_to: MakeDoor) -> Non
             page.ask(method, path)
 
 
-def test_options(door_to: MakeDoor) -> None:
+def test_title_and_refresh_options(door_to: MakeDoor) -> None:
     text = door_to(title="Locks of <shop>", refresh=2.5).text()
     assert "<h1>Locks of &lt;shop&gt;</h1>" in text
     assert 'data-refresh="2.5"' in text

@@ -1,4 +1,4 @@
-"""What an app has in tables of its own is shown with the rest, and its jobs are given back from there."""
+"""Tables of the app's own are shown with the shipped ones, and their jobs can be requeued."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def own(databases: Callable[[str], tuple[str, str]]) -> Iterator[Callable[[str],
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_they_are_shown_with_the_shipped_ones(engine: str, own: Callable[[str], Engine]) -> None:
+def test_own_tables_are_shown_with_shipped_ones(engine: str, own: Callable[[str], Engine]) -> None:
     locks = sl.Locks(own(engine))
-    look = queries.look(locks, own=OWN)
+    look = queries.read_all(locks, own=OWN)
     (mail,) = [row for row in look.queues.rows if row["own"]]
     assert [mail[name] for name in ("own", "queue_id", "done")] == ["post", "letters", None]
     assert [int(mail[name]) for name in ("waiting", "running", "stalled", "dead")] == [1, 1, 1, 1]
@@ -89,28 +89,26 @@ def test_they_are_shown_with_the_shipped_ones(engine: str, own: Callable[[str], 
     assert mutex["age"] >= 0
     (timeout,) = [row for row in look.timeouts.rows if row["own"]]
     assert [timeout[name] for name in ("own", "id", "every", "free_in")] == ["reports", "weekly", None, None]
-    assert [row for row in queries.look(locks).queues.rows if row["own"]] == []
+    assert [row for row in queries.read_all(locks).queues.rows if row["own"]] == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_their_jobs_are_given_back(engine: str, own: Callable[[str], Engine], door_to: MakeDoor) -> None:
+def test_jobs_of_own_queues_are_requeued(engine: str, own: Callable[[str], Engine], door_to: MakeDoor) -> None:
     own(engine)
     page: Door = door_to(engine, "asgi", authorize=alice, secret="secret", own=OWN)
     token = page.token()
     for what in ("dead", "stalled"):
         answer = page.post("requeue", token=token, queue="letters", what=what, own="post")
-        assert f"Gave back 1 {what} job of &#39;letters&#39;" in said(page, answer)
+        assert f"Requeued 1 {what} job of &#39;letters&#39;" in said(page, answer)
     (stats,) = page.locks.run(MAIL.stats())
     assert (stats.waiting, stats.running, stats.dead) == (3, 0, 0)
     for name in ("imports", "another"):
         refused = page.post("requeue", token=token, queue="letters", what="dead", own=name)
         assert refused.status_code == 400
-        assert f"is called &#39;{name}&#39;" in refused.text
+        assert f"named &#39;{name}&#39;" in refused.text
 
 
-def test_one_that_is_not_there_keeps_no_other_from_being_shown(
-    own: Callable[[str], Engine], door_to: MakeDoor, door: str
-) -> None:
+def test_missing_own_table_hides_no_other(own: Callable[[str], Engine], door_to: MakeDoor, door: str) -> None:
     own("sqlite")
     text = door_to(door=door, own={**OWN, "n<o>where": sl.Queue(Nowhere)}).text()
     assert "n&lt;o&gt;where" in text
@@ -120,6 +118,6 @@ def test_one_that_is_not_there_keeps_no_other_from_being_shown(
 
 
 @pytest.mark.parametrize("own", [{"": MAIL}, {"a": Mail}, {"a": sl.StateTransition()}])
-def test_what_can_not_be_shown_is_refused(own: object) -> None:
-    with pytest.raises(TypeError, match="own= has a Queue, Mutex or Timeout by each name"):
+def test_invalid_own_tables_are_refused(own: object) -> None:
+    with pytest.raises(TypeError, match="own= maps names to a Queue, Mutex or Timeout"):
         dashboard.wsgi(lambda: sl.Locks, own=own)  # type: ignore[arg-type, return-value]

@@ -1,4 +1,4 @@
-"""Which database is meant; that any driver reaches it; that no password is ever told."""
+"""The database that a command works on, with any driver; passwords are never printed."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ DRIVERS = [
 
 
 @pytest.mark.parametrize(("engine", "driver"), DRIVERS)
-def test_any_driver(engine: str, driver: str, servers: Servers) -> None:
+def test_commands_with_any_driver(engine: str, driver: str, servers: Servers) -> None:
     cli = Cli(servers.installed(engine, driver))
     told = cli.json("check")
     assert told["ok"] is True
-    assert f"by {make_url(cli.url).get_dialect().driver}" in told["findings"][0]["says"]
+    assert f"through {make_url(cli.url).get_dialect().driver}" in told["findings"][0]["says"]
     cli.json("status")
     cli("sweep")
     cli("vacuum")
     assert cli.json("semaphore", "create", f"by {driver}", "2")["capacity"] == 2
 
 
-def test_an_async_driver_installs(servers: Servers) -> None:
+def test_install_with_an_async_driver(servers: Servers) -> None:
     cli = Cli(servers.fresh("postgresql15", "asyncpg"))
     cli("install")
     assert cli.json("check")["ok"] is True
 
 
-def test_an_async_driver_is_not_for_the_page(postgresql: Cli) -> None:
+def test_page_refuses_an_async_driver(postgresql: Cli) -> None:
     url = postgresql.url.replace("+psycopg:", "+asyncpg:")
     done = run("page", "--url", url)
     assert done.exit_code == 2
     assert "postgresql+asyncpg" in " ".join(done.stderr.split())
 
 
-def test_where_the_url_comes_from(servers: Servers, tmp_path: Path) -> None:
+def test_sources_of_the_url(servers: Servers, tmp_path: Path) -> None:
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in "abcd"]
     for url in urls:
         install(url)
@@ -76,7 +76,7 @@ def test_where_the_url_comes_from(servers: Servers, tmp_path: Path) -> None:
     assert "give one of them" in done.stderr
 
 
-def test_a_configuration_tells_where_the_locks_are(tmp_path: Path) -> None:
+def test_config_names_schema_and_prefix(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     install(url, prefix="others_")
     ini = tmp_path / "alembic.ini"
@@ -93,11 +93,11 @@ def test_a_configuration_tells_where_the_locks_are(tmp_path: Path) -> None:
     ("given", "driver"),
     [("postgres", "psycopg"), ("postgresql", "psycopg"), ("mysql", "pymysql"), ("mariadb", "pymysql")],
 )
-def test_a_url_without_a_driver_gets_one_that_is_there(given: str, driver: str, servers: Servers) -> None:
+def test_url_without_driver_gets_an_installed_one(given: str, driver: str, servers: Servers) -> None:
     server = "mariadb" if given == "mariadb" else "mysql" if given == "mysql" else "postgresql15"
     url = servers.installed(server, PLAIN[server])
     told = Cli(f"{given}:{url.split(':', 1)[1]}").json("check")
-    assert told["findings"][0]["says"].count(f"by {driver},") == 1
+    assert told["findings"][0]["says"].count(f"through {driver},") == 1
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_url_without_a_driver_gets_one_that_is_there(given: str, driver: str, 
         ("sqlite://", "memory"),
     ],
 )
-def test_urls_that_lead_nowhere(url: str, said: str) -> None:
+def test_unusable_urls_are_refused(url: str, said: str) -> None:
     done = run("check", "--url", url)
     assert done.exit_code in (1, 2)
     assert said in " ".join(done.output.split())
@@ -127,7 +127,7 @@ UNREACHABLE = ["postgresql+psycopg", "postgresql+psycopg2", "postgresql+asyncpg"
 
 @pytest.mark.parametrize("drivername", UNREACHABLE)
 @pytest.mark.parametrize("as_json", [False, True])
-def test_no_password_where_nobody_answers(drivername: str, as_json: bool) -> None:
+def test_no_password_if_server_is_unreachable(drivername: str, as_json: bool) -> None:
     url = make_url(f"{drivername}://app@127.0.0.1:1/db").set(password=SECRET)
     written = url.render_as_string(hide_password=False)
     done = run("status", *(["--json"] if as_json else []), SQLALCHEMY_LOCKS_URL=written)
@@ -139,7 +139,7 @@ def test_no_password_where_nobody_answers(drivername: str, as_json: bool) -> Non
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg"])
-def test_no_password_where_the_server_refuses(driver: str, servers: Servers) -> None:
+def test_no_password_if_login_fails(driver: str, servers: Servers) -> None:
     # without TLS, in which asyncpg leaves the transport open that a server has refused
     url = make_url(servers.server("postgresql18").url(driver)).set(password=SECRET, database="nonexistent-db")
     done = run("check", SQLALCHEMY_LOCKS_URL=url.render_as_string(hide_password=False))
@@ -148,15 +148,15 @@ def test_no_password_where_the_server_refuses(driver: str, servers: Servers) -> 
     assert SECRET not in done.output
 
 
-def test_no_password_in_what_nobody_foresaw(postgresql: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_password_in_tracebacks(postgresql: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     url = make_url(postgresql.url).update_query_dict({"sslpassword": "query-secret"})
     url = url.set(password="url-secret")
 
     def fail(database: object) -> None:
         raise RuntimeError(f"{url.render_as_string(hide_password=False)} url-secret dbname=x password='other secret'")
 
-    monkeypatch.setattr(status, "overview", fail)
-    monkeypatch.setattr(base, "reach", lambda database: 0.0)
+    monkeypatch.setattr(status, "_read", fail)
+    monkeypatch.setattr(base, "_connect_once", lambda database: 0.0)
     done = run("status", "--json", SQLALCHEMY_LOCKS_URL=url.render_as_string(hide_password=False))
     assert done.exit_code == 2
     assert "RuntimeError" in done.stderr
@@ -179,7 +179,7 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.parametrize(("content", "said"), CONFIGURATIONS)
-def test_a_configuration_that_cannot_be_read_is_not_told(content: str, said: str, tmp_path: Path) -> None:
+def test_unreadable_config_is_not_quoted(content: str, said: str, tmp_path: Path) -> None:
     ini = tmp_path / "alembic.ini"
     ini.write_bytes(content.encode("utf-8", "surrogateescape"))
     done = run("check", "--config", str(ini), "--json")
@@ -190,14 +190,14 @@ def test_a_configuration_that_cannot_be_read_is_not_told(content: str, said: str
 
 
 @pytest.mark.parametrize("drivername", ["postgresql+psycopg", "mysql+pymysql"])
-def test_the_end_of_a_password_is_no_host(drivername: str) -> None:
+def test_unquoted_at_sign_in_password(drivername: str) -> None:
     done = run("check", "--url", f"{drivername}://me:one@two@127.0.0.1/app")
     assert done.exit_code == 2
     assert "%40" in done.stderr
     assert "two" not in done.output
 
 
-def test_a_database_has_to_be_named() -> None:
+def test_mysql_url_needs_a_database() -> None:
     for url in ("mysql+pymysql://me@host", "mariadb+pymysql://me@host/"):
         done = run("check", "--url", url)
         assert done.exit_code == 2
@@ -205,7 +205,7 @@ def test_a_database_has_to_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "scrubbed"),
+    ("said", "redacted"),
     [
         ("postgresql://app:hunter22@host", "postgresql://app:***@host"),
         ("dsn host=x password=hunter22 user=app", "dsn host=x password=*** user=app"),
@@ -214,13 +214,13 @@ def test_a_database_has_to_be_named() -> None:
         ('password authentication failed for user "app"', 'password authentication failed for user "app"'),
     ],
 )
-def test_scrubbing(said: str, scrubbed: str) -> None:
+def test_redaction(said: str, redacted: str) -> None:
     target = DatabaseUrl(make_url("postgresql+psycopg://app:hunter22@host/db"), "lock", "lock_")
-    assert target.scrubbed(said) == scrubbed
+    assert target.redact(said) == redacted
 
 
-def test_a_password_that_is_the_users_name_keeps_sentences_whole() -> None:
+def test_password_equal_to_user_name() -> None:
     target = DatabaseUrl(make_url("postgresql+psycopg://postgres:postgres@host/db"), "lock", "lock_")
-    assert target.scrubbed('no user "postgres"') == 'no user "postgres"'
-    assert target.scrubbed("postgresql://postgres:postgres@host") == "postgresql://postgres:***@host"
-    assert target.shown == "postgresql+psycopg://postgres:***@host/db"
+    assert target.redact('no user "postgres"') == 'no user "postgres"'
+    assert target.redact("postgresql://postgres:postgres@host") == "postgresql://postgres:***@host"
+    assert target.display == "postgresql+psycopg://postgres:***@host/db"
