@@ -121,7 +121,7 @@ class Mutex:
         >>> session.scalar(sl.Mutex().acquire("task_b")), session.scalar(sl.Mutex().acquire("task_b"))
         (True, False)
         """
-        values = self._with_owner(self._mapping.identity(id, queue), owner)
+        values = self._mapping.with_owner(self._mapping.identity(id, queue), owner)
         return Operation(self._impls.acquire[bool(nowait)], values)
 
     @shaped(select(literal(1)))
@@ -136,7 +136,7 @@ class Mutex:
         1
         """
         self._mapping.require("fence", "a fencing token")
-        values = self._with_owner(self._mapping.identity(id, queue), owner)
+        values = self._mapping.with_owner(self._mapping.identity(id, queue), owner)
         return Operation(self._impls.acquire_token[bool(nowait)], values)
 
     @shaped(select(literal(True)))
@@ -176,7 +176,7 @@ class Mutex:
         ['task_b', 'task_c']
         """
         values = self._mapping.queue(queue) | row_admin.limit(limit)
-        return RowsOperation(self._impls.capture, self._with_owner(values, owner))
+        return RowsOperation(self._impls.capture, self._mapping.with_owner(values, owner))
 
     def held(self, limit: int = 1000) -> RowsOperation[Any]:
         """List held mutexes for monitoring: rows of ``queue, id, owner, acquired_at`` (UTC, by the server's clock).
@@ -202,14 +202,6 @@ class Mutex:
         """
         left = row_admin.retries(self._mapping, retries, required=True)
         return Operation(self._impls.set_retries, self._mapping.identity(id, queue) | left)
-
-    def _with_owner(self, values: dict[str, Any], owner: Any) -> dict[str, Any]:
-        if owner is not None:
-            self._mapping.require("owner", "owner")
-            values[OWNER_PARAM] = valid_name(owner, "an owner")
-        elif self._mapping.has("owner"):
-            values[OWNER_PARAM] = None
-        return values
 
 
 class _MutexAcquire(ConditionalAcquire):
