@@ -112,7 +112,7 @@ class CaptureImpl(OperationImpl):
         """Under the write lock, which a statement that begins with WITH doesn't take by itself."""
         with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
             if not execution.backend.transaction_begun(execution.connection):
-                execution.take_file(self.taking(execution.context).table)
+                execution.take_write_lock(self.taking(execution.context).table)
                 if self.statement(execution.context) is None and not execution.backend.transaction_begun(
                     execution.connection
                 ):

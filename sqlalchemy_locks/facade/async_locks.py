@@ -18,7 +18,8 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import RowsOperation, ValueOperation
+from sqlalchemy_locks.core.operation import RowsOperation
+from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.facade.async_lease import AsyncLeaseContext
 from sqlalchemy_locks.facade.exclusive import IN_BLOCK, ExclusiveBlock, Held, Name
 from sqlalchemy_locks.facade.locks import Locks

@@ -17,11 +17,8 @@ from sqlalchemy import Engine
 from sqlalchemy_locks._validation import bounded_seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import (
-    RowsOperation,
-    ValueOperation,
-    fresh_nonce,
-)
+from sqlalchemy_locks.core.operation import RowsOperation, fresh_nonce
+from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.connections import one_for_all
 from sqlalchemy_locks.errors import (

@@ -21,7 +21,8 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
 from sqlalchemy_locks._validation import bounded_seconds, valid_name
-from sqlalchemy_locks.core.operation import Execution, Operation, shaped
+from sqlalchemy_locks.core.operation import Execution, Operation
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,

@@ -9,7 +9,8 @@ from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select, true
 from sqlalchemy.exc import IntegrityError
 
 from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.core.operation import Execution, Operation, shaped
+from sqlalchemy_locks.core.operation import Execution, Operation
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,

@@ -10,7 +10,8 @@ from typing import Any
 
 from sqlalchemy import Update, literal, select
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import LockLost, Unsupported
 from sqlalchemy_locks.semaphore.base import SemaphoreImpl, external_id_of, lock_request_shared, token_of
 from sqlalchemy_locks.semaphore.statements import RELEASED

@@ -8,7 +8,8 @@ from sqlalchemy import BigInteger, Boolean, Text, bindparam, case, literal, sele
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,
     SemaphoreImpl,

@@ -12,7 +12,8 @@ from typing import Any
 from sqlalchemy import literal, select
 
 from sqlalchemy_locks._validation import bounded_seconds
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.semaphore.base import SemaphoreImpl, end_judged, reads_snapshot
 from sqlalchemy_locks.semaphore.statements import BATCH
 
