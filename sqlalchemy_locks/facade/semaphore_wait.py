@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 #: the longest wait for the rows of a semaphore or a request, and for the gate in memory before them, in seconds
 ROW_TIMEOUT = 5.0
-#: behind a pooler the pauses between polls are this part of the time waited so far
-_POOLED_PART = 50
 _NOTHING: Mapping[str, int] = {}
 
 queue_key = lru_cache(1024)(key)
@@ -247,13 +245,11 @@ class SemaphoreWaiter:
 
     def _wait_in_front(self, name: str) -> Grant | str:
         """As :meth:`_wait_in_queue`, at the front of this process's queue."""
-        part = 10
         with self._queues.spare_connection(self._engine.pool) as spare:
             while spare and self._backend.server_queues and self._at_most(QUEUE_TIMEOUT) > self._backend.min_queue_wait:
                 try:
                     with ServerQueue(self._engine, self._keys[name], self._left()) as queue:
                         if not queue.available():
-                            part = _POOLED_PART
                             break
                         if queue.wait(self._left()):
                             return self._poll_at_head(queue.transaction, name)
@@ -272,7 +268,7 @@ class SemaphoreWaiter:
                 if found is not None:
                     return found
                 self._pause(name, random.uniform(0, 0.05))
-        return self._poll(name, queued=True, part=part)
+        return self._poll(name, queued=True)
 
     def _poll_at_head(self, short: ShortTransaction, name: str) -> Grant | str:
         """As :meth:`_wait_in_queue`, at the head of the server's queue, on the connection that is there."""
@@ -301,12 +297,12 @@ class SemaphoreWaiter:
                 return name
             self._pause(name, backoff.pause())
 
-    def _poll(self, name: str, *, queued: bool, part: int = 10) -> Grant | str:
+    def _poll(self, name: str, *, queued: bool) -> Grant | str:
         """As :meth:`_wait_in_queue`, without the server's queue, and without a connection between two polls.
 
         :param queued: in the front of this process's queue; ends when what is asked for exceeds the capacity.
         """
-        backoff = Backoff(part)
+        backoff = Backoff()
         line = self._backend.line_beside(self._engine, self._left()) if queued else None
         with contextlib.nullcontext() if line is None else line.ticket(self._keys[name]) as ticket:
             until = time.monotonic() + QUEUE_TIMEOUT

@@ -6,16 +6,13 @@ import time
 
 
 class Backoff:
-    """Pauses between polls: a fixed part of the time waited so far, so that polling adds no more than that to a wait.
-
-    :param part: the divisor: 10 pauses for a tenth of the time waited so far.
-    """
+    """Pauses between polls: a tenth of the time waited so far, so that polling adds no more than that to a wait."""
 
     SHORTEST, LONGEST = 0.001, 0.25
 
-    def __init__(self, part: int = 10) -> None:
-        self._began, self._part = time.monotonic(), part
+    def __init__(self) -> None:
+        self._began = time.monotonic()
 
     def pause(self) -> float:
         """Return the seconds until the next poll."""
-        return min(self.LONGEST, max(self.SHORTEST, (time.monotonic() - self._began) / self._part))
+        return min(self.LONGEST, max(self.SHORTEST, (time.monotonic() - self._began) / 10))
