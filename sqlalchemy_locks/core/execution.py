@@ -88,7 +88,7 @@ class Execution:
         self.again = bool(every.get("locks_again"))
         self.alone = "locks_alone" in every
         self.context = build_context(self.connection.dialect, every)
-        self.first_writes = self.operation._body.writes and self.context.backend.writes_in_turn
+        self.first_writes = self.operation._body.writes and self.context.backend.single_writer
         wait = every.get("locks_wait")
         #: how long a lock may be waited for, in seconds; ``None``: as long as the server lets one wait
         self.wait = None if wait is None else seconds(wait, "locks_wait")
@@ -107,7 +107,7 @@ class Execution:
             return self.connection.execute(statement, given, execution_options=self.options)
 
         with translated(self.backend, self.operation._body.needs_installation):
-            return self.backend.in_turn(self.connection, sent) if self.first_writes else sent()
+            return self.backend.take_write_lock(self.connection, sent) if self.first_writes else sent()
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Around statements that may wait for a lock: for no longer than was asked for."""
@@ -157,7 +157,7 @@ class Execution:
         ):
             return read(self.execute(statement, values))
         if self.first_writes:
-            return self.backend.in_turn(connection, lambda: self._by_cursor(statement, values, read))
+            return self.backend.take_write_lock(connection, lambda: self._by_cursor(statement, values, read))
         return self._by_cursor(statement, values, read)
 
     def _by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
-import sqlalchemy
-from sqlalchemy import Column
+from sqlalchemy import Column, Engine
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
@@ -57,8 +56,6 @@ class Backend:
     single_writer: ClassVar[bool] = False
     #: a lock's key is a row of the table ``locked_keys``
     key_rows: ClassVar[bool] = False
-    #: one writes at a time, in the order in which they came
-    writes_in_turn: ClassVar[bool] = False
     #: an INSERT can be told how long to wait, not at all included
     bounded_insert: ClassVar[bool] = False
     #: an UPDATE can give back what it has written
@@ -156,16 +153,16 @@ class Backend:
         return self.begin(connection, wait)
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
-        """Begin, as SQLAlchemy would by itself at the first statement; asked if ``writes_in_turn``.
+        """Begin, as SQLAlchemy would by itself at the first statement; called only with ``single_writer``.
 
-        :param wait: how long that may wait, in seconds; as long as the app lets it without it.
+        :param wait: how long that may wait, in seconds; by default as long as the app's own settings say.
         """
         raise NotImplementedError
 
-    def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:
-        """Run what may be the first to write in its transaction, after those who came before; if ``writes_in_turn``.
+    def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
+        """Run what may be the first statement of its transaction to write; called only with ``single_writer``.
 
-        :param take: raises when it can't be had at once, and has done nothing then.
+        :param take: raises when the write lock isn't free, and has done nothing then.
         """
         raise NotImplementedError
 
@@ -262,10 +259,10 @@ class Backend:
         """Whether nobody stands in a line; asked only where there are ``lines``, and no functions that look."""
         raise NotImplementedError
 
-    def line_beside(self, of: sqlalchemy.Engine | Connection, within: float | None = None) -> Line | None:
-        """Where those who wait can stand in a line that is no part of the database; ``None`` without such a place.
+    def line_beside(self, engine: Engine, within: float | None = None) -> Line | None:
+        """Where waiters of all processes can queue outside the database; ``None`` without such a place.
 
-        :param within: how long to wait for a free connection of the engine's pool, in seconds.
+        :param within: the longest wait for a free connection of the engine's pool, in seconds.
         """
         return None
 

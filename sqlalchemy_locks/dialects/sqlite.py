@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import sqlalchemy
+from sqlalchemy import Engine
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -29,12 +30,9 @@ T = TypeVar("T")
 
 _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
 _LINE = "_sqlalchemy_locks_line"
-#: the line of those who want to write
-_WRITING = 0
-#: the name of a function that nobody calls
-_PROBE = "sqlalchemy_locks_probe"
-#: seconds for which one waits in SQLite itself at a time: when it is its turn, at least; without a line, at the most
-_SHORTEST, _LONGEST = 0.02, 0.25
+#: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own busy handler backs off to 0.1 s, and so
+#: lets waiters starve.
+_BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
 
 
 class SQLite(Backend):
@@ -45,7 +43,6 @@ class SQLite(Backend):
     untold = "whose one lock is the file's, which keeps no list of who has it"
     explain = "EXPLAIN QUERY PLAN"
     update_returning = True
-    writes_in_turn = True
 
     def translate(self, error: DBAPIError) -> LockError | None:
         message = str(error.orig)
@@ -111,7 +108,7 @@ class SQLite(Backend):
     ) -> tuple[RootTransaction, Callable[[], None]]:
         transaction = _begun(connection, wait, connection.begin)
         if not in_transaction(connection):
-            in_turn(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
+            take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
         return transaction, nothing
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
@@ -119,24 +116,21 @@ class SQLite(Backend):
         if not connection.in_transaction():
             _begun(connection, wait, connection._autobegin)
 
-    def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:
-        # what a transaction has read may be in the way of whoever writes: it must not stand in a line
+    def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
         if in_transaction(connection):
             return take()
         raw: Any = connection.connection.driver_connection
-        return in_turn(connection, take, commits=getattr(raw, "isolation_level", "") is None)
+        return take_write_lock(connection, take, commits=getattr(raw, "isolation_level", "") is None)
 
-    def line_beside(self, of: sqlalchemy.Engine | Connection, within: float | None = None) -> Line | None:
-        known: dict[str, Any]
-        if isinstance(of, Connection):
-            known = of.info  # an engine's `creator` may lead to several files
-            if _LINE not in known:
-                known[_LINE] = _line_of(of)
-        else:
-            known = of.dialect.__dict__
-            if _LINE not in known:
-                with connect(of, within) as connection:
-                    known[_LINE] = self.line_beside(connection)
+    def line_beside(self, engine: Engine, within: float | None = None) -> Line | None:
+        known: dict[str, Any] = engine.dialect.__dict__
+        if _LINE not in known:
+            from sqlalchemy_locks.dialects.sqlite_line import Line
+
+            # the name in the app's URL may be relative, a URI, or known to its `creator` alone
+            with connect(engine, within) as connection:
+                files = {name: file for _, name, file in _driver_rows(connection, "PRAGMA database_list")}
+            known[_LINE] = Line(os.path.realpath(files["main"])) if files.get("main") else None
         line: Line | None = known[_LINE]
         return line
 
@@ -160,14 +154,6 @@ def _begun(connection: Connection, wait: float | None, begin: Callable[[], T]) -
             raise
 
 
-def _line_of(connection: Connection) -> Line | None:
-    from sqlalchemy_locks.dialects.sqlite_line import Line
-
-    # what the app calls it may be relative, a URI, or known to its own `creator` alone
-    files = {name: file for _, name, file in _asked(connection, "PRAGMA database_list")}
-    return Line(os.path.realpath(files["main"])) if files.get("main") else None
-
-
 class _Patience:
     """How long SQLite waits: changed, and afterwards as it was. Not through SQLAlchemy, which would begin for it."""
 
@@ -180,20 +166,20 @@ class _Patience:
 
     def __exit__(self, *_: object) -> None:
         if self._was is not None and not self._connection.invalidated:
-            _asked(self._connection, f"PRAGMA busy_timeout = {self._was}")
+            _driver_rows(self._connection, f"PRAGMA busy_timeout = {self._was}")
 
     def get(self) -> float:
         """As the app has it, in seconds."""
         if self._was is None:
-            ((self._was,),) = _asked(self._connection, "PRAGMA busy_timeout")
+            ((self._was,),) = _driver_rows(self._connection, "PRAGMA busy_timeout")
         return (self._was or 0) / 1000
 
     def set(self, seconds: float) -> None:
         self.get()
-        _asked(self._connection, f"PRAGMA busy_timeout = {BACKEND.wait_value(seconds)}")
+        _driver_rows(self._connection, f"PRAGMA busy_timeout = {BACKEND.wait_value(seconds)}")
 
 
-def _asked(connection: Connection, sql: str) -> list[Any]:
+def _driver_rows(connection: Connection, sql: str) -> list[Any]:
     """Rows from the driver itself, which begins nothing for a PRAGMA."""
     raw: Any = connection.connection.driver_connection
     if connection.dialect.is_async:
@@ -205,78 +191,33 @@ def _asked(connection: Connection, sql: str) -> list[Any]:
         cursor.close()
 
 
-def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = None, *, commits: bool = False) -> T:
-    """Take the write lock, outside of any transaction, after those who came before, of whatever process.
+def take_write_lock(
+    connection: Connection, take: Callable[[], T], wait: float | None = None, *, commits: bool = False
+) -> T:
+    """Take the write lock, outside of any transaction, trying every few milliseconds.
 
     :param take: takes it, or raises what SQLite says when it is not free; begins nothing in that case.
-    :param wait: the longest wait, in seconds; as long as SQLite would wait by itself without it.
-    :param commits: what it does is committed with it.
+    :param wait: the longest wait in seconds; by default the connection's busy timeout.
+    :param commits: the statement also commits. SQLite then admits no new readers while it waits for those that it has
+        found, so the whole wait is left to it.
     """
-    line = BACKEND.line_beside(connection)
     with _Patience(connection) as patience:
         left = patience.get() if wait is None else wait
         until = time.monotonic() + left
-        if line is None or not left:
-            if left < math.inf:
-                patience.set(left)
-            return take()
-        if not line.anybody(_WRITING):
-            patience.set(0)
+        while True:
+            patience.set(left if commits else min(left, _BUSY_WAIT))
+            asked = time.monotonic()
             try:
                 return take()
             except Exception as error:
-                if not _busy(error):
+                now = time.monotonic()
+                # Without any wait SQLite refuses a connection with an unfinished SELECT, which the holder's COMMIT
+                # waits for.
+                refused = now - asked < _BUSY_WAIT / 2
+                if refused or now >= until or not _busy(error):
                     raise
-        if _reading(connection):
-            return _without_a_line(take, patience, until)
-        with line.ticket(_WRITING) as ticket:
-            while True:
-                left = max(0.0, until - time.monotonic())
-                if not left or not ticket.before():
-                    # who waits in SQLite itself hears no signal, and tells nobody that it is alive; but what commits by
-                    # itself keeps new readers out only for as long as it waits there
-                    patience.set(left if commits else min(left, max(_SHORTEST, ticket.pause())))
-                    try:
-                        return take()
-                    except Exception as error:
-                        if not left or not _busy(error):
-                            raise
-                _pause(connection, max(0.0, min(until - time.monotonic(), ticket.pause())))
-
-
-def _without_a_line(take: Callable[[], T], patience: _Patience, until: float) -> T:
-    """As SQLite waits by itself, and not for so long that no signal is heard."""
-    while True:
-        asked = time.monotonic()
-        part = min(max(0.0, until - asked), _LONGEST)
-        patience.set(part)
-        try:
-            return take()
-        except Exception as error:
-            # at once: the holder's commit waits for what is read here, and never for whoever waits for the holder
-            refused = time.monotonic() - asked < part / 2
-            if part < _LONGEST or refused or not _busy(error):
-                raise
-
-
-def _reading(connection: Connection) -> bool:
-    """Whether rows of a SELECT are still to be fetched, which may keep others from committing; true if unknown.
-
-    Nothing tells that but what SQLite refuses meanwhile: a function of one's own can't be defined anew.
-    """
-    raw: Any = connection.connection.driver_connection
-    define = getattr(raw, "create_function", None)
-    refused: Any = connection.dialect.loaded_dbapi
-    try:
-        for _ in range(2):  # the first time, nothing is there to be defined anew
-            if define is None:
-                return True
-            defined = define(_PROBE, 0, nothing)
-            if connection.dialect.is_async:
-                await_only(defined)
-    except refused.OperationalError:
-        return True
-    return False
+            _pause(connection, min(until - now, random.uniform(_SHORTEST_PAUSE, _LONGEST_PAUSE)))
+            left = max(0.0, until - time.monotonic())
 
 
 def _pause(connection: Connection, seconds: float) -> None:
