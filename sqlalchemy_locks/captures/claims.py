@@ -1,57 +1,81 @@
-"""What a captured task tells of itself: its id and queue, and the claim that proves who has captured it."""
+"""The claim of a captured row: what a captured entity or row proves when it is given back.
+
+An entity keeps the claim it was captured with apart from its attributes: a commit expires those, and when they are
+read again they may show the claim of the next owner.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Row
+from sqlalchemy import Row, inspect
+from sqlalchemy.engine import Result
 
+from sqlalchemy_locks.captures.ordering import unframed
+from sqlalchemy_locks.captures.statements import CaptureSpec
 from sqlalchemy_locks.core.roles import RoleMapping
-from sqlalchemy_locks.proof import captured
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
-#: what a captured entity remembers, as far as there are columns for it
-_TOLD = ("id", "queue", "claim")
+_INFO_KEY = "sqlalchemy_locks_captured"
+#: the roles that identify a captured task, as far as there are columns for them
+_IDENTITY = ("id", "queue", "claim")
 
 
-def told_by(rows: RoleMapping) -> tuple[str, ...]:
-    """The roles of what a captured task tells."""
-    return tuple(role for role in _TOLD if rows.has(role))
+def store_proof(result: Result[Any], spec: CaptureSpec) -> Result[Any]:
+    """Return the same entities, each with the values of ``spec.proof`` stored in its instance state."""
+    target = spec.target
+    assert target is not None
+    names = [name for column in spec.proof if (name := target.key_of(column)) is not None]
+    if len(names) < len(spec.proof):
+        return result  # the class doesn't map these columns
+    frozen = result.freeze()
+    for (entity,) in unframed(frozen):
+        state: Any = inspect(entity)
+        state.info[_INFO_KEY] = tuple(getattr(entity, name) for name in names)
+    return frozen()
 
 
-def told(rows: RoleMapping, given: Any) -> dict[str, Any] | None:
-    """The same by role, of an entity or a row that ``capture()`` gave; ``None`` for an id.
+def stored_proof(entity: Any) -> tuple[Any, ...] | None:
+    """Return the values that :func:`store_proof` stored; ``()`` if it stored none, ``None`` for what is no entity."""
+    state: Any = inspect(entity, raiseerr=False)
+    if not getattr(state, "is_instance", False):
+        return None
+    proof: tuple[Any, ...] = state.info.get(_INFO_KEY, ())
+    return proof
 
-    :raises ValueError: for an entity that was not captured, but loaded.
-    :raises TypeError: for a row that isn't one of such a task.
+
+def identity_roles(rows: RoleMapping) -> tuple[str, ...]:
+    """Return the roles that identify a captured task and that have a column."""
+    return tuple(role for role in _IDENTITY if rows.has(role))
+
+
+def claim_of(rows: RoleMapping, given: Any) -> dict[str, Any] | None:
+    """Return id, queue and claim of a captured entity or row, by role; ``None`` if ``given`` is an id.
+
+    :raises ValueError: if an entity was loaded rather than captured.
+    :raises TypeError: if a row lacks one of these columns.
     """
+    roles = identity_roles(rows)
     if isinstance(given, Row):
         if len(given) > 1:
-            return _of_row(rows, given)
-        (given,) = given  # an entity, as Session.execute() gives it
-    proof = captured(given)
+            at, mapping = rows.among(tables(DEFAULT_SCHEMA, "")), given._mapping
+            found = {role: mapping[name] for role in roles for name in {at[role].key, at[role].name} if name in mapping}
+            if len(found) < len(roles):
+                raise TypeError(f"{rows.what}: {given!r} is no row of a captured task")
+            return found
+        (given,) = given  # an entity, as Session.execute() returns it
+    proof = stored_proof(given)
     if proof is None:
         return None
-    roles = told_by(rows)
     if rows.target is None or not isinstance(given, rows.target.entity) or len(proof) != len(roles):
         raise ValueError(f"{rows.what}: {given!r} was not captured in its session: it proves nothing")
     return dict(zip(roles, proof, strict=True))
 
 
-def _of_row(rows: RoleMapping, row: Row[Any]) -> dict[str, Any]:
-    at = rows.among(tables(DEFAULT_SCHEMA, ""))
-    named = row._mapping
-    roles = told_by(rows)
-    found = {role: named[name] for role in roles for name in {at[role].key, at[role].name} if name in named}
-    if len(found) < len(roles):
-        raise TypeError(f"{rows.what}: {row!r} is no row of a captured task")
-    return found
-
-
-def proof_of(rows: RoleMapping, claim: Any) -> int:
-    """The number that a claim is, or that a captured task has."""
+def claim_number(rows: RoleMapping, claim: Any) -> int:
+    """Return the number of a claim, given as that number or as a captured entity or row."""
     rows.require("claim", "claim=")
-    known = told(rows, claim)
+    known = claim_of(rows, claim)
     number = claim if known is None else known["claim"]
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"claim is an int or a captured entity, not {claim!r}")

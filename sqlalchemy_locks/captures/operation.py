@@ -42,7 +42,7 @@ from sqlalchemy_locks.captures.statements import (
 )
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, execute_in_session
 from sqlalchemy_locks.errors import LockLost, Unsupported
-from sqlalchemy_locks.proof import proven
+from sqlalchemy_locks.captures.claims import store_proof
 from sqlalchemy_locks.sql.elements import DeleteByKey, PlainReads, ReadCommitted
 
 
@@ -106,7 +106,7 @@ class CaptureImpl(OperationImpl):
         taking = self.taking(execution.context)
         if self.counts or not taking.proof or taking.mapper is None or execution.session is None:
             return captured
-        return proven(captured, taking)
+        return store_proof(captured, taking)
 
     def _file(self, execution: Execution) -> Any:
         """Under the write lock, which a statement that begins with WITH doesn't take by itself."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
 
 from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.captures.claims import proof_of, told, told_by
+from sqlalchemy_locks.captures.claims import claim_number, claim_of, identity_roles
 from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, inlined
 from sqlalchemy_locks.core import row_admin
@@ -203,7 +203,7 @@ class StateTransition(Given[E]):
         """
         if status is None:
             raise TypeError("StateTransition: a status can't be None")
-        if (known := told(self._rows, id)) is not None:
+        if (known := claim_of(self._rows, id)) is not None:
             if queue is not None:
                 raise ValueError("StateTransition: what was captured knows its queue: leave out queue=")
             id, queue = known["id"], known.get("queue")
@@ -211,7 +211,7 @@ class StateTransition(Given[E]):
         values = self._rows.identity(id, queue)
         values[param_name("status")] = _status(status) if self._rows.target is None else status
         if claim is not None:
-            values[param_name("claim")] = proof_of(self._rows, claim)
+            values[param_name("claim")] = claim_number(self._rows, claim)
         return Operation(self._set[claim is not None, bool(force)], values)
 
     @shaped(select(literal(1)))
@@ -278,7 +278,7 @@ class _Capture(CaptureImpl):
             self.order_by or (at["id"],),
             self.rows.target,
             one_of=(at["status"], self.ready),
-            proof=tuple(at[role] for role in told_by(self.rows)),
+            proof=tuple(at[role] for role in identity_roles(self.rows)),
         )
 
 

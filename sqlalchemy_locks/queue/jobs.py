@@ -16,7 +16,7 @@ from sqlalchemy import Column, Row, Table, update
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, OperationImpl
 from sqlalchemy_locks.core.roles import RoleColumns
-from sqlalchemy_locks.proof import captured
+from sqlalchemy_locks.captures.claims import stored_proof
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
 ROLES = (
@@ -92,7 +92,7 @@ class Jobs:
     def _each(self, jobs: Any) -> Iterable[Any]:
         if isinstance(jobs, list) and not _is_pair(jobs):
             return jobs
-        if isinstance(jobs, (Mapping, Row)) or captured(jobs) or _is_pair(jobs) or self._named(jobs) is not None:
+        if isinstance(jobs, (Mapping, Row)) or stored_proof(jobs) or _is_pair(jobs) or self._named(jobs) is not None:
             return [jobs]
         if not isinstance(jobs, Iterable):
             self._told(jobs, None)
@@ -108,7 +108,7 @@ class Jobs:
                     return self._told(job, self._named(job))
             if len(job) == 1:
                 job = job[0]  # an entity, as Session.execute() gives it
-        if (proof := captured(job)) is not None:
+        if (proof := stored_proof(job)) is not None:
             if not proof:
                 raise ValueError(
                     f"Queue: {job!r} was not captured in its session, and its claim may be somebody else's: give what "
