@@ -23,6 +23,7 @@ from sqlalchemy.engine import Dialect, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks.captures.claims import store_proof
 from sqlalchemy_locks.captures.ordering import directions, in_order, rearranged
 from sqlalchemy_locks.captures.statements import (
     LIMIT,
@@ -42,7 +43,6 @@ from sqlalchemy_locks.captures.statements import (
 )
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, execute_in_session
 from sqlalchemy_locks.errors import LockLost, Unsupported
-from sqlalchemy_locks.captures.claims import store_proof
 from sqlalchemy_locks.sql.elements import DeleteByKey, PlainReads, ReadCommitted
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
-from sqlalchemy import Column, Engine
+from sqlalchemy import Column, Engine, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
@@ -60,6 +60,10 @@ class Backend:
     bounded_insert: ClassVar[bool] = False
     #: an UPDATE can give back what it has written
     update_returning: ClassVar[bool] = False
+    #: a data-modifying statement with RETURNING can be a CTE of another statement
+    writable_ctes: ClassVar[bool] = False
+    #: several values can be bound as one array, which unnest() reads as rows
+    arrays: ClassVar[bool] = False
     #: a lock is refused by the server itself where the isolation level makes what its holder reads stale
     refuses_stale: ClassVar[bool] = False
     #: autocommit can be had on a pooled connection without a round trip and without touching what the app has set
@@ -94,6 +98,10 @@ class Backend:
 
     def translate(self, error: DBAPIError) -> LockError | None:
         """Our error for the driver's, or ``None`` where it isn't about locks."""
+        raise NotImplementedError
+
+    def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        """Return an INSERT that ignores a row whose ``key`` is present; the column has a unique constraint."""
         raise NotImplementedError
 
     def missing(self, error: DBAPIError) -> bool:

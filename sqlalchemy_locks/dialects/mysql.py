@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from sqlalchemy import text
+from sqlalchemy import Column, Insert, Table, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -59,6 +59,9 @@ class MySQL(Backend):
     shortest_line = 1
     explain = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
+
+    def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        return TakeRow(table)
 
     def translate(self, error: DBAPIError) -> LockError | None:
         code = _errno(error)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, Column, Text, bindparam, func, literal, select, text
+from sqlalchemy import BigInteger, Column, Insert, Table, Text, bindparam, func, literal, select, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
@@ -51,6 +51,8 @@ class PostgreSQL(Backend):
     keeps_passed = True
     explain = "EXPLAIN (FORMAT JSON)"
     update_returning = True
+    writable_ctes = True
+    arrays = True
     refuses_stale = True
     misses_replaced = True
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
@@ -69,6 +71,11 @@ class PostgreSQL(Backend):
         if code == "25006":
             return self.not_writable()
         return None
+
+    def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        from sqlalchemy.dialects.postgresql import insert  # not loaded before it is needed
+
+        return insert(table).on_conflict_do_nothing(index_elements=[key])
 
     def missing(self, error: DBAPIError) -> bool:
         return _sqlstate(error) in ("42883", "42P01", "3F000")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Column, Engine, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -53,6 +53,11 @@ class SQLite(Backend):
         if "readonly database" in message:
             return self.not_writable()
         return None
+
+    def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        from sqlalchemy.dialects.sqlite import insert  # not loaded before it is needed
+
+        return insert(table).on_conflict_do_nothing(index_elements=[key])
 
     def missing(self, error: DBAPIError) -> bool:
         return "no such table" in str(error.orig)

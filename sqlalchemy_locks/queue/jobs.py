@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import Column, Row, Table, update
 
+from sqlalchemy_locks.captures.claims import stored_proof
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, OperationImpl
 from sqlalchemy_locks.core.roles import RoleColumns
-from sqlalchemy_locks.captures.claims import stored_proof
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
 ROLES = (

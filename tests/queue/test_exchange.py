@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, event, select, text, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.captures.explain import _chooses, _spelt
+from sqlalchemy_locks.captures.query_plan import _chooses, _spelt
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.queue.fetch import Fetched
 from sqlalchemy_locks.workers.database import transaction
