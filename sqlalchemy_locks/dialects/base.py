@@ -60,6 +60,8 @@ class Backend:
     bounded_insert: ClassVar[bool] = False
     #: an UPDATE can give back what it has written
     update_returning: ClassVar[bool] = False
+    #: an index can have a condition (``CREATE INDEX ... WHERE``)
+    partial_indexes: ClassVar[bool] = False
     #: a data-modifying statement with RETURNING can be a CTE of another statement
     writable_ctes: ClassVar[bool] = False
     #: several values can be bound as one array, which unnest() reads as rows
@@ -237,6 +239,15 @@ class Backend:
     def by_index(self, connection: Connection) -> contextlib.AbstractContextManager[bool]:
         """Plans asked for inside go by an index wherever there is one, however small the table: whether they do."""
         return contextlib.nullcontext(False)
+
+    def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
+        """Return the steps of a capture's plan, and what makes it slow.
+
+        :param rows: what the statement that begins with ``explain`` returned, as mappings.
+        :param search: the name of the CTE that searches, where the search is part of a larger statement.
+        :param ordered: the capture has an ORDER BY.
+        """
+        raise NotImplementedError
 
     def denied(self, error: DBAPIError) -> bool:
         """Whether the user may not do it; asked only where the catalog doesn't tell what a user may do."""
