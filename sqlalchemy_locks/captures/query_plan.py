@@ -56,7 +56,7 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
     """
     body = operation._body
     if not isinstance(body, CaptureImpl):
-        raise TypeError(f"explain takes a capture, not {operation!r}")
+        raise TypeError(f"explain takes a capture, and {operation!r} is none")
     target: Any = connection if isinstance(connection, Connection) else connection.connection()
     context = build_context(target.dialect, {**target.get_execution_options(), **operation.get_execution_options()})
     spec = body.taken(context)
@@ -66,7 +66,7 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
         return Explanation(statement, tuple(plan), (), None)
     with context.backend.by_index(target) as by_index:
         if by_index and not _plan_of(statement, target, spec, context)[1]:
-            problem = f"{problems[0]}, though an index serves it: the planner expects a small table; ANALYZE it"
+            problem = f"{problems[0]}, though there is an index that serves: the planner expects a small table; ANALYZE it"
             return Explanation(statement, tuple(plan), (problem,), None)
     return Explanation(statement, tuple(plan), tuple(problems), _missing(spec, context))
 

@@ -106,7 +106,7 @@ class StateTransition(Given[E]):
         self._rows = RoleMapping("StateTransition", lambda tables: tables.task, _ROLES, entity, given)
         statuses = tuple(ready) if isinstance(ready, (tuple, list, set, frozenset)) else (ready,)
         if not statuses or captured in statuses or timed_out == captured:
-            raise ValueError("StateTransition: give at least one status in ready, and another one as captured")
+            raise ValueError("StateTransition: a task is ready in at least one status, and captured in another")
         if entity is None:
             for each in (*statuses, captured, timed_out):
                 _status(each)
