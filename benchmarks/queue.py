@@ -206,7 +206,7 @@ def report_round_trips(url: URL) -> None:
             "put, 10 jobs": queue.put(*range(10)),
             "capture, 10 jobs": queue.capture(10),
             "complete, 10 jobs": queue.complete([(number, 1) for number in range(10)]),
-            "both, 10 jobs": queue._exchange([(1, 1)], 10, queue="default", host="wire", after=None),
+            "both, 10 jobs": queue._fetch([(1, 1)], 10, queue="default", host="wire", after=None),
         }.items():
             connection.execute(operation)
             before = wire.round_trips
@@ -265,7 +265,7 @@ def _from_the_head(engine: Engine, jobs: int, now: Processor) -> list[float]:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         done: list[Any] = []
         for turn in range(1, jobs // 10 + 1):
-            operation = queue._exchange(done, 10, queue="default", host="head", after=None)
+            operation = queue._fetch(done, 10, queue="default", host="head", after=None)
             done = connection.execute(operation).scalar_one().jobs
             if turn % (jobs // 40) == 0:
                 ended.append(now())

@@ -102,7 +102,7 @@ __all__ = [
 ]
 
 
-_LATER = {
+_LAZY = {
     "AsyncLease": ".facade.async_lease",
     "AsyncLocks": ".facade.async_locks",
     "AsyncWorker": ".workers.asynchronous",
@@ -112,7 +112,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    # SQLAlchemy's ORM and its asyncio extension are loaded by who uses them, as SQLAlchemy itself has it
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name], __name__), name)
+    # SQLAlchemy's ORM and its asyncio extension are loaded on first use, as SQLAlchemy itself does
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

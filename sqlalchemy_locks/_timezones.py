@@ -1,8 +1,8 @@
-"""Civil time: a zone's offsets around an instant, as numbers that any engine can calculate with.
+"""Time zones: a zone's UTC offsets around an instant, as numbers that every engine can calculate with.
 
-Servers know zones differently or not at all (MySQL's tables are often empty, SQLite has none), so the offsets come
-from Python's ``zoneinfo``, and the instant they are applied to from the server. The app's clock only chooses
-which changes of the offset are the nearest two: it may be months off before that matters.
+Servers differ in the zones they know (MySQL's tables are often empty, SQLite has none), so the offsets come from
+Python's ``zoneinfo``, and the instant that they are applied to from the server. The app's clock only chooses which
+two changes of the offset are the nearest: it may be months wrong before that matters.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class Offsets(NamedTuple):
 
 
 def zone(name: str) -> ZoneInfo:
-    """
+    """Return the zone of a name.
+
     :raises TypeError: unless it is a ``str``.
-    :raises ValueError: for a zone that this machine doesn't know.
+    :raises ValueError: for a zone that this machine doesn't have.
     """
     if not isinstance(name, str):
         raise TypeError(f"tz is the name of a zone, such as 'Europe/Paris', not {name!r}")
@@ -42,7 +43,7 @@ def zone(name: str) -> ZoneInfo:
 
 
 def around(zone: ZoneInfo, instant: float) -> Offsets:
-    """The offsets before, at and after an instant (seconds since 1970)."""
+    """Return the offsets before, at and after an instant (seconds since 1970)."""
     return _around(zone, int(instant // _DAY) * _DAY)
 
 
@@ -53,7 +54,7 @@ def _around(zone: ZoneInfo, day: int) -> Offsets:
 
 
 def _change(zone: ZoneInfo, start: int, step: int) -> int:
-    """The nearest instant at which the offset changes, looking day by day; far away when there is none."""
+    """Return the nearest instant at which the offset changes, searching by days; a distant one if there is none."""
     here = _offset(zone, start)
     for day in range(start + step, start + step * (_FAR // _DAY), step):
         if _offset(zone, day) != here:

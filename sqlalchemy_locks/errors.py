@@ -1,15 +1,15 @@
 """The errors of this library: one tree, so that ``except LockError`` catches everything it raises on purpose.
 
-What a driver raises for another reason (a syntax error, a full disk, a deadlock in your own session)
-stays the exception that SQLAlchemy gives it.
+A driver's error for another reason (a syntax error, a full disk, a deadlock in your own session) stays SQLAlchemy's
+exception.
 """
 
 from __future__ import annotations
 
 from sqlalchemy_locks.values import Holder
 
-#: holders that a sentence tells of
-_SO_MANY = 3
+#: how many holders a message lists
+_MAX_LISTED = 3
 
 
 class LockError(Exception):
@@ -24,31 +24,31 @@ class LockError(Exception):
 
 
 class LockTimeout(LockError):
-    """The lock was not to be had in the time that was given.
+    """The lock could not be acquired within the timeout.
 
     In a session, the database's own limit ended the wait (``lock_timeout``, ``innodb_lock_wait_timeout``,
     SQLite's busy timeout). On PostgreSQL and YugabyteDB the transaction can then only be rolled back.
 
-    ``holders`` are those who had it when the wait was given up, where ``Locks`` waited and the engine tells it.
-    ``kind`` is what there was no room in: ``semaphore`` or ``lease`` where ``Locks`` waited for one; else ``lock``.
+    ``holders`` are the holders at the end of the wait, where ``Locks`` waited and the engine lists them.
+    ``kind`` is ``semaphore`` or ``lease`` where ``Locks`` waited for one, else ``lock``.
 
     >>> try:
     ...     with locks.exclusive("report", timeout=5):
     ...         send_report()
     ... except sl.LockTimeout as error:
-    ...     log.info("somebody else makes it: %s", error.holders)
+    ...     log.info("another process makes it: %s", error.holders)
     """
 
     def __init__(self, message: str = "", holders: tuple[Holder, ...] = (), kind: str = "lock") -> None:
-        told = "; ".join(map(str, holders[:_SO_MANY]))
-        more = f"; and {len(holders) - _SO_MANY} more" if len(holders) > _SO_MANY else ""
-        super().__init__(f"{message}: held by {told}{more}" if holders else message)
+        listed = "; ".join(map(str, holders[:_MAX_LISTED]))
+        more = f"; and {len(holders) - _MAX_LISTED} more" if len(holders) > _MAX_LISTED else ""
+        super().__init__(f"{message}: held by {listed}{more}" if holders else message)
         self.holders = holders
         self.kind = kind
 
 
 class PoolTimeout(LockTimeout):
-    """No connection was free in the pool of the engine: within the ``timeout`` of the call, or the pool's own.
+    """No connection of the engine's pool was free within the ``timeout`` of the call, or the pool's own.
 
     Whether the lock is free isn't known. SQLAlchemy's ``TimeoutError`` is its cause.
 
@@ -56,41 +56,41 @@ class PoolTimeout(LockTimeout):
     ...     with locks.exclusive("report", timeout=5):
     ...         send_report()
     ... except sl.PoolTimeout:
-    ...     log.error("the pool is too small for what this process does at once")
+    ...     log.error("the pool is too small for the threads of this process")
     """
 
 
 class LockLost(LockError):
-    """The lock was held and is so no longer: its connection died, or its transaction was ended early.
+    """The lock is no longer held: its connection died, its lease ran out, or its transaction was ended early.
 
     >>> try:
     ...     with locks.lease("report", ttl=60) as grant:
     ...         grant.check()
     ... except sl.LockLost:
-    ...     log.warning("somebody else may have made it meanwhile")
+    ...     log.warning("another process may have made it meanwhile")
     """
 
 
 class OutcomeUnknown(LockLost):
-    """The connection died after the work was sent and before its answer came: it may have been done, or not.
+    """The connection died after a statement was sent and before its reply arrived: it was executed, or it was not.
 
-    Look before you do it again.
+    Check before you repeat it.
 
     >>> try:
     ...     locks.mutex.acquire("task_a")
     ... except sl.OutcomeUnknown:
-    ...     locks.mutex.release("task_a")  # of that very call's, if it was done, and else of nobody's
+    ...     locks.mutex.release("task_a")  # releases what that call acquired, if it did; nothing else
     True
     """
 
 
 class RequestOver(LockLost):
-    """This ``external_id`` was granted before and is over: it is never granted again, so ask with another.
+    """The grant of this ``external_id`` is over, and an id is never granted again: use another.
 
-    A block with ``reclaim=True`` is granted one whose time ran out before it was released: where ids are reclaimed,
-    give ``release``, ``renew`` and ``guarded`` the grant, never the id.
+    A block with ``reclaim=True`` is granted an id whose time ran out before it was released. Where ids are reclaimed,
+    pass the grant to ``release``, ``renew`` and ``guarded``, never the id.
 
-    ``state`` is what became of it: ``RELEASED``, or ``EXPIRED``.
+    ``state`` is how it ended: ``RELEASED``, or ``EXPIRED``.
 
     >>> grant = locks.acquire({"network": 1}, external_id="job-1")
     >>> released = locks.release("job-1")
@@ -107,7 +107,7 @@ class RequestOver(LockLost):
 
 
 class RequestHeld(LockError):
-    """This ``external_id`` is held by who asked with it first, and was not to be held by two.
+    """This ``external_id`` is held by another caller, and ``resume=False`` doesn't allow two.
 
     >>> with locks.semaphore("backup-slots", external_id="job-1", resume=False):
     ...     try:
@@ -119,7 +119,7 @@ class RequestHeld(LockError):
 
 
 class ReentryError(LockError):
-    """The same thread or task asked ``Locks`` for a key that it holds already: it would wait for itself.
+    """The thread or task holds this key already: acquiring it again would deadlock.
 
     >>> with locks.exclusive("report"):
     ...     try:
@@ -131,7 +131,7 @@ class ReentryError(LockError):
 
 
 class MustRollback(LockError):
-    """SQLite: this transaction has read an old snapshot and can't become a writer. Roll back and begin again.
+    """SQLite: this transaction has read an old snapshot and can't become a writer. Roll it back and begin again.
 
     ``sqlalchemy_locks.sqlite.begin_immediate(engine)`` makes every transaction a writer from its start.
 
@@ -143,7 +143,7 @@ class MustRollback(LockError):
 
 
 class UnknownRow(LockError):
-    """``lock.row`` was asked for a row that isn't there: nothing was locked.
+    """The row that ``lock.row`` names doesn't exist: nothing was locked.
 
     >>> try:
     ...     session.scalar(sl.lock.row(Customer, 404))
@@ -153,7 +153,7 @@ class UnknownRow(LockError):
 
 
 class UnknownSemaphore(LockError):
-    """No such semaphore: it was never created, or is deleted.
+    """No such semaphore: it was never created, or it is deleted.
 
     >>> try:
     ...     locks.acquire({"never made": 1})
@@ -174,7 +174,7 @@ class SemaphoreHeld(LockError):
 
 
 class IdempotencyConflict(LockError):
-    """This id was used before, for other semaphores or other counts: one id stands for one request.
+    """This id was used before for other semaphores or other counts: an id identifies one request.
 
     >>> grant = locks.acquire({"network": 1}, external_id="job-1")
     >>> try:
@@ -185,7 +185,7 @@ class IdempotencyConflict(LockError):
 
 
 class UnknownTask(LockError):
-    """No such task, mutex or timeout: it was never created, or in another queue.
+    """No such task, mutex or timeout: it was never created, or it is in another queue.
 
     >>> try:
     ...     session.scalar(sl.Mutex().acquire("task_z"))
@@ -195,9 +195,9 @@ class UnknownTask(LockError):
 
 
 class StaleToken(LockError):
-    """A newer holder has written already: this write came too late, and changed nothing.
+    """A newer holder has written the row: this write came too late, and changed nothing.
 
-    ``token`` is the fencing token that the row carries.
+    ``token`` is the fencing token in the row.
 
     >>> write = update(Document).where(Document.id == 1).values(body=text)
     >>> session.scalar(sl.fenced(write, Document.fence, 8))
@@ -214,7 +214,7 @@ class StaleToken(LockError):
 
 
 class Unsupported(LockError):
-    """This engine, or this way of running the operation, can't give what was asked; the message says what can.
+    """This engine, or this way of executing the operation, doesn't support it; the message says what does.
 
     >>> try:
     ...     locks.run(sl.lock.exclusive("report"))
@@ -225,7 +225,7 @@ class Unsupported(LockError):
 
 
 class NotWritable(Unsupported):
-    """A standby, a replica, or a read-only transaction: its locks would bind nobody else.
+    """The connection can't write (a standby, a replica, a read-only transaction): a lock there would have no effect.
 
     >>> try:
     ...     locks.mutex.acquire("task_a")

@@ -1,11 +1,11 @@
-"""Fencing: a write that came too late is refused by the row it is for.
+"""Fencing: the row itself refuses the write of a holder that is no longer the latest.
 
-A holder can be stopped for longer than its lock lasts, go on, and write. No lock service can prevent that; the row
-can, when each lock hands out a greater token than the one before, and the row takes no write with a smaller token
-than the last. One conditional UPDATE does both:
+A holder can be paused for longer than its lock lasts, resume, and write. A lock service can't prevent that write, but
+the row can: each acquisition gets a greater token than the one before, and the row refuses a token smaller than the
+last one. One conditional UPDATE checks and stores it:
 ``UPDATE document SET body = ..., fence = :token WHERE id = 1 AND fence <= :token``.
 
-For locks of one holder at a time (mutex, timeout, lease). A semaphore's permits hold at once, and have ``guarded``.
+For locks with one holder at a time (mutex, timeout, lease). A semaphore has several holders at once; use ``guarded``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def Fence() -> MappedColumn[int]:
-    """A mapped column for the fencing token of the last write; 0 before the first.
+    """Return a mapped column for the fencing token of the last write; 0 before the first.
 
     >>> class Report(Base):
     ...     __tablename__ = "report"
@@ -39,18 +39,18 @@ def Fence() -> MappedColumn[int]:
 
 @shaped(select(literal(True)))
 def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
-    """Run an UPDATE only if no newer holder has written to the row, and leave the token there.
+    """Execute an UPDATE only if no newer holder has written to the row, and store the token in it.
 
     :param statement: an UPDATE of one table (``update(Document).where(...).values(...)``), without RETURNING.
-    :param fence: the column of that table that keeps the token (:func:`Fence` makes one).
-    :param token: the fencing token of the lock that you hold, as ``acquire_token`` gave it.
-    :return: ``True`` when it was written, ``False`` when no row matches the statement's own condition (any more: a
-        newer holder may have changed what it asks for).
-    :raises StaleToken: when a newer holder has written; nothing is written then. Where the statement is for several
-        rows, roll back: those that were not newer are written.
-    :raises TypeError: :raises ValueError: for another statement, another table's column, or a token that is none.
+    :param fence: the column of that table that stores the token (:func:`Fence` makes one).
+    :param token: the fencing token of the held lock, as ``acquire_token`` returned it.
+    :return: ``True`` if the row was written, ``False`` if no row matches the statement's own condition (any longer: a
+        newer holder may have changed the columns it compares).
+    :raises StaleToken: if a newer holder has written; nothing is written then. If the statement matches several rows,
+        roll back: those without a newer token are written.
+    :raises TypeError: :raises ValueError: for another statement, another table's column, or an invalid token.
 
-    Writes with the same token follow each other: a holder may write as often as it likes.
+    A holder may write any number of times with the same token.
 
     >>> session.scalar(sl.fenced(update(Document).where(Document.id == 1).values(body=text), Document.fence, token))
     """
@@ -60,51 +60,50 @@ def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
         raise TypeError(f"a fencing token is an int, not {token!r}")
     if not 0 < token < 2**63:
         raise ValueError(f"a fencing token is at least 1 and has 63 bits, not {token}")
-    return Operation(_Fenced(statement, fence, token), {"token": token})
+    return Operation(_FencedUpdate(statement, fence, token), {"token": token})
 
 
-class _Fenced(OperationImpl):
+class _FencedUpdate(OperationImpl):
     name = "fenced"
     needs_installation = False
 
     def __init__(self, statement: Update, fence: Any, token: int) -> None:
         super().__init__()
-        # not entity_description, which fails where a table's own UPDATE is conditioned by a class's attribute
+        # not entity_description, which fails for a Table's UPDATE with a condition on a class's attribute
         mapper = statement.table._annotations.get("parententity")
         self.target = MappedTable(statement.table if mapper is None else mapper.entity, "fenced")
         self.fence = self.target.column(fence, "fence")
         if statement._returning:
-            raise Unsupported("fenced answers True or False: leave RETURNING out of its statement, and read afterwards")
+            raise Unsupported("fenced returns True or False: leave out RETURNING, and SELECT afterwards")
         if getattr(statement, "_ordered_values", None) is not None:
-            raise Unsupported("fenced adds to what its statement sets: use values(), not ordered_values()")
+            raise Unsupported("fenced adds columns to the SET clause: use values(), not ordered_values()")
         if not isinstance(self.fence.type, Integer):
             raise TypeError(f"fenced: {self.fence} must be an integer column for a token")
         self.token = token
-        self.given = statement
+        self.original = statement
         self.columns = [self._column(column) for column in dict(statement._values or {})]
-        #: the condition says that one row is meant, at the most
-        self.single = self._pinned() >= {column.name for column in self.target.primary_key}
+        #: the condition matches one row at most
+        self.single = self._equalities().keys() >= set(self.target.primary_key)
 
     def build(self, context: BuildContext) -> Update | None:
-        # what several rows have become must be asked for, and the answer can still be undone only in a transaction
-        return self._guarded() if self.single else None
+        # several rows must be checked for newer tokens afterwards, and can be rolled back only in a transaction
+        return self._fenced_update() if self.single else None
 
     def because(self, context: BuildContext) -> str:
-        return "where the statement doesn't name its row by the primary key, and may be for several"
+        return "where the statement doesn't select its row by the primary key, and may match several"
 
-    def _guarded(self) -> Update:
-        guarded = self.given.where(*self._not_newer()).values({self.fence: self.token})
-        set_already = {column.name for column in self.columns}
-        bumped = {column: value for column, value in self.target.bumped().items() if column.name not in set_already}
-        return (guarded.values(bumped) if bumped else guarded).execution_options(synchronize_session=False)
+    def _fenced_update(self) -> Update:
+        fenced = self.original.where(*self._not_newer()).values({self.fence: self.token})
+        already_set = {column.name for column in self.columns}
+        bump = {column: value for column, value in self.target.version_bump().items() if column.name not in already_set}
+        return (fenced.values(bump) if bump else fenced).execution_options(synchronize_session=False)
 
     def _not_newer(self) -> list[Any]:
         last = func.coalesce(self.fence, 0) if self.fence.nullable else self.fence
-        return [last <= self.token, *self.target.own_rows()]
+        return [last <= self.token, *self.target.class_condition()]
 
-    def _meant(self) -> Select[Any]:
-        condition = [] if self.given.whereclause is None else [self.given.whereclause]
-        return select(self.fence).where(*condition, *self._not_newer()).limit(1)
+    def _condition(self) -> list[Any]:
+        return [] if self.original.whereclause is None else [self.original.whereclause]
 
     def run(self, execution: Execution) -> bool:
         if not self.single:
@@ -112,62 +111,65 @@ class _Fenced(OperationImpl):
         written = 0
         for _ in execution.tries():
             with execution.waiting():
-                written = execution.execute(self._guarded(), {}).rowcount
-            if written or not execution.backend.misses_replaced or execution.execute(self._meant(), {}).first() is None:
+                written = execution.execute(self._fenced_update(), {}).rowcount
+            if written or not (execution.backend.misses_replaced and self._still_matches(execution)):
                 break
         if not written or not self.single:
-            newer = execution.execute(self._newer(execution), {}).scalar()
+            newer = self._newer_token(execution)
             if newer is not None:
                 raise StaleToken(
                     f"a newer holder, with the token {newer}, has written to {self.target.name} already: the write "
-                    f"with the token {self.token} came too late",
+                    f"with the token {self.token} is refused",
                     newer,
                 )
         if written and execution.session is not None:
-            self._refresh(execution)
+            self.target.refresh(execution.session, [self.fence, *self.columns], self._equalities())
         return bool(written)
 
     def _refuse_autocommit(self, execution: Execution) -> None:
-        if execution.backend.locking == "file":
+        backend = execution.backend
+        if not backend.transaction_begun(execution.connection):
             execution.take_file(self.target.table)
-        if execution.backend.autocommit(execution.connection) or not execution.backend.began(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
+        if backend.autocommit(execution.connection) or not backend.transaction_begun(execution.connection):
+            raise backend.refuse_autocommit(self.name)
 
-    def _newer(self, execution: Execution) -> Select[Any]:
-        condition = [] if self.given.whereclause is None else [self.given.whereclause]
-        newer: Select[Any] = select(self.fence).where(self.fence > self.token, *condition, *self.target.own_rows())
+    def _still_matches(self, execution: Execution) -> bool:
+        """Return whether a row matches that the UPDATE has missed, since it was replaced during the wait."""
+        statement = select(self.fence).where(*self._condition(), *self._not_newer()).limit(1)
+        return execution.execute(statement, {}).first() is not None
+
+    def _newer_token(self, execution: Execution) -> Any:
+        """Return the greatest token for which a row was refused, or ``None``."""
+        newer: Select[Any] = select(self.fence).where(
+            self.fence > self.token, *self._condition(), *self.target.class_condition()
+        )
         newer = newer.order_by(self.fence.desc()).limit(1)
-        # what an old snapshot shows is not what the UPDATE met (InnoDB above READ COMMITTED)
-        return newer.with_for_update(read=True) if execution.backend.locking == "rows" else newer
-
-    def _refresh(self, execution: Execution) -> None:
-        self.target.refresh(execution.session, [self.fence, *self.columns], self._pins())
+        if execution.backend.updates_past_snapshot:  # a plain SELECT would read the snapshot
+            newer = newer.with_for_update(read=True)
+        return execution.execute(newer, {}).scalar()
 
     def _column(self, given: Any) -> Column[Any]:
-        """A column that the statement sets, by whatever it was named."""
+        """Return a column that the statement sets, given by key, name or attribute."""
         if isinstance(given, str) and given in self.target.table.columns:
             found: Column[Any] = self.target.table.columns[given]
             return found
         return self.target.column(given, "values")
 
-    def _pinned(self) -> set[str]:
-        return {column.name for column in self._pins()}
-
-    def _pins(self) -> dict[Column[Any], Any]:
-        """The columns that the condition equates with a value."""
+    def _equalities(self) -> dict[Column[Any], Any]:
+        """Return the columns that the condition equates with a value."""
         found: dict[Column[Any], Any] = {}
-        waiting: list[Any] = [] if self.given.whereclause is None else [self.given.whereclause]
-        while waiting:
-            clause = waiting.pop()
+        pending = self._condition()
+        while pending:
+            clause = pending.pop()
             if isinstance(clause, BooleanClauseList) and clause.operator is operators.and_:
-                waiting += clause.clauses
+                pending += clause.clauses
             elif isinstance(clause, BinaryExpression) and clause.operator is operators.eq:
-                for one, other in ((clause.left, clause.right), (clause.right, clause.left)):
-                    # an alias is another table, though its columns are based on ours
-                    if isinstance(other, BindParameter) and isinstance(getattr(one, "table", None), Table):
+                for left, right in ((clause.left, clause.right), (clause.right, clause.left)):
+                    # an alias is another table, though its columns are based on the target's
+                    if isinstance(right, BindParameter) and isinstance(getattr(left, "table", None), Table):
                         for column in self.target.table.columns:
-                            if column in one.base_columns:
-                                found[column] = other.effective_value
+                            if column in left.base_columns:
+                                found[column] = right.effective_value
         return found
 
     def route(self) -> dict[str, Any]:

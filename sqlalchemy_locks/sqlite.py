@@ -1,4 +1,4 @@
-"""SQLite only: make an engine's every transaction a writer from its start."""
+"""SQLite only: begin every transaction of an engine as a writer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from sqlalchemy_locks.errors import Unsupported
 def begin_immediate(engine: Engine | Any) -> None:
     """Begin every transaction of ``engine`` with ``BEGIN IMMEDIATE``.
 
-    A transaction that has read in SQLite's deferred mode can't always become a writer (``MustRollback``), and
-    SQLite does not honour its busy timeout there. With this, a transaction waits for the write lock at its
-    start, once, in the order in which they came, and all the library's locks are then had for nothing. Readers queue
-    behind writers as well.
+    In SQLite's deferred mode, a transaction that has read can't always become a writer (``MustRollback``), and SQLite
+    ignores its busy timeout then. With ``BEGIN IMMEDIATE``, a transaction waits for the write lock once, at its start,
+    and all locks of this library are free of charge inside it. Readers queue behind writers as well.
 
     :param engine: an ``Engine`` or ``AsyncEngine`` on SQLite (``sqlite3`` or ``aiosqlite``), before its first use.
     :raises Unsupported: for any other engine.
@@ -27,8 +26,8 @@ def begin_immediate(engine: Engine | Any) -> None:
     """
     sync: Engine = getattr(engine, "sync_engine", engine)
     backend = backend_for(sync.dialect)
-    if backend.locking != "file":
-        raise Unsupported(f"begin_immediate is for SQLite; {backend.name} waits for locks as it is: leave it out")
+    if not backend.single_writer:
+        raise Unsupported(f"begin_immediate is for SQLite only: {backend.name} doesn't need it")
 
     def connect(dbapi_connection: Any, record: Any) -> None:
         dbapi_connection.isolation_level = None

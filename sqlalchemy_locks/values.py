@@ -1,4 +1,4 @@
-"""What operations come back with where a bool or a number would not say enough: frozen values."""
+"""The results of operations that are more than a bool or a number: frozen values."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Literal
 
 
 class Released(str, Enum):
-    """What became of a release.
+    """The outcome of a release.
 
     >>> grant = locks.acquire({"network": 1})
     >>> locks.release(grant) is sl.Released.RELEASED, locks.release(grant) is sl.Released.ALREADY_RELEASED
     (True, True)
     """
 
-    #: it held until now
+    #: it was held, and is now released
     RELEASED = "RELEASED"
-    #: it was released before, taken back or swept
+    #: it had been released, reclaimed or swept before
     ALREADY_RELEASED = "ALREADY_RELEASED"
-    #: nothing was ever acquired under this id, or it was long ago and is cleaned up
+    #: nothing was ever acquired with this id, or its record has been cleaned up
     UNKNOWN = "UNKNOWN"
 
     __str__ = str.__str__
@@ -29,7 +29,7 @@ class Released(str, Enum):
 
 @dataclass(frozen=True)
 class Grant:
-    """What came of asking for permits; true in a condition when they are held.
+    """The answer to a request for permits; true when they are held.
 
     >>> grant = session.scalar(sl.semaphore.acquire({"network": 2}, external_id="job-1", ttl=3600))
     >>> grant.acquired, grant.state, grant.permits, grant.fence
@@ -37,23 +37,24 @@ class Grant:
     """
 
     external_id: str
-    #: whether they are held: all of them, or none
+    #: whether all of them are held; otherwise none is
     acquired: bool
-    #: ``ACQUIRED``; ``DENIED``, where there was no room; for an id that was asked for before also ``RELEASED``, and
-    #: ``EXPIRED`` when its time ran out and nobody has taken the permits back yet
+    #: ``ACQUIRED``; ``DENIED``, when there was no room; for an id that was used before also ``RELEASED``, and
+    #: ``EXPIRED`` when its time has run out and the permits are not swept yet
     state: str
-    #: how many of each semaphore
+    #: the count of each semaphore
     permits: Mapping[str, int] = field(hash=False)
     #: the fencing token of each: strictly increasing for each semaphore, in the order of the grants
     fence: Mapping[str, int] = field(default_factory=dict, hash=False)
     #: the semaphores that had no room
     exhausted: tuple[str, ...] = ()
-    #: it had been decided before, by an earlier request with this id
+    #: it repeats the answer to an earlier request with this id
     replayed: bool = False
-    #: when it ends unless it is renewed, in UTC by the server's clock; ``None``: when it is released
+    #: when it ends unless it is renewed, in UTC by the server's clock; ``None``: not before it is released. The value
+    #: at grant time; renewals do not update it
     expires_at: datetime | None = None
-    #: what tells this request from any other, of the same id too: a nonce, since the number of a row is given again
-    #: where the transaction that drew it was rolled back
+    #: identifies this request among all, those with the same id included: a nonce, since a row's number is used again
+    #: when the transaction that inserted it was rolled back
     token: str | None = None
 
     def __bool__(self) -> bool:
@@ -62,7 +63,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Report:
-    """What one round of maintenance did: for each task that was due, how many rows it was about.
+    """The result of one round of maintenance: the number of rows of each task that was due.
 
     >>> report = locks.maintain()
     >>> bool(report), sum(report.done.values())
@@ -77,7 +78,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds something, as far as the engine tells it; what it doesn't tell is ``None``.
+    """A holder, as far as the engine shows it; what it doesn't show is ``None``.
 
     >>> try:
     ...     with locks.exclusive("report", timeout=5):
@@ -87,41 +88,41 @@ class Holder:
     ...         print(holder.name, holder.owner, holder.since)
     """
 
-    #: what is held: the name or key that was asked for, and the key where nobody named one (names aren't stored)
+    #: the name or key that the query was for, else the key (names aren't stored)
     name: str | int
-    #: who: the owner of permits; for a key what the session calls itself (PostgreSQL's ``application_name``, MySQL's
+    #: the owner of permits; for a key the session's name (PostgreSQL's ``application_name``, MySQL's
     #: ``program_name``)
     owner: str | None
-    #: since when, in UTC by the server's clock: a key at most so long, since that is when its transaction began
+    #: when it was acquired, in UTC by the server's clock; for a key the start of its transaction, which was earlier
     since: datetime | None
 
     def __str__(self) -> str:
-        who = self.owner or "somebody"
-        return who if self.since is None else f"{who} since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+        owner = self.owner or "an unnamed owner"
+        return owner if self.since is None else f"{owner} since {self.since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 @dataclass(frozen=True)
 class KeyWaiter:
-    """Who waits for a key.
+    """A waiter for a key.
 
     >>> for holder in locks.run(sl.lock.holders("invoice:42")):
     ...     print([waiter.session for waiter in holder.waiting])
     """
 
     mode: Literal["exclusive", "shared"]
-    #: the server's number of the session
+    #: the server's id of the session
     session: int | None
     owner: str | None
     user: str | None
     host: str | None
     since: datetime | None
-    #: the sessions that it waits for: holders, and who came first
+    #: the ids of the sessions that it waits for: holders, and earlier waiters
     waits_for: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class KeyHolder(Holder):
-    """Who holds a key of :func:`sqlalchemy_locks.lock.exclusive` or ``shared``.
+    """A holder of a key of :func:`sqlalchemy_locks.lock.exclusive` or ``shared``.
 
     >>> with locks.exclusive("invoice:42"):
     ...     [holder] = locks.run(sl.lock.holders("invoice:42"))
@@ -131,26 +132,26 @@ class KeyHolder(Holder):
 
     key: int
     mode: Literal["exclusive", "shared"]
-    #: the server's number of the session: PostgreSQL's pid, MySQL's connection id
+    #: the server's id of the session: PostgreSQL's pid, MySQL's connection id
     session: int | None
     user: str | None
     host: str | None
-    #: what the session does, in the server's words: ``idle in transaction``, ``Sleep``
+    #: the session's state as the server names it: ``idle in transaction``, ``Sleep``
     state: str | None
-    #: who waits for the key, who came first at the head
+    #: the waiters for the key in FIFO order
     waiting: tuple[KeyWaiter, ...] = ()
 
     def __str__(self) -> str:
-        at = self.user or "" if self.host is None else f"{self.user or ''}@{self.host}"
-        who = ", ".join(part for part in (self.owner, at, self.state) if part)
+        account = self.user or "" if self.host is None else f"{self.user or ''}@{self.host}"
+        details = ", ".join(part for part in (self.owner, account, self.state) if part)
         session = f"session {self.session}" if self.session is not None else "a prepared transaction"
         since = "" if self.since is None else f" since {self.since:%Y-%m-%d %H:%M:%S} UTC"
-        return f"{session}{f' ({who})' if who else ''}{since}"
+        return f"{session}{f' ({details})' if details else ''}{since}"
 
 
 @dataclass(frozen=True)
 class PermitHolder(Holder):
-    """Who holds permits of a semaphore.
+    """A holder of permits of a semaphore.
 
     >>> try:
     ...     locks.acquire({"network": 1}, timeout=5)
@@ -161,7 +162,7 @@ class PermitHolder(Holder):
 
     external_id: str
     permits: int
-    #: when they come back unless they are renewed; ``None``: when they are released
+    #: when they expire unless they are renewed; ``None``: not before they are released
     expires_at: datetime | None
 
     def __str__(self) -> str:
@@ -171,11 +172,11 @@ class PermitHolder(Holder):
 
 @dataclass(frozen=True)
 class LockEvent:
-    """What happened to a lock, as listeners are told it; what has no meaning for it is ``None``.
+    """What happened to a lock, for listeners; what doesn't apply is ``None``.
 
     >>> from sqlalchemy import event
     >>> @event.listens_for(locks, "acquired")
-    ... def told(event: sl.LockEvent) -> None:
+    ... def on_acquired(event: sl.LockEvent) -> None:
     ...     log.info("%s after %s s", event.names, event.waited)
     """
 
@@ -184,29 +185,29 @@ class LockEvent:
     #: ``lock``, ``semaphore``, ``lease``, ``mutex``, ``timeout``; for ``retried`` the operation, e.g. ``mutex.acquire``
     kind: str
     names: tuple[str | int, ...]
-    #: as sentences call it, e.g. ``PostgreSQL``
+    #: e.g. ``PostgreSQL``
     engine: str
     owner: str
-    #: held together with other sharers
+    #: it is a shared lock
     shared: bool = False
-    #: how long it took to have it, or to give up, in seconds
+    #: how long the acquire took, successful or not, in seconds
     waited: float | None = None
     #: how long it was held, in seconds
     held: float | None = None
     #: the fencing token; for permits one of each semaphore
     fence: int | Mapping[str, int] | None = field(default=None, hash=False)
-    #: of permits, the id of their request
+    #: the id of the request, for permits
     external_id: str | None = None
-    #: how many were swept; the how-maniest retry
+    #: the number of swept rows; for ``retried`` the number of the attempt
     count: int | None = None
     error: BaseException | None = field(default=None, hash=False)
 
     def __str__(self) -> str:
         names = ", ".join(map(repr, self.names))
-        told = [f"{self.event} {self.kind}{' (shared)' if self.shared else ''}{f' {names}' if names else ''}"]
-        told += [] if self.external_id is None else [f"request {self.external_id!r}"]
-        told += [f"{what} {took:.3f} s" for what, took in (("waited", self.waited), ("held", self.held)) if took]
-        told += [f"{what} {number}" for what, number in (("fence", self.fence), ("count", self.count)) if number]
+        parts = [f"{self.event} {self.kind}{' (shared)' if self.shared else ''}{f' {names}' if names else ''}"]
+        parts += [] if self.external_id is None else [f"request {self.external_id!r}"]
+        parts += [f"{what} {took:.3f} s" for what, took in (("waited", self.waited), ("held", self.held)) if took]
+        parts += [f"{what} {number}" for what, number in (("fence", self.fence), ("count", self.count)) if number]
         if self.error is not None:
-            told.append(f"{type(self.error).__name__}: {self.error}")
-        return "; ".join(told)
+            parts.append(f"{type(self.error).__name__}: {self.error}")
+        return "; ".join(parts)

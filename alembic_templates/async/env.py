@@ -7,7 +7,7 @@ from sqlalchemy import pool
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import async_engine_from_config
 
-# Imported before context.configure(): this also brings Alembic's support for yugabytedb:// URLs.
+# Imported before context.configure(): this also registers Alembic's support for yugabytedb:// URLs.
 from sqlalchemy_locks.alembic import include_name, own_branch
 
 config = context.config
@@ -25,10 +25,10 @@ options: dict[str, Any] = {
     # Keeps autogenerate from dropping the tables of the locks. With a filter of your own:
     # include_name_for(also=your_filter), from the same module.
     "include_name": include_name,
-    # Puts what `alembic revision` makes into your branch and folder, not into the library's.
+    # Puts new revisions into your branch and folder, not into the library's.
     "process_revision_directives": own_branch,
-    # Where DDL commits by itself (YugabyteDB behind a postgresql:// URL), a failure must not take back
-    # the version rows of the revisions before it.
+    # Where DDL commits by itself (YugabyteDB behind a postgresql:// URL), a failure must not roll back
+    # the version rows of earlier revisions.
     "transaction_per_migration": True,
 }
 

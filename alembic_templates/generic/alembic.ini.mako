@@ -10,11 +10,11 @@ version_locations =
     ${script_location}/versions
     sqlalchemy_locks.alembic_templates:versions
 
-# Not "os": that splits at colons, and the shipped revisions would vanish without a word.
+# Not "os": that splits at colons, and the shipped revisions would be ignored silently.
 path_separator = newline
 
-# `alembic revision` runs env.py, which puts your revisions into your own branch. It needs the database
-# for that; without one, give --head and --version-path as README, beside env.py, says.
+# `alembic revision` runs env.py, which puts your revisions into your own branch and needs the database
+# for that. Without one, pass --head and --version-path as README, beside env.py, shows.
 revision_environment = true
 
 prepend_sys_path = .
@@ -22,12 +22,12 @@ prepend_sys_path = .
 # Where the locks live; the values here are the defaults.
 # PostgreSQL, YugabyteDB: the schema
 # sqlalchemy_locks_schema = lock
-# MySQL, MariaDB, SQLite: what precedes the tables' names
+# MySQL, MariaDB, SQLite: the prefix of the tables' names
 # sqlalchemy_locks_prefix = lock_
-# The role that the app runs as, when it is not the one that migrates; several are separated by commas.
+# The role that the app runs as, if it isn't the one that migrates; separate several by commas.
 # MySQL and MariaDB take user@host, where a percent sign is written twice: app@%%
 # sqlalchemy_locks_grant_to =
-# PostgreSQL: "table" has the locks be rows of a table instead of the server's advisory locks
+# PostgreSQL: "table" locks rows of a table instead of the server's advisory keys
 # sqlalchemy_locks_locking = native
 
 # file_template = %%(rev)s_%%(slug)s

@@ -1,1 +1,1 @@
-"""The revisions: thin, for what they do is in ``steps/``, which the directives run as well."""
+"""The revisions. They only call the steps in ``steps/``, which the directives run as well."""

@@ -1,1 +1,1 @@
-"""The tables as a MetaData, and one look at all that is there."""
+"""The tables as a ``MetaData``, and queries over everything that is held, waiting or due."""

@@ -1,4 +1,4 @@
-"""The tables as a ``MetaData``: for ``create_all`` where there is no Alembic history, and for autogenerate."""
+"""The tables as a ``MetaData``: for ``create_all`` without an Alembic history, and for autogenerate."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, describe
 
 
 def metadata(*, schema: str | None = DEFAULT_SCHEMA, prefix: str = DEFAULT_PREFIX, locking: str = "native") -> MetaData:
-    """A new ``MetaData`` of this library's tables.
+    """Return a new ``MetaData`` of this library's tables.
 
-    :param schema: where they are on PostgreSQL and YugabyteDB. ``None`` for autogenerate on the others, whose
-        tables carry ``prefix`` instead; ``create_all`` takes the right one of the two by itself.
-    :param prefix: what precedes the tables' names on MySQL, MariaDB and SQLite.
-    :param locking: ``"table"`` for PostgreSQL's table bodies, as the migration's option.
+    :param schema: their schema on PostgreSQL and YugabyteDB. ``None`` for autogenerate on the other engines, whose
+        tables carry ``prefix`` instead; ``create_all`` selects the right one by itself.
+    :param prefix: the prefix of the tables' names on MySQL, MariaDB and SQLite.
+    :param locking: ``"table"``: on PostgreSQL, lock rows of a table instead of advisory keys.
     :return: its ``create_all`` and ``drop_all`` do what the revisions do, functions and view included.
 
     >>> sl.metadata().create_all(engine)
@@ -29,24 +29,24 @@ class _Metadata(MetaData):
     def __init__(self, schema: str | None, prefix: str, locking: str) -> None:
         super().__init__(schema=schema)
         self._options = {"schema": schema or DEFAULT_SCHEMA, "prefix": prefix, "locking": locking}
-        found = describe(self, "" if schema else prefix)
+        tables = describe(self, "" if schema else prefix)
         if schema and locking == "native":
-            # a view over the server's own locks there (on YugabyteDB a table, which autogenerate may leave alone)
-            self.remove(found.locked_keys)
+            # a view over the server's own locks (on YugabyteDB a table, which autogenerate doesn't need)
+            self.remove(tables.locked_keys)
 
     def create_all(self, bind: Any, tables: Any = None, checkfirst: Any = True) -> None:
-        """Install everything, as the revisions would; what is there stays."""
-        with _begun(bind) as connection:
+        """Install everything, as the revisions do; what exists stays."""
+        with _in_transaction(bind) as connection:
             _operations(connection).upgrade_locks(from_="base", to=_last_step(), **self._options)
 
     def drop_all(self, bind: Any, tables: Any = None, checkfirst: Any = True) -> None:
-        """Remove everything, as the revisions' downgrade would."""
-        with _begun(bind) as connection:
+        """Remove everything, as the revisions' downgrade does."""
+        with _in_transaction(bind) as connection:
             _operations(connection).downgrade_locks(from_=_last_step(), to="base", **self._options)
 
 
 @contextmanager
-def _begun(bind: Engine | Connection) -> Iterator[Connection]:
+def _in_transaction(bind: Engine | Connection) -> Iterator[Connection]:
     if isinstance(bind, Connection):
         yield bind
     else:
@@ -55,7 +55,7 @@ def _begun(bind: Engine | Connection) -> Iterator[Connection]:
 
 
 def _operations(connection: Connection) -> Any:
-    # Alembic is loaded by who installs, never by who locks
+    # imported here: Alembic is needed to install, never to lock
     from alembic.migration import MigrationContext
     from alembic.operations import Operations
 

@@ -1,7 +1,7 @@
-"""What is held, and what waits, part by part: what the command line and the page both show.
+"""What is held and what waits, part by part: the data of the command line and of the dashboard.
 
-It runs operations and nothing else, each by itself: a part that isn't installed, or isn't told on this engine, says so
-and keeps no other from being shown.
+It only runs operations, each by itself: a part that isn't installed, or isn't available on this engine, reports that
+and doesn't affect the others.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from sqlalchemy import select
 from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
+from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import NotInstalled, Unsupported
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import QUEUE
 from sqlalchemy_locks.health import Finding, examine
 from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.runtime.pools import connected
 from sqlalchemy_locks.semaphore import look
 from sqlalchemy_locks.sql.clock import Now, utc
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA
 
 Rows = list[dict[str, Any]]
-#: what an app may have in tables of its own
+#: what an app may keep in tables of its own
 Own = Queue[Any] | Mutex | Timeout
 
-#: so many mutexes and timeouts are told of
+#: the maximum number of mutexes, and of timeouts
 MOST = 1000
-#: how long nothing must have been heard of a job's worker to have it told as stalled, in seconds
+#: a running job is stalled when its worker has sent no heartbeat for this many seconds
 STALLED = 300.0
-#: how far completed jobs are looked back for, in seconds, and how many of them are counted
+#: completed jobs are counted over this many seconds, and up to this number
 LATELY, COUNTED = 3600.0, 50_000
-#: so many changes of capacity
+#: the maximum number of changes of capacity
 CHANGES = 20
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of it: its rows, or why there are none to be told."""
+    """One part: its rows, or the error that says why it has none."""
 
     rows: Rows | None
     error: NotInstalled | Unsupported | None = None
@@ -52,7 +52,7 @@ class Part:
 def look_at(locks: Locks, read: Callable[[Locks], Rows]) -> Part:
     """Read one part.
 
-    :raises DBAPIError: what the driver raises for another reason than that something isn't installed.
+    :raises DBAPIError: for any other error of the driver.
     """
     try:
         return Part(read(locks))
@@ -65,63 +65,63 @@ def _dicts(rows: Any) -> Rows:
 
 
 def semaphores(locks: Locks) -> Rows:
-    """Every semaphore, as ``semaphore.usage`` has it."""
+    """Return every semaphore, as ``semaphore.usage`` does."""
     return _dicts(locks.run(semaphore.usage()))
 
 
 def holders(each: int, name: str | None = None) -> Callable[[Locks], Rows]:
-    """Who has held permits longest, so many of each semaphore."""
+    """Return a query for the oldest holders: up to ``each`` of every semaphore."""
     return lambda locks: _dicts(locks.run(look.oldest(each, name)))
 
 
 def ages(locks: Locks) -> Rows:
-    """How many permits are held by age: one row."""
+    """Return how many permits are held, by age: one row."""
     return _dicts(locks.run(look.ages()))
 
 
 def queues(locks: Locks, queue: Queue[Any] | None = None) -> Rows:
-    """Every queue, as ``Queue.stats`` has it, of the shipped table or of one's own."""
+    """Return every queue, as ``Queue.stats`` does, of the shipped table or of the app's."""
     rows: list[Any] = locks.run((queue or Queue()).stats())
     return [{**dict(row._mapping), "oldest": utc(row.oldest)} for row in rows]
 
 
 def stalled(locks: Locks, queue: Queue[Any] | None = None) -> Rows:
-    """How many running jobs nothing was heard of for ``STALLED`` seconds, queue by queue."""
+    """Return how many running jobs had no heartbeat for ``STALLED`` seconds, queue by queue."""
     return _dicts(locks.run(activity.stalled(STALLED, (queue or Queue())._jobs)))
 
 
 def completed(locks: Locks) -> Rows:
-    """How many jobs were completed in each of the last minutes, queue by queue."""
+    """Return how many jobs were completed in each of the last minutes, queue by queue."""
     return _dicts(locks.run(activity.completed(LATELY, COUNTED)))
 
 
 def mutexes(locks: Locks, mutex: Mutex | None = None) -> Rows:
-    """What is taken."""
+    """Return the mutexes that are held."""
     return _dicts(locks.run((mutex or Mutex()).held(MOST)))
 
 
 def timeouts(locks: Locks, timeout: Timeout | None = None) -> Rows:
-    """All timeouts."""
+    """Return all timeouts."""
     return _dicts(locks.run((timeout or Timeout()).listed(MOST)))
 
 
 def maintenance(locks: Locks) -> Rows:
-    """The timeouts that guard the tasks of ``Locks.maintain``: when each is due again."""
+    """Return the timeouts that guard the tasks of ``Locks.maintain``: when each is due again."""
     return _dicts(locks.run(Timeout().listed(MOST, queue=QUEUE)))
 
 
 def keys(locks: Locks) -> Rows:
-    """Who holds keys, and who waits for them."""
+    """Return the holders of keys, and the waiters."""
     return [asdict(holder) for holder in locks.run(lock.holders())]
 
 
 def changes(locks: Locks) -> Rows:
-    """The last changes of capacity, newest first."""
+    """Return the last changes of capacity, newest first."""
     return _dicts(locks.run(semaphore.history(limit=CHANGES)))
 
 
 def instant(locks: Locks) -> datetime:
-    """Now, by the server; whoever asks it first finds out whether there is one."""
+    """Return the server's time; called first, it also shows whether the server can be reached."""
     with connected(locks._engine) as connection:
         now = utc(connection.scalar(select(Now())))
     assert now is not None
@@ -129,7 +129,7 @@ def instant(locks: Locks) -> datetime:
 
 
 def facts(locks: Locks) -> list[Finding]:
-    """What ``health.examine`` finds, where these locks are."""
+    """Return the findings of ``health.examine`` for the database of these locks."""
     options = locks._engine.get_execution_options()
     schema = options.get("schema_translate_map", {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
     with connected(locks._engine) as connection:
@@ -137,5 +137,5 @@ def facts(locks: Locks) -> list[Finding]:
 
 
 def place(locks: Locks) -> str:
-    """Which database, for people: no password, and none of the URL's options, where others hide."""
+    """Return the database's URL for display: without the password, and without options, which may hold secrets."""
     return locks._engine.url.set(query={}).render_as_string(hide_password=True)

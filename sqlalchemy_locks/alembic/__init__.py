@@ -1,7 +1,7 @@
-"""Alembic: the objects of this library installed by its own revisions, or by directives in yours.
+"""Alembic: install this library's objects by its own revisions, or by directives in yours.
 
-Importing this registers Alembic's implementation for the dialect name ``yugabytedb``. The directives
-are registered by ``sqlalchemy_locks.alembic.ops``.
+Importing this package registers Alembic's implementation for the dialect name ``yugabytedb``. The directives are
+registered by ``sqlalchemy_locks.alembic.ops``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TEMPLATES = ("generic", "async")
 
 
 def template(name: str) -> str:
-    """The folder of a template for ``alembic init -t``, as a path.
+    """Return the path of a template's folder, for ``alembic init -t``.
 
     :param name: ``"generic"``, or ``"async"`` for an async engine.
     :raises ValueError: for another name.

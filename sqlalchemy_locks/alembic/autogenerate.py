@@ -1,4 +1,4 @@
-"""What keeps ``alembic revision`` off our things: autogenerate off our tables, new revisions off our branch."""
+"""Filters for ``env.py``: autogenerate ignores this library's tables, and new revisions stay off its branch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from alembic.operations import MigrationScript
 from alembic.runtime.migration import MigrationContext
 from alembic.util import coerce_resource_to_filename
 
+from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options
-from sqlalchemy_locks.alembic.steps import STEPS, load
 
 LABEL = "sqlalchemy_locks"
 
@@ -19,31 +19,30 @@ IncludeName = Callable[[Any, Any, Any], bool]
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[Any, str | None]) -> bool:
-    """For ``context.configure(include_name=...)``: leaves our tables alone and nothing else.
+    """Exclude this library's tables from autogenerate: for ``context.configure(include_name=...)``.
 
-    The schema and the prefix are those of ``alembic.ini`` (``sqlalchemy_locks_schema``,
-    ``sqlalchemy_locks_prefix``). Where a directive names others, or you have a filter already, take
+    The schema and the prefix are read from ``alembic.ini`` (``sqlalchemy_locks_schema``,
+    ``sqlalchemy_locks_prefix``). If a directive names others, or ``env.py`` has a filter of its own, use
     :func:`include_name_for`.
     """
-    # without an environment, as in a programmatic comparison, there is no configuration to ask
+    # without an environment, as in a programmatic comparison, there is no configuration
     config = context.config if hasattr(context, "config") else None
     options = Options.configured(config)
-    return not _ours(name, type_, parent_names, options.schema, options.prefix)
+    return not _is_shipped(name, type_, parent_names, options.schema, options.prefix)
 
 
 def include_name_for(
     *, schema: str | None = "lock", prefix: str = "lock_", also: IncludeName | None = None
 ) -> Callable[[str | None, str, MutableMapping[Any, str | None]], bool]:
-    """The same filter for another schema or prefix, or together with one of your own.
+    """Return :func:`include_name` for another schema or prefix, or combined with a filter of the app's.
 
-    :param schema: where our tables are on PostgreSQL and YugabyteDB; ``None`` for the connection's
-        default schema.
-    :param prefix: what precedes our tables' names elsewhere.
-    :param also: your own filter, asked for every name that is not ours.
+    :param schema: the schema of the tables on PostgreSQL and YugabyteDB; ``None`` for the connection's default schema.
+    :param prefix: the prefix of the tables' names on the other engines.
+    :param also: a filter that is called for every name that isn't this library's.
     """
 
     def included(name: str | None, type_: str, parent_names: MutableMapping[Any, str | None]) -> bool:
-        if _ours(name, type_, parent_names, schema, prefix):
+        if _is_shipped(name, type_, parent_names, schema, prefix):
             return False
         return also is None or also(name, type_, parent_names)
 
@@ -53,35 +52,34 @@ def include_name_for(
 def own_branch(
     context: MigrationContext, revision: str | Iterable[str | None], directives: list[MigrationScript]
 ) -> None:
-    """For ``context.configure(process_revision_directives=...)``: keeps new revisions out of our branch.
+    """Put new revisions into the app's branch: for ``context.configure(process_revision_directives=...)``.
 
-    With the shipped revisions in ``version_locations`` and none of your own yet, ``alembic revision``
-    would put yours on top of ours, into the folder where this library is installed; later it would ask
-    which head is meant. With this, a revision for which no ``--head`` was given goes to your own branch
-    and folder. ``revision_environment = true`` has it asked without ``--autogenerate`` too.
+    With the shipped revisions in ``version_locations`` and none of the app's own yet, ``alembic revision`` would put
+    the new one on top of the shipped ones, into the folder where this library is installed; later it would ask which
+    head is meant. With this function, a revision without ``--head`` goes to the app's own branch and folder. Set
+    ``revision_environment = true`` so that it is called without ``--autogenerate`` too.
     """
     scripts = context.script
     if scripts is None:
         return
     heads = [scripts.get_revision(head) for head in scripts.get_heads()]
-    own = [head.revision for head in heads if head is not None and LABEL not in head.branch_labels]
+    app_heads = [head.revision for head in heads if head is not None and LABEL not in head.branch_labels]
     folders = [folder for folder in scripts.version_locations if not folder.startswith("sqlalchemy_locks.")]
     for directive in directives:
         if directive.head not in (None, "head"):
             continue
-        if len(own) <= 1:
-            directive.head = own[0] if own else "base"
-        if not own and directive.version_path is None and folders:
+        if len(app_heads) <= 1:
+            directive.head = app_heads[0] if app_heads else "base"
+        if not app_heads and directive.version_path is None and folders:
             directive.version_path = str(coerce_resource_to_filename(folders[0]).absolute())
 
 
-def _ours(name: str | None, type_: str, parents: Mapping[Any, str | None], schema: str | None, prefix: str) -> bool:
+def _is_shipped(
+    name: str | None, type_: str, parents: Mapping[Any, str | None], schema: str | None, prefix: str
+) -> bool:
     if type_ != "table" or name is None:
         return False
-    if parents.get("schema_name") is None and name in {prefix + table for table in _names()}:
+    tables = {table for step in steps.STEPS for names in steps.load(step).TABLES.values() for table in names}
+    if parents.get("schema_name") is None and name in {prefix + table for table in tables}:
         return True
-    return parents.get("schema_name") == schema and name in _names()
-
-
-def _names() -> set[str]:
-    return {name for step in STEPS for tables in load(step).TABLES.values() for name in tables}
+    return parents.get("schema_name") == schema and name in tables

@@ -1,4 +1,4 @@
-"""Directives that give a table of the app's own the columns of locks; see ``ops.py`` for how to import them.
+"""Directives that add the columns of locks to a table of the app; import them as ``ops.py`` shows.
 
 def upgrade() -> None:
     op.add_lock_columns("order", retries=True, queue=True, fence=True)
@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Column, Integer, String, text
 
 from sqlalchemy_locks.alembic.options import Refused
 
-#: What each role is made of. A new table's rows have them at once, so each has a default or is NULL.
+#: The column of each role. Rows that exist already get the default, or NULL.
 _COLUMNS: Mapping[str, Callable[[], Column[Any]]] = {
     "retries": lambda: Column("retries_left", Integer()),
     "queue": lambda: Column("queue_id", String(255), nullable=False, server_default=text("'default'")),
@@ -31,13 +31,13 @@ _COLUMNS: Mapping[str, Callable[[], Column[Any]]] = {
 class _LockColumnsOp(MigrateOperation):
     def __init__(self, table: str, roles: list[str], schema: str | None) -> None:
         if not roles:
-            raise Refused(f"{table}: say which columns, e.g. fence=True; there are {', '.join(_COLUMNS)}")
+            raise Refused(f"{table}: name at least one column, e.g. fence=True; there are {', '.join(_COLUMNS)}")
         self.table = table
         self.roles = roles
         self.schema = schema
 
 
-def _chosen(**roles: bool) -> list[str]:
+def _selected(**roles: bool) -> list[str]:
     return [role for role in _COLUMNS if roles[role]]
 
 
@@ -58,12 +58,12 @@ class AddLockColumnsOp(_LockColumnsOp):
         claim: bool = False,
         schema: str | None = None,
     ) -> None:
-        """Give a table columns of locks; see :func:`add_lock_columns`."""
-        roles = _chosen(retries=retries, queue=queue, fence=fence, token=token, claim=claim)
+        """Add columns of locks to a table; see :func:`add_lock_columns`."""
+        roles = _selected(retries=retries, queue=queue, fence=fence, token=token, claim=claim)
         operations.invoke(cls(table, roles, schema))
 
     def reverse(self) -> DropLockColumnsOp:
-        """What undoes this."""
+        """Return the directive that undoes this one."""
         return DropLockColumnsOp(self.table, self.roles, self.schema)
 
 
@@ -84,12 +84,12 @@ class DropLockColumnsOp(_LockColumnsOp):
         claim: bool = False,
         schema: str | None = None,
     ) -> None:
-        """Take a table's columns of locks away; see :func:`drop_lock_columns`."""
-        roles = _chosen(retries=retries, queue=queue, fence=fence, token=token, claim=claim)
+        """Drop a table's columns of locks; see :func:`drop_lock_columns`."""
+        roles = _selected(retries=retries, queue=queue, fence=fence, token=token, claim=claim)
         operations.invoke(cls(table, roles, schema))
 
     def reverse(self) -> AddLockColumnsOp:
-        """What undoes this."""
+        """Return the directive that undoes this one."""
         return AddLockColumnsOp(self.table, self.roles, self.schema)
 
 
@@ -115,18 +115,18 @@ def add_lock_columns(
     claim: bool = False,
     schema: str | None = None,
 ) -> None:
-    """Give a table of the app's own columns of locks; also ``op.add_lock_columns()``.
+    """Add columns of locks to a table of the app; also ``op.add_lock_columns()``.
 
-    :param retries: ``retries_left``, an integer; ``NULL``, as many as you like, in the rows that are there.
-    :param queue: ``queue_id``, a name; ``'default'`` in the rows that are there. A unique constraint on the id alone
-        is yours to change, where ids shall be unique inside a queue only.
-    :param fence: ``fence``, the fencing token of the last write or acquisition, 0 at first.
-    :param token: ``token``, the nonce by which ``Locks`` knows its own acquisition again after a lost reply.
-    :param claim: ``claim``, which rises at each capture: the proof of who has captured a row.
+    :param retries: ``retries_left``, an integer; ``NULL``, which means unlimited, in existing rows.
+    :param queue: ``queue_id``, a name; ``'default'`` in existing rows. A unique constraint on the id alone is not
+        changed: replace it if ids are unique within a queue only.
+    :param fence: ``fence``, the fencing token of the last write or acquisition; 0 in existing rows.
+    :param token: ``token``, the nonce by which ``Locks`` recognizes its own acquisition after a lost reply.
+    :param claim: ``claim``, which increases at each capture: the proof of having captured a row.
     :param schema: the table's schema.
-    :raises ValueError: when none is chosen.
+    :raises ValueError: if none is selected.
     """
-    roles = _chosen(retries=retries, queue=queue, fence=fence, token=token, claim=claim)
+    roles = _selected(retries=retries, queue=queue, fence=fence, token=token, claim=claim)
     _op.invoke(AddLockColumnsOp(table, roles, schema))
 
 
@@ -140,6 +140,6 @@ def drop_lock_columns(
     claim: bool = False,
     schema: str | None = None,
 ) -> None:
-    """Take the columns away that :func:`add_lock_columns` gave; also ``op.drop_lock_columns()``."""
-    roles = _chosen(retries=retries, queue=queue, fence=fence, token=token, claim=claim)
+    """Drop the columns that :func:`add_lock_columns` added; also ``op.drop_lock_columns()``."""
+    roles = _selected(retries=retries, queue=queue, fence=fence, token=token, claim=claim)
     _op.invoke(DropLockColumnsOp(table, roles, schema))

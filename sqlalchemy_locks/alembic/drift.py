@@ -1,6 +1,6 @@
-"""Whether the database still has what the steps installed: the tables, and the bodies of the functions.
+"""Compare the database with what the steps installed: tables, indexes, functions.
 
-It only reads, and needs no more than ``grant_to`` gives (MySQL and MariaDB: and SELECT on ``installed``).
+The check only reads, and needs no more than ``grant_to`` grants (on MySQL and MariaDB also SELECT on ``installed``).
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options
 from sqlalchemy_locks.alembic.script import InstallPlace
-from sqlalchemy_locks.alembic.steps import STEPS, load, recorded
 
-# prokind, so that an aggregate of the same name is seen, and the whole line that says what a function is
 _FUNCTIONS = sa.text(
     """
     SELECT proname, oidvectortypes(proargtypes) AS takes, pg_get_function_arguments(p.oid) AS arguments,
            pg_get_function_result(p.oid) AS result, lanname, provolatile::text, proisstrict, prosecdef,
            proparallel::text, proconfig, prosrc
     FROM pg_catalog.pg_proc AS p
-    JOIN pg_catalog.pg_namespace AS place ON place.oid = pronamespace
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = pronamespace
     JOIN pg_catalog.pg_language AS l ON l.oid = prolang
     WHERE nspname = :schema AND proname IN :names
     ORDER BY proname, takes
@@ -33,7 +32,7 @@ _FUNCTIONS = sa.text(
 _RELATION = sa.text(
     """
     SELECT relkind::text FROM pg_catalog.pg_class
-    JOIN pg_catalog.pg_namespace AS place ON place.oid = relnamespace
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace
     WHERE nspname = :schema AND relname = 'locked_keys'
     """
 )
@@ -47,80 +46,82 @@ _SET = re.compile(r"SET (\w+) = '([^']*)'")
 
 
 def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_") -> list[str]:
-    """What differs from what ``installed`` says was installed: one sentence each, none when all is well.
+    """Return each difference from what ``installed`` records, as one sentence; an empty list if there is none.
 
-    Call it as ``await connection.run_sync(check)`` on an async connection.
+    On an async connection: ``await connection.run_sync(check)``.
 
-    :param schema: where it was installed, on PostgreSQL and YugabyteDB.
-    :param prefix: what it was installed under elsewhere.
-    :raises ValueError: for a name that can't be one, and for an engine that this library doesn't know.
+    :param schema: the schema of the installation on PostgreSQL and YugabyteDB.
+    :param prefix: the prefix of the tables' names on the other engines.
+    :raises ValueError: for a name that would need escaping, and for an unsupported engine.
 
     Compared are the tables (columns, types, NULLs, primary key, names of indexes and unique constraints;
     on MySQL and MariaDB engine and collation) and the functions (arguments, result, attributes, body, and
-    others of the same name that a call could reach). Of the view, its columns only. A step of a newer
-    release is named, not compared.
+    others of the same name that a call could reach). Of the view, only the columns are compared. A step of a newer
+    release is reported, not compared.
     """
     options = Options(schema=schema, prefix=prefix)
     place = InstallPlace(connection.dialect, options)
-    if lost := _lost(connection, place):
-        return lost
-    steps = recorded(connection, options)
-    if not steps:
-        return [f"{place.table('installed')} is empty: no step was installed to its end"]
+    if unreadable := _check_installed(connection, place):
+        return unreadable
+    recorded = steps.recorded(connection, options)
+    if not recorded:
+        return [f"{place.table('installed')} is empty: no step was installed completely"]
     found = [
-        f"step {step} was installed by a newer release of sqlalchemy-locks, which knows what it made"
-        for step in steps
-        if step not in STEPS
+        f"step {step} was installed by a newer release of sqlalchemy-locks, which can check it"
+        for step in recorded
+        if step not in steps.STEPS
     ]
-    known = [step for step in STEPS if step in steps]
+    known = [steps.load(step) for step in steps.STEPS if step in recorded]
     variant = _variant(connection, options) if place.family == "postgresql" else None
-    found += _tables(connection, place, known, view=variant == "advisory")
+    found += _check_tables(connection, place, known, view=variant == "advisory")
     if variant is not None:
-        found += _functions(connection, place, known, variant)
+        found += _check_functions(connection, place, known, variant)
     return found
 
 
-def _lost(connection: Connection, place: InstallPlace) -> list[str]:
-    """What keeps `installed` from being read at all."""
+def _check_installed(connection: Connection, place: InstallPlace) -> list[str]:
+    """Return what keeps ``installed`` from being read at all."""
     inspector = sa.inspect(connection)
-    schema, name = place.located("installed")
+    schema, name = place.schema_and_name("installed")
     if not inspector.has_table(name, schema=schema):
-        return [f"{place.table('installed')} is missing: nothing says what was installed here"]
-    there = {column["name"] for column in inspector.get_columns(name, schema=schema)}
+        return [f"{place.table('installed')} is missing: there is no record of what was installed here"]
+    columns = {column["name"] for column in inspector.get_columns(name, schema=schema)}
     return [
-        f"{place.table('installed')} has lost its column {column}" for column in ("step", "door") if column not in there
+        f"{place.table('installed')} has lost its column {column}"
+        for column in ("step", "installed_by")
+        if column not in columns
     ]
 
 
 def _variant(connection: Connection, options: Options) -> str:
-    """Which of the bodies this server was given."""
+    """Return which variant of the functions was installed on this server."""
     if "-YB-" in str(connection.scalar(sa.text("SELECT version()"))):
         return "yugabytedb"
     kind = connection.scalar(_RELATION, {"schema": options.schema})
     return "table" if kind in ("r", "p") else "advisory"
 
 
-def _tables(connection: Connection, place: InstallPlace, steps: list[str], *, view: bool) -> Iterator[str]:
+def _check_tables(connection: Connection, place: InstallPlace, known: list[steps.Step], *, view: bool) -> Iterator[str]:
     inspector = sa.inspect(connection)
-    expected = {k: v for step in steps for k, v in load(step).TABLES[place.family].items()}
-    keys = {k: v for step in steps for k, v in load(step).KEYS.items()}
-    indexes = {k: v for step in steps for k, v in load(step).INDEXES.items()}
+    expected = {k: v for step in known for k, v in step.TABLES[place.family].items()}
+    keys = {k: v for step in known for k, v in step.KEYS.items()}
+    indexes = {k: v for step in known for k, v in step.INDEXES.items()}
     for table, columns in expected.items():
-        schema, name = place.located(table)
+        schema, name = place.schema_and_name(table)
         shown = place.table(table)
         if view and table == "locked_keys":
-            yield from _view(inspector, name, schema, shown)
+            yield from _check_view(inspector, name, schema, shown)
         elif not inspector.has_table(name, schema=schema):
             yield f"{shown} is missing"
         else:
-            yield from _columns(connection, inspector.get_columns(name, schema=schema), columns, shown)
-            yield from _key(inspector, place, table, keys.get(table, (next(iter(columns)),)))
-            yield from _indexes(inspector, place, table, indexes.get(table, ()))
+            yield from _check_columns(connection, inspector.get_columns(name, schema=schema), columns, shown)
+            yield from _check_key(inspector, place, table, keys.get(table, (next(iter(columns)),)))
+            yield from _check_indexes(inspector, place, table, indexes.get(table, ()))
             if place.family == "mysql":
-                yield from _storage(inspector.get_table_options(name), shown)
+                yield from _check_storage(inspector.get_table_options(name), shown)
 
 
-def _view(inspector: sa.Inspector, name: str, schema: str | None, shown: str) -> Iterator[str]:
+def _check_view(inspector: sa.Inspector, name: str, schema: str | None, shown: str) -> Iterator[str]:
     if name not in inspector.get_view_names(schema=schema):
         yield f"{shown} is missing"
         return
@@ -129,85 +130,86 @@ def _view(inspector: sa.Inspector, name: str, schema: str | None, shown: str) ->
         yield f"the view {shown} has the columns {', '.join(columns)}, not key, ts, pid, mode"
 
 
-def _key(inspector: sa.Inspector, place: InstallPlace, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
-    schema, name = place.located(table)
+def _check_key(inspector: sa.Inspector, place: InstallPlace, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
+    schema, name = place.schema_and_name(table)
     found = tuple(inspector.get_pk_constraint(name, schema=schema)["constrained_columns"])
     if found != wanted:
         yield f"the primary key of {place.table(table)} is ({', '.join(found)}), not ({', '.join(wanted)})"
 
 
-def _indexes(inspector: sa.Inspector, place: InstallPlace, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
-    schema, name = place.located(table)
-    # a unique constraint is among the indexes on some engines only
+def _check_indexes(inspector: sa.Inspector, place: InstallPlace, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
+    schema, name = place.schema_and_name(table)
+    # only some engines report a unique constraint as an index too
     found = {index["name"] for index in inspector.get_indexes(name, schema=schema)}
     found |= {unique["name"] for unique in inspector.get_unique_constraints(name, schema=schema)}
     for index in wanted:
-        if place.located(index)[1] not in found:
-            yield f"{place.table(table)} has lost its index {place.located(index)[1]}"
+        if place.schema_and_name(index)[1] not in found:
+            yield f"{place.table(table)} has lost its index {place.schema_and_name(index)[1]}"
 
 
-def _columns(connection: Connection, actual: Any, expected: Any, shown: str) -> Iterator[str]:
-    there = {column["name"]: column for column in actual}
+def _check_columns(connection: Connection, actual: Any, expected: Any, shown: str) -> Iterator[str]:
+    columns = {column["name"]: column for column in actual}
     for name, type_ in expected.items():
-        if name not in there:
+        if name not in columns:
             yield f"{shown} has lost its column {name}"
             continue
-        found = there[name]["type"].compile(dialect=connection.dialect)
-        # MariaDB says how wide an integer is shown, and both how a text is collated
+        found = columns[name]["type"].compile(dialect=connection.dialect)
+        # MariaDB reports the display width of integers, both MySQL and MariaDB the collation of texts
         bare = type_.removesuffix(" NULL")
         if bare == "JSON" and found.startswith("LONGTEXT"):
-            found = "JSON"  # which is a LONGTEXT with a check on MariaDB
+            found = "JSON"  # on MariaDB a LONGTEXT with a check
         if re.sub(r"(?<=INT)\(\d+\)|(?<=INTEGER)\(\d+\)| COLLATE .*| CHARACTER SET .*", "", found) != bare:
             yield f"{shown}.{name} is {found}, not {bare}"
-        collation = getattr(there[name]["type"], "collation", None)
+        collation = getattr(columns[name]["type"], "collation", None)
         if collation not in (None, "utf8mb4_bin"):
             yield f"the collation of {shown}.{name} is {collation}"
-        if there[name]["nullable"] != (type_ != bare):
-            yield f"{shown}.{name} {'allows' if there[name]['nullable'] else 'does not allow'} NULL"
-    for name in there:
+        if columns[name]["nullable"] != (type_ != bare):
+            yield f"{shown}.{name} {'allows' if columns[name]['nullable'] else 'does not allow'} NULL"
+    for name in columns:
         if name not in expected:
-            yield f"{shown} has a column {name} that no step made"
+            yield f"{shown} has a column {name} that no step created"
 
 
-def _storage(options: Any, shown: str) -> Iterator[str]:
-    # each behind the name of the dialect
-    given = {name.partition("_")[2]: value for name, value in options.items()}
+def _check_storage(options: Any, shown: str) -> Iterator[str]:
+    # the names of the options start with the dialect's
+    values = {name.partition("_")[2]: value for name, value in options.items()}
     for option, wanted in (("engine", "InnoDB"), ("collate", "utf8mb4_bin")):
-        found = given.get(option)
+        found = values.get(option)
         if found != wanted:
             yield f"the {option} of {shown} is {found}, not {wanted}"
 
 
-def _functions(connection: Connection, place: InstallPlace, steps: list[str], variant: str) -> Iterator[str]:
-    arguments = {k: v for step in steps for k, v in load(step).FUNCTIONS.items()}
-    bodies = {k: v for step in steps for k, v in load(step).BODIES[variant].items()}
+def _check_functions(
+    connection: Connection, place: InstallPlace, known: list[steps.Step], variant: str
+) -> Iterator[str]:
+    arguments = {k: v for step in known for k, v in step.FUNCTIONS.items()}
+    bodies = {k: v for step in known for k, v in step.BODIES[variant].items()}
     rows = connection.execute(_FUNCTIONS, {"schema": place.options.schema, "names": list(arguments)}).all()
-    there = {(row.proname, row.takes): row for row in rows}
+    installed = {(row.proname, row.takes): row for row in rows}
     for name, takes in arguments.items():
         shown = f"{place.schema}.{name}({takes})"
-        row = there.pop((name, takes), None)
+        row = installed.pop((name, takes), None)
         if row is None:
             yield f"{shown} is missing"
             continue
-        wanted = _defined(place.body(bodies[name]))
+        wanted = _attributes_of_file(place.body(bodies[name]))
         if row.prosrc != wanted["source"]:
             yield f"the body of {shown} is not the one that was installed"
-        found = _found(row)
-        for what, value in found.items():
-            if value != wanted[what]:
-                yield f"the {what} of {shown}: {value}, not {wanted[what]}"
-    for name, takes in there:
-        yield f"{place.schema}.{name}({takes}) is not ours, and calls may reach it instead of ours"
+        for attribute, value in _attributes_of_row(row).items():
+            if value != wanted[attribute]:
+                yield f"the {attribute} of {shown}: {value}, not {wanted[attribute]}"
+    for name, takes in installed:
+        yield f"{place.schema}.{name}({takes}) was not installed by a step, and calls may reach it instead"
 
 
-def _defined(text: str) -> dict[str, Any]:
-    """What a shipped file says of its function, in the words of the catalog."""
+def _attributes_of_file(text: str) -> dict[str, Any]:
+    """Return what a shipped file declares of its function, in the catalog's terms."""
     match = _DEFINITION.search(text)
     assert match is not None
     attributes = match["attributes"]
     return {
         "source": match["source"],
-        # a long list has line breaks in the file
+        # the file may break a long list into lines
         "arguments": " ".join(match["arguments"].split()),
         "result": match["result"],
         "language": match["language"],
@@ -219,7 +221,7 @@ def _defined(text: str) -> dict[str, Any]:
     }
 
 
-def _found(row: Any) -> dict[str, Any]:
+def _attributes_of_row(row: Any) -> dict[str, Any]:
     return {
         "arguments": row.arguments,
         "result": row.result,

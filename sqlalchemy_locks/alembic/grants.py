@@ -1,7 +1,7 @@
-"""What the user of a connection may not do that locks do, and the GRANT that would mend it.
+"""Find the privileges that a connection's user lacks for locks, and the GRANT that adds them.
 
-It only reads: PostgreSQL's catalog tells. MySQL and MariaDB are asked to explain statements, for which a user needs the
-privileges of the statements themselves, whichever way they were granted: by roles, for databases or with wildcards.
+It only reads. On PostgreSQL the catalog answers. MySQL and MariaDB explain statements, which takes the privileges of
+the statements themselves, however they were granted: by roles, for databases or with wildcards.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
+from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options
 from sqlalchemy_locks.alembic.script import InstallPlace
-from sqlalchemy_locks.alembic.steps import STEPS, load
 from sqlalchemy_locks.dialects import backend_for
 
 _ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")
-#: so many objects are named in a sentence, before they are in its GRANT
+#: a sentence names up to this many objects; more are counted there and named in its GRANT only
 _FEW = 3
 
 _SCHEMA = sa.text(
@@ -35,7 +35,7 @@ _RELATIONS = sa.text(
            has_table_privilege(c.oid, 'INSERT') AS "INSERT", has_table_privilege(c.oid, 'UPDATE') AS "UPDATE",
            has_table_privilege(c.oid, 'DELETE') AS "DELETE"
     FROM pg_catalog.pg_class AS c
-    JOIN pg_catalog.pg_namespace AS place ON place.oid = relnamespace
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace
     WHERE nspname = :schema AND relname IN :names AND relkind IN ('r', 'p', 'v')
     """
 ).bindparams(sa.bindparam("names", expanding=True))
@@ -43,7 +43,7 @@ _FUNCTIONS = sa.text(
     """
     SELECT proname, oidvectortypes(proargtypes) AS takes, has_function_privilege(p.oid, 'EXECUTE') AS may
     FROM pg_catalog.pg_proc AS p
-    JOIN pg_catalog.pg_namespace AS place ON place.oid = pronamespace
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = pronamespace
     WHERE nspname = :schema AND proname IN :names
     """
 ).bindparams(sa.bindparam("names", expanding=True))
@@ -55,17 +55,17 @@ class Missing:
 
     #: a sentence, with the GRANT at its end
     says: str
-    #: locks need them; otherwise only who looks at what is installed, or held
+    #: whether locks need them; otherwise only reading what is installed or held does
     needed: bool
-    #: the tables, by the names that steps call them, whose rows can't be read
-    unread: tuple[str, ...] = ()
+    #: the tables whose rows can't be read, by their names in the steps
+    unreadable: tuple[str, ...] = ()
 
 
-def missing(connection: Connection, options: Options) -> list[Missing]:
-    """The privileges that the connection's user lacks on what is there; none on SQLite, which has no users."""
+def missing(connection: Connection, options: Options) -> list[Missing] | None:
+    """Return the privileges that the connection's user lacks; ``None`` on SQLite, which has no users."""
     place = InstallPlace(connection.dialect, options)
     if place.family == "sqlite":
-        return []
+        return None
     return list((_postgresql if place.family == "postgresql" else _mysql)(connection, place))
 
 
@@ -77,11 +77,13 @@ def _postgresql(connection: Connection, place: InstallPlace) -> Iterator[Missing
     if not schema.may:
         grant = f"GRANT USAGE ON SCHEMA {place.schema} TO {schema.role}"
         yield Missing(f"{schema.role} lacks USAGE on the schema {place.schema}: {grant}", True, ("installed",))
-    arguments = {k: v for step in STEPS for k, v in load(step).FUNCTIONS.items()}
+    arguments = {k: v for step in steps.STEPS for k, v in steps.load(step).FUNCTIONS.items()}
     rows = connection.execute(_FUNCTIONS, {**where, "names": list(arguments)}).all()
-    there = {(row.proname, row.takes): row.may for row in rows}
+    may_execute = {(row.proname, row.takes): row.may for row in rows}
     denied = [
-        f"{place.schema}.{name}({takes})" for name, takes in arguments.items() if not there.get((name, takes), True)
+        f"{place.schema}.{name}({takes})"
+        for name, takes in arguments.items()
+        if not may_execute.get((name, takes), True)
     ]
     if denied:
         grant = f"GRANT EXECUTE ON FUNCTION {', '.join(denied)} TO {schema.role}"
@@ -103,7 +105,7 @@ def _postgresql(connection: Connection, place: InstallPlace) -> Iterator[Missing
         if name in relations and relations[name].hidden:
             table = place.table(name)
             says = (
-                f"row-level security may hide rows of {table} from {schema.role}, who would pass over what they hold: "
+                f"row-level security may hide rows of {table} from {schema.role}, whose locks would ignore them: "
                 f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"
             )
             yield Missing(says, True, (name,))
@@ -112,7 +114,7 @@ def _postgresql(connection: Connection, place: InstallPlace) -> Iterator[Missing
 def _mysql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
     user, _, host = str(connection.exec_driver_sql("SELECT CURRENT_USER()").scalar()).rpartition("@")
     grantee = "@".join(f"`{part.replace('`', '``')}`" for part in (user, host))
-    columns = {k: next(iter(v)) for step in STEPS for k, v in load(step).TABLES[place.family].items()}
+    columns = {k: next(iter(v)) for step in steps.STEPS for k, v in steps.load(step).TABLES[place.family].items()}
     for name, column in columns.items():
         table = place.table(name)
         statements = {
@@ -130,20 +132,20 @@ def _mysql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
 
 
 def _explained(connection: Connection, statement: str) -> bool:
-    """Whether the user may do it; that there is no such table is found elsewhere."""
+    """Return whether the user may execute it; a missing table is reported elsewhere."""
     try:
         connection.exec_driver_sql(f"EXPLAIN {statement}").close()
     except DBAPIError as error:
-        return not backend_for(connection.dialect).denied(error)
+        return not backend_for(connection.dialect).permission_denied(error)
     return True
 
 
 def _tables(place: InstallPlace) -> list[str]:
-    return [table for step in STEPS for table in load(step).TABLES[place.family]]
+    return [table for step in steps.STEPS for table in steps.load(step).TABLES[place.family]]
 
 
 def _wanted(table: str, kind: str) -> Iterable[str]:
-    """What is done with a table; PostgreSQL's keys may be a view of what the server holds."""
+    """Return the privileges that are used on a table; on PostgreSQL ``locked_keys`` may be a view."""
     return _ROWS if _locks_need(table, kind) else _ROWS[:1]
 
 

@@ -1,7 +1,7 @@
 """Alembic's implementation for the dialect name ``yugabytedb``, which Alembic itself doesn't know.
 
-It is registered when this module is imported, which must be before ``context.configure()`` in
-``env.py``: importing anything from ``sqlalchemy_locks.alembic`` there does it.
+Importing this module registers it, which must happen before ``context.configure()`` in ``env.py``: importing anything
+from ``sqlalchemy_locks.alembic`` there is enough.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from alembic.ddl.postgresql import PostgresqlImpl
 
 
 class YugabyteDBImpl(PostgresqlImpl):
-    """PostgreSQL's, except that DDL commits by itself."""
+    """PostgreSQL's implementation, except that DDL commits by itself."""
 
     __dialect__ = "yugabytedb"
-    # Each revision is committed with its own version row. In one transaction over all of them, a failure
-    # would take back the rows of revisions whose DDL has stayed.
+    # Each revision is committed with its own version row. With one transaction for all of them, a failure would roll
+    # back the version rows of revisions whose DDL is committed.
     transactional_ddl = False

@@ -1,4 +1,4 @@
-"""The directives, for revisions of the app's own. Importing this module registers them.
+"""The directives, for the app's own revisions. Importing this module registers them.
 
     from sqlalchemy_locks.alembic import ops
 
@@ -8,9 +8,8 @@
     def downgrade() -> None:
         op.downgrade_locks(from_="0001", to="base")
 
-Both ends are named, so that a revision stays what it was when the library brings further steps.
-``ops.upgrade_locks()`` and ``ops.downgrade_locks()`` are the same, for a type checker that can't know
-what was added to ``op``.
+Both ends are named, so that a revision keeps its meaning when the library adds steps. ``ops.upgrade_locks()`` and
+``ops.downgrade_locks()`` are the same functions, for type checkers, which can't see what was added to ``op``.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class UpgradeLocksOp(MigrateOperation):
         operations.invoke(cls(from_, to, options))
 
     def reverse(self) -> DowngradeLocksOp:
-        """What undoes this."""
+        """Return the directive that undoes this one."""
         return DowngradeLocksOp(self.to, self.from_, self.options)
 
 
@@ -92,7 +91,7 @@ class DowngradeLocksOp(MigrateOperation):
         operations.invoke(cls(from_, to, options))
 
     def reverse(self) -> UpgradeLocksOp:
-        """What undoes this."""
+        """Return the directive that undoes this one."""
         return UpgradeLocksOp(self.to, self.from_, self.options)
 
 
@@ -117,14 +116,14 @@ def upgrade_locks(
 ) -> None:
     """Install the steps above ``from_`` up to ``to``; also ``op.upgrade_locks()``.
 
-    :param from_: the step that is installed already, ``"base"`` for none.
+    :param from_: the last step that is installed already, ``"base"`` for none.
     :param to: the last step to install.
-    :param schema: the schema of the objects on PostgreSQL and YugabyteDB. It is created if it is absent.
-    :param prefix: what precedes the tables' names on MySQL, MariaDB and SQLite.
-    :param grant_to: a role, or several, to be given what using the locks needs and no more.
-    :param locking: ``"table"`` has PostgreSQL lock rows of a table instead of advisory keys.
-    :raises ValueError: for an unknown step, the wrong direction, a name that can't be used, an option
-        that the engine has not, and for a database where the other door was used.
+    :param schema: the schema on PostgreSQL and YugabyteDB. It is created if it doesn't exist.
+    :param prefix: the prefix of the tables' names on MySQL, MariaDB and SQLite.
+    :param grant_to: a role, or several, to grant what the locks need and no more.
+    :param locking: ``"table"``: on PostgreSQL, lock rows of a table instead of advisory keys.
+    :raises ValueError: for an unknown step, the wrong direction, a name that would need escaping, an option that the
+        engine doesn't support, and if the shipped revisions have installed steps in this database.
     """
     options = Options.given(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
     _op.invoke(UpgradeLocksOp(from_, to, options))
@@ -141,8 +140,8 @@ def downgrade_locks(
 ) -> None:
     """Remove the steps from ``from_`` down to ``to``, ``"base"`` for all; also ``op.downgrade_locks()``.
 
-    The parameters and errors are those of :func:`upgrade_locks`, and so should the values be. Nothing
-    else is removed: the engine refuses while an object of yours depends on one of ours.
+    Parameters and errors are those of :func:`upgrade_locks`; pass the values that were used to upgrade. Nothing else is
+    removed: the engine refuses while another object depends on one of these.
     """
     options = Options.given(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
     _op.invoke(DowngradeLocksOp(from_, to, options))

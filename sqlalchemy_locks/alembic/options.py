@@ -1,4 +1,4 @@
-"""How and where to install: one frozen value, checked before any SQL is written."""
+"""Where to install, and for whom: one frozen value, validated before any SQL is written."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from alembic.util import CommandError
 
 Locking = Literal["native", "table"]
 
-# 44: what is left of MySQL's 64 characters once a table's or an index's name follows the prefix
+# 44: MySQL allows 64 characters, and up to 20 of a table's or an index's name follow the prefix
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,43}")
 _GRANTEE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_$.\-]*(@[A-Za-z0-9_$.\-/:%]+)?")
 
 
 class Refused(CommandError, ValueError):
-    """What was asked can't be installed; nothing was executed.
+    """The request can't be installed; nothing was executed.
 
-    A ``CommandError`` too, so that the ``alembic`` command prints the sentence instead of a traceback.
+    Also a ``CommandError``, so that the ``alembic`` command prints the sentence instead of a traceback.
     """
 
 
 @dataclass(frozen=True)
 class Options:
-    """Where the objects live, and who may use them.
+    """Where the objects are, and which roles may use them.
 
     :param schema: the schema, on PostgreSQL and YugabyteDB.
-    :param prefix: what precedes each table's name, on MySQL, MariaDB and SQLite, which have no schemas.
-    :param grant_to: the role that the app runs as, or several; it is given what the locks need and no more.
-        MySQL and MariaDB take ``"user@host"`` as well.
-    :param locking: ``"native"`` or, on PostgreSQL only, ``"table"`` for the bodies that lock rows.
-    :raises Refused: for a name that would need escaping, or an unknown ``locking``. It is a ``ValueError``.
+    :param prefix: the prefix of the tables' names on MySQL, MariaDB and SQLite, which have no schemas.
+    :param grant_to: the roles that the app runs as; each is granted what the locks need and no more.
+        MySQL and MariaDB also accept ``"user@host"``.
+    :param locking: ``"native"`` or, on PostgreSQL only, ``"table"`` for functions that lock rows of a table.
+    :raises Refused: for a name that would need escaping, or an unknown ``locking``. A ``ValueError``.
     """
 
     schema: str = "lock"
@@ -56,8 +56,8 @@ class Options:
         for grantee in self.grant_to:
             if not _GRANTEE.fullmatch(grantee):
                 raise Refused(
-                    f"the role {grantee!r} is refused: letters, digits and _ $ . - make a role's name, "
-                    "and on MySQL and MariaDB a host may follow an @"
+                    f"the role {grantee!r} is refused: letters, digits and _ $ . - are allowed in a role's name, "
+                    "and on MySQL and MariaDB an @ and a host may follow"
                 )
         if self.locking not in get_args(Locking):
             raise Refused(f"locking is 'native' or 'table', not {self.locking!r}")
@@ -71,13 +71,13 @@ class Options:
         grant_to: str | Iterable[str] | None = None,
         locking: str = "native",
     ) -> Options:
-        """The options of a directive; ``grant_to`` may be one name, several, or none."""
+        """Build the options of a directive; ``grant_to`` may be one name, several, or none."""
         names = (grant_to,) if isinstance(grant_to, str) else tuple(grant_to or ())
         return cls(schema, prefix, names, locking)  # type: ignore[arg-type]
 
     @classmethod
     def configured(cls, config: Config | None) -> Options:
-        """The options of the shipped revisions: ``sqlalchemy_locks_*`` in ``alembic.ini`` or ``pyproject.toml``.
+        """Read the options of the shipped revisions: ``sqlalchemy_locks_*`` in ``alembic.ini`` or ``pyproject.toml``.
 
         ``sqlalchemy_locks_grant_to`` may name several roles, separated by commas or as a TOML list.
         """
@@ -87,7 +87,7 @@ class Options:
         def option(name: str, default: str) -> str:
             return str(config.get_alembic_option(f"sqlalchemy_locks_{name}", default))
 
-        # TOML may have a list, though Alembic's annotation knows of strings only
+        # a list in TOML, though Alembic's annotation is str
         grantees: Any = config.get_alembic_option("sqlalchemy_locks_grant_to", "")
         if isinstance(grantees, str):
             grantees = [name.strip() for name in grantees.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""What the shipped revisions call: one step each, with the options that Alembic's configuration gives."""
+"""What the shipped revisions call: one step each, with the options of Alembic's configuration."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sqlalchemy_locks.alembic.options import Options
 
 
 def upgrade(op: Any, step: str) -> None:
-    """Run one step by door A; ``op`` is Alembic's own module of that name."""
+    """Run one step; ``op`` is Alembic's own module of that name."""
     operations, options = _configured(op)
     steps.upgrade(operations, (step,), options, "revisions")
 
 
 def downgrade(op: Any, step: str) -> None:
-    """Undo one step by door A."""
+    """Undo one step."""
     operations, options = _configured(op)
     steps.downgrade(operations, (step,), options, "revisions")
 

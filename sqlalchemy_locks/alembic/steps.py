@@ -1,7 +1,6 @@
-"""The steps in order, and how a range of them is run, by either door.
+"""The steps in order, and how a range of them is run, by the shipped revisions or by directives.
 
-Door A is the shipped revisions, door B the directives in revisions of the app's own. ``installed``
-records which step came by which, so that the two are never mixed in one database.
+``installed`` records which step was installed by which of the two, so that they are never mixed in one database.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from sqlalchemy_locks.alembic.options import Options, Refused
 from sqlalchemy_locks.alembic.script import Family, InstallPlace, InstallScript, family
 from sqlalchemy_locks.keys import key
 
-STEPS = ("0001", "0002", "0003", "0004")
+STEPS: tuple[str, ...] = ("0001",)
 
-Door = Literal["revisions", "directives"]
+InstalledBy = Literal["revisions", "directives"]
 
-_DOORS: dict[str, str] = {
+_DESCRIPTIONS: Mapping[str, str] = {
     "revisions": "the shipped revisions (`alembic upgrade sqlalchemy_locks@head`)",
     "directives": "directives (`op.upgrade_locks` in revisions of your own)",
 }
 
-# to the end of the transaction; a postgresql:// URL may lead to YugabyteDB, whose older releases have no such locks
-_ALONE = sa.text(
+# Held to the end of the transaction. A postgresql:// URL may lead to YugabyteDB, whose older releases lack such locks.
+_INSTALL_LOCK = sa.text(
     "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN CAST(pg_advisory_xact_lock(:key) AS TEXT) END"
 ).bindparams(sa.bindparam("key", type_=sa.BigInteger()))
 
@@ -36,13 +35,13 @@ _ALONE = sa.text(
 class Step(Protocol):
     """What a module ``steps/vNNNN.py`` has.
 
-    What it declares is read by the drift check, the autogenerate filter and the tests. A step that
-    changes a table or a function declares the whole of it again.
+    Its declarations are read by the drift check, the autogenerate filter and the tests. A step that changes a table or
+    a function declares the whole of it again.
     """
 
     #: Name to the types of its arguments, as ``oidvectortypes`` spells them.
     FUNCTIONS: Mapping[str, str]
-    #: ``advisory``, ``table`` and ``yugabytedb``: the file of each function, the same one where it serves.
+    #: For ``advisory``, ``table`` and ``yugabytedb``: the file of each function's body.
     BODIES: Mapping[str, Mapping[str, str]]
     #: Table to column to type, as SQLAlchemy's reflection spells it; `` NULL`` follows if it may be null.
     TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]]
@@ -57,14 +56,14 @@ class Step(Protocol):
 
 
 def load(step: str) -> Step:
-    """The module of a step."""
+    """Return the module of a step."""
     return cast(Step, importlib.import_module(f"sqlalchemy_locks.alembic_templates.steps.v{step}"))
 
 
 def between(lower: str, upper: str) -> tuple[str, ...]:
-    """The steps above ``lower`` up to ``upper``.
+    """Return the steps above ``lower`` up to ``upper``.
 
-    :raises Refused: for a step that doesn't exist, or no step between the two.
+    :raises Refused: for an unknown step, or if no step is between the two.
     """
     known = ("base", *STEPS)
     for step in (lower, upper):
@@ -79,60 +78,56 @@ def between(lower: str, upper: str) -> tuple[str, ...]:
     return steps
 
 
-def upgrade(op: Operations, steps: tuple[str, ...], options: Options, door: Door) -> None:
-    """Run steps upwards, each recorded when it is done."""
-    _one_at_a_time(op, options)
-    _refuse_mixing(op, options, door)
+def upgrade(op: Operations, steps: tuple[str, ...], options: Options, installed_by: InstalledBy) -> None:
+    """Run steps upwards, each recorded when it is complete."""
+    _serialize_installs(op, options)
+    _refuse_mixing(op, options, installed_by)
     script = InstallScript(op, options)
     installed = script.table("installed")
-    ignored = {
-        "postgresql": "ON CONFLICT DO NOTHING",
-        "mysql": "ON DUPLICATE KEY UPDATE step = step",
-        "sqlite": "ON CONFLICT DO NOTHING",
-    }[script.family]
+    on_conflict = "ON DUPLICATE KEY UPDATE step = step" if script.family == "mysql" else "ON CONFLICT DO NOTHING"
     for step in steps:
         load(step).upgrade(op, options)
-        script.run(f"INSERT INTO {installed} (step, door) VALUES ('{step}', '{door}') {ignored}")
+        script.run(f"INSERT INTO {installed} (step, installed_by) VALUES ('{step}', '{installed_by}') {on_conflict}")
 
 
-def downgrade(op: Operations, steps: tuple[str, ...], options: Options, door: Door) -> None:
-    """Undo steps downwards; the first one takes ``installed`` with it."""
-    _one_at_a_time(op, options)
-    _refuse_mixing(op, options, door)
+def downgrade(op: Operations, steps: tuple[str, ...], options: Options, installed_by: InstalledBy) -> None:
+    """Undo steps downwards; the first one drops ``installed`` too."""
+    _serialize_installs(op, options)
+    _refuse_mixing(op, options, installed_by)
     script = InstallScript(op, options)
     for step in reversed(steps):
         load(step).downgrade(op, options)
-        # Down to the base no record is undone by itself: run again after it died, it would miss the table
+        # Down to the base no record is deleted by itself: repeated after a failure, it would miss the table
         if STEPS[0] not in steps:
             script.run(f"DELETE FROM {script.table('installed')} WHERE step = '{step}'")
 
 
 def recorded(connection: Connection, options: Options) -> dict[str, str] | None:
-    """The steps that are installed with the door each came by; ``None`` without the table."""
-    schema, name = InstallPlace(connection.dialect, options).located("installed")
+    """Return the installed steps and what each was installed by; ``None`` without the table."""
+    schema, name = InstallPlace(connection.dialect, options).schema_and_name("installed")
     if not sa.inspect(connection).has_table(name, schema=schema):
         return None
-    table = sa.table(name, sa.column("step", sa.String), sa.column("door", sa.String), schema=schema)
-    rows = connection.execute(sa.select(table.c.step, table.c.door).order_by(table.c.step))
-    return {row.step: row.door for row in rows}
+    table = sa.table(name, sa.column("step", sa.String), sa.column("installed_by", sa.String), schema=schema)
+    rows = connection.execute(sa.select(table.c.step, table.c.installed_by).order_by(table.c.step))
+    return {row.step: row.installed_by for row in rows}
 
 
-def _one_at_a_time(op: Operations, options: Options) -> None:
-    """Of those who install at the same time one waits for the other; elsewhere the engine sees to it.
+def _serialize_installs(op: Operations, options: Options) -> None:
+    """On PostgreSQL, wait for a concurrent installation; the other engines serialize DDL themselves.
 
-    PostgreSQL's ``IF NOT EXISTS`` and ``OR REPLACE`` fail where two look at the same time, and neither finds it.
+    PostgreSQL's ``IF NOT EXISTS`` and ``OR REPLACE`` fail if two sessions look at the same time and neither finds it.
     """
     context = op.get_context()
     if not context.as_sql and family(context.dialect) == "postgresql":
-        op.get_bind().execute(_ALONE, {"key": key("sqlalchemy_locks", "installs", options.schema)})
+        op.get_bind().execute(_INSTALL_LOCK, {"key": key("sqlalchemy_locks", "installs", options.schema)})
 
 
-def _refuse_mixing(op: Operations, options: Options, door: Door) -> None:
+def _refuse_mixing(op: Operations, options: Options, installed_by: InstalledBy) -> None:
     if op.get_context().as_sql:
         return  # the script may run on any database, or on none
     for step, other in (recorded(op.get_bind(), options) or {}).items():
-        if other != door:
+        if other != installed_by:
             raise Refused(
-                f"step {step} was installed here by {_DOORS.get(other, other)}, and {_DOORS[door]} can't "
-                "go on from there: stay with the one that was begun with"
+                f"step {step} was installed here by {_DESCRIPTIONS.get(other, other)}, and "
+                f"{_DESCRIPTIONS[installed_by]} can't continue from there: stay with the one that was used first"
             )

@@ -62,17 +62,17 @@ def claim_of(rows: RoleMapping, given: Any) -> dict[str, Any] | None:
     roles = identity_roles(rows)
     if isinstance(given, Row):
         if len(given) > 1:
-            at, mapping = rows.among(tables(DEFAULT_SCHEMA, "")), given._mapping
+            at, mapping = rows.columns_in(tables(DEFAULT_SCHEMA, "")), given._mapping
             found = {role: mapping[name] for role in roles for name in {at[role].key, at[role].name} if name in mapping}
             if len(found) < len(roles):
-                raise TypeError(f"{rows.what}: {given!r} is no row of a captured task")
+                raise TypeError(f"{rows.pattern}: {given!r} is no row of a captured task")
             return found
         (given,) = given  # an entity, as Session.execute() returns it
     proof = stored_proof(given)
     if proof is None:
         return None
     if rows.target is None or not isinstance(given, rows.target.entity) or len(proof) != len(roles):
-        raise ValueError(f"{rows.what}: {given!r} was not captured in its session: it proves nothing")
+        raise ValueError(f"{rows.pattern}: {given!r} was not captured in its session: it proves nothing")
     return dict(zip(roles, proof, strict=True))
 
 

@@ -112,11 +112,11 @@ class CaptureImpl(OperationImpl):
 
     def _as_writer(self, execution: Execution, spec: CaptureSpec) -> Any:
         """Take the write lock first, which a statement that begins with WITH doesn't take by itself."""
-        with execution.waiting(), execution.backend.judging(execution.connection):
-            if not execution.backend.began(execution.connection):
+        with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
+            if not execution.backend.transaction_begun(execution.connection):
                 execution.take_file(spec.table)
                 several = self.statement(execution.context) is None or self._needs_order(execution, spec)
-                if several and not execution.backend.began(execution.connection):
+                if several and not execution.backend.transaction_begun(execution.connection):
                     raise execution.backend.refuse_autocommit(self.name)
             return self._run(execution, spec)
 
@@ -176,7 +176,7 @@ class CaptureImpl(OperationImpl):
     def _can_search_with_locks(self, execution: Execution, spec: CaptureSpec) -> bool:
         """Return whether a search with locks, on InnoDB, locks no more than what is captured."""
         level = execution.read_committed or _read_committed(execution, self.name)
-        return level and execution.backend.frees_passed and (spec.one_of is None or len(spec.one_of[1]) == 1)
+        return level and execution.backend.releases_skipped_rows and (spec.one_of is None or len(spec.one_of[1]) == 1)
 
     def _search_then_lock(self, execution: Execution, spec: CaptureSpec, options: Sequence[Any]) -> Keys:
         """Search without locks, then lock by primary key those rows that are still candidates.

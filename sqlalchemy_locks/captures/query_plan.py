@@ -64,9 +64,11 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
     plan, problems = _plan_of(statement, target, spec, context)
     if not problems:
         return Explanation(statement, tuple(plan), (), None)
-    with context.backend.by_index(target) as by_index:
+    with context.backend.prefer_indexes(target) as by_index:
         if by_index and not _plan_of(statement, target, spec, context)[1]:
-            problem = f"{problems[0]}, though there is an index that serves: the planner expects a small table; ANALYZE it"
+            problem = (
+                f"{problems[0]}, though there is an index that serves: the planner expects a small table; ANALYZE it"
+            )
             return Explanation(statement, tuple(plan), (problem,), None)
     return Explanation(statement, tuple(plan), tuple(problems), _missing(spec, context))
 
@@ -88,7 +90,7 @@ def _as_text(statement: Any, operation: Operation[Any], connection: Connection) 
 def _plan_of(
     statement: str, connection: Connection, spec: CaptureSpec, context: BuildContext
 ) -> tuple[list[str], list[str]]:
-    rows = connection.exec_driver_sql(f"{context.backend.explain} {statement}").mappings().all()
+    rows = connection.exec_driver_sql(f"{context.backend.explain_prefix} {statement}").mappings().all()
     return context.backend.read_plan(rows, spec.table, SEARCH, bool(spec.order_by))
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import select
 
+from sqlalchemy_locks._validation import positive_int
 from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, search
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, RowsOperation
 from sqlalchemy_locks.core.typing import MYPY
-from sqlalchemy_locks.counts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ def _capture(
         raise ValueError("capture: values says what marks a row as captured, and must not be empty")
     spec = CaptureSpec(target.table, _as_tuple(where), changes, _as_tuple(order_by), target)
     _refuse_joins(spec)
-    operation: RowsOperation[Any] = RowsOperation(_RowCapture(spec), {LIMIT: counted(limit, "limit")})
+    operation: RowsOperation[Any] = RowsOperation(_RowCapture(spec), {LIMIT: positive_int(limit, "limit")})
     if target.mapper is not None:
         operation._entity_is(entity)
     return operation

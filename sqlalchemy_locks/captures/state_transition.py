@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import MAX_SECONDS, bounded_seconds, positive_int, valid_name
 from sqlalchemy_locks.captures.claims import claim_number, claim_of, identity_roles
 from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, inlined
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
 from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation, shaped
-from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, param_name, raised, retries_left, role_param
+from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, incremented, param_name, retries_left, role_param
 from sqlalchemy_locks.core.typing import MYPY, E, Given
-from sqlalchemy_locks.counts import counted
-from sqlalchemy_locks.durations import LONGEST, span
 from sqlalchemy_locks.sql.clock import Ago, Now
 
 if TYPE_CHECKING:
@@ -159,7 +157,7 @@ class StateTransition(Given[E]):
         ['task_c']
         """
         operation: RowsOperation[Any] = RowsOperation(
-            self._capture, {**self._rows.queue(queue), LIMIT: counted(limit, "limit")}
+            self._capture, {**self._rows.queue(queue), LIMIT: positive_int(limit, "limit")}
         )
         target = self._rows.target
         if target is not None and target.mapper is not None:
@@ -228,7 +226,7 @@ class StateTransition(Given[E]):
         """
         self._rows.require("timeout", "expire()")
         self._rows.require("updated_at", "expire()")
-        return Operation(self._expire, {LIMIT: counted(limit, "limit")})
+        return Operation(self._expire, {LIMIT: positive_int(limit, "limit")})
 
     @shaped(select(literal(True)))
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
@@ -271,7 +269,7 @@ class _Capture(CaptureImpl):
         if "retries" in at:
             changes[at["retries"]] = at["retries"] - ONE
         if "claim" in at:
-            changes[at["claim"]] = raised(at["claim"])
+            changes[at["claim"]] = incremented(at["claim"])
         where = [at["queue"] == role_param(at["queue"], "queue")] if "queue" in at else []
         return CaptureSpec(
             at.table,
@@ -302,7 +300,7 @@ class _Expire(CaptureImpl):
         at = _timed(self.rows, context)
         status, since, timeout = at["status"], at["updated_at"], at["timeout"]
         # a timeout out of range would be an error, and keep the other tasks from being swept
-        longest: Any = literal_column(str(int(LONGEST)))
+        longest: Any = literal_column(str(int(MAX_SECONDS)))
         timeout = case(
             (timeout > longest, longest), (timeout < literal_column("0"), literal_column("0")), else_=timeout
         )
@@ -316,21 +314,24 @@ class _SetStatus(ConditionalUpdate):
     def __init__(self, rows: RoleMapping, captured: Any, *, claimed: bool, force: bool) -> None:
         super().__init__(rows, "StateTransition.set_status")
         self.captured, self.claimed, self.force = captured, claimed, force
-        self.insists = claimed or force
+        self.retries_replaced = claimed or force
 
-    def condition(self, at: RoleColumns) -> list[Any]:
-        conditions = [] if self.force else [at["status"] == literal(self.captured, at["status"].type)]
-        return [*conditions, at["claim"] == role_param(at["claim"], "claim")] if self.claimed else conditions
+    def condition(self, columns: RoleColumns) -> list[Any]:
+        status = columns["status"]
+        conditions = [] if self.force else [status == literal(self.captured, status.type)]
+        if self.claimed:
+            conditions.append(columns["claim"] == role_param(columns["claim"], "claim"))
+        return conditions
 
-    def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        return _stamped(at, role_param(at["status"], "status"))
+    def changes(self, columns: RoleColumns) -> dict[Any, Any]:
+        return _stamped(columns, role_param(columns["status"], "status"))
 
 
 def _timed(rows: RoleMapping, context: BuildContext) -> RoleColumns:
     """Return the columns, after a check that ``updated_at`` keeps the server's time."""
-    at = rows.at(context)
+    at = rows.columns(context)
     if rows.target is not None and "updated_at" in at:
-        context.backend.refuse_zoneless(rows.what, [at["updated_at"]])
+        context.backend.require_time_zone(rows.pattern, [at["updated_at"]])
     return at
 
 
@@ -339,14 +340,14 @@ def _stamped(at: RoleColumns, status: Any) -> dict[Any, Any]:
 
 
 def _status(given: Any) -> str:
-    status = checked(given, "a status")
+    status = valid_name(given, "a status")
     if len(status) > _LONGEST_STATUS:
         raise ValueError(f"a status has {_LONGEST_STATUS} characters at most, and {given!r} has {len(status)}")
     return status
 
 
 def _whole_seconds(given: float) -> int:
-    number = span(given, "timeout", zero=False)
+    number = bounded_seconds(given, "timeout", zero=False)
     if number != int(number):
         raise ValueError(f"StateTransition: timeout is kept in whole seconds, not {given!r}")
     return int(number)

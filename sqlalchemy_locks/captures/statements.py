@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -61,7 +62,7 @@ class CaptureSpec:
     #: the limit, written into the statement; by default it is bound
     limit: int | None = None
 
-    @property
+    @cached_property
     def mapper(self) -> Mapper[Any] | None:
         return None if self.target is None else self.target.mapper
 
@@ -69,7 +70,7 @@ class CaptureSpec:
     def entity(self) -> Any:
         return self.table if self.target is None else self.target.entity
 
-    @property
+    @cached_property
     def joined(self) -> bool:
         """Whether an entity has columns of other tables as well."""
         return self.mapper is not None and len(self.mapper.tables) > 1
@@ -80,7 +81,7 @@ class CaptureSpec:
 
     @property
     def changed(self) -> dict[Any, Any]:
-        return {**self.values, **(self.target.bumped() if self.target else {})}
+        return {**self.values, **(self.target.version_bump() if self.target else {})}
 
     @property
     def keys(self) -> list[Any]:

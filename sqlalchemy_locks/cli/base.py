@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import click
 from sqlalchemy.exc import DBAPIError
 
+from sqlalchemy_locks._validation import escape_unprintable
 from sqlalchemy_locks.cli.connect import App, AppTarget, Database, DatabaseUrl, target
-from sqlalchemy_locks.cli.render import Screen, plain
+from sqlalchemy_locks.cli.render import Screen
 from sqlalchemy_locks.errors import LockError
 
 #: what a command ends with
@@ -166,7 +167,7 @@ def _end(screen: Screen, code: int, kind: str, said: str) -> None:
     if screen.as_json:
         with contextlib.suppress(OSError):  # perhaps that is what it has to say
             print(json.dumps({"error": kind, "message": said}, indent=2), flush=True)
-    click.echo(f"{program()}: {plain(said)}", err=True)
+    click.echo(f"{program()}: {escape_unprintable(said)}", err=True)
     sys.exit(code)
 
 
@@ -178,8 +179,8 @@ def confirmed(question: str, yes: bool, screen: Screen) -> None:
     if yes:
         return
     if screen.as_json or not sys.stdin.isatty():
-        raise click.UsageError(f"{plain(question)} Nobody is there to be asked: say --yes.")
-    click.confirm(plain(question), abort=True, err=True)
+        raise click.UsageError(f"{escape_unprintable(question)} Nobody is there to be asked: say --yes.")
+    click.confirm(escape_unprintable(question), abort=True, err=True)
 
 
 def operator() -> str:
@@ -198,7 +199,7 @@ def seconds(value: Any) -> float:
     """The type of an option that is a duration: seconds, or a number with one of s, m, h, d."""
     match = _SPELT.fullmatch(str(value).strip())
     if match is None:
-        raise click.BadParameter(f"{plain(str(value))!r} is no duration: 90, 90s, 5m, 2h and 7d are.")
+        raise click.BadParameter(f"{escape_unprintable(str(value))!r} is no duration: 90, 90s, 5m, 2h and 7d are.")
     return float(match[1]) * _UNITS[match[2]]
 
 

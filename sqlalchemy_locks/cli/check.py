@@ -7,9 +7,10 @@ from dataclasses import asdict
 import click
 from rich.text import Text
 
+from sqlalchemy_locks._validation import escape_unprintable
 from sqlalchemy_locks.cli.base import BAD, on_database
 from sqlalchemy_locks.cli.connect import Database
-from sqlalchemy_locks.cli.render import Screen, counted, plain, table
+from sqlalchemy_locks.cli.render import Screen, counted, table
 from sqlalchemy_locks.health import Finding, examine
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
@@ -49,7 +50,7 @@ def check(screen: Screen, database: Database) -> int | None:
     lines.show_header = False
     for each in found:
         mark, style = _MARKS[each.level]
-        lines.add_row(Text(mark, style=style), Text(each.subject), Text(plain(each.says)))
+        lines.add_row(Text(mark, style=style), Text(each.subject), Text(escape_unprintable(each.says)))
     screen.show(document, lines, _conclusion(count["problem"], count["warning"]))
     return BAD if count["problem"] else None
 

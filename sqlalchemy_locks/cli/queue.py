@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from sqlalchemy_locks._validation import format_duration
 from sqlalchemy_locks.admin import overview
 from sqlalchemy_locks.cli.base import Group, confirmed, lasting, on_database
 from sqlalchemy_locks.cli.connect import Database
-from sqlalchemy_locks.cli.render import Screen, counted, duration, name, note, number, second, sentence, table
+from sqlalchemy_locks.cli.render import Screen, counted, name, note, number, second, sentence, table
 from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue.queue import Queue
@@ -102,7 +103,7 @@ def purge(screen: Screen, database: Database, older_than: float, dead: bool, cal
     """
     what = "dead" if dead else "completed"
     operation = Queue().delete_finished(older_than, dead=dead, queue=called, limit=_BATCH)
-    since = f" that ended more than {duration(older_than)} ago" if older_than else ""
+    since = f" that ended more than {format_duration(older_than)} ago" if older_than else ""
     where = "all queues" if called is None else f"the queue {called!r}"
     confirmed(f"Delete the {what} jobs of {where}{since}, in {database.target.shown}?", yes, screen)
     deleted = _in_batches(screen, database, operation, "Deleting")

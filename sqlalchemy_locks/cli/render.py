@@ -20,8 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from sqlalchemy_locks._validation import plain as plain
-from sqlalchemy_locks.durations import duration as duration
+from sqlalchemy_locks._validation import escape_unprintable
 
 Document = Mapping[str, Any]
 #: where nobody looks at it, a line is a line
@@ -102,7 +101,7 @@ def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = (
 
 def name(value: Any, style: str = "") -> Text:
     """A name out of a database, or out of anybody's hands."""
-    return Text("–" if value is None else plain(str(value)), style=style)
+    return Text("–" if value is None else escape_unprintable(str(value)), style=style)
 
 
 def number(value: Any) -> Text:
@@ -114,11 +113,11 @@ def title(text: str) -> Text:
 
 
 def note(text: str) -> Text:
-    return Text(plain(text), style="dim")
+    return Text(escape_unprintable(text), style="dim")
 
 
 def sentence(text: str, style: str = "") -> Text:
-    return Text(plain(text), style=style)
+    return Text(escape_unprintable(text), style=style)
 
 
 def bar(used: int, capacity: int, console: Console) -> Text:

@@ -11,12 +11,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from sqlalchemy_locks._validation import format_duration
 from sqlalchemy_locks.admin import overview as parts_of
 from sqlalchemy_locks.admin.overview import look_at
 from sqlalchemy_locks.cli.base import lasting, on_database, program, told_to_end
 from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.queue import queues
-from sqlalchemy_locks.cli.render import Screen, duration, name, note, number, second, sentence, table, title
+from sqlalchemy_locks.cli.render import Screen, name, note, number, second, sentence, table, title
 from sqlalchemy_locks.cli.semaphore import semaphores
 from sqlalchemy_locks.errors import NotInstalled
 from sqlalchemy_locks.facade.locks import Locks
@@ -82,7 +83,7 @@ def _shower(screen: Screen, interval: float) -> Iterator[Callable[[dict[str, Any
     elif not console.is_terminal:
         yield lambda document: screen.show(document, shown(document, console))
     else:
-        foot = note(f"\nEvery {duration(interval)}; Ctrl-C ends it")
+        foot = note(f"\nEvery {format_duration(interval)}; Ctrl-C ends it")
         with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
             yield lambda document: live.update(Group(shown(document, console), foot), refresh=True)
 
@@ -144,8 +145,8 @@ def _timeouts(rows: list[dict[str, Any]]) -> Any:
     made = table("Timeout", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left"))
     for row in rows:
         free = int(row["free_in"]) < 0
-        left = name("now", "green") if free else name(duration(int(row["free_in"])))
-        cells = [name(duration(row["every"])), left, number(row["retries"])]
+        left = name("now", "green") if free else name(format_duration(int(row["free_in"])))
+        cells = [name(format_duration(row["every"])), left, number(row["retries"])]
         made.add_row(name(row["id"]), name(row["queue"], "dim"), *cells)
     return made
 

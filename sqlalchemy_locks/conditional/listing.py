@@ -1,4 +1,4 @@
-"""Looks at the rows of a pattern, for people: one SELECT on every engine, which locks nothing."""
+"""List the rows of a pattern for monitoring: one SELECT on every engine, without locks."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from sqlalchemy_locks.core.operation import BuildContext, OperationImpl
 from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping, param_name
 from sqlalchemy_locks.sql.clock import UTC
 
-Parts = Callable[[RoleColumns], Sequence[Any]]
+Clauses = Callable[[RoleColumns], Sequence[Any]]
 
 
 class Listing(OperationImpl):
-    """The rows that meet some conditions, in an order, so many at most.
+    """A SELECT of the rows that meet some conditions, ordered and limited.
 
-    :param columns: what a row tells. :param conditions: which rows. :param order: which first.
+    :param select: returns the selected columns. :param where: the conditions. :param order_by: the order.
     """
 
     writes = False
 
-    def __init__(self, rows: RoleMapping, name: str, *, columns: Parts, conditions: Parts, order: Parts) -> None:
+    def __init__(self, mapping: RoleMapping, name: str, *, select: Clauses, where: Clauses, order_by: Clauses) -> None:
         super().__init__()
-        self.rows, self.name = rows, name
-        self.columns, self.conditions, self.order = columns, conditions, order
-        self.needs_installation = rows.target is None
+        self.mapping, self.name = mapping, name
+        self.select, self.where, self.order_by = select, where, order_by
+        self.needs_installation = mapping.target is None
 
     def build(self, context: BuildContext) -> Executable | None:
-        at = self.rows.at(context)
-        found = select(*self.columns(at)).where(*self.conditions(at), *self.rows.own_rows())
-        return found.order_by(*self.order(at)).limit(bindparam(param_name("limit"), type_=Integer()))
+        columns = self.mapping.columns(context)
+        found = select(*self.select(columns)).where(*self.where(columns), *self.mapping.class_condition())
+        return found.order_by(*self.order_by(columns)).limit(bindparam(param_name("limit"), type_=Integer()))
 
     def route(self) -> dict[str, Any]:
-        return self.rows.route()
+        return self.mapping.route()
 
 
-def told(at: RoleColumns, role: str) -> Any:
-    """A column under the name of its role; NULL where no column plays it."""
-    if role not in at:
+def labelled(columns: RoleColumns, role: str) -> Any:
+    """Return the column of a role, labelled with the role; NULL where no column plays it."""
+    if role not in columns:
         return null().label(role)
-    column = at[role]
+    column = columns[role]
     return type_coerce(column, UTC()).label(role) if isinstance(column.type, DateTime) else column.label(role)

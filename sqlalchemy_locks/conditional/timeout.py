@@ -1,34 +1,67 @@
-"""Timeout: a lock that frees itself, once a period.
+"""Timeout: a lock that is acquired at most once per period, and needs no release.
 
-The pattern: ``UPDATE task SET ts = now WHERE id = ... AND ts + timeout < now``; nobody has to release anything. In
-its other form time is cut into windows, and the first write of a window wins:
-``floor(ts / timeout) < floor(now / timeout)``, which is to say that ``ts`` is from before the window's start.
+The pattern: ``UPDATE task SET ts = now WHERE id = ... AND ts + timeout < now``. In its other form time is divided into
+windows, and the first UPDATE of a window succeeds: ``floor(ts / timeout) < floor(now / timeout)``, which means that
+``ts`` is before the start of the current window.
 
-What is promised: at most one acquisition in a period (elapsed), or in a window (windowed; two runs may then lie
-close together, either side of a boundary), by the server's clock, read when the row is locked and not when the
-statement began to wait for it.
+Guarantee: at most one acquisition per period (elapsed), or per window (windowed; two acquisitions on either side of a
+boundary may be close together), by the server's clock. The clock is read after the row is locked, not when the
+statement starts waiting for it.
 """
 
 from __future__ import annotations
 
 import math
-from datetime import timedelta
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Integer, Numeric, bindparam, cast, literal, null, select
+from sqlalchemy import (
+    BigInteger,
+    Integer,
+    Numeric,
+    Update,
+    and_,
+    bindparam,
+    case,
+    cast,
+    literal,
+    null,
+    or_,
+    select,
+    update,
+)
 
 from sqlalchemy_locks import _timezones as zones
+from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.conditional.batch import BatchAcquire
-from sqlalchemy_locks.conditional.listing import Listing, told
-from sqlalchemy_locks.conditional.timeout_impl import Clock, TimeoutAcquire, TimeoutGiveBack, TimeoutKind, wide
+from sqlalchemy_locks.conditional.listing import Listing, labelled
 from sqlalchemy_locks.core import row_admin
-from sqlalchemy_locks.core.conditional_update import Answer
-from sqlalchemy_locks.core.operation import Operation, RowsOperation, seconds, shaped, shaped_rows
-from sqlalchemy_locks.core.roles import ID, RoleColumns, RoleMapping, nonce_of, param_name, role_param
+from sqlalchemy_locks.core.conditional_update import ConditionalAcquire, ConditionalUpdate
+from sqlalchemy_locks.core.operation import (
+    BuildContext,
+    Execution,
+    Operation,
+    RowsOperation,
+    shaped,
+    shaped_rows,
+)
+from sqlalchemy_locks.core.roles import (
+    ID,
+    NONCE_PARAM,
+    RoleColumns,
+    RoleMapping,
+    param_name,
+    role_param,
+)
 from sqlalchemy_locks.sql.clock import Epoch
 
 _ROLES = ("queue", "id", "ts", "timeout", "token", "fence", "retries")
+_EVERY, _NOW, _DUE_IN = (bindparam(param_name(name), type_=BigInteger()) for name in ("every", "now", "due_in"))
+
+Clock = Callable[[], "float | datetime"]
 
 
 class Timeout:
@@ -36,14 +69,14 @@ class Timeout:
 
     :param entity: a mapped class or ``Table`` of your own; without one, the shipped table ``lock.task_timeout``.
     :param every: the period, in whole seconds or as a ``timedelta``; without it, each row's own ``timeout`` column.
-    :param windowed: cut time into windows of that length, and allow one acquisition in each.
-    :param tz: for windows of civil time (``every=86400``: from midnight to midnight there), the name of a zone.
-    :param clock: for tests: gives the instant (seconds since 1970, or an aware ``datetime``) instead of the server.
+    :param windowed: divide time into windows of that length, and allow one acquisition in each.
+    :param tz: the name of a time zone, for windows of local time (``every=86400``: from midnight to midnight there).
+    :param clock: for tests: returns the instant (seconds since 1970, or an aware ``datetime``) instead of the server.
     :param id: the column that names the timeout; its values must be unique (in one ``queue``).
-    :param ts: its column for when it was last acquired, in seconds since 1970. ``NULL`` is never.
+    :param ts: its column for the last acquisition, in seconds since 1970. ``NULL`` is never.
     :param timeout: its column for the row's own period, in seconds.
     :param queue: :param retries: :param fence: :param token: as for :class:`Mutex`.
-    :raises TypeError: :raises ValueError: for what is not a column of that class's own table, a period that is not
+    :raises TypeError: :raises ValueError: for anything but a column of the class's own table, a period that is not
         whole seconds, an unknown zone.
 
     The patterns: "Distributed locks: SQL" and "Distributed locks: NoSQL", Timeout.
@@ -71,11 +104,11 @@ class Timeout:
         token: Any = None,
     ) -> None:
         if tz is not None and not windowed:
-            raise ValueError("Timeout: tz is for windows of civil time, so say windowed=True")
+            raise ValueError("Timeout: tz is for windows of local time, so pass windowed=True")
         if clock is not None and not callable(clock):
-            raise TypeError(f"Timeout: clock is a function that gives the instant, not {clock!r}")
+            raise TypeError(f"Timeout: clock is a function that returns the instant, not {clock!r}")
         self._every = None if every is None else _period(every)
-        kind = TimeoutKind(every is not None, bool(windowed), None if tz is None else zones.zone(tz), clock)
+        variant = _Variant(every is not None, bool(windowed), None if tz is None else zones.zone(tz), clock)
         given = {
             "queue": queue,
             "id": id,
@@ -86,52 +119,50 @@ class Timeout:
             "retries": retries,
         }
         if entity is None and not any(column is not None for column in given.values()):
-            self._rows, self._bodies = (
-                _shipped(),
-                _shipped_bodies(kind) if clock is None else _TimeoutImpls(_shipped(), kind),
-            )
+            self._mapping = _shipped()
+            self._impls = _shipped_impls(variant) if clock is None else _TimeoutImpls(self._mapping, variant)
             return
         if entity is not None and (id is None or ts is None):
-            raise TypeError("Timeout needs id= and ts=, the columns of the class or table that it was given")
-        self._rows = RoleMapping("Timeout", lambda tables: tables.task_timeout, _ROLES, entity, given)
-        self._bodies = _TimeoutImpls(self._rows, kind)
+            raise TypeError("Timeout needs id= and ts=, columns of the given class or table")
+        self._mapping = RoleMapping("Timeout", lambda tables: tables.task_timeout, _ROLES, entity, given)
+        self._impls = _TimeoutImpls(self._mapping, variant)
         if every is None:
-            self._rows.require("timeout", "a period of each row's own")
+            self._mapping.require("timeout", "a period per row")
         for role in ("ts", "timeout"):
-            self._rows.of_type(role, (Integer, Numeric), "seconds since 1970, or for a period")
-            self._rows.of_whole_seconds(role)
+            self._mapping.require_type(role, (Integer, Numeric), "seconds since 1970, or for a period")
+            self._mapping.require_whole_seconds(role)
 
     @shaped(select(literal(1)))
     def create(
         self, *ids: Any, queue: Any = None, retries: int | None = None, every: float | timedelta | None = None
     ) -> Operation[Any]:
-        """Insert the absent ones of some timeouts, free at once.
+        """Create timeouts, each free immediately. Ids that exist are left unchanged.
 
-        :param retries: how many acquisitions they allow; ``None`` leaves that to the column's default (the shipped
-            table: as many as you like).
-        :param every: the period to store in the row, in whole seconds; that of this ``Timeout`` when not given.
-        :return: how many were absent.
+        :param retries: how many acquisitions each allows; ``None``: the column's default (the shipped table:
+            unlimited).
+        :param every: the period to store, in whole seconds or as a ``timedelta``; this ``Timeout``'s if not given.
+        :return: how many were created.
 
         >>> daily = sl.Timeout(every=86400)
         >>> session.scalar(daily.create("report"))
         1
         """
         period = self._every if every is None else _period(every)
-        if period is None and self._rows.has("timeout"):
-            raise ValueError("Timeout: say every=, here or where the Timeout is made: the row keeps its period")
-        values = row_admin.ids(self._rows, "timeout.create", ids, queue) | row_admin.retries(self._rows, retries)
-        return Operation(
-            self._bodies.create[retries is not None], values | ({} if period is None else {param_name("every"): period})
-        )
+        if period is None and self._mapping.has("timeout"):
+            raise ValueError("Timeout: pass every= here or to Timeout(): each row stores its period")
+        values = row_admin.ids(self._mapping, "timeout.create", ids, queue) | row_admin.retries(self._mapping, retries)
+        if period is not None:
+            values[_EVERY.key] = period
+        return Operation(self._impls.create[retries is not None], values)
 
     @shaped(select(literal(True)))
     def acquire(self, id: Any, *, queue: Any = None, nowait: bool = False) -> Operation[Any]:
-        """Take a timeout, if its period is over and it has a retry left.
+        """Acquire a timeout if its period is over and it has a retry left.
 
-        :param nowait: don't wait for a transaction that is changing the row: ``False`` then. Without it, in your own
-            session, one waits for that transaction's end (the option ``locks_wait`` bounds that, in seconds).
-        :return: ``True`` when it is yours, ``False`` when its period isn't over, or no retry is left.
-        :raises UnknownTask: when it was never created.
+        :param nowait: return ``False`` if another transaction has locked the row. Otherwise wait for that transaction
+            to end, for at most the ``locks_wait`` option's seconds.
+        :return: ``True`` if it was acquired, ``False`` if its period isn't over or it has no retry left.
+        :raises UnknownTask: if it was never created.
 
         >>> daily = sl.Timeout(every=86400)
         >>> session.scalar(daily.create("report"))
@@ -139,11 +170,13 @@ class Timeout:
         >>> session.scalar(daily.acquire("report")), session.scalar(daily.acquire("report"))
         (True, False)
         """
-        return Operation(self._bodies.acquire["whether", bool(nowait)], self._values(id, queue))
+        return Operation(self._impls.acquire[bool(nowait)], self._values(id, queue))
 
     @shaped(select(literal(1)))
     def acquire_token(self, id: Any, *, queue: Any = None, nowait: bool = False) -> Operation[Any]:
-        """As :meth:`acquire`, for a fencing token: greater than any that this timeout gave before, or ``None``.
+        """Acquire a timeout as :meth:`acquire` does, and return a fencing token.
+
+        :return: a number greater than any earlier token of this timeout, or ``None`` if it was not acquired.
 
         >>> daily = sl.Timeout(every=86400)
         >>> session.scalar(daily.create("report"))
@@ -151,22 +184,23 @@ class Timeout:
         >>> session.scalar(daily.acquire_token("report"))
         1
         """
-        self._rows.require("fence", "a fencing token")
-        return Operation(self._bodies.acquire["token", bool(nowait)], self._values(id, queue))
+        self._mapping.require("fence", "a fencing token")
+        return Operation(self._impls.acquire_token[bool(nowait)], self._values(id, queue))
 
     def _give_back(self, id: Any, queue: Any, nonce: str, due_in: float) -> Operation[Any]:
-        """Have what the acquisition with this nonce took, and nobody since, due again in so many seconds."""
-        whose = {param_name("whose"): nonce_of(self._rows, nonce), param_name("due"): math.ceil(due_in)}
-        return Operation(self._bodies.give_back, self._values(id, queue) | whose)
+        """Make the timeout due in ``due_in`` seconds, if the acquisition that stored this nonce is the last one."""
+        values = self._values(id, queue)
+        values[NONCE_PARAM], values[_DUE_IN.key] = self._mapping.nonce_type(nonce), math.ceil(due_in)
+        return Operation(self._impls.give_back, values)
 
     @shaped_rows(select(ID))
     def capture(self, limit: int, *, queue: Any = None) -> RowsOperation[Any]:
-        """Take several timeouts at once, whichever are free, passing over those that others are changing.
+        """Acquire up to ``limit`` free timeouts, skipping those that other transactions have locked.
 
-        :return: their ids in order, one a row: ``session.scalars(timeout.capture(3)).all()``.
+        :return: their ids in order, one per row: ``session.scalars(timeout.capture(3)).all()``.
 
-        MySQL and MariaDB lock every row they pass unless the transaction is READ COMMITTED, and refuse in autocommit.
-        ``Locks`` sees to both: ``locks.run(...)`` gives the list of ids.
+        On MySQL and MariaDB the search keeps locks on all examined rows unless the transaction is READ COMMITTED, and
+        is refused in autocommit. ``locks.run(...)`` runs it at READ COMMITTED, and returns the list of ids.
 
         >>> daily = sl.Timeout(every=86400)
         >>> session.scalar(daily.create("report"))
@@ -174,29 +208,31 @@ class Timeout:
         >>> [row.id for row in session.execute(daily.capture(5)).all()]
         ['report']
         """
-        values = self._rows.queue(queue) | row_admin.limit(limit) | self._override()
-        return RowsOperation(self._bodies.capture, values)
+        values = self._mapping.queue(queue) | row_admin.limit(limit) | self._override()
+        return RowsOperation(self._impls.capture, values)
 
     def listed(self, limit: int = 1000, *, queue: Any = None) -> RowsOperation[Any]:
-        """All timeouts, for people: rows of ``queue, id, every, free_in, retries``.
+        """List timeouts for monitoring: rows of ``queue, id, every, free_in, retries``.
 
         :param limit: how many at most.
         :param queue: only those of this queue.
 
-        ``every`` is the row's own period in seconds; ``free_in`` is in how many seconds it is over, by the server's
-        clock, less than 0 when it is over already. A window (``windowed=True``) may end sooner. ``None`` stands where
-        there is no such column.
+        ``every`` is the row's own period in seconds; ``free_in`` is the number of seconds until it is over by the
+        server's clock, negative when it is over already. A window (``windowed=True``) may end sooner. A value is
+        ``None`` where there is no such column.
 
         >>> session.execute(sl.Timeout().listed()).all()
         """
-        chosen = {} if queue is None else self._rows.queue(queue)
-        return RowsOperation(self._bodies.listed[queue is not None], row_admin.limit(limit) | chosen)
+        chosen = {} if queue is None else self._mapping.queue(queue)
+        return RowsOperation(self._impls.listed[queue is not None], row_admin.limit(limit) | chosen)
 
     @shaped(select(literal(True)))
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
-        """Say how many acquisitions are left; ``None``: as many as you like.
+        """Set how many acquisitions are left.
 
-        :return: ``True``. :raises UnknownTask: when it was never created.
+        :param retries: their number; ``None``: unlimited.
+        :return: ``True``.
+        :raises UnknownTask: if it was never created.
 
         >>> daily = sl.Timeout(every=86400)
         >>> session.scalar(daily.create("report"))
@@ -204,67 +240,192 @@ class Timeout:
         >>> session.scalar(daily.set_retries("report", 3))
         True
         """
-        left = row_admin.retries(self._rows, retries, required=True)
-        return Operation(self._bodies.set_retries, self._rows.identity(id, queue) | left)
+        left = row_admin.retries(self._mapping, retries, required=True)
+        return Operation(self._impls.set_retries, self._mapping.identity(id, queue) | left)
 
     def _values(self, id: Any, queue: Any) -> dict[str, Any]:
-        return self._rows.identity(id, queue) | self._override()
+        return self._mapping.identity(id, queue) | self._override()
 
     def _override(self) -> dict[str, Any]:
-        return {} if self._every is None else {param_name("every"): self._every}
+        return {} if self._every is None else {_EVERY.key: self._every}
 
 
 def _period(every: float | timedelta) -> int:
     period = seconds(every, "every", zero=False)
     if period > 2**53:
-        raise ValueError(f"every is longer than any clock runs: {every!r}")
+        raise ValueError(f"every is longer than any clock can count: {every!r}")
     if period != int(period):
-        raise ValueError(f"every must be whole seconds, since that is what ts counts, not {every!r}")
+        raise ValueError(f"every must be whole seconds, the unit of ts, not {every!r}")
     return int(period)
 
 
-class _TimeoutImpls:
-    """The statements of the timeouts of some rows, built once."""
+class _Variant(NamedTuple):
+    """The arguments of a ``Timeout`` that change its statements."""
 
-    def __init__(self, rows: RoleMapping, kind: TimeoutKind) -> None:
-        self.acquire: dict[tuple[Answer, bool], TimeoutAcquire] = {}
-        names: tuple[tuple[Answer, str], ...] = (("whether", "timeout.acquire"), ("token", "timeout.acquire_token"))
-        for answer, name in names:
-            patient = TimeoutAcquire(rows, name, answer, kind)
-            self.acquire[answer, False] = patient
-            self.acquire[answer, True] = TimeoutAcquire(rows, name, answer, kind, patient)
-        self.capture = BatchAcquire("timeout.capture", self.acquire["whether", False])
+    #: the call gives the period; otherwise the row has it
+    gives_period: bool
+    windowed: bool
+    zone: Any
+    clock: Clock | None
+
+
+class _TimeoutAcquire(ConditionalAcquire):
+    def __init__(
+        self,
+        mapping: RoleMapping,
+        name: str,
+        variant: _Variant,
+        *,
+        returns_token: bool,
+        waiting: _TimeoutAcquire | None = None,
+    ) -> None:
+        super().__init__(mapping, name, returns_token=returns_token, waiting=waiting)
+        self.variant = variant
+        self._now: Any = Epoch() if variant.clock is None else _NOW
+
+    def is_free(self, columns: RoleColumns) -> list[Any]:
+        return self._is_free(columns, self._now)
+
+    def _is_free(self, columns: RoleColumns, now: Any) -> list[Any]:
+        ts, every = columns["ts"], _EVERY if self.variant.gives_period else columns["timeout"]
+        if self.variant.windowed:
+            local_now = self._local(now)
+            free = self._local(ts) < local_now - local_now % every
+        else:
+            free = _as_bigint(ts) + every < now
+        return [or_(ts.is_(None), free) if ts.nullable else free]
+
+    def _local(self, instant: Any) -> Any:
+        """Return seconds since 1970 in local time of the zone."""
+        if self.variant.zone is None:
+            return instant
+        offsets = {name: bindparam(param_name(f"zone_{name}"), type_=BigInteger()) for name in zones.Offsets._fields}
+        return instant + case(
+            (instant < offsets["first"], offsets["before"]),
+            (instant < offsets["second"], offsets["between"]),
+            else_=offsets["after"],
+        )
+
+    def update_of(self, context: BuildContext, columns: RoleColumns) -> Update:
+        if not context.backend.locking_ctes:
+            return super().update_of(context, columns)
+        # Lock the row first and read the clock afterwards, in one statement: an UPDATE that waits for the row would
+        # store the instant at which it started waiting.
+        condition = and_(*self.mapping.row_condition(columns), *self.condition(columns))
+        due = select(*columns.table.primary_key).where(condition)
+        due_cte = due.with_for_update(skip_locked=self.waiting is not None, key_share=True).cte("locks_due")
+        due_cte = due_cte.prefix_with("MATERIALIZED")
+        clock = select(due_cte, self._now.label("locks_now")).cte("locks_clock").prefix_with("MATERIALIZED")
+        same_row = [column == clock.c[column.key] for column in columns.table.primary_key]
+        now = clock.c.locks_now
+        condition = and_(*same_row, *self._is_free(columns, now), *self.may_acquire(columns))
+        return (
+            update(columns.table)
+            .where(condition)
+            .values({columns["ts"]: now} | self.acquisition_changes(columns) | self.mapping.version_bump())
+        )
+
+    def changes(self, columns: RoleColumns) -> dict[Any, Any]:
+        return {columns["ts"]: self._now} | self.acquisition_changes(columns)
+
+    def call_values(self, execution: Execution) -> dict[str, Any]:
+        values, instant = super().call_values(execution), time.time()
+        if self.variant.clock is not None:
+            values[_NOW.key] = instant = _seconds_since_1970(self.variant.clock())
+        if self.variant.zone is not None:
+            offsets = zones.around(self.variant.zone, instant)
+            values |= {param_name(f"zone_{name}"): value for name, value in offsets._asdict().items()}
+        return values
+
+
+class _TimeoutGiveBack(ConditionalUpdate):
+    """Make a timeout due again soon, if the acquisition whose nonce is given is the last one."""
+
+    def __init__(self, mapping: RoleMapping) -> None:
+        super().__init__(mapping, "timeout.give_back")
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True
+
+    def condition(self, columns: RoleColumns) -> list[Any]:
+        return [columns["token"] == role_param(columns["token"], "nonce")]
+
+    def changes(self, columns: RoleColumns) -> dict[Any, Any]:
+        return {columns["ts"]: Epoch() - _EVERY + _DUE_IN}
+
+
+class _TimeoutImpls:
+    """The operations on the timeouts of one table, built once; by ``nowait``, or by whether an argument is given."""
+
+    def __init__(self, mapping: RoleMapping, variant: _Variant) -> None:
+        self.acquire = _acquire_impls(mapping, "timeout.acquire", variant, returns_token=False)
+        self.acquire_token = _acquire_impls(mapping, "timeout.acquire_token", variant, returns_token=True)
+        self.capture = BatchAcquire("timeout.capture", self.acquire[False])
         self.create = {
-            retries: row_admin.CreateRows(rows, "timeout.create", _initial, retries=retries)
+            retries: row_admin.CreateRows(mapping, "timeout.create", _initial, retries=retries)
             for retries in (False, True)
         }
-        self.give_back = TimeoutGiveBack(rows)
-        self.set_retries = row_admin.SetRetries(rows, "timeout.set_retries")
+        self.give_back = _TimeoutGiveBack(mapping)
+        self.set_retries = row_admin.SetRetries(mapping, "timeout.set_retries")
         self.listed = {
-            chosen: Listing(
-                rows,
+            one_queue: Listing(
+                mapping,
                 "timeout.listed",
-                columns=_told,
-                conditions=_of_queue if chosen else lambda at: [],
-                order=lambda at: [at[role] for role in ("queue", "id") if role in at],
+                select=_listed_columns,
+                where=_in_queue if one_queue else lambda columns: [],
+                order_by=lambda columns: [columns[role] for role in ("queue", "id") if role in columns],
             )
-            for chosen in (False, True)
+            for one_queue in (False, True)
         }
 
 
-def _of_queue(at: RoleColumns) -> list[Any]:
-    return [at["queue"] == role_param(at["queue"], "queue")]
+def _acquire_impls(
+    mapping: RoleMapping, name: str, variant: _Variant, *, returns_token: bool
+) -> dict[bool, _TimeoutAcquire]:
+    waiting = _TimeoutAcquire(mapping, name, variant, returns_token=returns_token)
+    nowait = _TimeoutAcquire(mapping, name, variant, returns_token=returns_token, waiting=waiting)
+    return {False: waiting, True: nowait}
 
 
-def _told(at: RoleColumns) -> list[Any]:
-    # a clock that is unsigned on MySQL, where less than 0 would be an error
-    left = wide(at["ts"]) + at["timeout"] - cast(Epoch(), BigInteger()) if "timeout" in at else null()
-    every = at["timeout"] if "timeout" in at else null()
-    return [told(at, "queue"), told(at, "id"), every.label("every"), left.label("free_in"), told(at, "retries")]
+def _in_queue(columns: RoleColumns) -> list[Any]:
+    return [columns["queue"] == role_param(columns["queue"], "queue")]
 
 
-def _initial(at: RoleColumns) -> dict[str, Any]:
-    return {"ts": 0, "timeout": bindparam(param_name("every"), type_=BigInteger())}
+def _listed_columns(columns: RoleColumns) -> list[Any]:
+    every: Any = null()
+    free_in: Any = null()
+    if "timeout" in columns:
+        every = columns["timeout"]
+        # signed: MySQL's clock is unsigned, and a negative difference an error
+        free_in = _as_bigint(columns["ts"]) + every - cast(Epoch(), BigInteger())
+    return [
+        labelled(columns, "queue"),
+        labelled(columns, "id"),
+        every.label("every"),
+        free_in.label("free_in"),
+        labelled(columns, "retries"),
+    ]
+
+
+def _initial(columns: RoleColumns) -> dict[str, Any]:
+    return {"ts": 0, "timeout": _EVERY}
+
+
+def _as_bigint(column: Any) -> Any:
+    """Return the column as 64 bits, since the sum of two integers of 32 bits may need more."""
+    return column if isinstance(column.type, BigInteger) else cast(column, BigInteger())
+
+
+def _seconds_since_1970(instant: float | datetime) -> int:
+    if isinstance(instant, datetime):
+        if instant.tzinfo is None:
+            raise ValueError(f"Timeout: the clock returned a datetime without a zone: {instant!r}")
+        instant = instant.timestamp()
+    if isinstance(instant, bool) or not isinstance(instant, (int, float)):
+        raise TypeError(f"Timeout: the clock returns seconds since 1970 or an aware datetime, not {instant!r}")
+    if not math.isfinite(instant):
+        raise ValueError(f"Timeout: the clock returned {instant!r}")
+    return math.floor(instant)
 
 
 @cache
@@ -273,5 +434,5 @@ def _shipped() -> RoleMapping:
 
 
 @cache
-def _shipped_bodies(kind: TimeoutKind) -> _TimeoutImpls:
-    return _TimeoutImpls(_shipped(), kind)
+def _shipped_impls(variant: _Variant) -> _TimeoutImpls:
+    return _TimeoutImpls(_shipped(), variant)

@@ -1,318 +1,321 @@
-"""One row, one conditional UPDATE: what mutexes and timeouts are made of.
+"""A conditional UPDATE of one row: what mutexes, timeouts and status changes are made of.
 
-Whoever's UPDATE finds the condition true has it: the database changes a row for one at a time, and the next one
-finds the condition false. That holds at every isolation level, since an UPDATE reads the row as it is.
-
-Rows are those of a shipped table, or of a user's own: ``RoleMapping`` knows which column plays which role.
+The caller whose UPDATE finds the condition true succeeds: the database changes a row for one transaction at a time, and
+the next UPDATE finds the condition false. This holds at every isolation level, since an UPDATE tests the row's current
+version. The rows are those of a shipped table or the user's own; ``RoleMapping`` knows which column plays which role.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
+from functools import cache
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Select, Update, and_, func, or_, select, true, update
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.roles import (
+    ID_PARAM,
+    NONCE_PARAM,
     ONE,
+    QUEUE_PARAM,
     RoleColumns,
     RoleMapping,
-    nonce_of,
-    one,
+    incremented,
     param_name,
-    raised,
     retries_left,
     role_param,
 )
 from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown, UnknownTask, Unsupported
 from sqlalchemy_locks.sql.elements import ReadCommitted
 
-Answer = Literal["whether", "token"]
-_AS_IT_IS = contextlib.nullcontext()
+#: how often one row may be replaced while an UPDATE waits for it; every further try needs another replacement
+_MAX_TRIES = 10
+_rowcount = attrgetter("rowcount")
+_rowcount_and_id = attrgetter("rowcount", "lastrowid")
 
 
 class ConditionalUpdate(OperationImpl):
-    """One conditional UPDATE of one row; whether it changed anything is the answer."""
+    """One conditional UPDATE of one row; returns whether it changed the row."""
 
-    #: ask a row again that was replaced while it was waited for: its condition can't be met by another's acquisition
-    insists = True
+    #: try again if the row was replaced meanwhile and meets the condition: the condition is specific enough that no
+    #: other caller's acquisition can meet it
+    retries_replaced = True
 
-    def __init__(self, rows: RoleMapping, name: str) -> None:
+    def __init__(self, mapping: RoleMapping, name: str) -> None:
         super().__init__()
-        self.rows, self.name = rows, name
-        self.needs_installation = rows.target is None
-        self._ones: dict[BuildContext, Executable] = {}
-        self._probes: dict[BuildContext, Select[Any]] = {}
+        self.mapping, self.name = mapping, name
+        self.needs_installation = mapping.target is None
+        #: the UPDATE, and the SELECT of the same row; built once per context
+        self.update_statement: Callable[[BuildContext], Executable] = cache(self.build_update)
+        self._probe_statement: Callable[[BuildContext], Select[Any]] = cache(self._build_probe)
 
-    def condition(self, at: RoleColumns) -> list[Any]:
-        """What must be true of the row, besides being that row."""
+    def condition(self, columns: RoleColumns) -> list[Any]:
+        """Return what must be true of the row."""
         raise NotImplementedError
 
-    def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        """What the UPDATE sets."""
+    def changes(self, columns: RoleColumns) -> dict[Any, Any]:
+        """Return what the UPDATE sets."""
         raise NotImplementedError
 
     def build(self, context: BuildContext) -> Executable | None:
-        return self.one(context) if self.rows.unique else None
-
-    def one(self, context: BuildContext) -> Executable:
-        """The UPDATE, made once for each place."""
-        if context not in self._ones:
-            self._ones[context] = self.made(context)
-        return self._ones[context]
-
-    def made(self, context: BuildContext) -> Executable:
-        """The UPDATE, with what it gives back."""
-        return self.chosen(context, self.rows.at(context))
+        return self.update_statement(context) if self.mapping.unique else None
 
     def because(self, context: BuildContext) -> str:
-        return "where no unique constraint says that one id is one row, and that is looked at afterwards"
+        return "where no unique constraint guarantees that an id is one row, which is checked afterwards"
+
+    def build_update(self, context: BuildContext) -> Executable:
+        """Return the UPDATE of the row."""
+        columns = self.mapping.columns(context)
+        conditions = [*self.mapping.row_condition(columns), *self.condition(columns)]
+        return update(columns.table).where(and_(*conditions)).values(self.all_changes(columns))
+
+    def all_changes(self, columns: RoleColumns) -> dict[Any, Any]:
+        """Return what the UPDATE sets, the version of a mapped class included."""
+        return self.changes(columns) | self.mapping.version_bump()
 
     def check_connection(self, execution: Execution) -> None:
-        if not self.rows.unique and execution.backend.autocommit(execution.connection):
+        if not self.mapping.unique and execution.backend.autocommit(execution.connection):
             raise execution.backend.refuse_autocommit(self.name)
 
-    def chosen(self, context: BuildContext, at: RoleColumns) -> Update:
-        """The UPDATE of the row."""
-        conditions = [*one(self.rows, at), *self.condition(at)]
-        return update(at.table).where(and_(*conditions)).values(self.changes(at) | self.rows.bumped())
-
     def route(self) -> dict[str, Any]:
-        return self.rows.route()
+        return self.mapping.route()
 
     def run(self, execution: Execution) -> Any:
+        started, wait = time.monotonic(), execution.wait
         row: Any = None
-        for _ in execution.tries():
+        for _ in range(_MAX_TRIES):
             answer = self.update(execution)
-            if not self.rows.unique:
-                self._refuse_several(execution)
+            if not self.mapping.unique:
+                self._refuse_duplicates(execution)
             if answer:
-                self.refresh(execution)
+                if self.mapping.target is not None:
+                    self._refresh(execution)
                 return answer
             row = self.probe(execution)
-            if not (self.insists and execution.backend.misses_replaced and row.meant):
+            replaced = self.retries_replaced and execution.context.backend.misses_replaced and row.meets_condition
+            if not replaced:
                 break
-        return self.otherwise(execution, row)
+            if wait is not None:
+                execution.wait = max(0.0, wait - (time.monotonic() - started))
+        return self.refusal(execution, row)
 
     def update(self, execution: Execution) -> Any:
-        """Run the UPDATE; what it tells of itself, falsy when no row was changed."""
-        with self.waiting(execution):
-            return self.sent(execution, self.one(execution.context)) > 0
+        """Execute the UPDATE and return its answer, falsy if no row was changed."""
+        return self.send(execution, self.update_statement(execution.context))
 
-    def waiting(self, execution: Execution) -> contextlib.AbstractContextManager[None]:
-        """Around the UPDATE: its wait is bounded, and what ends it is told apart, where that has to be asked for."""
-        return _AS_IT_IS if execution.wait is None and execution.backend.locking != "file" else self._watched(execution)
+    def send(self, execution: Execution, statement: Executable) -> Any:
+        """Execute ``statement``, which waits for a locked row no longer than the execution allows."""
+        if execution.wait is None and not execution.context.backend.single_writer:
+            return self.answer(execution, statement)
+        with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
+            return self.answer(execution, statement)
 
-    @contextlib.contextmanager
-    def _watched(self, execution: Execution) -> Iterator[None]:
-        with contextlib.ExitStack() as around:
-            if execution.wait is not None:
-                around.enter_context(execution.backend.bounded(execution.connection, execution.wait))
-            if execution.backend.locking == "file":
-                around.enter_context(execution.backend.judging(execution.connection))
-            yield
+    def answer(self, execution: Execution, statement: Executable) -> Any:
+        """Execute ``statement`` and read the answer from its cursor."""
+        plain = self.mapping.target is None
+        return execution.by_cursor(statement, execution.values, _rowcount, plain=plain) > 0
 
-    def sent(self, execution: Execution, statement: Executable) -> int:
-        changed: int = execution.by_cursor(
-            statement, execution.values, attrgetter("rowcount"), plain=self.rows.target is None
-        )
-        return changed
-
-    def refresh(self, execution: Execution) -> None:
-        target = self.rows.target
+    def _refresh(self, execution: Execution) -> None:
+        """Show the row's new values in the session's loaded objects."""
+        target = self.mapping.target
         if target is not None and execution.session is not None:
-            at = self.rows.at(execution.context)
-            meant = {at[role]: execution.values[param_name(role)] for role in ("queue", "id") if role in at}
-            target.refresh(execution.session, self.changes(at), meant)
+            columns = self.mapping.columns(execution.context)
+            identity = {
+                columns[role]: execution.values[param_name(role)] for role in ("queue", "id") if role in columns
+            }
+            target.refresh(execution.session, self.changes(columns), identity)
 
     def probe(self, execution: Execution) -> Any:
-        """The row that was not changed: its nonce and its flag, where there are such.
+        """Read the row that was not changed: its flag, its fence, and whether it carries the call's nonce.
 
-        :raises UnknownTask: when there is no such row.
+        :return: the row, or ``None`` if the transaction's snapshot doesn't show it.
+        :raises UnknownTask: if there is no such row.
         """
-        at = self.rows.at(execution.context)
-        row = execution.execute(self._probe(execution.context), {param_name("nonce"): None, **execution.values}).first()
-        if row is None and not (execution.backend.locking == "rows" and self._hidden(execution, at)):
-            raise UnknownTask(self.unknown(execution))
+        statement = self._probe_statement(execution.context)
+        row = execution.execute(statement, {NONCE_PARAM: None, **execution.values}).first()
+        if row is None and not (execution.backend.updates_past_snapshot and self._is_hidden(execution)):
+            raise UnknownTask(self._unknown(execution))
         return row
 
-    def _probe(self, context: BuildContext) -> Select[Any]:
-        if context not in self._probes:
-            at = self.rows.at(context)
-            told: Any = [at[role].label(role) for role in ("id", "fence", "acquired") if role in at]
-            if "token" in at:
-                # compared where the type is the column's own
-                told.append((at["token"] == role_param(at["token"], "nonce")).label("mine"))
-            if self.insists and context.backend.misses_replaced:
-                told.append(and_(true(), *self.condition(at)).label("meant"))
-            probe: Any = select(*told).where(*one(self.rows, at))
-            self._probes[context] = probe
-        return self._probes[context]
+    def _build_probe(self, context: BuildContext) -> Select[Any]:
+        columns = self.mapping.columns(context)
+        selected: list[Any] = [columns[role].label(role) for role in ("id", "fence", "acquired") if role in columns]
+        if "token" in columns:
+            # compared by the server, whatever type the column has
+            selected.append((columns["token"] == role_param(columns["token"], "nonce")).label("has_nonce"))
+        if self.retries_replaced and context.backend.misses_replaced:
+            selected.append(and_(true(), *self.condition(columns)).label("meets_condition"))
+        probe: Select[Any] = select(*selected).where(*self.mapping.row_condition(columns))
+        return probe
 
-    def _hidden(self, execution: Execution, at: RoleColumns) -> bool:
-        """Whether the row is there, though an old snapshot doesn't show it (InnoDB above READ COMMITTED)."""
+    def _is_hidden(self, execution: Execution) -> bool:
+        """Return whether the row exists although the transaction's snapshot doesn't show it."""
         if execution.read_committed or execution.execute(select(ReadCommitted()), {}).scalar():
             return False
-        probe = self._probe(execution.context)
-        values = {param_name("nonce"): None, **execution.values}
+        probe = self._probe_statement(execution.context)
+        values = {NONCE_PARAM: None, **execution.values}
         if execution.execute(probe.with_for_update(read=True, skip_locked=True), values).first() is not None:
             return True
         try:
             return execution.execute(probe.with_for_update(read=True, nowait=True), values).first() is not None
         except LockTimeout:
-            return True  # somebody holds it, so it is there
+            return True  # another transaction has locked it, so it exists
 
-    def otherwise(self, execution: Execution, row: Any) -> Any:
-        """The answer when the condition was false."""
+    def refusal(self, execution: Execution, row: Any) -> Any:
+        """Return the answer when the condition was false.
+
+        :param row: what ``probe`` has read.
+        """
         return False
 
-    def unknown(self, execution: Execution) -> str:
-        where = (
-            f" in the queue {execution.values[param_name('queue')]!r}"
-            if param_name("queue") in execution.values
-            else ""
-        )
-        return f"{self.name}: there is no {execution.values[param_name('id')]!r}{where}; make it by create() first"
+    def _unknown(self, execution: Execution) -> str:
+        values = execution.values
+        where = f" in the queue {values[QUEUE_PARAM]!r}" if QUEUE_PARAM in values else ""
+        return f"{self.name}: there is no {values[ID_PARAM]!r}{where}; make it by create() first"
 
-    def _refuse_several(self, execution: Execution) -> None:
-        """Two rows of one id would be two locks of one name: where the model doesn't rule that out, look."""
-        at = self.rows.at(execution.context)
-        found = execution.execute(select(at["id"]).where(*one(self.rows, at)).limit(2)).all()
+    def _refuse_duplicates(self, execution: Execution) -> None:
+        """Two rows with one id would be two locks with one name: check where the model doesn't rule that out."""
+        columns = self.mapping.columns(execution.context)
+        found = execution.execute(select(columns["id"]).where(*self.mapping.row_condition(columns)).limit(2)).all()
         if len(found) > 1:
             raise Unsupported(
-                f"{self.name}: several rows of {at.table} have the id {execution.values[param_name('id')]!r}, and each "
-                "would be a lock of its own: give the column a unique constraint"
+                f"{self.name}: several rows of {columns.table} have the id {execution.values[ID_PARAM]!r}, and each "
+                "would be a separate lock: give the column a unique constraint"
             )
 
 
 class ConditionalAcquire(ConditionalUpdate):
-    """An acquisition: it may cost a retry, leaves its nonce, and raises the fence."""
+    """An acquisition: it spends a retry, stores the call's nonce and increments the fence.
+
+    :param returns_token: the answer is the fencing token, or ``None``; otherwise whether it was acquired.
+    :param waiting: makes this the variant that doesn't wait for a locked row: the variant that does.
+    """
 
     def __init__(
-        self, rows: RoleMapping, name: str, answer: Answer, *, patient: ConditionalAcquire | None = None
+        self, mapping: RoleMapping, name: str, *, returns_token: bool, waiting: ConditionalAcquire | None = None
     ) -> None:
-        super().__init__(rows, name)
-        self.answer = answer
-        #: the same, waiting, for one that doesn't
-        self.patient = patient
-        self.impatient = patient is not None
-        # whoever doesn't wait is refused by what a look still shows as free
-        self.insists = patient is None
-        self.refused = False if answer == "whether" else None
+        super().__init__(mapping, name)
+        self.returns_token = returns_token
+        self.waiting = waiting
+        self.impatient = waiting is not None
+        # without waiting, a row that another transaction has locked is refused, though it still meets the condition
+        self.retries_replaced = waiting is None
+        self.refused = None if returns_token else False
+        self._stores_nonce = mapping.has("token")
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return self.rows.has("token")
+        return self._stores_nonce
 
-    def free(self, at: RoleColumns) -> list[Any]:
-        """What makes the row free to be acquired."""
+    def is_free(self, columns: RoleColumns) -> list[Any]:
+        """Return what must be true for the row to be free."""
         raise NotImplementedError
 
-    def condition(self, at: RoleColumns) -> list[Any]:
-        return [*self.free(at), *self.allowed(at)]
+    def condition(self, columns: RoleColumns) -> list[Any]:
+        return [*self.is_free(columns), *self.may_acquire(columns)]
 
-    def allowed(self, at: RoleColumns) -> list[Any]:
-        """What every acquisition needs besides a free row."""
-        conditions = retries_left(at)
-        if "token" in at:
-            # a first try whose connection died must not come into effect after the second has
-            conditions.append(or_(at["token"].is_(None), at["token"] != role_param(at["token"], "nonce")))
+    def may_acquire(self, columns: RoleColumns) -> list[Any]:
+        """Return what every acquisition requires besides a free row."""
+        conditions = retries_left(columns)
+        if "token" in columns:
+            # a first try whose connection died must not take effect after the second one has
+            token = columns["token"]
+            conditions.append(or_(token.is_(None), token != role_param(token, "nonce")))
         return conditions
 
-    def spent(self, at: RoleColumns) -> dict[Any, Any]:
-        """What every acquisition sets."""
+    def acquisition_changes(self, columns: RoleColumns) -> dict[Any, Any]:
+        """Return what every acquisition sets."""
         changes: dict[Any, Any] = {}
-        if "retries" in at:
-            changes[at["retries"]] = at["retries"] - ONE
-        if "token" in at:
-            changes[at["token"]] = role_param(at["token"], "nonce")
-        if "fence" in at:
-            changes[at["fence"]] = raised(at["fence"])
+        if "retries" in columns:
+            changes[columns["retries"]] = columns["retries"] - ONE
+        if "token" in columns:
+            changes[columns["token"]] = role_param(columns["token"], "nonce")
+        if "fence" in columns:
+            changes[columns["fence"]] = incremented(columns["fence"])
         return changes
 
     def build(self, context: BuildContext) -> Executable | None:
-        if self.patient is not None and context.backend.locking != "functions":
+        if self.waiting is not None and not context.backend.locking_ctes:
             return None
         return super().build(context)
 
-    def made(self, context: BuildContext) -> Executable:
-        at = self.rows.at(context)
-        statement = self.chosen(context, at)
-        if self.answer == "whether":
+    def because(self, context: BuildContext) -> str:
+        if not self.mapping.unique:
+            return super().because(context)
+        if context.backend.row_locks:
+            return "where the row is locked first, unless another transaction has locked it"
+        return "where it runs with a busy timeout of 0"
+
+    def build_update(self, context: BuildContext) -> Executable:
+        columns = self.mapping.columns(context)
+        statement = self.update_of(context, columns)
+        if not self.returns_token:
             return statement
         if context.backend.update_returning:
-            return statement.returning(at["fence"])
-        return statement.values({at["fence"]: func.last_insert_id(raised(at["fence"]))})
+            return statement.returning(columns["fence"])
+        return statement.values({columns["fence"]: func.last_insert_id(incremented(columns["fence"]))})
 
-    def chosen(self, context: BuildContext, at: RoleColumns) -> Update:
-        """The UPDATE of the row; where that can be said in it, of a row that nobody else is changing."""
-        statement = super().chosen(context, at)
-        if self.patient is None:
+    def update_of(self, context: BuildContext, columns: RoleColumns) -> Update:
+        """Return the UPDATE of the row; of the variant that doesn't wait, unless the row is locked."""
+        conditions = [*self.mapping.row_condition(columns), *self.condition(columns)]
+        statement = update(columns.table).where(and_(*conditions)).values(self.all_changes(columns))
+        if self.waiting is None:
             return statement
-        free = self._skipping(at).cte("locks_free")
-        return statement.where(*(column == free.c[column.key] for column in at.table.primary_key))
+        free = self._skip_locked(columns).cte("locks_free")
+        return statement.where(*(column == free.c[column.key] for column in columns.table.primary_key))
 
-    def given(self, execution: Execution) -> dict[str, Any]:
-        """The values that each run brings anew."""
-        return {param_name("nonce"): nonce_of(self.rows, execution.nonce)} if self.rows.has("token") else {}
-
-    def because(self, context: BuildContext) -> str:
-        if not self.rows.unique:
-            return super().because(context)
-        if context.backend.locking == "file":
-            return "where the busy timeout is none while it runs"
-        return "where the row is locked first, unless somebody else has it"
-
-    def _skipping(self, at: RoleColumns) -> Select[Any]:
-        # not FOR UPDATE: a row that others refer to by a foreign key isn't taken
-        found = select(*at.table.primary_key).where(*one(self.rows, at))
+    def _skip_locked(self, columns: RoleColumns) -> Select[Any]:
+        # key_share: transactions that reference the row by a foreign key don't count as holders
+        found = select(*columns.table.primary_key).where(*self.mapping.row_condition(columns))
         return found.with_for_update(skip_locked=True, key_share=True)
 
+    def call_values(self, execution: Execution) -> dict[str, Any]:
+        """Return the values that differ between two calls of the same operation."""
+        return {NONCE_PARAM: self.mapping.nonce_type(execution.nonce)} if self._stores_nonce else {}
+
     def update(self, execution: Execution) -> Any:
-        execution.values = {**execution.values, **self.given(execution)}
-        # an earlier try, whose answer was lost, may be about to commit: its end is waited for
-        if self.patient is not None and not execution.again:
-            return self._now(execution, self.patient)
-        with self.waiting(execution):
-            return self._answer(execution, (self.patient or self).one(execution.context))
+        execution.values = {**execution.values, **self.call_values(execution)}
+        if self.waiting is None:
+            return self.send(execution, self.update_statement(execution.context))
+        if execution.again:
+            # an earlier try, whose answer was lost, may be about to commit: wait for it to end
+            return self.send(execution, self.waiting.update_statement(execution.context))
+        return self._update_unless_locked(execution, self.waiting)
 
-    def _now(self, execution: Execution, patient: ConditionalAcquire) -> Any:
-        match execution.backend.locking:
-            case "functions":
-                return self._answer(execution, self.one(execution.context))
-            case "rows":
-                if execution.execute(self._skipping(self.rows.at(execution.context))).first() is None:
-                    return False
-                return self._answer(execution, patient.one(execution.context))
-            case "file":
-                try:
-                    with execution.backend.bounded(execution.connection, 0):
-                        return self._answer(execution, patient.one(execution.context))
-                except LockTimeout:
-                    return False
+    def _update_unless_locked(self, execution: Execution, waiting: ConditionalAcquire) -> Any:
+        backend = execution.backend
+        if backend.locking_ctes:
+            return self.answer(execution, self.update_statement(execution.context))
+        if backend.row_locks:
+            row = execution.execute(self._skip_locked(self.mapping.columns(execution.context))).first()
+            return row is not None and self.answer(execution, waiting.update_statement(execution.context))
+        try:
+            with backend.bounded(execution.connection, 0):
+                return self.answer(execution, waiting.update_statement(execution.context))
+        except LockTimeout:
+            return False
 
-    def _answer(self, execution: Execution, statement: Executable) -> Any:
-        if self.answer == "whether":
-            return self.sent(execution, statement) > 0
-        plain = self.rows.target is None
+    def answer(self, execution: Execution, statement: Executable) -> Any:
+        plain = self.mapping.target is None
+        if not self.returns_token:
+            return execution.by_cursor(statement, execution.values, _rowcount, plain=plain) > 0
         if execution.backend.update_returning:
-            row = execution.by_cursor(statement, execution.values, _first, plain=plain)
+            row = execution.by_cursor(statement, execution.values, _fetch_one, plain=plain)
             return None if row is None else row[0]
-        changed, token = execution.by_cursor(
-            statement, execution.values, attrgetter("rowcount", "lastrowid"), plain=plain
-        )
+        changed, token = execution.by_cursor(statement, execution.values, _rowcount_and_id, plain=plain)
         return token if changed else None
 
-    def otherwise(self, execution: Execution, row: Any) -> Any:
-        if row is not None and "mine" in row._fields and row.mine:
+    def refusal(self, execution: Execution, row: Any) -> Any:
+        if row is not None and "has_nonce" in row._fields and row.has_nonce:
+            # an earlier try of this call has acquired it
             if "acquired" in row._fields and not row.acquired:
-                raise OutcomeUnknown(f"{self.name}: it was acquired, its answer was lost, and somebody has released it")
-            return True if self.answer == "whether" else row.fence
+                raise OutcomeUnknown(f"{self.name}: acquired, but the reply was lost and it has since been released")
+            return row.fence if self.returns_token else True
         return self.refused
 
 
-def _first(cursor: Any) -> Any:
+def _fetch_one(cursor: Any) -> Any:
     return cursor.fetchone()

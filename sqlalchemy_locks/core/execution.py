@@ -1,7 +1,10 @@
-"""One execution of an operation: where it is, what its body may ask and do, and whose errors leave it.
+"""Execution: one execution of an operation, with everything its implementation may ask of the database.
 
-Everything that reaches the database goes through an ``Execution``. It relies on the backend (``dialects``), and on a
-driver's own cursor where nobody would see the difference.
+Every statement of this library is sent by an ``Execution``: through SQLAlchemy, or, where no listener could notice,
+through the driver's own cursor. Errors of the driver that are about locks leave it as this library's.
+
+``Execution.by_cursor`` reads ``Connection._has_events``, ``_nested_transaction`` and ``_echo``, which SQLAlchemy keeps
+private; they are used nowhere else, and ``tests/core/test_private_names.py`` pins them.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sqlalchemy
@@ -19,9 +22,9 @@ from sqlalchemy.engine import Connection, CursorResult, Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.base import driver_calls, raise_translated
-from sqlalchemy_locks.durations import seconds
+from sqlalchemy_locks.dialects.connections import driver_calls, raise_translated
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -29,12 +32,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: so often a row may be replaced while it is waited for
-_REPLACED = 10
+#: how often a row may be replaced while a statement waits for it, before the search for it is given up
+_MAX_REPLACED = 10
+_CACHE = "_sqlalchemy_locks"
 
 
 class BuildContext(NamedTuple):
-    """Which engine, and under which prefix its tables are: what a statement is built for, once."""
+    """What a statement is built for, once: the backend, and the prefix of its tables."""
 
     backend: Backend
     prefix: str
@@ -50,99 +54,121 @@ def build_context(dialect: Dialect, options: Mapping[str, Any]) -> BuildContext:
     return BuildContext(backend_for(dialect), options.get("locks_prefix", DEFAULT_PREFIX))
 
 
-@dataclass
+class DialectCache:
+    """What is found out once for each engine of the app; an attribute of its dialect, which engine copies share.
+
+    Made at the first execution: only a connection tells whether a ``mysql://`` URL leads to MariaDB.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.backend = backend_for(dialect)
+        #: the backend has checked the server's settings
+        self.verified = False
+        #: statements as the dialect compiles them: SQL, their own values, the order of the parameters
+        self.compiled: dict[Executable, tuple[str, dict[str, Any], list[str] | None]] = {}
+
+
 class Execution:
-    """One execution of one operation: what its body may ask and do."""
+    """One execution of one operation: what its implementation may ask and do.
 
-    connection: Connection
-    options: Mapping[str, Any]
-    values: dict[str, Any]
-    #: the operation itself
-    operation: Any
-    session: Session | None = None
-    bind_arguments: dict[str, Any] = field(default_factory=dict)
-    context: BuildContext = field(init=False)
-    wait: float | None = field(init=False)
-    moved: bool = field(init=False)
-    #: this transaction was begun at READ COMMITTED, whatever the server's variable tells of the session
-    read_committed: bool = field(init=False)
-    nonce: str = field(init=False)
-    again: bool = field(init=False)
-    #: the first statement of a transaction may have to wait for its turn to write
-    first_writes: bool = field(init=False)
-    #: whoever executes this has made the driver commit by itself: there is no transaction, nor will there be
-    alone: bool = field(init=False)
+    :param options: execution options of the operation and of the call.
+    :param values: the values of this call, by the names of the statement's parameters.
+    """
 
-    def __post_init__(self) -> None:
-        every: Mapping[str, Any] = self.connection.get_execution_options()
-        if self.options:
-            every = {**every, **self.options}
-        # a server-side cursor would run the statement when its rows are fetched, and take the lock only then
+    def __init__(
+        self,
+        connection: Connection,
+        options: Mapping[str, Any],
+        values: dict[str, Any],
+        operation: Any,
+        session: Session | None = None,
+        bind_arguments: dict[str, Any] | None = None,
+    ) -> None:
+        self.connection, self.values, self.operation = connection, values, operation
+        self.session, self.bind_arguments = session, {} if bind_arguments is None else bind_arguments
+        every: Mapping[str, Any] = connection.get_execution_options()
+        if options:
+            every = {**every, **options}
+        # a server-side cursor would run the statement when its rows are fetched, and lock only then
         if "stream_results" in every or "yield_per" in every:
-            self.options = {**self.options, "stream_results": False, "yield_per": None}
+            options = {**options, "stream_results": False, "yield_per": None}
+        self.options = options
+        self._every = every
+        dialect: Any = connection.dialect
+        cache: DialectCache = dialect.__dict__.get(_CACHE) or dialect.__dict__.setdefault(_CACHE, DialectCache(dialect))
+        self.cache = cache
+        self.backend = cache.backend
+        self.context = BuildContext(cache.backend, every.get("locks_prefix", DEFAULT_PREFIX))
+        #: a ``schema_translate_map`` moves the tables
         self.moved = "schema_translate_map" in every
+        #: this transaction was begun at READ COMMITTED, whatever the server's variable says of the session
         self.read_committed = bool(every.get("locks_read_committed"))
-        #: tells this call from every other: what it leaves in a row is known again after a lost reply
-        self.nonce = every.get("locks_nonce") or fresh_nonce()
-        #: an earlier try of this very call may have come into effect, its answer lost
+        #: an earlier attempt at this very call may have come into effect, its reply lost
         self.again = bool(every.get("locks_again"))
+        #: the driver is in autocommit for this one statement: there is no transaction
         self.alone = "locks_alone" in every
-        self.context = build_context(self.connection.dialect, every)
-        self.first_writes = self.operation._body.writes and self.context.backend.single_writer
+        #: the first statement of a transaction may have to wait for its turn to write
+        self.first_writes: bool = operation._body.writes and cache.backend.single_writer
         wait = every.get("locks_wait")
-        #: how long a lock may be waited for, in seconds; ``None``: as long as the server lets one wait
+        #: the longest wait for a lock, in seconds; ``None``: as long as the server allows
         self.wait = None if wait is None else seconds(wait, "locks_wait")
 
-    @property
-    def backend(self) -> Backend:
-        return self.context.backend
+    @cached_property
+    def nonce(self) -> str:
+        """The token of this call, unique: a row that holds it is recognized after a lost reply."""
+        return self._every.get("locks_nonce") or fresh_nonce()
 
     def execute(
         self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> CursorResult[Any]:
-        """Run one statement, once or for each of several rows; what the driver says about locks is raised as ours."""
+        """Run one statement through SQLAlchemy, once or for each of several rows.
+
+        :raises LockError: for an error of the driver that is about locks.
+        """
         given = self.values if values is None else values
 
-        def sent() -> CursorResult[Any]:
+        def send() -> CursorResult[Any]:
             return self.connection.execute(statement, given, execution_options=self.options)
 
         with translated(self.backend, self.operation._body.needs_installation):
-            return self.backend.take_write_lock(self.connection, sent) if self.first_writes else sent()
+            return self.backend.take_write_lock(self.connection, send) if self.first_writes else send()
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Around statements that may wait for a lock: for no longer than was asked for."""
+        """Limit the lock waits of the statements inside to ``wait`` seconds."""
         return contextlib.nullcontext() if self.wait is None else self.backend.bounded(self.connection, self.wait)
 
     def tries(self) -> Iterator[int]:
-        """The tries at a row that may be replaced while it is waited for: one, unless the engine then finds none.
+        """Number the attempts at a row that may be replaced while a statement waits for it.
 
-        Each may wait for as long as is left of ``wait``. They end, since each needs another replacement.
+        One, unless the engine then finds no row. Each attempt may wait for what is left of ``wait``.
         """
-        asked, wait = time.monotonic(), self.wait
-        for number in range(_REPLACED if self.backend.misses_replaced else 1):
+        started, wait = time.monotonic(), self.wait
+        for number in range(_MAX_REPLACED if self.backend.misses_replaced else 1):
             if number and wait is not None:
-                self.wait = max(0.0, wait - (time.monotonic() - asked))
+                self.wait = max(0.0, wait - (time.monotonic() - started))
             yield number
 
     def take_file(self, table: Table) -> None:
-        """SQLite: take the write lock, by a write that writes nothing.
+        """Take SQLite's write lock, by a DELETE of no row.
 
-        Python's driver begins a transaction before it, as it does before no statement that begins with WITH.
+        Python's driver begins a transaction before it, which it doesn't do before a statement that begins with WITH.
         """
         self.execute(delete(table).where(false()), {})
 
     def scalar(self, statement: Executable, values: Mapping[str, Any]) -> Any:
-        """The one value of one statement."""
-        return self.by_cursor(statement, values, _one_value)
+        """Return the one value of one statement, as :meth:`by_cursor`."""
+        return self.by_cursor(statement, values, _first_value)
 
     def by_cursor(
         self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T], *, plain: bool = True
     ) -> T:
-        """What ``read`` takes from one statement's cursor: the driver's own where nobody would see the difference.
+        """Run one statement and return what ``read`` takes from its cursor.
 
-        That costs a third of what a prebuilt statement costs. Whoever listens to events, logs statements or moves
-        schemas gets SQLAlchemy's full path and its cursor result, and so do values that aren't ``plain`` (numbers and
-        texts, which every driver takes as they are).
+        It is the driver's own cursor, at a third of the cost of a prebuilt statement, unless that could be noticed:
+        with listeners to SQLAlchemy's events, logging of statements, a ``schema_translate_map``, or inside
+        ``begin_nested()``, ``read`` is given SQLAlchemy's cursor result.
+
+        :param plain: all values are numbers and texts, which every driver takes as they are.
         """
         connection: Any = self.connection
         if (
@@ -163,19 +189,24 @@ class Execution:
     def _by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         connection: Any = self.connection
         dialect = connection.dialect
-        sql, given, names = _spelt(dialect, statement)
+        compiled = self.cache.compiled.get(statement)
+        if compiled is None:
+            made: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
+            compiled = made.string, made.params, made.positiontup if made.positional else None
+            self.cache.compiled[statement] = compiled
+        sql, given, names = compiled
         named = {**given, **values}
         parameters = named if names is None else tuple(named[name] for name in names)
         cursor = None
-        with translated(self.backend, self.operation._body.needs_installation):
-            try:
-                cursor = connection.connection.cursor()
-                cursor.execute(sql, parameters)
-                found = read(cursor)
-            except dialect.loaded_dbapi.Error as error:
-                raise_translated(connection, error, sql, parameters, cursor)
-            except BaseException as error:
-                connection.invalidate(error)  # what the server still sends would be the next one's answer
+        try:
+            cursor = connection.connection.cursor()
+            cursor.execute(sql, parameters)
+            found = read(cursor)
+        except BaseException as error:
+            with translated(self.backend, self.operation._body.needs_installation):
+                if isinstance(error, dialect.loaded_dbapi.Error):
+                    raise_translated(connection, error, sql, parameters, cursor)
+                connection.invalidate(error)  # the server's reply would be read as the next statement's
                 raise
         try:
             cursor.close()
@@ -185,27 +216,17 @@ class Execution:
 
 
 def fresh_nonce() -> str:
-    """What tells one call from every other; a valid UUID, since MariaDB's type takes no other 128 bits."""
+    """Return a token that is unique to one call; a valid UUID, since MariaDB's type takes no other 128 bits."""
     digits = os.urandom(16).hex()
     return f"{digits[:12]}4{digits[13:16]}8{digits[17:]}"
 
 
-def _one_value(cursor: Any) -> Any:
+def _first_value(cursor: Any) -> Any:
     return cursor.fetchone()[0]
 
 
-def _spelt(dialect: Any, statement: Any) -> tuple[str, dict[str, Any], list[str] | None]:
-    """A statement as this dialect spells it, made once: its SQL, its own values, the order of its parameters."""
-    known: dict[Any, Any] = dialect.__dict__.setdefault("_sqlalchemy_locks_spelt", {})
-    if statement not in known:
-        compiled: Any = statement.compile(dialect=dialect)
-        known[statement] = compiled.string, compiled.params, compiled.positiontup if compiled.positional else None
-    spelt: tuple[str, dict[str, Any], list[str] | None] = known[statement]
-    return spelt
-
-
 class translated:
-    """Errors of the driver that speak of locks leave this block as ours, with the driver's as their cause."""
+    """Raise errors of the driver that are about locks as this library's, with the driver's as their cause."""
 
     def __init__(self, backend: Backend, needs_installation: bool = False) -> None:
         self.backend = backend
@@ -225,9 +246,9 @@ class translated:
 
 @contextlib.contextmanager
 def side_connection(execution: Execution) -> Iterator[Connection]:
-    """A connection of its own, opened and closed for what a transaction can't do, or see, itself; in autocommit.
+    """Open a connection in autocommit beside the transaction, for what the transaction can't do or see itself.
 
-    Not one of the pool's, which may have none left for who is holding one.
+    It isn't checked out of the app's pool, which may have no connection left.
     """
     app = execution.connection.engine
     aside = sqlalchemy.Engine(app.pool.recreate(), app.dialect, app.url)
@@ -237,7 +258,7 @@ def side_connection(execution: Execution) -> Iterator[Connection]:
                 connection.execution_options(
                     **{**execution.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
                 )
-            connection.detach()  # a pool would put the isolation level back, and pass on what the driver says to that
+            connection.detach()  # else the pool resets the isolation level, and raises the driver's error untranslated
             yield connection
     finally:
         aside.dispose()

@@ -1,17 +1,19 @@
-"""Operation: the executable that is a value, and how it runs itself.
+"""Operation: an executable that is a value, and how it executes itself.
 
-An operation holds a *body* (what to do, built once per pattern) and the *values* of this call. It touches no
-database until somebody executes it: a ``Session``, a ``Connection``, either's async twin, or ``Locks``.
-Where the engine can do it in one statement, the operation compiles to that statement; elsewhere the body runs
-the few statements that the engine needs, on the same connection, and ``compile()`` refuses with the reason.
+An operation holds an :class:`OperationImpl` (what to do, built once per pattern) and the *values* of one call. It
+touches no database until it is executed: by a ``Session``, a ``Connection``, either's async twin, or ``Locks``. Where
+the engine can do it in one statement, the operation compiles to that statement. Elsewhere the implementation runs the
+few statements that the engine needs, on the same connection, and ``compile()`` raises with the reason.
 
-SQLAlchemy's hooks that this relies on are semi-private. They are used in this file and nowhere else; the
-tests pin them on 2.0 and 2.1:
+These hooks of SQLAlchemy are private or semi-private. They are used in this file and nowhere else, and
+``tests/core/test_private_names.py`` pins them on 2.0 and 2.1:
 
-- ``_execute_on_connection`` / ``_execute_on_scalar``: a Core runner hands itself over. Under async that call
-  is inside the greenlet already, so one synchronous body serves both worlds.
-- ``CompileState.plugin_for("orm", visit name)``: a ``Session`` hands itself over, for autoflush, for
-  ``get_bind`` and for entities. Its ``orm_pre_session_exec`` returns two values on 2.0 and three on 2.1.
+- ``_execute_on_connection`` / ``_execute_on_scalar``: a ``Connection`` calls them. Under async that call is inside the
+  greenlet already, so one synchronous implementation serves both.
+- ``CompileState.plugin_for("orm", visit name)``: a ``Session`` calls it, for autoflush, for ``get_bind`` and for
+  entities. Its ``orm_pre_session_exec`` returns two values on 2.0 and three on 2.1.
+- ``_propagate_attrs``, ``_with_options``, ``_compile_options``, ``_execution_options``, ``_compiler``,
+  ``Session._autoflush``: what the two above read or call.
 """
 
 from __future__ import annotations
@@ -38,14 +40,12 @@ from sqlalchemy_locks.core.execution import (
     side_connection,
     translated,
 )
-from sqlalchemy_locks.dialects import Backend
-from sqlalchemy_locks.durations import seconds
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-#: what a body needs of an execution can be had from here, too
+# the patterns import everything that an implementation needs from here
 __all__ = [
     "BuildContext",
     "Execution",
@@ -56,12 +56,10 @@ __all__ = [
     "execute_in_session",
     "fresh_nonce",
     "listed",
-    "seconds",
     "shaped",
     "shaped_rows",
     "side_connection",
     "translated",
-    "verify",
 ]
 
 R = TypeVar("R", bound=Any)
@@ -74,62 +72,69 @@ _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2
 class OperationImpl:
     """What one kind of operation does. One instance serves every call of it."""
 
-    #: what sentences call it, e.g. ``lock.exclusive``
+    #: what error messages call it, e.g. ``lock.exclusive``
     name: str
-    #: what its effect ends with, where that isn't for good
+    #: what its effect ends with; ``None`` where it is permanent
     held_by: ClassVar[Literal["transaction", "connection"] | None] = None
     #: it works on this library's own tables or functions
     needs_installation: bool = True
-    #: it never waits, and even where beginning a transaction would, there is an answer (SQLite): ``refused``
+    #: it never waits; where even BEGIN would have to wait (SQLite), its result is ``refused``
     impatient: bool = False
     refused: Any = None
-    #: it writes, or locks; where that is done in turn
+    #: it writes or locks, so that SQLite's queue of writers applies to it
     writes: ClassVar[bool] = True
-    #: its longest wait goes along in its one statement, and is no statement of its own
+    #: its one statement carries its longest wait, which needs no statement of its own
     sends_wait: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._built: dict[BuildContext, Executable | None] = {}
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        """Whether it may be run again when it is not known if it was done: ``Locks`` then does so."""
+        """Return whether ``Locks`` may run it again when the outcome of the first attempt is unknown."""
         return not self.writes
 
     def build(self, context: BuildContext) -> Executable | None:
-        """The one statement that does it there; ``None`` where the engine needs several."""
+        """Build the one statement that does it; ``None`` where the engine needs several."""
         raise NotImplementedError
 
     def statement(self, context: BuildContext) -> Executable | None:
-        """As ``build``, made once for each place: a statement built anew at each call costs about twice the time."""
+        """Return what ``build`` returns, built once per context: building at each call would double its time."""
         if context not in self._built:
             self._built[context] = self.build(context)
         return self._built[context]
 
     def shown(self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]) -> Executable | None:
-        """The one statement as ``compile()`` is to show it; values go into what SQLAlchemy finds in it by itself."""
+        """Return the one statement as ``compile()`` shows it; its bind parameters are given the values later."""
         return self.statement(context)
 
     def several(self, context: BuildContext) -> str:
-        """The sentence that ``compile()`` refuses with where there is more than one statement."""
+        """Return the message of the error of ``compile()`` where there is more than one statement."""
         return (
             f"{self.name} is not one statement on {context.backend.name}, {self.because(context)}: execute it instead"
         )
 
     def because(self, context: BuildContext) -> str:
-        """Why it isn't one statement there, as a clause of that sentence."""
+        """Return why it isn't one statement on this backend, as a clause of that message."""
         raise NotImplementedError
 
     def run(self, execution: Execution) -> Any:
-        """Do it. A ``Result`` is handed on as it is; anything else becomes the one value of one row."""
+        """Do it, and return a ``Result``, or a value that becomes the one row of one.
+
+        By default the one statement is executed.
+        """
         statement = self.statement(execution.context)
         assert statement is not None
         return execution.execute(statement)
 
     def route(self) -> dict[str, Any]:
-        """What ``Session.get_bind`` is offered: an UPDATE, which a splitting session sends to the primary."""
+        """Return the arguments of ``Session.get_bind``: an UPDATE, so that replicas are passed over."""
         return {"clause": _routed(tables(DEFAULT_SCHEMA, "").locked_keys)}
 
     def check_connection(self, execution: Execution) -> None:
+        """Refuse a connection on which the effect would end too early.
+
+        :raises Unsupported: on a connection in autocommit, when the effect ends with the transaction.
+        """
         if self.held_by == "transaction" and execution.backend.autocommit(execution.connection):
             raise execution.backend.refuse_autocommit(self.name)
 
@@ -140,20 +145,20 @@ def _routed(table: Table) -> Any:
 
 
 class Operation(Generative, TypedReturnsRows[R], Generic[R]):
-    """Something to be done in the database, as a value: executing it is up to your session or to ``Locks``.
+    """A database operation as a value: your session, your connection or ``Locks`` executes it.
 
     It has ``execution_options()`` as every SQLAlchemy statement has; three of them are this library's own:
 
     - ``locks_prefix``: the prefix of the tables, on engines without schemas (default ``lock_``);
-    - ``locks_wait``: the longest wait for a lock, in seconds or as a ``timedelta``; ``LockTimeout`` ends it.
-    - ``locks_session_pooling``: on an engine whose connections lead through PgBouncer, or another pooler: it is in
-      session mode, where a client keeps its server connection, and so what belongs to a session works.
+    - ``locks_wait``: the longest wait for a lock, in seconds or as a ``timedelta``; then ``LockTimeout`` is raised;
+    - ``locks_session_pooling``: an option of the engine, for connections through PgBouncer or another pooler: ``True``
+      says that the pooler is in session mode, where a client keeps its server connection, so that session locks work.
 
     >>> operation = sl.Mutex().acquire("task_b").execution_options(locks_wait=5)
     >>> session.scalar(operation)  # in your transaction
     True
     >>> session.rollback()
-    >>> locks.run(operation)  # in one of its own
+    >>> locks.run(operation)  # in a short transaction of its own
     True
     """
 
@@ -176,7 +181,7 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
 
     @property
     def name(self) -> str:
-        """What sentences call it, e.g. ``lock.exclusive``."""
+        """The name that error messages and events use, e.g. ``lock.exclusive``."""
         return self._body.name
 
     @property
@@ -184,7 +189,7 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         return self.__visit_name__
 
     def get_children(self, **kw: Any) -> Iterator[Any]:
-        """The table that it works on, as ``Session.get_bind`` looks for it."""
+        """Yield the table that it works on, for ``Session.get_bind``."""
         clause = self._body.route().get("clause")
         return iter(() if clause is None else (clause,))
 
@@ -202,49 +207,49 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         return bound._compiler(dialect, **kw)
 
     def _execute_on_connection(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
-        _refuse_parameters(distilled_params)
-        return self._run(connection, self._execution_options.merge_with(execution_options))
+        if distilled_params:
+            _refuse_parameters(distilled_params)
+        return self._result(self._perform(connection, self._execution_options.merge_with(execution_options)))
 
     def _execute_on_scalar(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
-        _refuse_parameters(distilled_params)
-        outcome = self._outcome(connection, self._execution_options.merge_with(execution_options), None, None)
+        if distilled_params:
+            _refuse_parameters(distilled_params)
+        outcome = self._perform(connection, self._execution_options.merge_with(execution_options))
         return outcome.scalar() if isinstance(outcome, Result) else outcome
 
     def value(self, connection: Connection, execution_options: Mapping[str, Any]) -> Any:
-        """What it gives, without a ``Result`` around it: its one value, or the list of its rows."""
-        outcome = self._outcome(connection, self._execution_options.merge_with(execution_options), None, None)
-        return self._taken_out(outcome) if isinstance(outcome, Result) else outcome
+        """Execute it and return its one value, or the list of its rows, without a ``Result`` around it."""
+        outcome = self._perform(connection, self._execution_options.merge_with(execution_options))
+        return self._unpack(outcome) if isinstance(outcome, Result) else outcome
 
-    def _taken_out(self, result: Result[Any]) -> Any:
+    def _unpack(self, result: Result[Any]) -> Any:
         return result.scalar()
 
-    def _run(
+    def _perform(
         self,
         connection: Connection,
         options: Mapping[str, Any],
         session: Session | None = None,
         bind_arguments: dict[str, Any] | None = None,
-    ) -> Result[Any]:
-        outcome = self._outcome(connection, options, session, bind_arguments)
-        return outcome if isinstance(outcome, Result) else _one(self._body.name, outcome)
-
-    def _outcome(
-        self,
-        connection: Connection,
-        options: Mapping[str, Any],
-        session: Session | None,
-        bind_arguments: dict[str, Any] | None,
     ) -> Any:
-        execution = Execution(connection, options, self._values, self, session, bind_arguments or {})
+        body, execution = self._body, Execution(connection, options, self._values, self, session, bind_arguments)
         if execution.first_writes:
             with translated(execution.backend):
                 execution.backend.prepare(connection, execution.wait)
-        verify(connection, execution.backend)
-        self._body.check_connection(execution)
-        return self._body.run(execution)
+        if not execution.cache.verified:
+            execution.backend.verify(connection)
+            execution.cache.verified = True
+        body.check_connection(execution)
+        return body.run(execution)
+
+    def _result(self, outcome: Any) -> Result[Any]:
+        """Return a ``Result`` as it is, and any other value as the one row of one."""
+        if isinstance(outcome, Result):
+            return outcome
+        return IteratorResult(SimpleResultMetaData([self._body.name.rpartition(".")[2]]), iter([(outcome,)]))
 
     def _entity_is(self, entity: Any) -> None:
-        """Let SQLAlchemy's ORM see this as a SELECT of ``entity``: loader options and criteria then apply to it."""
+        """Present the operation to the ORM as a SELECT of ``entity``, so that loader options and criteria apply."""
         shape = sqlalchemy.select(entity)
         self.is_select = True
         self._propagate_attrs = shape._propagate_attrs
@@ -258,19 +263,19 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
 
 
 class RowsOperation(Operation[R]):
-    """An operation that gives any number of rows, as a SELECT does, and not one value."""
+    """An operation that returns any number of rows, as a SELECT does, and not one value."""
 
     inherit_cache = False
 
     if TYPE_CHECKING:
         _gives_rows: Literal[True]  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def _taken_out(self, result: Result[Any]) -> list[Any]:
+    def _unpack(self, result: Result[Any]) -> list[Any]:
         return listed(result)
 
 
 class ValueOperation(Protocol[Shape]):
-    """An :class:`Operation` that is no :class:`RowsOperation`, to type checkers, whatever its shape may be."""
+    """To type checkers, an :class:`Operation` of any shape that is not a :class:`RowsOperation`."""
 
     @property
     def _gives_rows(self) -> Literal[False]: ...
@@ -280,7 +285,7 @@ class ValueOperation(Protocol[Shape]):
 
 @CompileState.plugin_for("orm", Operation.__visit_name__)
 class _InSession:
-    """How a ``Session`` runs an operation."""
+    """How a ``Session`` executes an operation."""
 
     @classmethod
     def orm_pre_session_exec(
@@ -292,7 +297,8 @@ class _InSession:
         bind_arguments: dict[str, Any],
         is_pre_event: bool,
     ) -> tuple[Any, ...]:
-        _refuse_parameters(params)
+        if params:
+            _refuse_parameters(params)
         if not bind_arguments.keys() & {"bind", "mapper", "clause"}:
             bind_arguments.update(statement._body.route())
         options = statement._execution_options.merge_with(execution_options)
@@ -310,11 +316,11 @@ class _InSession:
         bind_arguments: dict[str, Any],
         conn: Connection,
     ) -> Result[Any]:
-        return statement._run(conn, execution_options, session, bind_arguments)
+        return statement._result(statement._perform(conn, execution_options, session, bind_arguments))
 
 
 def execute_in_session(execution: Execution, statement: Any, values: Mapping[str, Any]) -> Result[Any]:
-    """Run a statement that gives entities in the operation's own session, without a second round of its events."""
+    """Execute a statement that loads entities in the operation's session, without firing the session's events again."""
     session = execution.session
     assert session is not None
     plugin: Any = CompileState._get_plugin_class_for_plugin(statement, "orm")
@@ -329,7 +335,7 @@ def execute_in_session(execution: Execution, statement: Any, values: Mapping[str
 
 
 def shaped(_shape: TypedReturnsRows[R]) -> Callable[[Callable[P, Operation[Any]]], Callable[P, Operation[R]]]:
-    """Type an operation by the rows it gives, as ``Select`` is: SQLAlchemy 2.0 and 2.1 spell that shape differently."""
+    """Type an operation by its rows, as ``Select`` is: SQLAlchemy 2.0 and 2.1 spell that shape differently."""
 
     def declare(function: Callable[P, Operation[Any]]) -> Callable[P, Operation[R]]:
         return function
@@ -340,7 +346,7 @@ def shaped(_shape: TypedReturnsRows[R]) -> Callable[[Callable[P, Operation[Any]]
 def shaped_rows(
     _shape: TypedReturnsRows[R],
 ) -> Callable[[Callable[P, RowsOperation[Any]]], Callable[P, RowsOperation[R]]]:
-    """As ``shaped``, for an operation that gives rows."""
+    """As ``shaped``, for an operation that returns rows."""
 
     def declare(function: Callable[P, RowsOperation[Any]]) -> Callable[P, RowsOperation[R]]:
         return function
@@ -349,23 +355,10 @@ def shaped_rows(
 
 
 def listed(result: Result[Any]) -> list[Any]:
-    """The rows of a result; where a row is one value, the values."""
+    """Return the rows of a result; where a row is one value, the values."""
     return list(result.scalars() if len(result.keys()) == 1 else result)
-
-
-def verify(connection: Connection, engine: Backend) -> None:
-    """Ask, once per engine of the app, whether the driver and the server's settings keep our promises."""
-    # an attribute of the dialect, which lives as long as the app's engine and is shared by its options' copies
-    dialect: Any = connection.dialect
-    if not getattr(dialect, "_sqlalchemy_locks_verified", False):
-        engine.verify(connection)
-        dialect._sqlalchemy_locks_verified = True
 
 
 def _refuse_parameters(params: Any) -> None:
     if params and any(params if isinstance(params, (list, tuple)) else (params,)):
         raise TypeError("an operation carries its own values: execute it without parameters")
-
-
-def _one(name: str, value: Any) -> IteratorResult[Any]:
-    return IteratorResult(SimpleResultMetaData([name.rpartition(".")[2]]), iter([(value,)]))

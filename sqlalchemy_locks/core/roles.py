@@ -1,4 +1,4 @@
-"""Roles: which column of which table is a lock's id, its flag, its fence; shipped tables and a user's own alike."""
+"""Roles: which column of which table holds a lock's id, flag, fence and so on, in shipped and mapped tables alike."""
 
 from __future__ import annotations
 
@@ -25,22 +25,31 @@ from sqlalchemy import (
     update,
 )
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, Tables, tables
 
 DEFAULT_QUEUE = "default"
 ONE: Any = literal_column("1")
-#: the shape of an id: of whatever type its column has
+#: the result shape of operations that return ids, whatever type their column has
 ID: ColumnElement[Any] = literal_column("id")
-#: the columns of the shipped tables whose name is not that of the role
-_SHIPPED = {"queue": "queue_id", "retries": "retries_left"}
+#: the columns of the shipped tables whose name differs from their role
+_SHIPPED_NAMES = {"queue": "queue_id", "retries": "retries_left"}
+
+
+def param_name(role: str) -> str:
+    """Return the name of a bound value: never a column's, since an UPDATE would then set that column."""
+    return f"locks_{role}"
+
+
+#: the values that every acquisition binds
+ID_PARAM, QUEUE_PARAM, OWNER_PARAM, NONCE_PARAM = map(param_name, ("id", "queue", "owner", "nonce"))
 
 
 @dataclass(frozen=True, eq=False)
 class RoleColumns:
-    """The rows of one place: their table, and which of its columns plays which role."""
+    """A table, and which of its columns plays which role."""
 
     table: Table
     roles: Mapping[str, Column[Any]]
@@ -59,165 +68,176 @@ class RoleColumns:
 
 
 class RoleMapping:
-    """Where a pattern's rows are, and what plays which role there.
+    """The table of a pattern's rows, and its column for each role.
 
-    :param what: what sentences call the pattern, e.g. ``Mutex``.
-    :param shipped: the shipped table, and the roles that it has.
+    :param pattern: the pattern as errors name it, e.g. ``Mutex``.
+    :param shipped: selects the shipped table. :param roles: the roles it has.
     :param entity: the user's own class or table, with ``given``: its column for each role, ``None`` where it has none.
     """
 
     def __init__(
         self,
-        what: str,
+        pattern: str,
         shipped: Callable[[Tables], Table],
         roles: Iterable[str],
         entity: Any = None,
         given: Mapping[str, Any] | None = None,
     ) -> None:
-        self.what = what
+        self.pattern = pattern
         self._shipped, self._roles = shipped, tuple(roles)
         given = {role: column for role, column in (given or {}).items() if column is not None}
         if entity is None and given:
-            raise TypeError(f"{what}: {', '.join(given)} name columns of a class or table, and none was given")
-        self.target = None if entity is None else MappedTable(entity, what)
-        self._own: RoleColumns | None = None
+            raise TypeError(f"{pattern}: {', '.join(given)} name columns of a class or table, and none was given")
+        self.target = None if entity is None else MappedTable(entity, pattern)
+        self._mapped: RoleColumns | None = None
         if self.target is not None:
-            own = {role: self.target.column(column, role) for role, column in given.items()}
-            self._own = RoleColumns(self.target.table, own)
-        self._refuse_types()
-        token: Any = self._own["token"].type if self._own is not None and "token" in self._own else None
-        #: the nonce's column takes UUID objects
-        self.nonce_is_uuid = isinstance(token, Uuid) and token.as_uuid
-        #: no two rows have the same id (in one queue): the shipped tables see to it, and a model may say so
+            columns = {role: self.target.column(column, role) for role, column in given.items()}
+            self._mapped = RoleColumns(self.target.table, columns)
+        self._present = frozenset(self._roles if self._mapped is None else self._mapped.roles)
+        self._check_columns()
+        token: Any = self._mapped["token"].type if self._mapped is not None and "token" in self._mapped else None
+        #: converts a nonce to what its column takes
+        self.nonce_type: Callable[[str], Any] = UUID if isinstance(token, Uuid) and token.as_uuid else str
+        #: no two rows have the same id (in one queue): guaranteed by the shipped tables, or declared by the model
         self.unique = True
-        if self.target is not None and self._own is not None:
-            self.unique = self.target.is_unique(self._own[role] for role in ("id", "queue") if role in self._own)
+        if self.target is not None and self._mapped is not None:
+            columns = {role: self._mapped[role] for role in ("id", "queue") if role in self._mapped}
+            self.unique = self.target.is_unique(columns.values())
 
-    def at(self, context: BuildContext) -> RoleColumns:
-        return self.among(context.tables)
+    def columns(self, context: BuildContext) -> RoleColumns:
+        """Return the columns, those of shipped tables as they are named there."""
+        return self.columns_in(context.tables)
 
-    def among(self, shipped: Tables) -> RoleColumns:
-        """The columns, if they are not a user's own: of these tables."""
-        return self._own or _shipped_at(self._shipped(shipped), self._roles)
+    def columns_in(self, shipped: Tables) -> RoleColumns:
+        """Return the columns, those of shipped tables from ``shipped``."""
+        return self._mapped or _shipped_columns(self._shipped(shipped), self._roles)
 
     def has(self, role: str) -> bool:
-        return role in (self._roles if self._own is None else self._own)
+        """Return whether a column plays the role."""
+        return role in self._present
 
     def require(self, role: str, why: str) -> None:
-        """:raises ValueError: when no column plays the role."""
-        if not self.has(role):
-            raise ValueError(f"{self.what}: {why} needs a column; name it by {role}= where the {self.what} is made")
+        """:raises ValueError: if no column plays the role."""
+        if role not in self._present:
+            raise ValueError(
+                f"{self.pattern}: {why} needs a column; name it by {role}= where the {self.pattern} is made"
+            )
 
-    def of_type(self, role: str, types: tuple[type, ...], what: str) -> None:
-        """:raises TypeError: when the column that plays the role is of another type."""
-        if self._own is not None and role in self._own and not isinstance(self._own[role].type, types):
+    def require_type(self, role: str, types: tuple[type, ...], what: str) -> None:
+        """:raises TypeError: if the column that plays the role has another type."""
+        if self._mapped is not None and role in self._mapped and not isinstance(self._mapped[role].type, types):
             kinds = " or ".join(type_.__name__ for type_ in types)
-            raise TypeError(f"{self.what}: {role}={self._own[role]} must be {kinds} for {what}")
+            raise TypeError(f"{self.pattern}: {role}={self._mapped[role]} must be {kinds} for {what}")
 
-    def of_whole_seconds(self, role: str) -> None:
-        """:raises TypeError: when the column can't keep every second that there will be."""
-        if self._own is None or role not in self._own:
+    def require_whole_seconds(self, role: str) -> None:
+        """:raises TypeError: if the column's type can't store every future second since 1970."""
+        if self._mapped is None or role not in self._mapped:
             return
-        type_: Any = self._own[role].type
+        type_: Any = self._mapped[role].type
         digits = getattr(type_, "precision", None)
         narrow = digits is not None and digits - (type_.scale or 0) < 10
         if narrow or isinstance(type_, (Float, SmallInteger)):
-            raise TypeError(f"{self.what}: {role}={self._own[role]} of type {type_!r} can't keep seconds exactly")
+            raise TypeError(
+                f"{self.pattern}: {role}={self._mapped[role]} of type {type_!r} can't store seconds exactly"
+            )
 
-    def _refuse_types(self) -> None:
-        if self._own is None:
+    def _check_columns(self) -> None:
+        if self._mapped is None:
             return
-        if len(set(self._own.roles.values())) < len(self._own.roles):
-            raise ValueError(f"{self.what}: one column can't play two roles: {', '.join(map(str, self._own.roles))}")
-        self.of_type("fence", (Integer,), "a token")
-        self.of_type("retries", (Integer,), "a number")
-        self.of_type("token", (String, Uuid), "a nonce")
-        type_: Any = self._own["token"].type if "token" in self._own else None
+        if len(set(self._mapped.roles.values())) < len(self._mapped.roles):
+            raise ValueError(
+                f"{self.pattern}: one column can't play two roles: {', '.join(map(str, self._mapped.roles))}"
+            )
+        self.require_type("fence", (Integer,), "a token")
+        self.require_type("retries", (Integer,), "a number")
+        self.require_type("token", (String, Uuid), "a nonce")
+        type_: Any = self._mapped["token"].type if "token" in self._mapped else None
         if isinstance(type_, String) and type_.length is not None and type_.length < 32:
-            raise TypeError(f"{self.what}: token={self._own['token']} must have room for the 32 characters of a nonce")
+            raise TypeError(
+                f"{self.pattern}: token={self._mapped['token']} must have room for the 32 characters of a nonce"
+            )
 
-    def bumped(self) -> dict[Any, Any]:
-        """What an UPDATE of a mapped class adds; see ``MappedTable.bumped``."""
-        return {} if self.target is None else self.target.bumped()
+    def version_bump(self) -> dict[Any, Any]:
+        """Return what an UPDATE of a mapped class adds; see ``MappedTable.version_bump``."""
+        return {} if self.target is None else self.target.version_bump()
 
-    def own_rows(self) -> list[ColumnElement[bool]]:
-        """The condition on rows of a mapped class; see ``MappedTable.own_rows``."""
-        return [] if self.target is None else self.target.own_rows()
+    def class_condition(self) -> list[ColumnElement[bool]]:
+        """Return the condition on rows of a mapped class; see ``MappedTable.class_condition``."""
+        return [] if self.target is None else self.target.class_condition()
+
+    def row_condition(self, columns: RoleColumns) -> list[Any]:
+        """Return the conditions that select one row."""
+        return [
+            *(columns[role] == role_param(columns[role], role) for role in ("queue", "id") if role in columns),
+            *self.class_condition(),
+        ]
 
     def identity(self, id: Any, queue: Any) -> dict[str, Any]:
-        """The values that tell one row."""
-        if id is None:
-            raise TypeError(f"{self.what}: an id can't be {id!r}")
-        return {param_name("id"): self._typed("id", id, "an id")} | self.queue(queue)
+        """Return the values that identify one row.
 
-    def _typed(self, role: str, value: Any, what: str) -> Any:
-        """A value that the engine will not convert: some take '07' for 7, and 'x' for 0."""
-        if self._own is None:
-            return checked(value, what)
-        column = self._own[role]
+        :raises TypeError: :raises ValueError: for an id or queue that the columns can't store.
+        """
+        if self._mapped is None:
+            return {
+                ID_PARAM: valid_name(id, "an id"),
+                QUEUE_PARAM: DEFAULT_QUEUE if queue is None else valid_name(queue, "a queue"),
+            }
+        if id is None:
+            raise TypeError(f"{self.pattern}: an id can't be {id!r}")
+        return {ID_PARAM: self._typed(self._mapped["id"], id, "an id")} | self.queue(queue)
+
+    def _typed(self, column: Any, value: Any, what: str) -> Any:
+        """Return a value of the column's type: the server might convert others, '07' to 7 and 'x' to 0."""
         try:
             expected = column.type.python_type
         except NotImplementedError:
             expected = object
         if isinstance(value, bool) or not isinstance(value, expected):
-            raise TypeError(f"{self.what}: {what} is {expected.__name__}, as {column} keeps it, not {value!r}")
-        return checked(value, what) if isinstance(value, str) else value
+            raise TypeError(f"{self.pattern}: {what} is {expected.__name__}, the type of {column}, not {value!r}")
+        return valid_name(value, what) if isinstance(value, str) else value
 
     def queue(self, queue: Any) -> dict[str, Any]:
-        """The value that tells one queue, where there are queues."""
-        if self._own is None:
-            return {param_name("queue"): DEFAULT_QUEUE if queue is None else checked(queue, "a queue")}
-        if "queue" in self._own:
+        """Return the value that selects one queue; empty for a table without queues."""
+        if self._mapped is None:
+            return {QUEUE_PARAM: DEFAULT_QUEUE if queue is None else valid_name(queue, "a queue")}
+        if "queue" in self._mapped:
             if queue is None:
-                raise ValueError(f"{self.what}: ids are unique inside a queue only, so say queue=")
-            return {param_name("queue"): self._typed("queue", queue, "a queue")}
+                raise ValueError(f"{self.pattern}: ids are unique only within a queue, so pass queue=")
+            return {QUEUE_PARAM: self._typed(self._mapped["queue"], queue, "a queue")}
         if queue is not None:
-            raise ValueError(f"{self.what}: there are no queues without a column; name it by queue=")
+            raise ValueError(f"{self.pattern}: there are no queues without a column; name it by queue=")
         return {}
 
     def route(self) -> dict[str, Any]:
+        """Return the arguments for ``Session.get_bind``."""
         if self.target is not None:
             return self.target.route()
-        return {"clause": _routed(self._shipped(tables(DEFAULT_SCHEMA, "")))}
+        return {"clause": _update_of(self._shipped(tables(DEFAULT_SCHEMA, "")))}
 
 
 @cache
-def _routed(table: Table) -> Update:
+def _update_of(table: Table) -> Update:
     return update(table)
 
 
 @cache
-def _shipped_at(table: Table, roles: tuple[str, ...]) -> RoleColumns:
-    return RoleColumns(table, {role: table.c[_SHIPPED.get(role, role)] for role in roles})
+def _shipped_columns(table: Table, roles: tuple[str, ...]) -> RoleColumns:
+    return RoleColumns(table, {role: table.c[_SHIPPED_NAMES.get(role, role)] for role in roles})
 
 
 def role_param(column: Column[Any], role: str) -> Any:
-    """A value of the call, bound with the column's own type."""
+    """Return a bound value with the type of its column."""
     return bindparam(param_name(role), type_=column.type)
 
 
-def param_name(role: str) -> str:
-    """What a value is called in a statement: not as any column is, since an UPDATE would then set it."""
-    return f"locks_{role}"
-
-
-def one(rows: RoleMapping, at: RoleColumns) -> list[Any]:
-    """The conditions that tell one row."""
-    conditions = [at[role] == role_param(at[role], role) for role in ("queue", "id") if role in at]
-    return conditions + rows.own_rows()
-
-
-def nonce_of(rows: RoleMapping, nonce: str) -> Any:
-    """A nonce as the column for it takes it."""
-    return UUID(nonce) if rows.nonce_is_uuid else nonce
-
-
-def raised(column: Column[Any]) -> Any:
-    """A number that each acquisition raises, and that nothing has raised where it is ``NULL``: a fence, a claim."""
+def incremented(column: Column[Any]) -> Any:
+    """Return the column plus one, counting ``NULL`` as 0: for fences and claims."""
     number: Any = func.coalesce(column, literal_column("0")) if column.nullable else column
     return number + ONE
 
 
-def retries_left(at: RoleColumns) -> list[Any]:
-    """The condition that a retry is left, where retries are counted; NULL is as many as you like."""
-    return [or_(at["retries"].is_(None), at["retries"] > literal_column("0"))] if "retries" in at else []
+def retries_left(columns: RoleColumns) -> list[Any]:
+    """Return the condition that a retry is left; ``NULL`` is unlimited, and so is a table without the column."""
+    if "retries" not in columns:
+        return []
+    return [or_(columns["retries"].is_(None), columns["retries"] > literal_column("0"))]

@@ -1,4 +1,4 @@
-"""One file per engine: its facts, its compile hooks, the errors it calls transient."""
+"""One module per engine: what it can do, its errors, and how it compiles this library's SQL elements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy_locks.dialects import mariadb, mysql, postgresql, sqlite, yugaby
 from sqlalchemy_locks.dialects.base import Backend
 from sqlalchemy_locks.errors import Unsupported
 
-_ENGINES: dict[str, Backend] = {
+_BACKENDS: dict[str, Backend] = {
     "postgresql": postgresql.BACKEND,
     "yugabytedb": yugabytedb.BACKEND,
     "mysql": mysql.BACKEND,
@@ -20,24 +20,24 @@ _ENGINES: dict[str, Backend] = {
 
 
 def backend_for(dialect: Dialect) -> Backend:
-    """The facts of the engine behind a dialect.
+    """Return the backend for a dialect.
 
-    :raises Unsupported: for an engine that this library has never been tried on.
+    :raises Unsupported: for an engine that this library doesn't support.
     """
     any_dialect: Any = dialect
-    # a mysql:// URL may lead to MariaDB: SQLAlchemy knows since the first connection
-    return dialect_name("mariadb" if getattr(any_dialect, "is_mariadb", False) else dialect.name)
+    # a mysql:// URL may lead to MariaDB: SQLAlchemy knows from the first connection on
+    name = "mariadb" if getattr(any_dialect, "is_mariadb", False) else dialect.name
+    return _BACKENDS.get(name) or backend_named(name)
 
 
-def dialect_name(name: str) -> Backend:
-    """The facts of the engine whose dialect has this name. :raises Unsupported: as :func:`backend_for`."""
-    try:
-        return _ENGINES[name]
-    except KeyError:
+def backend_named(name: str) -> Backend:
+    """Return the backend for the name of a dialect. :raises Unsupported: as :func:`backend_for`."""
+    if name not in _BACKENDS:
         raise Unsupported(
             f"sqlalchemy-locks does not know the engine {name!r}: it runs on PostgreSQL, YugabyteDB, "
             "MySQL, MariaDB and SQLite"
-        ) from None
+        )
+    return _BACKENDS[name]
 
 
-__all__ = ["Backend", "backend_for", "dialect_name"]
+__all__ = ["Backend", "backend_for", "backend_named"]

@@ -1,17 +1,14 @@
-"""What the library asks of an engine: facts, the errors it translates, and how a short transaction begins.
+"""Backend: what differs between engines, as flags and methods. One instance per engine, in the module of its name.
 
-One instance per engine, in the file of its name. Nobody outside this folder asks for a dialect's name.
+Code outside this package asks a backend what it can do, and never for the name of a dialect.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import select
-import socket
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from sqlalchemy import Column, Engine, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
@@ -21,30 +18,34 @@ from sqlalchemy_locks.errors import LockError, NotInstalled, NotWritable, Unsupp
 from sqlalchemy_locks.sql.elements import HeldKeys
 
 if TYPE_CHECKING:
+    from sqlalchemy_locks.dialects.checks import Finding
     from sqlalchemy_locks.dialects.sqlite_line import Line
 
 T = TypeVar("T")
 
 Locking = Literal["functions", "rows", "file"]
 
-#: of a limit of the driver's own, such as asyncpg's command_timeout; an OSError from Python 3.11 on
+#: raised by a driver's own time limit, such as asyncpg's command_timeout; an OSError from Python 3.11 on
 DriverTimeout = asyncio.TimeoutError
-#: seconds for which whoever has the turn in a line may be silent
+#: seconds after which the server disconnects a session at the head of a queue that sends nothing
 IDLE = 10
-#: drivers that wait in C, where Python runs no handler of a signal before the answer has come
-_DEAF = frozenset(["psycopg2", "mysqldb", "mysqlconnector", "mariadbconnector"])
+#: drivers that wait in C, where Python runs no signal handler before the reply has arrived
+_WAIT_IN_C = frozenset(["psycopg2", "mysqldb", "mysqlconnector", "mariadbconnector"])
 
 
 def nothing() -> None:
-    """What there is to put back when nothing was changed."""
+    """Restore nothing."""
 
 
 class Backend:
-    """The facts of one engine."""
+    """One engine: what it can do, and how.
 
-    #: as our sentences call it
+    Flags are class attributes; methods that not every engine needs do nothing here.
+    """
+
+    #: the engine in error messages
     name: ClassVar[str]
-    #: tables live in a schema of their own; elsewhere their names carry a prefix
+    #: the tables are in a schema; elsewhere their names have a prefix
     schemas: ClassVar[bool] = False
     #: where a lock lives: in the server's functions, in the row of a table, or in the database file itself
     locking: ClassVar[Locking]
@@ -56,50 +57,56 @@ class Backend:
     single_writer: ClassVar[bool] = False
     #: a lock's key is a row of the table ``locked_keys``
     key_rows: ClassVar[bool] = False
-    #: an INSERT can be told how long to wait, not at all included
+    #: an INSERT can be limited to a wait, none included
     bounded_insert: ClassVar[bool] = False
-    #: an UPDATE can give back what it has written
+    #: an UPDATE can return what it has written
     update_returning: ClassVar[bool] = False
     #: an index can have a condition (``CREATE INDEX ... WHERE``)
     partial_indexes: ClassVar[bool] = False
+    #: a CTE of an UPDATE can lock the rows that the UPDATE changes (FOR UPDATE)
+    locking_ctes: ClassVar[bool] = False
+    #: an INSERT can ignore rows that are present, and no other error (ON CONFLICT DO NOTHING)
+    on_conflict: ClassVar[bool] = False
+    #: an UPDATE finds rows as they are, where the transaction's snapshot shows older ones (InnoDB above READ COMMITTED)
+    updates_past_snapshot: ClassVar[bool] = False
     #: a data-modifying statement with RETURNING can be a CTE of another statement
     writable_ctes: ClassVar[bool] = False
     #: several values can be bound as one array, which unnest() reads as rows
     arrays: ClassVar[bool] = False
-    #: a lock is refused by the server itself where the isolation level makes what its holder reads stale
-    refuses_stale: ClassVar[bool] = False
-    #: autocommit can be had on a pooled connection without a round trip and without touching what the app has set
-    one_trip: ClassVar[bool] = False
-    #: a row that is read to be locked must also be asked whether the server takes writes
+    #: the server refuses a lock in a transaction whose snapshot is older than the lock
+    refuses_stale_snapshots: ClassVar[bool] = False
+    #: the driver's autocommit can be switched on and off without a round trip, and leaves the app's settings alone
+    cheap_autocommit: ClassVar[bool] = False
+    #: a replica grants row locks, so that a lock has to check whether the server accepts writes
     locks_on_replicas: ClassVar[bool] = False
-    #: a statement that has waited for a row finds none where the row was deleted and inserted again meanwhile
+    #: a statement that waited for a row finds none when the row was deleted and inserted again meanwhile
     misses_replaced: ClassVar[bool] = False
-    #: the statement that gives up every session lock of a connection, where the server has such locks
+    #: the statement that releases every session lock of a connection; ``None`` without such locks
     release_session_locks: ClassVar[str | None] = None
 
-    #: what a statement is preceded by to be told its plan, in the form that ``explain`` reads
-    explain: ClassVar[str]
-    #: a search with locks gives up the locks of the rows that it passes by, at READ COMMITTED
-    frees_passed: ClassVar[bool] = True
-    #: those who wait can stand in a line that the server keeps, and that a dead one drops out of
-    lines: ClassVar[bool] = False
-    #: the shortest wait in one, in seconds
-    shortest_line: ClassVar[float] = 0
-    #: an index keeps entries of rows that are not in it any more until no snapshot needs them, and a look passes them
-    keeps_passed: ClassVar[bool] = False
-    #: sessions can be told at once that something was put
-    listens: ClassVar[bool] = False
+    #: what precedes a statement to get its plan, in the form that ``explain`` reads
+    explain_prefix: ClassVar[str]
+    #: at READ COMMITTED a locking search releases the locks of the rows that it skips
+    releases_skipped_rows: ClassVar[bool] = True
+    #: the server can keep a FIFO queue of waiters, which a dead session leaves
+    server_queues: ClassVar[bool] = False
+    #: the shortest wait in such a queue, in seconds
+    min_queue_wait: ClassVar[float] = 0
+    #: an index keeps the entries of changed rows until no snapshot needs them, and a search reads past them
+    keeps_dead_index_entries: ClassVar[bool] = False
+    #: sessions can be notified that a job was enqueued
+    supports_listen: ClassVar[bool] = False
 
-    #: what ``mark`` leaves is a savepoint, and ``unmarked`` takes away those that were made after it
-    marks_by_savepoint: ClassVar[bool] = False
+    #: the marker is a savepoint, so that ``marker_lost`` releases savepoints that were made after it
+    marker_is_savepoint: ClassVar[bool] = False
 
-    #: the question who holds a key and who waits for one, where the server's tables tell it
+    #: the SELECT of holders and waiters of keys, where the server has tables of them
     held_keys: ClassVar[type[HeldKeys] | None] = None
-    #: otherwise why not, as the end of a sentence
-    untold: ClassVar[str]
+    #: otherwise why not, as the end of an error message
+    holders_unavailable: ClassVar[str]
 
     def translate(self, error: DBAPIError) -> LockError | None:
-        """Our error for the driver's, or ``None`` where it isn't about locks."""
+        """Return this library's error for one of the driver, or ``None`` where it isn't about locks."""
         raise NotImplementedError
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
@@ -107,59 +114,69 @@ class Backend:
         raise NotImplementedError
 
     def missing(self, error: DBAPIError) -> bool:
-        """Whether a table, function or schema of the statement isn't there."""
+        """Return whether the statement failed for a table, function or schema that doesn't exist."""
         raise NotImplementedError
 
     def duplicate(self, error: DBAPIError) -> bool:
-        """Whether a row with that key was there; asked only where an INSERT can't be told to pass over it."""
+        """Return whether an INSERT failed for a duplicate key; only called where it can't ignore duplicates."""
         raise NotImplementedError
 
     def transient(self, error: DBAPIError) -> bool:
-        """Whether the whole transaction, run again, may succeed."""
+        """Return whether the whole transaction may succeed when it is run again."""
+        raise NotImplementedError
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        """Check the server's version and settings, for administrators; only SELECTs are executed."""
         raise NotImplementedError
 
     def verify(self, connection: Connection) -> None:
-        """Refuse a server whose settings break a promise; asked once per engine."""
+        """Refuse a server whose settings break a guarantee; called once per engine of the app.
+
+        :raises Unsupported: with the setting to change.
+        """
 
     def committing(self, connection: Connection, wait: float | None) -> contextlib.AbstractContextManager[None]:
-        """Around a COMMIT, where that can wait for others.
+        """Limit the wait of the COMMIT inside, where COMMIT can wait for other transactions.
 
-        :param wait: for how long, in seconds; as long as the app lets it without it.
-        :raises LockTimeout: when that was not enough; nothing is committed then, and the transaction is still open.
+        :param wait: in seconds; the app's own limit without it.
+        :raises LockTimeout: when the time was up; nothing is committed, and the transaction is still open.
         """
         return contextlib.nullcontext()
 
     def autocommit(self, connection: Connection) -> bool:
-        """Whether a statement's locks would end with the statement."""
+        """Return whether the driver is in autocommit, where a lock ends with its statement."""
         raise NotImplementedError
 
-    def began(self, connection: Connection) -> bool:
-        """Whether the statement just executed has a transaction around it, where only the driver can tell."""
+    def transaction_begun(self, connection: Connection) -> bool:
+        """Return whether the statement just executed was in a transaction; asks the driver, where only that knows."""
         return True
 
-    def refuse_zoneless(self, what: str, columns: Iterable[Column[Any]]) -> None:
-        """Refuse columns that don't keep the server's clock, whatever zone a session has."""
+    def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
+        """Refuse timestamp columns whose value depends on the time zone of a session.
 
-    def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        """Around a wait, where the engine's answer must be told apart afterwards."""
+        :raises Unsupported: with the name of the column.
+        """
+
+    def classify_timeouts(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+        """Raise ``MustRollback`` for a ``LockTimeout`` inside that no wait can cure."""
         return contextlib.nullcontext()
 
     def wait_value(self, seconds: float) -> Any:
-        """A longest wait as the engine's own setting takes it, never one that means "for ever"."""
+        """Return a longest wait in the unit of the engine's setting, never a value that means no limit."""
         raise NotImplementedError
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
         """Begin a transaction, READ COMMITTED where the engine has levels.
 
-        Also returns what puts the connection back as the app had it; called when the transaction has ended. Where
-        beginning itself can wait, it waits ``wait`` seconds at most, which may be endless.
+        :param wait: the longest wait in seconds, where BEGIN can wait; may be infinite.
+        :return: the transaction, and a function that restores the app's settings, to be called after its end.
         """
         raise NotImplementedError
 
     def begin_writing(
         self, connection: Connection, wait: float | None = None
     ) -> tuple[RootTransaction, Callable[[], None]]:
-        """As :meth:`begin`, for who is going to write: where one can at a time, it is this one's turn then."""
+        """As :meth:`begin`, for a transaction that writes: where there is one writer at a time, it is the writer."""
         return self.begin(connection, wait)
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
@@ -176,106 +193,112 @@ class Backend:
         """
         raise NotImplementedError
 
-    def alone(self, connection: Connection, bounded: bool) -> bool:
-        """Whether a lone statement may go without a transaction on this connection.
+    def allows_autocommit(self, connection: Connection, bounded: bool) -> bool:
+        """Return whether one statement may run without a transaction on this connection.
 
-        :param bounded: a longest wait is set before it, and put back after it.
+        :param bounded: a longest wait is set before it, and restored after it.
         """
         return True
 
-    def pooled(self, connection: Connection) -> bool:
-        """Whether each transaction may be another session of the server's: a pooler such as PgBouncer is in between."""
+    def behind_pooler(self, connection: Connection) -> bool:
+        """Return whether a pooler such as PgBouncer may give each transaction another session of the server."""
         return False
 
     def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        """Statements inside go without BEGIN and COMMIT; asked only where ``one_trip``."""
+        """Execute the statements inside without BEGIN and COMMIT; only called where ``cheap_autocommit``."""
         raise NotImplementedError
 
-    def mark(self, connection: Connection) -> None:
-        """Leave in the transaction what goes with it, where its end could pass unnoticed."""
+    def set_marker(self, connection: Connection) -> None:
+        """Leave a marker in the transaction that ends with it, where its end could go unnoticed."""
 
-    def unmarked(self, connection: Connection) -> bool:
-        """Whether the transaction that was marked is over, or can only be rolled back; takes the mark away."""
+    def marker_lost(self, connection: Connection) -> bool:
+        """Remove the marker; return whether the marked transaction had ended, or can only be rolled back."""
         return False
 
-    def ended(self, connection: Connection) -> bool:
-        """Whether a transaction that was open is known to be over, without asking the server."""
+    def transaction_ended(self, connection: Connection) -> bool:
+        """Return whether an open transaction is known to have ended, without asking the server."""
         return False
 
-    def aborted(self, connection: Connection) -> bool:
-        """Whether an open transaction takes no statement any more but the way back, as far as the driver remembers."""
+    def transaction_aborted(self, connection: Connection) -> bool:
+        """Return whether an open transaction can only be rolled back, as far as the driver knows."""
         return False
 
-    def heed(self, connection: Connection, error: Exception) -> bool:
-        """Learn what has become of the transaction of a statement that failed, where the driver has to ask for that.
+    def check_after_error(self, connection: Connection, error: Exception) -> bool:
+        """Ask the server for the state of the transaction after an error, where the driver isn't told.
 
-        :return: it is aborted, and the driver will not remember.
+        :return: whether it is aborted and the driver won't remember.
         """
         return False
 
-    def rolls_back(self, error: Exception) -> bool:
-        """Whether what ended the transaction, with this error of the driver's, was a rollback for certain."""
+    def error_rolled_back(self, error: Exception) -> bool:
+        """Return whether a transaction that ended with this error of the driver was rolled back for certain."""
         return False
 
-    def heard(self, driver: Any) -> list[str]:
-        """What a connection that listens was told since it was last asked; asked only where ``listens``.
+    def read_notifications(self, driver: Any) -> list[str]:
+        """Return the payloads that a listening connection has received; only called where ``supports_listen``.
 
-        :param driver: the driver's own connection, which has something to read.
+        :param driver: the driver's own connection, which has data to read.
         """
         raise NotImplementedError
 
-    def deaf(self, connection: Connection) -> bool:
-        """Whether a wait for the server keeps signals from being heard."""
-        return connection.dialect.driver in _DEAF
+    def blocks_signals(self, connection: Connection) -> bool:
+        """Return whether Python runs no signal handler while the driver waits for the server."""
+        return connection.dialect.driver in _WAIT_IN_C
 
-    def hung_up(self, connection: Connection) -> bool:
-        """Whether the server has ended this idle connection, as far as that is known without asking it."""
+    def server_closed(self, connection: Connection) -> bool:
+        """Return whether the server is known to have closed this idle connection, without asking it."""
         return False
 
-    def brief(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        """A question inside ends within a second, answered or not."""
+    def statement_timeout(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+        """Limit the statements inside to one second."""
         return contextlib.nullcontext()
 
-    def by_index(self, connection: Connection) -> contextlib.AbstractContextManager[bool]:
-        """Plans asked for inside go by an index wherever there is one, however small the table: whether they do."""
+    def prefer_indexes(self, connection: Connection) -> contextlib.AbstractContextManager[bool]:
+        """Make the planner use indexes inside, however small the table; yields whether it does."""
         return contextlib.nullcontext(False)
 
     def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
         """Return the steps of a capture's plan, and what makes it slow.
 
-        :param rows: what the statement that begins with ``explain`` returned, as mappings.
+        :param rows: what the statement that begins with ``explain_prefix`` returned, as mappings.
         :param search: the name of the CTE that searches, where the search is part of a larger statement.
         :param ordered: the capture has an ORDER BY.
         """
         raise NotImplementedError
 
-    def denied(self, error: DBAPIError) -> bool:
-        """Whether the user may not do it; asked only where the catalog doesn't tell what a user may do."""
+    def permission_denied(self, error: DBAPIError) -> bool:
+        """Return whether the user lacks a privilege; only called where the catalog doesn't list privileges."""
         raise NotImplementedError
 
-    def blind(self, error: DBAPIError) -> str | None:
-        """Why the server didn't tell who holds a key, as the end of a sentence; ``None`` for any other error."""
+    def lacks_privilege(self, error: DBAPIError) -> str | None:
+        """Return why the server didn't show the holders of keys, as the end of an error message.
+
+        ``None`` for an error that isn't about a privilege.
+        """
         return None
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
-        """Lock waits inside end after ``seconds``; the setting is as it was afterwards."""
+        """Limit the lock waits inside to ``seconds``; the setting is restored afterwards."""
         raise NotImplementedError
         yield
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
-        """Wait for one's turn in the line of a key, ``seconds`` at most: whether it came, where no error says so.
+    def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
+        """Wait for the head of the queue of a key.
 
-        Asked only where ``lines``, in a short transaction. Whoever has the turn and is silent for ``IDLE`` seconds is
-        cut off by the server, so that a process that is stopped doesn't stop the others.
+        Only called where ``server_queues``, in a short transaction. The server disconnects a session at the head that
+        sends nothing for ``IDLE`` seconds, so that a process that is stopped doesn't block the others.
+
+        :param seconds: the longest wait.
+        :return: whether the head was reached, on engines that raise no error at a timeout.
         """
         raise NotImplementedError
 
-    def leave_line(self, connection: Connection, key: int) -> None:
-        """Let the next one have its turn, where the end of the transaction doesn't do that."""
+    def leave_queue(self, connection: Connection, key: int) -> None:
+        """Leave the head of the queue of a key, where the end of the transaction doesn't do that."""
 
-    def line_free(self, connection: Connection, key: int) -> bool:
-        """Whether nobody stands in a line; asked only where there are ``lines``, and no functions that look."""
+    def queue_is_free(self, connection: Connection, key: int) -> bool:
+        """Return whether the queue of a key is empty; not called where ``calls_functions``."""
         raise NotImplementedError
 
     def line_beside(self, engine: Engine, within: float | None = None) -> Line | None:
@@ -285,13 +308,13 @@ class Backend:
         """
         return None
 
-    def interrupted(self, error: DBAPIError) -> bool:
-        """Whether a limit of the server's on statements ended this one."""
+    def statement_interrupted(self, error: DBAPIError) -> bool:
+        """Return whether the server's limit on a statement's time ended this one."""
         return False
 
     def refuse_autocommit(self, what: str) -> Unsupported:
         return Unsupported(
-            f"{what} on a {self.name} connection in autocommit would be over with its own statement: "
+            f"{what} on a {self.name} connection in autocommit would end with its own statement: "
             "execute it inside a transaction, or use Locks"
         )
 
@@ -304,69 +327,5 @@ class Backend:
     def not_writable(self) -> NotWritable:
         return NotWritable(
             f"{self.name} answered that this connection can't write (a standby, a replica, or a read-only "
-            "transaction): its locks would bind nobody else; use a read-write transaction on the primary"
+            "transaction), where a lock has no effect on the primary: use a read-write transaction on the primary"
         )
-
-
-def raise_translated(
-    connection: Connection, error: BaseException, sql: str | None = None, parameters: Any = None, cursor: Any = None
-) -> NoReturn:
-    """Raise a driver's error as SQLAlchemy raises it, and invalidate a connection that it has ended.
-
-    To be called where the error is caught, after a call of the driver's own that SQLAlchemy knows nothing of. What it
-    does with an error is private (``Connection._handle_dbapi_exception``), and used here only: it asks the dialect
-    whether the connection is dead, calls ``handle_error`` listeners, and has the pool replace the dead one's
-    contemporaries.
-    """
-    private: Any = connection
-    private._handle_dbapi_exception(error, sql, parameters, cursor, None)
-    raise AssertionError("SQLAlchemy raises every error that it is given")
-
-
-@contextlib.contextmanager
-def driver_calls(connection: Connection) -> Iterator[None]:
-    """Around calls of the driver's own connection, any of which may talk to the server: its errors are SQLAlchemy's."""
-    try:
-        yield
-    except connection.dialect.loaded_dbapi.Error as error:
-        raise_translated(connection, error)
-
-
-def closed(connection: Connection) -> bool:
-    """Whether the server is known to have closed the connection.
-
-    What has arrived says nothing: it may be the answer to what another thread is asking just now, or rows that are to
-    be fetched yet.
-    """
-    driver: Any = connection.connection.driver_connection
-    owner: Any = driver if hasattr(driver, "fileno") else getattr(driver, "_sock", driver)
-    if owner is None:
-        return True
-    if not hasattr(owner, "fileno"):
-        return False
-    try:
-        descriptor = owner.fileno()
-        readable, ended = _events(descriptor)
-        if ended or not readable or hasattr(select, "POLLRDHUP"):
-            return ended
-        twin = socket.socket(fileno=descriptor)
-        try:
-            return not twin.recv(1, socket.MSG_PEEK)
-        finally:
-            twin.detach()
-    except Exception:  # each driver says in its own words that there is no socket any more
-        return True
-
-
-def _events(descriptor: int) -> tuple[bool, bool]:
-    """Whether there is something to read, and whether the other end is known to have closed the connection."""
-    monkey = sys.modules.get("gevent.monkey")
-    poll = getattr(select, "poll", None) if monkey is None else monkey.get_original("select", "poll")
-    if poll is None:  # Windows; elsewhere, select() takes no number above 1023
-        return bool(select.select([descriptor], [], [], 0)[0]), False
-    # macOS tells by POLLHUP what Linux is to be asked for
-    end = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
-    asked = poll()
-    asked.register(descriptor, select.POLLIN | end)
-    events = sum(found for _, found in asked.poll(0))
-    return bool(events & select.POLLIN), bool(events & end)

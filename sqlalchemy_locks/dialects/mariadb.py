@@ -1,4 +1,4 @@
-"""MariaDB: as MySQL, but an INSERT can be told not to wait, so that no gate is needed."""
+"""MariaDB: as MySQL, but an INSERT can be told not to wait, so that no named lock is needed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sqlalchemy_locks.sql.elements import ContendedKeys, NowaitInsert, NowaitTak
 class MariaDB(MySQL):
     name = "MariaDB"
     bounded_insert = True
-    explain = "EXPLAIN"
-    frees_passed = False  # where it goes by a secondary index
+    explain_prefix = "EXPLAIN"
+    releases_skipped_rows = False  # when it searches by a secondary index
     held_keys = ContendedKeys
     limit = ("max_statement_time", 1)
 
@@ -22,7 +22,7 @@ class MariaDB(MySQL):
 _NOWAIT = "SET STATEMENT innodb_lock_wait_timeout=0 FOR "
 
 
-# a mysql:// URL to MariaDB compiles under the name "mysql", though its facts are these
+# a mysql:// URL to MariaDB compiles under the name "mysql"
 @compiles(NowaitInsert, "mysql")
 @compiles(NowaitInsert, "mariadb")
 def _nowait(element: NowaitInsert, compiler: Any, **kw: Any) -> str:

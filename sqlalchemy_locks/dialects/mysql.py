@@ -1,9 +1,10 @@
-"""MySQL: a lock is the row of a key; a key's first row is inserted under a gate, so that ``try`` never waits."""
+"""MySQL: a lock is the row of a key, which is inserted under a named lock, so that ``try_*`` never waits."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -12,13 +13,15 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.base import IDLE, Backend, closed, driver_calls, nothing
+from sqlalchemy_locks.dialects.base import IDLE, Backend, nothing
+from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
+from sqlalchemy_locks.dialects.connections import closed, driver_calls
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
 from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Instant, Later, Now
 from sqlalchemy_locks.sql.elements import (
     DeleteByKey,
-    Gate,
     HeldKeys,
+    InsertGuard,
     PlainReads,
     ReadCommitted,
     ReadUncommitted,
@@ -28,7 +31,7 @@ from sqlalchemy_locks.sql.elements import (
     Writable,
 )
 
-_MARK = "sqlalchemy_locks"
+_MARKER = "sqlalchemy_locks"
 _WAIT = text(
     "SET @sqlalchemy_locks_wait = @@session.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :wait"
 )
@@ -41,23 +44,24 @@ _LEAVE = text(f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_LINE}), SESSION wait
 _LINE_FREE = text(f"SELECT IS_FREE_LOCK({_LINE})")
 
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
-#: a deadlock, a row that has changed since (MariaDB), a full table of locks: InnoDB rolls all of the transaction back
+#: a deadlock, a row changed since the snapshot (MariaDB), a full lock table: InnoDB rolls the whole transaction back
 _ROLLED_BACK = (1213, 1020, 1206)
-_BLIND = "to this user, who needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
+_LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
 
 
 class MySQL(Backend):
     name = "MySQL"
     locking = "rows"
     key_rows = True
+    updates_past_snapshot = True
     locks_on_replicas = True
-    marks_by_savepoint = True
+    marker_is_savepoint = True
     held_keys = HeldKeys
-    #: the setting that ends a SELECT which takes too long, and what is a second there
+    #: the setting that limits the time of a SELECT, and its value for one second
     limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
-    lines = True
-    shortest_line = 1
-    explain = "EXPLAIN FORMAT=TRADITIONAL"
+    server_queues = True
+    min_queue_wait = 1
+    explain_prefix = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
 
     def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
@@ -88,15 +92,36 @@ class MySQL(Backend):
         return bool(_errno(error) == 1146)
 
     def transient(self, error: DBAPIError) -> bool:
-        # 1305: the savepoint that a deadlock has silently rolled back, with everything before it
+        # 1305: a deadlock has rolled the savepoint back, with everything before it
         return _errno(error) in (1213, 1020, 1305)
 
     def verify(self, connection: Connection) -> None:
         if connection.exec_driver_sql("SELECT @@innodb_rollback_on_timeout").scalar():
             raise Unsupported(
-                f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock that was not free in time "
-                "ends the locks taken before it without a word: set it to OFF"
+                f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock timeout silently releases "
+                "the locks acquired before it: set it to OFF"
             )
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        version = str(connection.exec_driver_sql("SELECT VERSION()").scalar())
+        yield version_finding(self.name, re.split(r"[-+]", version)[0])
+        if connection.exec_driver_sql("SELECT @@global.read_only").scalar():
+            says = "the server is read_only, as replicas are: a lock here has no effect on the primary"
+            yield Finding("writable", "problem", says)
+        else:
+            yield Finding("writable", "ok", "the server accepts writes")
+        level = str(connection.get_isolation_level())
+        if level in COMMITTED:
+            yield Finding("isolation", "ok", f"sessions begin at {level}")
+        else:
+            says = f"sessions begin at {level}: lock before you read there, or use Locks, which sets its own level"
+            yield Finding("isolation", "warning", says)
+        try:
+            self.verify(connection)
+        except Unsupported as refusal:
+            yield Finding("settings", "problem", str(refusal))
+        else:
+            yield Finding("settings", "ok", "innodb_rollback_on_timeout is off")
 
     def autocommit(self, connection: Connection) -> bool:
         raw: Any = connection.connection.dbapi_connection
@@ -115,56 +140,56 @@ class MySQL(Backend):
                 raw.autocommit(False)
         try:
             transaction = connection.begin()
-            # for the next transaction only: nothing is left on the connection, whatever the app gave it
+            # for the next transaction only: the session's own level stays as it is
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except BaseException:
             if not connection.invalidated:
                 connection.rollback()
                 restore()
             raise
-        # the server's variable goes on telling the session's level, so the connection has to remember this one
+        # the server's variable still has the session's level, so the connection has to remember this one
         connection.execution_options(locks_read_committed=True)
         return transaction, restore
 
-    def mark(self, connection: Connection) -> None:
-        connection.exec_driver_sql(f"SAVEPOINT {_MARK}")
+    def set_marker(self, connection: Connection) -> None:
+        connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
 
-    def unmarked(self, connection: Connection) -> bool:
-        # A deadlock rolls the whole transaction back, and a DDL statement commits it; whoever passes over the
-        # error goes on in another transaction, without the lock. A savepoint tells the two apart.
+    def marker_lost(self, connection: Connection) -> bool:
+        # A deadlock rolls the whole transaction back, and a DDL statement commits it; code that ignores the error
+        # goes on in another transaction, without the lock. The savepoint is then gone.
         try:
-            connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARK}")
+            connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARKER}")
         except DBAPIError as error:
             if _errno(error) == 1305:
                 return True
             raise
         return False
 
-    def ended(self, connection: Connection) -> bool:
+    def transaction_ended(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection
         status = getattr(driver, "server_status", None)
         if connection.dialect.driver == "asyncmy":
-            # which passes over a status without any flag in it; what its last result was told is kept there
+            # which ignores a status without any flag; its last result keeps it
             result = getattr(driver, "_result", None)
             if result is not None and result.description is None:
                 status = result.server_status
         return status is not None and not status & _IN_TRANSACTION
 
-    def heed(self, connection: Connection, error: Exception) -> bool:
-        # An error comes without the flags that tell whether a transaction is open, and may have ended it: a deadlock
-        # rolls all of it back, and a DDL statement commits before it fails.
+    def check_after_error(self, connection: Connection, error: Exception) -> bool:
+        # An error packet has no flags that say whether a transaction is open, and the error may have ended it: a
+        # deadlock rolls all of it back, and a DDL statement commits before it fails.
         if isinstance(error, connection.dialect.loaded_dbapi.Error):
             raw: Any = connection.connection.dbapi_connection
             raw.ping(reconnect=False)
         return False
 
-    def rolls_back(self, error: Exception) -> bool:
+    def error_rolled_back(self, error: Exception) -> bool:
         return bool(error.args) and error.args[0] in _ROLLED_BACK
 
     def duplicate(self, error: DBAPIError) -> bool:
         return bool(_errno(error) == 1062)
 
-    def hung_up(self, connection: Connection) -> bool:
+    def server_closed(self, connection: Connection) -> bool:
         if connection.dialect.is_async:  # aiomysql reads through a stream of asyncio's, asyncmy through its protocol
             driver: Any = connection.connection.driver_connection
             reader, protocol = getattr(driver, "_reader", None), getattr(driver, "_proto", None)
@@ -172,7 +197,7 @@ class MySQL(Backend):
         return closed(connection)
 
     @contextlib.contextmanager
-    def brief(self, connection: Connection) -> Iterator[None]:
+    def statement_timeout(self, connection: Connection) -> Iterator[None]:
         limit, second = self.limit
         connection.exec_driver_sql(f"SET @sqlalchemy_locks_limit = @@session.{limit}, SESSION {limit} = {second}")
         try:
@@ -181,24 +206,24 @@ class MySQL(Backend):
             if not connection.invalidated:
                 connection.exec_driver_sql(f"SET SESSION {limit} = @sqlalchemy_locks_limit")
 
-    def denied(self, error: DBAPIError) -> bool:
+    def permission_denied(self, error: DBAPIError) -> bool:
         return _errno(error) in (1044, 1142, 1143)
 
-    def blind(self, error: DBAPIError) -> str | None:
-        return _BLIND if _errno(error) in (1142, 1227) else None
+    def lacks_privilege(self, error: DBAPIError) -> str | None:
+        return _LACKS_PRIVILEGE if _errno(error) in (1142, 1227) else None
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
+    def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         connection.execute(_IDLE)
-        # 0 when the time was up, nothing at all when the server gave up waiting
+        # 0 at the timeout, NULL when the server aborted the wait
         return bool(connection.execute(_JOIN, {"key": key, "seconds": int(seconds)}).scalar())
 
-    def leave_line(self, connection: Connection, key: int) -> None:
+    def leave_queue(self, connection: Connection, key: int) -> None:
         connection.execute(_LEAVE, {"key": key})
 
-    def line_free(self, connection: Connection, key: int) -> bool:
+    def queue_is_free(self, connection: Connection, key: int) -> bool:
         return bool(connection.execute(_LINE_FREE, {"key": key}).scalar())
 
-    def interrupted(self, error: DBAPIError) -> bool:
+    def statement_interrupted(self, error: DBAPIError) -> bool:
         return _errno(error) in (1317, 3024, 1969)
 
     def wait_value(self, seconds: float) -> int:
@@ -219,10 +244,10 @@ def _errno(error: DBAPIError) -> Any:
     return args[0] if args else None
 
 
-@compiles(Gate, "mysql")
-def _gate(element: Gate, compiler: Any, **kw: Any) -> str:
+@compiles(InsertGuard, "mysql")
+def _gate(element: InsertGuard, compiler: Any, **kw: Any) -> str:
     table, key = (compiler.process(part, **kw) for part in element.clauses)
-    # named locks are the whole server's, and at most 64 characters long: the database is part of the name
+    # names are server-wide, and at most 64 characters long: the database is part of the name
     return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks', DATABASE(), {table}, {key}), 256)"
 
 
@@ -290,10 +315,10 @@ def _fresh(element: Fresh, compiler: Any, **kw: Any) -> str:
 
 
 def _ticks(compiler: Any) -> str:
-    """Tenths of a microsecond since 15 October 1582: the 60 bits of time in a UUID of version 1.
+    """Return the SQL of tenths of a microsecond since 15 October 1582: the 60 time bits of a version 1 UUID.
 
-    It is the one clock of these servers that is read where it stands, after a wait, and knows no zone: UTC_TIMESTAMP is
-    when the statement began, and SYSDATE is in the session's zone, whose clocks show an hour of autumn twice.
+    No other clock of these servers is read when it is evaluated, after a wait, and independent of time zones:
+    UTC_TIMESTAMP is the statement's start, and SYSDATE is in the session's zone, where an hour of autumn comes twice.
     """
     if compiler.dialect.is_mariadb:
         # CHAR(92) is a backslash, whatever the sql_mode makes of one in a string

@@ -1,10 +1,11 @@
-"""PostgreSQL: locks are the functions that the migration installs, over the server's own advisory locks."""
+"""PostgreSQL: locks are functions that the migration installs, over the server's advisory locks."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -12,24 +13,26 @@ from sqlalchemy import BigInteger, Column, Insert, Table, Text, bindparam, func,
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers how they are spelt)
-from sqlalchemy_locks.dialects.base import IDLE, Backend, closed, driver_calls
+from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
+from sqlalchemy_locks.dialects.base import IDLE, Backend
+from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
+from sqlalchemy_locks.dialects.connections import closed, raise_translated
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
 _PLANNER = text("SELECT current_setting('enable_seqscan'), current_setting('enable_sort')")
-_PLAN = text("SELECT set_config('enable_seqscan', :walks, :local), set_config('enable_sort', :sorts, :local)")
-_BRIEF = text("SELECT set_config('statement_timeout', '1s', true)")
-# the settings first, since they are for the wait; a postgresql:// URL may lead to YugabyteDB
+_PLAN = text("SELECT set_config('enable_seqscan', :seqscan, :local), set_config('enable_sort', :sort, :local)")
+_STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', '1s', true)")
+# the settings come first, as they apply to the wait; a postgresql:// URL may lead to YugabyteDB
 _JOIN = text(
     "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN concat(set_config('lock_timeout', :wait, true), "
     f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
     "CAST(pg_advisory_xact_lock(:key) AS TEXT)) END"
 ).bindparams(bindparam("key", type_=BigInteger()))
 
-# YugabyteDB: its row locks heed no lock_timeout, and no limit of a statement is that of the statement that sets it
+# YugabyteDB: lock_timeout doesn't apply to row locks, nor statement_timeout to the statement that sets it
 _LIMIT = text(
     "SELECT current_setting('statement_timeout'), set_config('statement_timeout', :wait, true), "
     f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true)"
@@ -41,25 +44,34 @@ _JOIN_BY_ROW = select(
 
 _IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS, PQTRANS_INERROR
 _POOLED = "_sqlalchemy_locks_pooled"
+_POOLER = (
+    "a pooler such as PgBouncer is between here and the server. Locks that end with their transaction work in "
+    "transaction mode, too; session locks (session_exclusive) are refused, and workers poll, unless the engine's "
+    "execution option locks_session_pooling=True says that it is in session mode; tell drivers that prepare statements "
+    "(psycopg, asyncpg) not to, unless the pooler keeps track of them (PgBouncer 1.21, by max_prepared_statements); in "
+    "statement mode no lock works"
+)
 
 
 class PostgreSQL(Backend):
     name = "PostgreSQL"
     schemas = True
-    one_trip = True
-    listens = True
-    lines = True
-    keeps_passed = True
-    explain = "EXPLAIN (FORMAT JSON)"
+    cheap_autocommit = True
+    supports_listen = True
+    server_queues = True
+    keeps_dead_index_entries = True
+    explain_prefix = "EXPLAIN (FORMAT JSON)"
     update_returning = True
     writable_ctes = True
     partial_indexes = True
     arrays = True
-    refuses_stale = True
+    refuses_stale_snapshots = True
     misses_replaced = True
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
     locking = "functions"
     calls_functions = True
+    locking_ctes = True
+    on_conflict = True
     release_session_locks = "SELECT pg_advisory_unlock_all()"
 
     def translate(self, error: DBAPIError) -> LockError | None:
@@ -86,8 +98,37 @@ class PostgreSQL(Backend):
         # "aborted while waiting for locks": YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE
         return _sqlstate(error) in ("40001", "40P01") or "aborted while waiting for locks" in str(error.orig)
 
-    def refuse_zoneless(self, what: str, columns: Iterable[Column[Any]]) -> None:
-        from sqlalchemy.dialects.postgresql import dialect  # not by whoever imports this library
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        def ask(sql: str) -> Any:
+            return connection.exec_driver_sql(sql).scalar()
+
+        yugabyte = re.search(r"-YB-([\d.]+)", str(ask("SELECT version()")))
+        if yugabyte:
+            yield version_finding("YugabyteDB", yugabyte[1])
+        else:
+            yield version_finding("PostgreSQL", str(ask("SHOW server_version")).split()[0])
+        if ask("SELECT pg_is_in_recovery()"):
+            says = "this is a standby, where a lock has no effect on the primary: connect to the primary"
+            yield Finding("writable", "problem", says)
+        elif ask("SHOW transaction_read_only") == "on":
+            says = "sessions are read-only (default_transaction_read_only): every lock is refused"
+            yield Finding("writable", "problem", says)
+        else:
+            yield Finding("writable", "ok", "the server accepts writes")
+        level = str(ask("SHOW transaction_isolation")).upper()
+        if level in COMMITTED:
+            yield Finding("isolation", "ok", f"sessions begin at {level}")
+        else:
+            says = f"sessions begin at {level}, where a lock in a session of yours is refused; Locks sets its own level"
+            yield Finding("isolation", "warning", says)
+        if yugabyte:
+            yield from yugabyte_findings(connection, level)
+        pid = initial_server_pid(connection.connection.driver_connection)
+        if pid is not None and pid != ask("SELECT pg_backend_pid()"):
+            yield Finding("pooler", "warning", _POOLER)
+
+    def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
+        from sqlalchemy.dialects.postgresql import dialect  # not at the import of this library
 
         spelling: Any = dialect()  # type: ignore[no-untyped-call]
         for column in columns:
@@ -98,23 +139,28 @@ class PostgreSQL(Backend):
                 )
 
     def autocommit(self, connection: Connection) -> bool:
-        autocommit: bool = _raw(connection).autocommit
-        return autocommit
+        raw: Any = connection.connection.dbapi_connection
+        return bool(raw.autocommit)
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
-        # The level is the driver's own attribute, sent with its BEGIN: no round trip, and, unlike the
-        # execution option, put back to what the app's connect event had set rather than to a default.
-        raw = _raw(connection)
-        with driver_calls(connection):
+        # The level is an attribute of the driver, sent with its BEGIN: no round trip, and, unlike the execution
+        # option, restored to what the app's connect listener had set, not to a default.
+        raw: Any = connection.connection.dbapi_connection
+        errors = connection.dialect.loaded_dbapi.Error
+        try:
             autocommit = raw.autocommit
             source = raw if hasattr(raw, "isolation_level") else raw.driver_connection
             level = source.isolation_level
             connection.dialect.set_isolation_level(raw, "READ COMMITTED")
+        except errors as error:
+            raise_translated(connection, error)
 
         def restore() -> None:
-            with driver_calls(connection):
+            try:
                 raw.set_isolation_level(level)
                 raw.autocommit = autocommit
+            except errors as error:
+                raise_translated(connection, error)
 
         try:
             return connection.begin(), restore
@@ -123,37 +169,58 @@ class PostgreSQL(Backend):
                 restore()
             raise
 
-    def alone(self, connection: Connection, bounded: bool) -> bool:
-        # Without a transaction around them, two statements may come to two servers of a pooler's; so may the two
-        # halves of one of asyncpg's, which prepares and executes apart.
+    def allows_autocommit(self, connection: Connection, bounded: bool) -> bool:
+        # Behind a pooler, two statements without a transaction may reach two server sessions; so may the two halves
+        # of one of asyncpg's statements, which are prepared and executed separately.
         if not bounded and connection.dialect.driver != "asyncpg":
             return True
         known: dict[str, Any] = connection.dialect.__dict__
         if _POOLED not in known:
             transaction, restore = self.begin(connection)
             try:
-                known[_POOLED] = self.pooled(connection)
+                known[_POOLED] = self.behind_pooler(connection)
             finally:
                 transaction.rollback()
                 restore()
         return not known[_POOLED]
 
-    def pooled(self, connection: Connection) -> bool:
-        # A pooler tells whoever connects of a server process of its own invention. It doesn't tell in which mode it is.
+    def behind_pooler(self, connection: Connection) -> bool:
+        # A pooler sends each client the id of a process that doesn't exist. It doesn't say in which mode it is.
         if connection.get_execution_options().get("locks_session_pooling"):
             return False
         known = connection.info
         if _POOLED not in known:
-            told = process_told(connection.connection.driver_connection)
-            known[_POOLED] = told is not None and told != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+            pid = initial_server_pid(connection.connection.driver_connection)
+            known[_POOLED] = pid is not None and pid != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
         return bool(known[_POOLED])
 
-    def autocommitted(self, connection: Connection) -> _Autocommitted:
-        return _Autocommitted(connection)
+    @contextlib.contextmanager
+    def autocommitted(self, connection: Connection) -> Iterator[None]:
+        # an attribute of the driver's own, which costs no round trip
+        raw: Any = connection.connection.dbapi_connection
+        changed = not raw.autocommit
+        try:
+            if changed:
+                _set_autocommit(raw)
+        except connection.dialect.loaded_dbapi.Error as error:
+            raise_translated(connection, error)
+        try:
+            yield
+        finally:
+            try:
+                if connection.in_transaction():
+                    connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
+                if changed and not connection.invalidated:
+                    raw.autocommit = False
+            except BaseException as error:
+                # the reply has been read, or there is an error that says more than this one
+                connection.invalidate(error)
+                if not isinstance(error, Exception):
+                    raise
 
-    def unmarked(self, connection: Connection) -> bool:
-        # COMMIT of a failed transaction is a ROLLBACK, and no error: who passed over the first would never know.
-        # Nor would who has sent a COMMIT of his own
+    def marker_lost(self, connection: Connection) -> bool:
+        # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never
+        # know. Nor would code that has sent a COMMIT itself.
         driver: Any = connection.connection.driver_connection
         info: Any = getattr(driver, "info", None)
         if info is not None:
@@ -168,18 +235,18 @@ class PostgreSQL(Backend):
             return True
         return False
 
-    def ended(self, connection: Connection) -> bool:
-        # psycopg begins another transaction by itself where one was ended by a COMMIT that it doesn't know of
+    def transaction_ended(self, connection: Connection) -> bool:
+        # psycopg begins another transaction by itself after a COMMIT that was executed as a statement
         driver: Any = connection.connection.driver_connection
         info: Any = getattr(driver, "info", None)
         return info.transaction_status == _IDLE if info is not None else not driver.is_in_transaction()
 
-    def aborted(self, connection: Connection) -> bool:
+    def transaction_aborted(self, connection: Connection) -> bool:
         info: Any = getattr(connection.connection.driver_connection, "info", None)
         return info is not None and bool(info.transaction_status == _IN_ERROR)
 
-    def heed(self, connection: Connection, error: Exception) -> bool:
-        # asyncpg keeps to itself whether its transaction is aborted, and not every error of its aborts one
+    def check_after_error(self, connection: Connection, error: Exception) -> bool:
+        # asyncpg doesn't show whether its transaction is aborted, and not every error of its own aborts one
         if hasattr(connection.connection.driver_connection, "info"):
             return False
         raw: Any = connection.connection.dbapi_connection
@@ -192,27 +259,27 @@ class PostgreSQL(Backend):
             cursor.close()
         return False
 
-    def heard(self, driver: Any) -> list[str]:
+    def read_notifications(self, driver: Any) -> list[str]:
         if hasattr(driver, "pgconn"):  # psycopg, of either kind
             driver.pgconn.consume_input()
-            told = []
+            payloads = []
             while note := driver.pgconn.notifies():
-                told.append(note.extra.decode())
-            return told
+                payloads.append(note.extra.decode())
+            return payloads
         driver.poll()
-        told = [note.payload for note in driver.notifies]
+        payloads = [note.payload for note in driver.notifies]
         driver.notifies.clear()
-        return told
+        return payloads
 
-    def hung_up(self, connection: Connection) -> bool:
+    def server_closed(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection
-        if hasattr(driver, "is_closed"):  # asyncpg reads all the time, and knows
+        if hasattr(driver, "is_closed"):  # asyncpg reads all the time, so it knows
             return bool(driver.is_closed())
         return closed(connection)
 
     @contextlib.contextmanager
-    def brief(self, connection: Connection) -> Iterator[None]:
-        connection.execute(_BRIEF)  # ends with the transaction
+    def statement_timeout(self, connection: Connection) -> Iterator[None]:
+        connection.execute(_STATEMENT_TIMEOUT)  # ends with the transaction
         yield
 
     def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
@@ -233,30 +300,30 @@ class PostgreSQL(Backend):
         return plan, problems
 
     @contextlib.contextmanager
-    def by_index(self, connection: Connection) -> Iterator[bool]:
+    def prefer_indexes(self, connection: Connection) -> Iterator[bool]:
         local = not self.autocommit(connection)
-        if not local and self.pooled(connection):
-            yield False  # two statements may come to two servers, and a setting to somebody else
+        if not local and self.behind_pooler(connection):
+            yield False  # the setting may reach another server session, and another client
             return
-        walks, sorts = connection.execute(_PLANNER).one()
-        connection.execute(_PLAN, {"walks": "off", "sorts": "off", "local": local})
+        seqscan, sort = connection.execute(_PLANNER).one()
+        connection.execute(_PLAN, {"seqscan": "off", "sort": "off", "local": local})
         try:
             yield True
         finally:
-            connection.execute(_PLAN, {"walks": walks, "sorts": sorts, "local": local})
+            connection.execute(_PLAN, {"seqscan": seqscan, "sort": sort, "local": local})
 
-    def blind(self, error: DBAPIError) -> str | None:
-        if _sqlstate(error) != "42703":  # where the view would be, there is a table of keys
+    def lacks_privilege(self, error: DBAPIError) -> str | None:
+        if _sqlstate(error) != "42703":  # the view's place is taken by a table of keys
             return None
         return "where the table bodies are installed: their locks are row locks, which no table of the server's lists"
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
-        # the transaction's own: it ends with the transaction, and so do the settings
+    def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
+        # of the transaction: it ends with it, and so do the settings
         if connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar() is None:
             join_by_row(connection, key, self.wait_value(seconds))
         return True
 
-    def interrupted(self, error: DBAPIError) -> bool:
+    def statement_interrupted(self, error: DBAPIError) -> bool:
         return _sqlstate(error) == "57014"
 
     def wait_value(self, seconds: float) -> str:
@@ -265,16 +332,16 @@ class PostgreSQL(Backend):
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
         local = not self.autocommit(connection)
-        if not local and self.pooled(connection):
+        if not local and self.behind_pooler(connection):
             raise Unsupported(
                 f"a longest wait (locks_wait) on a {self.name} connection in autocommit is a setting of the session, "
-                "and the pooler in between would give it to somebody else: execute it in a transaction, or use Locks"
+                "which the pooler may give to another client: execute it in a transaction, or use Locks"
             )
         was = connection.execute(_WAIT, {"wait": self.wait_value(seconds), "local": local}).scalar()
         try:
             yield
         except BaseException:
-            # a transaction that failed takes the setting, which was its own, with it
+            # a setting of the transaction ends with the failed transaction
             if not local and not connection.invalidated:
                 connection.execute(_RESTORE, {"was": was, "local": local})
             raise
@@ -282,45 +349,52 @@ class PostgreSQL(Backend):
 
 
 def join_by_row(connection: Connection, key: int, wait: str) -> None:
-    """YugabyteDB: wait in the line for the row of a key, whoever is in front of which has it locked."""
+    """Wait for the head of the queue of a key, by a lock of its row (YugabyteDB)."""
     was = connection.execute(_LIMIT, {"wait": wait}).scalar()
     connection.execute(_JOIN_BY_ROW, {"key": key, "was": was})
 
 
-class _Autocommitted:
-    """The driver commits by itself inside; by an attribute of its own, which costs no round trip."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._raw: Any = None
-
-    def __enter__(self) -> None:
-        raw = _raw(self._connection)
-        if raw.autocommit:
-            return
-        with driver_calls(self._connection):  # psycopg2 sends the engine's isolation level along
-            try:
-                raw.autocommit = True
-            except Exception:
-                raw.rollback()  # the app's connect event has run something, and left its transaction open
-                raw.autocommit = True
-        self._raw = raw
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self._connection.in_transaction():
-                self._connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
-            if self._raw is not None and not self._connection.invalidated:
-                self._raw.autocommit = False
-        except BaseException as error:
-            # the answer is there, or an error that says more than this one
-            self._connection.invalidate(error)
-            if not isinstance(error, Exception):
-                raise
+def _set_autocommit(raw: Any) -> None:
+    try:
+        raw.autocommit = True  # psycopg2 sends the engine's isolation level along
+    except Exception:
+        raw.rollback()  # the app's connect listener has executed something, and left its transaction open
+        raw.autocommit = True
 
 
-def process_told(driver: Any) -> int | None:
-    """The server process that a driver's connection was told of when it connected."""
+def yugabyte_findings(connection: Connection, level: str) -> Iterator[Finding]:
+    """Check a YugabyteDB cluster, which a ``postgresql://`` URL may lead to as well.
+
+    :param level: the isolation level that sessions begin at, by name.
+    """
+
+    def ask(sql: str) -> Any:
+        return connection.exec_driver_sql(sql).scalar()
+
+    if ask("SELECT to_regprocedure('yb_get_effective_transaction_isolation_level()') IS NOT NULL"):
+        effective = str(ask("SELECT yb_get_effective_transaction_isolation_level()")).upper()
+    else:
+        effective = str(ask("SELECT current_setting('yb_effective_transaction_isolation_level', true)") or "").upper()
+    if not effective:
+        says = "this version of YugabyteDB doesn't say which level is in force"
+        yield Finding("effective isolation", "warning", says)
+    elif effective in COMMITTED:
+        yield Finding("effective isolation", "ok", f"{effective} is in force")
+    elif level in COMMITTED:
+        says = (
+            f"what is called {level} is effectively {effective}, where every lock is refused: "
+            "turn yb_enable_read_committed_isolation on in the cluster"
+        )
+        yield Finding("effective isolation", "problem", says)
+    else:
+        yield Finding("effective isolation", "warning", f"effectively {effective}, too")
+    if ask("SELECT current_setting('yb_silence_advisory_locks_not_supported_error', true)") == "on":
+        says = "yb_silence_advisory_locks_not_supported_error is on: session locks are refused, as they would not lock"
+        yield Finding("advisory locks", "warning", says)
+
+
+def initial_server_pid(driver: Any) -> int | None:
+    """Return the process id that the server sent when the driver connected; a pooler invents one."""
     if hasattr(driver, "get_server_pid"):  # asyncpg
         return int(driver.get_server_pid())
     pid = getattr(getattr(driver, "info", None), "backend_pid", None)
@@ -330,10 +404,6 @@ def process_told(driver: Any) -> int | None:
 def _sqlstate(error: DBAPIError) -> str | None:
     origin: Any = error.orig
     return getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
-
-
-def _raw(connection: Connection) -> Any:
-    return connection.connection.dbapi_connection
 
 
 def _sentence(error: DBAPIError) -> str:

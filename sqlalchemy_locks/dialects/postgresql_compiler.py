@@ -1,4 +1,4 @@
-"""PostgreSQL: how the elements of this library are spelt, for YugabyteDB as well."""
+"""PostgreSQL and YugabyteDB: the SQL of this library's elements."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _payload(element: Payload, compiler: Any, **kw: Any) -> str:
 @compiles(Notify, "postgresql")
 @compiles(Notify, "yugabytedb")
 def _notify(element: Notify, compiler: Any, **kw: Any) -> str:
-    # a postgresql:// URL may lead to YugabyteDB, which has the function, and nobody who listens
+    # a postgresql:// URL may lead to YugabyteDB, which has the function but delivers nothing
     return f"CASE WHEN strpos(version(), '-YB-') = 0 THEN pg_notify{compiler.function_argspec(element, **kw)}::text END"
 
 
@@ -81,19 +81,19 @@ def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
 
 @compiles(HeldKeys, "postgresql")
 def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
-    who = (
+    identity = (
         "nullif(session.application_name, '') AS owner, session.usename AS \"user\", "
         "pg_catalog.host(session.client_addr) AS host, session.state"
     )
     key = "(lock.classid::bigint << 32) | lock.objid::bigint"
     return (
-        f"SELECT held.key, held.mode, true AS granted, held.pid AS session, {who}, held.ts AS since, "
+        f"SELECT held.key, held.mode, true AS granted, held.pid AS session, {identity}, held.ts AS since, "
         "'{}'::integer[] AS waits_for"
         f" FROM {compiler.preparer.format_table(element.table)} AS held"
         " LEFT JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid"
         f" WHERE {element.among('held.key', compiler, **kw)}"
         f" UNION ALL SELECT {key}, CASE lock.mode WHEN 'ExclusiveLock' THEN 'exclusive' ELSE 'shared' END, false,"
-        f" lock.pid, {who}, session.query_start, pg_catalog.pg_blocking_pids(lock.pid)"
+        f" lock.pid, {identity}, session.query_start, pg_catalog.pg_blocking_pids(lock.pid)"
         " FROM pg_catalog.pg_locks AS lock"
         " JOIN pg_catalog.pg_database AS here ON here.oid = lock.database AND here.datname = current_database()"
         " LEFT JOIN pg_catalog.pg_stat_activity AS session ON session.pid = lock.pid"
@@ -103,8 +103,8 @@ def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
     )
 
 
-# a standby grants advisory locks of its own; a YugabyteDB that was told to be silent grants what it hasn't
-_GRANTS_FOR_NOTHING = (
+# a standby grants advisory locks of its own; YugabyteDB with that setting pretends to grant them
+_LOCKS_NOTHING = (
     "pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' OR "
     "coalesce(current_setting('yb_silence_advisory_locks_not_supported_error', true), 'off') = 'on'"
 )
@@ -115,7 +115,7 @@ _GRANTS_FOR_NOTHING = (
 def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
     key, _ = element.clauses
     key = compiler.process(key, **kw)
-    return f"CASE WHEN {_GRANTS_FOR_NOTHING} THEN 'refused' ELSE pg_advisory_lock({key})::text END"
+    return f"CASE WHEN {_LOCKS_NOTHING} THEN 'refused' ELSE pg_advisory_lock({key})::text END"
 
 
 @compiles(SessionUnlock, "postgresql")

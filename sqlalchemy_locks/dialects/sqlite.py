@@ -18,8 +18,9 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
 
 from sqlalchemy_locks.dialects.base import Backend, nothing
+from sqlalchemy_locks.dialects.checks import Finding, version_finding
+from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback
-from sqlalchemy_locks.runtime.pools import connect
 from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
@@ -39,9 +40,10 @@ class SQLite(Backend):
     name = "SQLite"
     locking = "file"
     single_writer = True
+    on_conflict = True
     row_locks = False
-    untold = "whose one lock is the file's, which keeps no list of who has it"
-    explain = "EXPLAIN QUERY PLAN"
+    holders_unavailable = "whose one lock is the file's, which keeps no list of who has it"
+    explain_prefix = "EXPLAIN QUERY PLAN"
     update_returning = True
     partial_indexes = True
 
@@ -97,19 +99,19 @@ class SQLite(Backend):
     def autocommit(self, connection: Connection) -> bool:
         return False  # Python's driver begins with the first write; see `began`
 
-    def began(self, connection: Connection) -> bool:
+    def transaction_begun(self, connection: Connection) -> bool:
         return in_transaction(connection)
 
-    def unmarked(self, connection: Connection) -> bool:
+    def marker_lost(self, connection: Connection) -> bool:
         return not in_transaction(connection)  # a full disk, or an I/O error, rolls back by itself
 
-    def ended(self, connection: Connection) -> bool:
+    def transaction_ended(self, connection: Connection) -> bool:
         return not in_transaction(connection)  # the driver would begin another one by itself
 
-    def rolls_back(self, error: Exception) -> bool:
+    def error_rolled_back(self, error: Exception) -> bool:
         return True  # ON CONFLICT ROLLBACK, RAISE(ROLLBACK), a full disk: what fails commits nothing
 
-    def judging(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+    def classify_timeouts(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         return judged(connection)
 
     def wait_value(self, seconds: float) -> int:
@@ -132,7 +134,7 @@ class SQLite(Backend):
     def prepare(self, connection: Connection, wait: float | None) -> None:
         # not by the statement that is run again: SQLAlchemy calls an event that begins, and fails, no second time
         if not connection.in_transaction():
-            _begun(connection, wait, connection._autobegin)
+            _begun(connection, wait, lambda: autobegin(connection))
 
     def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
         if in_transaction(connection):
@@ -152,6 +154,27 @@ class SQLite(Backend):
         line: Line | None = known[_LINE]
         return line
 
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        yield version_finding(self.name, str(connection.exec_driver_sql("SELECT sqlite_version()").scalar()))
+        path = connection.exec_driver_sql("PRAGMA database_list").all()[0][2]
+        if not path:
+            yield Finding("writable", "problem", "a database in memory is private to its process: locks need a file")
+        elif connection.exec_driver_sql("PRAGMA query_only").scalar() or not os.access(path, os.W_OK):
+            says = f"{path} can't be written to, so that no lock can be acquired: chmod u+w {path}"
+            yield Finding("writable", "problem", says)
+        elif not _journal_writable(path, str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())):
+            folder = os.path.dirname(path)
+            says = f"the folder {folder} can't be written to, where SQLite keeps its journal: chmod u+w {folder}"
+            yield Finding("writable", "problem", says)
+        else:
+            yield Finding("writable", "ok", "the file is writable")
+        busy = int(connection.exec_driver_sql("PRAGMA busy_timeout").scalar() or 0)
+        if busy:
+            yield Finding("settings", "ok", f"a writer waits {busy / 1000:g} s for the write lock (busy_timeout)")
+        else:
+            says = "busy_timeout is 0: a second writer fails immediately instead of waiting"
+            yield Finding("settings", "warning", says)
+
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
         with _Patience(connection) as patience:
@@ -168,7 +191,7 @@ def _begun(connection: Connection, wait: float | None, begin: Callable[[], T]) -
             return begin()
         except BaseException:
             # else SQLAlchemy takes it that the event is still under way, and what follows is committed by itself
-            connection.__dict__["_Connection__in_begin"] = False
+            begin_failed(connection)
             raise
 
 
@@ -257,6 +280,16 @@ def _busy(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _journal_writable(path: str, mode: str) -> bool:
+    """Return whether a transaction can write its journal, a file beside the database that most modes make anew."""
+    if mode in ("memory", "off"):
+        return True
+    kept = [f"{path}-wal", f"{path}-shm"] if mode == "wal" else [] if mode == "delete" else [f"{path}-journal"]
+    if kept and all(os.access(each, os.W_OK) for each in kept):
+        return True
+    return os.access(os.path.dirname(path), os.W_OK | os.X_OK)
 
 
 @compiles(Later, "sqlite")

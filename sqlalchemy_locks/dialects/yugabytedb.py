@@ -1,8 +1,8 @@
-"""YugabyteDB through the ``yugabytedb`` dialect name; ``postgresql://`` URLs to it work as well.
+"""YugabyteDB by the dialect name ``yugabytedb``; ``postgresql://`` URLs to it work as well.
 
-What differs, differs on the server: the migration reads ``version()`` there and installs the bodies that
-lock rows of ``lock.locked_keys``. The statements that a client sends are PostgreSQL's, but for the line of who waits
-for room: a lock on such a row, since its advisory locks are too new to count on.
+The difference is in the server: the migration reads ``version()`` and installs function bodies that lock rows of
+``lock.locked_keys``. Clients send PostgreSQL's statements, except for the queue of a semaphore's waiters: it is a lock
+of such a row, since YugabyteDB's advisory locks are recent, and off by default.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sqlalchemy_locks.dialects.postgresql import PostgreSQL, join_by_row
 
 class YugabyteDB(PostgreSQL):
     name = "YugabyteDB"
-    listens = False
+    supports_listen = False
     held_keys = None
-    untold = "whose locks are row locks, which no table of the server's lists"
+    holders_unavailable = "whose locks are row locks, which no table of the server lists"
 
-    def join_line(self, connection: Connection, key: int, seconds: float) -> bool:
+    def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         join_by_row(connection, key, self.wait_value(seconds))
         return True
 

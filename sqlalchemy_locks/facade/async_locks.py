@@ -16,10 +16,10 @@ from typing import Any, ParamSpec, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import RowsOperation, ValueOperation
-from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.facade.async_lease import AsyncLeaseContext, undisturbed
 from sqlalchemy_locks.facade.exclusive import IN_BLOCK, ExclusiveBlock, Held, Name
 from sqlalchemy_locks.facade.locks import Locks
@@ -219,7 +219,7 @@ class AsyncLocks:
         self, *, alive: Alive | AsyncAlive | None = None, every: float | timedelta = 60
     ) -> AsyncMaintenance:
         """As :meth:`sqlalchemy_locks.Locks.maintenance`, for ``async with``."""
-        return AsyncMaintenance(lambda: self.maintain(alive=alive), span(every, "every", zero=False))
+        return AsyncMaintenance(lambda: self.maintain(alive=alive), bounded_seconds(every, "every", zero=False))
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncExclusiveBlock:
         """As :meth:`sqlalchemy_locks.Locks.exclusive`, for ``async with``."""

@@ -21,17 +21,17 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import lock
+from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.durations import longest_wait
+from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import LockLost, LockTimeout, PoolTimeout, ReentryError, StaleSnapshot
 from sqlalchemy_locks.keys import as_key
-from sqlalchemy_locks.lock.holders import holders_now
+from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block
 from sqlalchemy_locks.runtime.events import Observed
 from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
-from sqlalchemy_locks.runtime.pools import connected
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, has_room, retried
 from sqlalchemy_locks.values import Holder, KeyHolder
 
@@ -157,7 +157,7 @@ class ExclusiveBlock:
         self._take, self._try = (lock.shared, lock.try_shared) if shared else (lock.exclusive, lock.try_exclusive)
         # by key: in one order for everybody, whatever their names sort like
         self._names = dict(sorted(((as_key(name), name) for name in names), key=itemgetter(0)))
-        self._timeout = longest_wait(timeout)
+        self._timeout = timeout_seconds(timeout)
         self._entered: tuple[Held, reentry.HeldEntry, float] | None = None
         #: whoever is inside, or about to be
         self._use = threading.Lock()
@@ -283,7 +283,7 @@ class ExclusiveBlock:
         short = ShortTransaction(self._locks._engine)
         # Setting the level costs about a round trip's time, and most apps run at READ COMMITTED as it is. Where
         # the server would refuse another level anyway, it is set from the first refusal on.
-        trusting = short.backend.refuses_stale and not self._locks._sets_isolation
+        trusting = short.backend.refuses_stale_snapshots and not self._locks._sets_isolation
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         short.open(as_it_is=trusting, wait=math.inf if left is None else left, within=left)
         try:

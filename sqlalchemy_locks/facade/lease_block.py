@@ -16,8 +16,9 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy_locks import semaphore
+from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds
 from sqlalchemy_locks.core.operation import Operation
-from sqlalchemy_locks.durations import longest_wait, span
+from sqlalchemy_locks.dialects.connections import unattended
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -30,7 +31,6 @@ from sqlalchemy_locks.errors import (
 )
 from sqlalchemy_locks.facade.semaphore_wait import PATIENCE, SemaphoreWaiter
 from sqlalchemy_locks.runtime import reentry
-from sqlalchemy_locks.runtime.pools import unattended
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, RenewalThread, clock
 from sqlalchemy_locks.semaphore.admin import on_first_use
 from sqlalchemy_locks.semaphore.availability import holding, room, time_to_live
@@ -106,10 +106,10 @@ class LeaseBlock:
                 "would be let in"
             )
         self._leases = leases
-        self._ttl = span(ttl, "ttl")
+        self._ttl = bounded_seconds(ttl, "ttl")
         if self._ttl < 1:
             raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
-        self._patience = longest_wait(timeout)
+        self._patience = timeout_seconds(timeout)
         self._given = {"external_id": external_id, "owner": owner}
         self._alone, self._resume, self._reclaim = alone, resume, reclaim
         self._permits: dict[str, int] = self._request(permits)._values["permits"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import (
@@ -27,9 +27,9 @@ from sqlalchemy_locks.core.operation import (
     build_context,
     fresh_nonce,
     listed,
-    seconds,
 )
 from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.connections import connected, one_for_all
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -45,7 +45,6 @@ from sqlalchemy_locks.facade.maintenance import Maintained
 from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.semaphores import SemaphoreMethods
 from sqlalchemy_locks.runtime.decorators import when_due
-from sqlalchemy_locks.runtime.pools import connected, one_for_all
 from sqlalchemy_locks.runtime.transaction import NotCommitted, ShortTransaction, Sleep, retried, run_one
 
 if TYPE_CHECKING:
@@ -88,11 +87,11 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = time.sleep
         self._sets_isolation = False
-        self._owner = None if owner is None else checked(owner, "an owner")
+        self._owner = None if owner is None else valid_name(owner, "an owner")
         self._nonce = secrets.token_hex(4)
         #: the process that this was in when it was last asked, and the owner's name there
         self._process = 0, ""
-        self._mutex = Mutexes(self._run, lambda: self.owner, told=self._tell)
+        self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._tell)
 
     @property
     def owner(self) -> str:
@@ -124,7 +123,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         >>> imports = locks.mutexes(sl.Mutex(Import, id=Import.name, acquired=Import.locked, token=Import.nonce))
         >>> imports.acquire("prices")
         """
-        return Mutexes(self._run, lambda: self.owner, mutex, self._tell)
+        return Mutexes(self._run, lambda: self.owner, mutex, on_event=self._tell)
 
     def once_per(
         self,
@@ -285,7 +284,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         if not whole and operation._body.statement(context) is not None:
             bounded = wait is not None and not operation._body.sends_wait
             with self._connected(0 if repeatable else _DEAD, within) as connection:
-                if context.backend.alone(connection, bounded):
+                if context.backend.allows_autocommit(connection, bounded):
                     return run_one(connection, operation, options, wait)
         short = ShortTransaction(self._engine)
         try:
@@ -315,7 +314,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         """A connection of the pool; so many are replaced that the server has closed, as far as that is known."""
         while True:
             with connected(self._engine, within) as connection:
-                if not dead or not backend_for(connection.dialect).hung_up(connection):
+                if not dead or not backend_for(connection.dialect).server_closed(connection):
                     yield connection
                     return
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost

@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Any
 
 from sqlalchemy_locks import lock, semaphore
+from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.captures.state_transition import StateTransition
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
-from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.facade.semaphores import DAY, Alive
 from sqlalchemy_locks.values import Report
 
@@ -119,7 +119,7 @@ class Maintained:
         >>> with locks.maintenance():
         ...     serve()
         """
-        return Maintenance(lambda: self.maintain(alive=alive), span(every, "every", zero=False))
+        return Maintenance(lambda: self.maintain(alive=alive), bounded_seconds(every, "every", zero=False))
 
 
 class Maintenance:

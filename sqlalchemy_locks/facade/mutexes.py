@@ -1,7 +1,7 @@
-"""``locks.mutex``: mutexes that are safe when an answer is lost; those of the shipped table are made on first use.
+"""``locks.mutex``: mutexes that survive lost replies; those of the shipped table are created on first use.
 
-Each acquisition leaves a nonce in the row. It is remembered here until the release, which then frees this
-acquisition and no other: a release whose answer was lost can be sent again.
+Each acquisition stores a nonce in its row. The nonce is remembered here until the release, which then releases this
+acquisition and no other, so a release whose reply was lost can be repeated.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.errors import OutcomeUnknown, UnknownTask
 
-_REMEMBERED = 10_000
-
-
-def _nobody(*told: object, **more: object) -> None:
-    pass
+#: how many released acquisitions are remembered
+_MAX_RELEASED = 10_000
 
 
 class Mutexes:
-    """What :attr:`Locks.mutex` is, and what :meth:`Locks.mutexes` gives.
+    """The type of :attr:`Locks.mutex` and the result of :meth:`Locks.mutexes`.
 
     >>> if locks.mutex.acquire("task_a"):
     ...     locks.mutex.release("task_a")
@@ -33,24 +30,25 @@ class Mutexes:
         run: Callable[[Operation[Any], str], Any],
         owner: Callable[[], str],
         mutex: Mutex | None = None,
-        told: Callable[..., object] = _nobody,
+        *,
+        on_event: Callable[..., object],
     ) -> None:
-        self._run, self._owner, self._told = run, owner, told
-        #: the shipped table's rows have nothing in them that only the app could know
-        self._makes = mutex is None
+        self._run, self._owner, self._on_event = run, owner, on_event
+        #: rows of the shipped table have no columns that only the app could fill
+        self._creates = mutex is None
         self._mutex = mutex or Mutex()
-        self._rows = self._mutex._rows
-        self._rows.require("token", "to know one's own acquisition again")
-        #: of what was acquired here, and then of what was released here, as far as that is remembered
-        self._nonces: dict[tuple[Any, Any], str] = {}
+        self._mutex._mapping.require("token", "to recognize its own acquisition")
+        self._stores_owner = self._mutex._mapping.has("owner")
+        #: nonces by queue and id: of acquisitions made here, and of those released here since
+        self._acquired: dict[tuple[Any, Any], str] = {}
         self._released: dict[tuple[Any, Any], str] = {}
 
     def acquire(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
-        """Take a mutex, if it is free and has a retry left; see :meth:`Mutex.acquire`.
+        """Acquire a mutex if it is free and has a retry left; see :meth:`Mutex.acquire`.
 
-        :param owner: stored in the row; ``Locks(owner=...)`` when not given.
-        :return: ``True`` when it is yours, until it is released, by whatever process.
-        :raises OutcomeUnknown: when the connection died, and so did those of three more tries.
+        :param owner: stored in the row; ``Locks(owner=...)`` if not given.
+        :return: ``True`` if it was acquired; it is held until any process releases it.
+        :raises OutcomeUnknown: if the connection died, also in three further tries.
 
         >>> locks.mutex.acquire("task_a"), locks.mutex.acquire("task_a")
         (True, False)
@@ -58,7 +56,7 @@ class Mutexes:
         return bool(self._acquire(self._mutex.acquire, id, queue, owner))
 
     def acquire_token(self, id: Any, *, queue: Any = None, owner: str | None = None) -> int | None:
-        """As :meth:`acquire`, for a fencing token, or ``None``.
+        """Acquire a mutex as :meth:`acquire` does, and return a fencing token, or ``None`` if it was not acquired.
 
         >>> locks.mutex.acquire_token("document:1")
         1
@@ -67,56 +65,53 @@ class Mutexes:
         return token
 
     def release(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
-        """Give a mutex back.
+        """Release a mutex.
 
-        One that was acquired here is given back only if that very acquisition still has it: a second release, or one
-        that comes after somebody else's, answers ``False`` and frees nobody. For one that another process acquired, a
-        lost answer raises ``OutcomeUnknown``, since a second try could free the next holder.
+        An acquisition made here is released only if it is still the current one: a second release, or one after another
+        process has acquired the mutex, returns ``False`` and changes nothing. For an acquisition of another process a
+        lost reply raises ``OutcomeUnknown``, since a second try could release the next holder's.
 
-        :param owner: give it back only if it was acquired by this owner.
-        :return: ``True`` when it is free now because of this.
+        :param owner: release it only if this owner acquired it.
+        :return: ``True`` if this call released it.
 
         >>> locks.mutex.acquire("task_a"), locks.mutex.release("task_a"), locks.mutex.release("task_a")
         (True, True, False)
         """
         key = queue or DEFAULT_QUEUE, id
-        mine = self._nonces.get(key) or self._released.get(key)
-        if owner is not None or mine is None:
-            freed = bool(self._run(self._mutex.release(id, queue=queue, owner=owner), fresh_nonce()))
-            if freed:
-                self._told("released", "mutex", (id,), owner=owner)
-            return freed
-        released = bool(self._run(self._mutex._release_own(id, queue, mine), mine))
-        if self._nonces.get(key) == mine:
-            del self._nonces[key]
-            self._released[key] = mine
-            if len(self._released) > _REMEMBERED:
-                del self._released[next(iter(self._released))]
+        nonce = self._acquired.get(key) or self._released.get(key)
+        if owner is not None or nonce is None:
+            released = bool(self._run(self._mutex.release(id, queue=queue, owner=owner), fresh_nonce()))
+        else:
+            released = bool(self._run(self._mutex._release_acquisition(id, queue, nonce), nonce))
+            if self._acquired.get(key) == nonce:
+                del self._acquired[key]
+                self._released[key] = nonce
+                if len(self._released) > _MAX_RELEASED:
+                    del self._released[next(iter(self._released))]
         if released:
-            self._told("released", "mutex", (id,))
+            self._on_event("released", "mutex", (id,), owner=owner)
         return released
 
     def _acquire(self, acquire: Callable[..., Operation[Any]], id: Any, queue: Any, owner: str | None) -> Any:
-        if owner is None and self._rows.has("owner"):
+        if owner is None and self._stores_owner:
             owner = self._owner()
         operation = acquire(id, queue=queue, owner=owner)
         nonce, key = fresh_nonce(), (queue or DEFAULT_QUEUE, id)
-        got = None
         try:
             try:
-                got = self._run(operation, nonce)
+                answer = self._run(operation, nonce)
             except UnknownTask:
-                if not self._makes:
+                if not self._creates:
                     raise
                 self._run(self._mutex.create(id, queue=queue), fresh_nonce())
-                got = self._run(operation, nonce)
+                answer = self._run(operation, nonce)
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
-                # perhaps it is ours, and nobody knows: a release then frees this acquisition, or nobody's
-                self._nonces.setdefault(key, nonce)
+                # it may have been acquired: a release then releases this acquisition, or nothing
+                self._acquired.setdefault(key, nonce)
             raise
-        if got:
+        if answer:
             self._released.pop(key, None)
-            self._nonces[key] = nonce
-            self._told("acquired", "mutex", (id,), owner=owner, fence=None if got is True else got)
-        return got
+            self._acquired[key] = nonce
+            self._on_event("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
+        return answer

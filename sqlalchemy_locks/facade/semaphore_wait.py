@@ -149,7 +149,7 @@ class SemaphoreWaiter:
         if name is not None and once:
             raise self._timed_out(name)
         if name is None:
-            plain = self._own or not self._backend.lines
+            plain = self._own or not self._backend.server_queues
             grant = self._try(self.request if plain else in_turn(self.request, self._keys))
             if grant is not None and grant.acquired:
                 return grant
@@ -203,7 +203,7 @@ class SemaphoreWaiter:
     def _in_front(self, name: str) -> Grant | str:
         """Wait, the first of this process in the line of a semaphore: the grant, or which other one has no room."""
         with self._lines.connected(self._engine.pool) as connected:
-            while connected and self._backend.lines and self._shortest() > self._backend.shortest_line:
+            while connected and self._backend.server_queues and self._shortest() > self._backend.min_queue_wait:
                 try:
                     found = self._in_line(name)
                 except PoolTimeout:
@@ -253,8 +253,10 @@ class SemaphoreWaiter:
         short.open(within=left)
         try:
             with translated(short.backend):
-                longest, pooled = TURN, short.backend.pooled(short.connection)
-                if threading.current_thread() is threading.main_thread() and short.backend.deaf(short.connection):
+                longest, pooled = TURN, short.backend.behind_pooler(short.connection)
+                if threading.current_thread() is threading.main_thread() and short.backend.blocks_signals(
+                    short.connection
+                ):
                     longest = DEAF
                 if pooled:
                     short.connection.exec_driver_sql("SELECT 1")  # which takes as long as there is no connection
@@ -263,7 +265,7 @@ class SemaphoreWaiter:
                         return None
                 keep = KEPT if pooled else math.inf
                 turn = min(longest, keep, math.inf if left is None else left)
-                if not short.backend.join_line(short.connection, self._keys[name], turn):
+                if not short.backend.join_queue(short.connection, self._keys[name], turn):
                     return False
             self._kept = pooled
             return self._at_the_head(short, name, keep)
@@ -282,7 +284,7 @@ class SemaphoreWaiter:
 
     def _leave(self, short: ShortTransaction, name: str) -> None:
         try:
-            short.backend.leave_line(short.connection, self._keys[name])
+            short.backend.leave_queue(short.connection, self._keys[name])
         except BaseException:
             # rather no connection than one that goes back to the pool in line
             short.connection.invalidate()
@@ -391,7 +393,7 @@ class SemaphoreWaiter:
 
     def _passing(self, error: DBAPIError) -> bool:
         backend = backend_for(self._engine.dialect)
-        return backend.transient(error) or backend.interrupted(error)
+        return backend.transient(error) or backend.statement_interrupted(error)
 
     def _decided(self, grant: Grant) -> Grant:
         """

@@ -17,10 +17,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import timeout_seconds, valid_name
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.durations import longest_wait
 from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown
 from sqlalchemy_locks.facade.lease import LeaseContext
 from sqlalchemy_locks.facade.semaphore_wait import PATIENCE, SemaphoreWaiter
@@ -77,7 +76,7 @@ class SemaphoreMethods(Observed):
         operation = semaphore.acquire(
             permits, external_id=external_id, owner=self.owner if owner is None else owner, ttl=ttl
         )
-        patience, known = longest_wait(timeout), external_id is not None
+        patience, known = timeout_seconds(timeout), external_id is not None
         return self._granted(self._waiting(operation, patience, known, {}), known)
 
     def semaphore(
@@ -147,7 +146,7 @@ class SemaphoreMethods(Observed):
         >>> with locks.lease("nightly-import", ttl=60, timeout=0) as grant:
         ...     run_the_import(token=grant.fence["nightly-import"])
         """
-        return LeaseContext(self, checked(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
+        return LeaseContext(self, valid_name(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
 
     def _undisturbed(self, work: Callable[[], Any]) -> Any:
         """Do what has to be done because its caller was cancelled, and perhaps is so again."""
@@ -214,7 +213,7 @@ class SemaphoreMethods(Observed):
             short = ShortTransaction(self._engine)
             short.open(writes=False, wait=0, within=0)
             try:
-                with short.backend.brief(short.connection):
+                with short.backend.statement_timeout(short.connection):
                     for name in names:
                         rows = short.connection.execute(semaphore.holders(name)).all()
                         found += [_holder(name, row) for row in rows if not row.expired]

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Header
 from starlette.applications import Starlette
 
-from sqlalchemy_locks.durations import longest_wait, seconds
+from sqlalchemy_locks._validation import seconds, timeout_seconds
 from sqlalchemy_locks.facade.async_lease import AsyncLease
 from sqlalchemy_locks.facade.async_locks import AsyncHeld, AsyncLocks
 from sqlalchemy_locks.integrations import openapi
@@ -193,7 +193,7 @@ def semaphore(
         names, counts = list(permits), [whole(one, "a count of permits", 1) for one in permits.values()]
         if not names:
             raise ValueError("semaphore needs at least one semaphore")
-    held_for, patience = _held_for(ttl), longest_wait(timeout)
+    held_for, patience = _held_for(ttl), timeout_seconds(timeout)
 
     def block(held: AsyncLocks, filled: list[str], ident: Any) -> AbstractAsyncContextManager[Any]:
         wanted: dict[str, int] = {}
@@ -223,7 +223,7 @@ def lease(
     >>> @app.post("/reports/{day}", dependencies=[lease("report:{day}", ttl=60, timeout=0)])
     ... async def report(day: date) -> StreamingResponse: ...
     """
-    held_for, patience = _held_for(ttl), longest_wait(timeout)
+    held_for, patience = _held_for(ttl), timeout_seconds(timeout)
 
     def block(held: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
         return held.lease(filled[0], ttl=held_for, timeout=patience)
@@ -241,7 +241,7 @@ def _keys(
 ) -> Any:
     if not names:
         raise ValueError("give at least one name to lock")
-    patience = longest_wait(timeout)
+    patience = timeout_seconds(timeout)
 
     def block(held: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
         return (held.exclusive if how == "exclusive" else held.shared)(*filled, timeout=patience)

@@ -23,7 +23,7 @@ from flask.cli import with_appcontext
 from sqlalchemy import Engine
 from sqlalchemy.pool import QueuePool
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.cli.adopt import Adopted
 from sqlalchemy_locks.cli.connect import App
 from sqlalchemy_locks.conditional.timeout import Timeout
@@ -123,7 +123,7 @@ class AppLocks(_Forwarding):
         self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
     ) -> LeaseContext:
         """See :meth:`Locks.lease`; of the app that is current when the block is entered."""
-        return LaterLeasing(self._now, checked(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
+        return LaterLeasing(self._now, valid_name(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
 
     def once_per(
         self,

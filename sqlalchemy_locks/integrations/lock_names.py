@@ -24,7 +24,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 
 #: what has one way to be written
 _PLAIN = (str, int, UUID, date)
@@ -69,7 +69,7 @@ class Template:
         :raises ValueError: when it is none: too long, or with a NUL in it.
         """
         name = "".join(before + ("" if field is None else values[field]) for before, field in self._parts)
-        return checked(name, "a lock's name")
+        return valid_name(name, "a lock's name")
 
 
 class Parameters:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy_locks.durations import span
+from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockError,
@@ -201,7 +201,7 @@ def problem(
 
 def whole(retry_after: float | timedelta) -> int:
     """What ``Retry-After`` tells: whole seconds, rounded up."""
-    return math.ceil(span(retry_after, "retry_after"))
+    return math.ceil(bounded_seconds(retry_after, "retry_after"))
 
 
 def retry_of(kind: Kind, timeout: float | None) -> int | None:

@@ -15,7 +15,7 @@ from fastapi import Depends
 from fastapi.responses import StreamingResponse
 from starlette.requests import HTTPConnection
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.errors import LockError, UnknownSemaphore
 from sqlalchemy_locks.facade.async_locks import AsyncLocks
 from sqlalchemy_locks.integrations.lock_names import Parameters, Template
@@ -92,7 +92,7 @@ class RouteLock:
         parameters = self._parameters(route, route.path_format) if self.fields else None
         try:
             names = self._named(parameters, connection, given)
-            key = None if given.get("key") is None else checked(given["key"], "an idempotency key")
+            key = None if given.get("key") is None else valid_name(given["key"], "an idempotency key")
         except ValueError as error:
             raise self._problem(connection, BAD_NAME) from error
         block = self._block(self._locks or given["locks"], names, key)
@@ -145,7 +145,7 @@ class RouteLock:
     def _named(self, parameters: Parameters | None, connection: HTTPConnection, given: Mapping[str, Any]) -> list[str]:
         values = {} if parameters is None else parameters.values(self.fields, connection)
         return [
-            checked(given[f"name_{number}"], "a lock's name") if template is None else template.fill(values)
+            valid_name(given[f"name_{number}"], "a lock's name") if template is None else template.fill(values)
             for number, template in enumerate(self._names)
         ]
 

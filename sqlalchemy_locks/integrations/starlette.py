@@ -22,8 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from sqlalchemy_locks._validation import plain
-from sqlalchemy_locks.durations import span
+from sqlalchemy_locks._validation import bounded_seconds, escape_unprintable
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.async_locks import AsyncAlive, AsyncLocks
 from sqlalchemy_locks.facade.semaphores import Alive
@@ -58,7 +57,7 @@ class StarletteLocks(AsyncLocks):
     ) -> None:
         super().__init__(bind, owner=owner)
         if maintain_every is not None:
-            span(maintain_every, "maintain_every", zero=False)
+            bounded_seconds(maintain_every, "maintain_every", zero=False)
         self._alive, self._maintain_every = alive, maintain_every
 
     @asynccontextmanager
@@ -127,6 +126,6 @@ async def answer(request: Request, error: Exception) -> Response:
     else:
         raise error
     if problem.status in (404, 503):  # what may be the service's own fault
-        asked = plain(f"{request.scope.get('method', '')} {request.url.path}")
+        asked = escape_unprintable(f"{request.scope.get('method', '')} {request.url.path}")
         _log.warning("%s was answered %s: %s", asked, problem.status, error.__cause__ or error)
     return Response(problem.content, problem.status, problem.headers)

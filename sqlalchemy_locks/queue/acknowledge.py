@@ -1,6 +1,6 @@
-"""What is said of running jobs by whoever has them: done, failed, given back, still alive; ``queue.py`` has the names.
+"""What the owner of running jobs reports: completed, failed, released, still running; ``queue.py`` has the operations.
 
-Every statement asks for both, ``(internal_id, claim)``: what is somebody else's by now is left alone, and not counted.
+Each statement compares ``(internal_id, claim)``: a job that has another owner by now is neither changed nor counted.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.captures.statements import by_key, few, one_of
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.queue.jobs import Jobs, OnJobs
+from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, PAIRS, JobOperation, Jobs, owned_values
 from sqlalchemy_locks.sql.clock import Later, Now
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: the first pause before another attempt, in seconds; each further one is twice as long, and an hour at most
+#: the first pause before another attempt, in seconds; each further one is twice as long, up to an hour
 FIRST_PAUSE, LONGEST_PAUSE, DOUBLINGS = 5, 3600, 9
-#: what every engine's column for errors can hold, its end being what matters
+#: the characters of an error that are kept, from its end: what fits into every engine's column
 LONGEST_ERROR = 16000
 
 
-class UpdateOwnedJobs(OnJobs):
-    """Changes running jobs that are still the caller's; how many were."""
+class UpdateOwnedJobs(JobOperation):
+    """Changes running jobs that the caller still owns, and counts them."""
 
-    #: those that somebody holds are passed over, and not counted; otherwise they are waited for
-    passes = False
+    #: rows that another session has locked are skipped and not counted; otherwise the UPDATE waits for them
+    skips_locked = False
 
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__(jobs, name)
@@ -56,118 +56,124 @@ class UpdateOwnedJobs(OnJobs):
 
     @cached_property
     def skip_locked(self) -> Self:
-        """The same, but that it waits for nobody."""
+        """The same operation, skipping locked rows."""
         twin = copy(self)
-        twin.passes, twin._built, twin._steps = True, {}, {}
+        twin.skips_locked, twin._built, twin._steps = True, {}, {}
         return twin
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
+        """Return what the UPDATE sets."""
         raise NotImplementedError
 
     def build(self, context: BuildContext) -> Executable | None:
-        return None if self.passes and context.backend.locking == "rows" else self.changing(context)
+        backend = context.backend
+        return None if self.skips_locked and backend.row_locks and not backend.writable_ctes else self.update(context)
 
-    def changing(self, context: BuildContext) -> Update:
-        """The UPDATE."""
+    def update(self, context: BuildContext) -> Update:
+        """Return the UPDATE; without writable CTEs it doesn't skip locked rows by itself."""
         at = self.jobs.at(context)
         target = self.jobs.target
-        statement = update(at.table).values({**self.changes(at), **(target.bumped() if target else {})})
-        if self.passes and context.backend.locking == "functions":
-            return statement.where(one_of(at.internal_id, free(at)))
-        changed: Update = where_owned(by_key(statement), at, context)
-        return changed
+        statement = update(at.table).values({**self.changes(at), **(target.version_bump() if target else {})})
+        if self.skips_locked and context.backend.writable_ctes:
+            return statement.where(one_of(at.internal_id, _unlocked(at)))
+        owned: Update = where_owned(by_key(statement), at, context)
+        return owned
 
     def because(self, context: BuildContext) -> str:
-        return "whose UPDATE can't pass over rows that somebody holds"
+        return "whose UPDATE has no SKIP LOCKED"
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         if statement is None:
-            return self._of_the_free(execution)[0]
-        with execution.backend.judging(execution.connection):
-            return execution.execute(statement, needed(execution, self.jobs.at(execution.context))).rowcount
+            return self._update_unlocked(execution)[0]
+        with execution.backend.classify_timeouts(execution.connection):
+            return execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
 
-    def _of_the_free(self, execution: Execution) -> tuple[int, list[Any]]:
-        """InnoDB: what is free is looked at as it is now. How many were changed, and the pairs that somebody holds."""
+    def _update_unlocked(self, execution: Execution) -> tuple[int, list[Any]]:
+        """InnoDB: lock the rows that are free, then update those that are owned.
+
+        :return: how many were changed, and the pairs whose rows another session has locked.
+        """
         if execution.context not in self._steps:
             at = self.jobs.at(execution.context)
-            looking: Any = select(at.internal_id, at.claim).where(
-                at.internal_id.in_(bindparam("locks_ids", expanding=True))
-            )
+            locking: Any = select(at.internal_id, at.claim).where(at.internal_id.in_(bindparam(IDS, expanding=True)))
             for dialect in ("mysql", "mariadb"):
-                looking = looking.with_hint(at.table, "FORCE INDEX (PRIMARY)", dialect)
-            looking = looking.with_for_update(skip_locked=True)
-            held = where_owned(select(func.count()).select_from(at.table), at, execution.context)
-            self._steps[execution.context] = looking, self.changing(execution.context), held
-        looking, changing, _ = self._steps[execution.context]
-        pairs: list[Any] = execution.values["locks_pairs"]
+                locking = locking.with_hint(at.table, "FORCE INDEX (PRIMARY)", dialect)
+            locking = locking.with_for_update(skip_locked=True)
+            counting = where_owned(select(func.count()).select_from(at.table), at, execution.context)
+            self._steps[execution.context] = locking, self.update(execution.context), counting
+        locking, updating, _ = self._steps[execution.context]
+        pairs: list[Any] = execution.values[PAIRS]
         if not pairs:
             return int(execution.execute(select(literal_column("0")), {}).scalar_one()), []
-        known = {"locks_pairs", "locks_ids", "locks_claims"}
-        others = {name: value for name, value in execution.values.items() if name not in known}
-        found: Any = execution.execute(looking, {"locks_ids": execution.values["locks_ids"]})
-        unheld: dict[Any, int] = dict(found.all())
-        ours = [pair for pair in pairs if unheld.get(pair[0]) == pair[1]]
-        number = execution.execute(changing, {**others, **_several(ours)}).rowcount if ours else 0
-        return number, [pair for pair in pairs if pair[0] not in unheld]
+        others = {name: value for name, value in execution.values.items() if name not in (PAIRS, IDS, CLAIMS)}
+        found: Any = execution.execute(locking, {IDS: execution.values[IDS]})
+        unlocked: dict[Any, int] = dict(found.all())
+        owned = [pair for pair in pairs if unlocked.get(pair[0]) == pair[1]]
+        number = execution.execute(updating, {**others, **_expanded(owned)}).rowcount if owned else 0
+        return number, [pair for pair in pairs if pair[0] not in unlocked]
 
 
 def skip_locked(operation: Operation[Any]) -> Operation[Any]:
-    """The same operation on what nobody else holds."""
+    """Return the same operation, skipping rows that another session has locked."""
     return Operation(operation._body.skip_locked, operation._values)  # type: ignore[attr-defined]
 
 
 def where_owned(statement: Any, at: RoleColumns, context: BuildContext) -> Any:
-    """The same for the running jobs whose ids and claims are bound."""
+    """Restrict a statement to the running jobs whose ids and claims are bound."""
     statement = statement.where(*_running(at))
-    if context.backend.locking == "functions":
-        mine = _mine(at)
-        return statement.where(at.internal_id == mine.c.id, at.claim == mine.c.claim, few(mine.c.number))
+    if context.backend.arrays:
+        owned = _bound_pairs(at)
+        return statement.where(at.internal_id == owned.c.id, at.claim == owned.c.claim, few(owned.c.number))
     return statement.where(
-        # by itself: not every engine finds the primary key in a pair
-        at.internal_id.in_(bindparam("locks_ids", expanding=True)),
-        tuple_(at.internal_id, at.claim).in_(bindparam("locks_pairs", expanding=True)),
+        # by itself: not every engine uses the primary key for a comparison of pairs
+        at.internal_id.in_(bindparam(IDS, expanding=True)),
+        tuple_(at.internal_id, at.claim).in_(bindparam(PAIRS, expanding=True)),
     )
 
 
-def free(at: RoleColumns) -> Any:
-    """PostgreSQL: those of them that nobody else holds, as a CTE; locked, one by one by the primary key."""
-    mine = _mine(at)
-    same = (at.internal_id == mine.c.id, at.claim == mine.c.claim)
+def _unlocked(at: RoleColumns) -> Any:
+    """PostgreSQL: a CTE of the owned jobs that no other session has locked, locked one by one by the primary key."""
+    owned = _bound_pairs(at)
+    same = (at.internal_id == owned.c.id, at.claim == owned.c.claim)
     one: Any = select(at.internal_id).where(*_running(at), *same)
-    one = one.with_for_update(skip_locked=True, key_share=True).correlate(mine).lateral("locks_one")
-    found = select(one.c[0]).select_from(mine.join(one, true())).where(few(mine.c.number))
-    return found.cte("locks_free")
+    one = one.with_for_update(skip_locked=True, key_share=True).correlate(owned).lateral("locks_one")
+    found = select(one.c[0]).select_from(owned.join(one, true())).where(few(owned.c.number))
+    return found.cte("locks_unlocked")
 
 
 def _running(at: RoleColumns) -> tuple[Any, ...]:
-    # not by heartbeat_at, which nothing else has: PostgreSQL would go through the index that running jobs alone are in,
-    # and through what it keeps of those that were, while the primary key finds these at once
+    # not by heartbeat_at, which only running jobs have: PostgreSQL would scan the partial index on it, dead entries
+    # included, where the primary key finds these rows directly
     return at.started_at.is_not(None), at.completed_at.is_(None), at.failed_at.is_(None)
 
 
-def _mine(at: RoleColumns) -> Any:
+def _bound_pairs(at: RoleColumns) -> Any:
+    """PostgreSQL: the bound ids and claims as rows."""
     given = []
-    for name, type_ in (("locks_ids", at.internal_id.type), ("locks_claims", at.claim.type)):
+    for name, type_ in ((IDS, at.internal_id.type), (CLAIMS, at.claim.type)):
         array = ARRAY(type_)
-        given.append(cast(bindparam(name, type_=Text() if _whole(type_) else array), array))
-    mine: Any = func.unnest(*given).table_valued("id", "claim", with_ordinality="number")
-    return mine.render_derived(name="locks_mine")
+        # integers are bound as the text of an array: drivers take longer to adapt a list than the statement takes
+        given.append(cast(bindparam(name, type_=Text() if isinstance(type_, Integer) else array), array))
+    pairs: Any = func.unnest(*given).table_valued("id", "claim", with_ordinality="number")
+    return pairs.render_derived(name="locks_owned")
 
 
-def _whole(type_: Any) -> bool:
-    """Whether these are numbers, whose array we write ourselves: drivers take longer for it than for the statement."""
-    return isinstance(type_, Integer)
-
-
-def needed(execution: Execution, at: RoleColumns) -> dict[str, Any]:
-    """The values that this engine's statements have parameters for, as they have them."""
-    if execution.backend.locking != "functions":
-        return {name: value for name, value in execution.values.items() if name != "locks_claims"}
-    values = {name: value for name, value in execution.values.items() if name != "locks_pairs"}
-    for name, type_ in (("locks_ids", at.internal_id.type), ("locks_claims", at.claim.type)):
-        if _whole(type_):
+def owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
+    """Return the values of an execution as its statement binds ids and claims."""
+    values = execution.values.copy()
+    if execution.context.backend.arrays:
+        del values[PAIRS]
+        for name in jobs.integer_arrays:
             values[name] = f"{{{','.join(map(str, values[name]))}}}"
+    else:
+        del values[CLAIMS]
+    return values
+
+
+def _expanded(pairs: list[Any]) -> dict[str, Any]:
+    values = owned_values(pairs)
+    del values[CLAIMS]
     return values
 
 
@@ -177,57 +183,53 @@ class Complete(UpdateOwnedJobs):
 
 
 class Heartbeat(UpdateOwnedJobs):
-    """Passes over those that somebody holds, a handler that completes its job in its own transaction among them.
+    """Updates ``heartbeat_at``; skips locked rows, and counts them as far as they are seen to be owned.
 
-    They count as the caller's, as far as can be seen: to wait for them would keep all the others from being told of.
+    A handler that completes its job in its own transaction locks its row: waiting for it would delay the heartbeat of
+    all other jobs.
     """
 
-    passes = True
+    skips_locked = True
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         return {at.heartbeat_at: Now()}
 
     def build(self, context: BuildContext) -> Executable | None:
-        if context.backend.locking != "functions":
+        if not context.backend.writable_ctes:
             return super().build(context)
         at = self.jobs.at(context)
-        ours: Executable = where_owned(select(func.count()).select_from(at.table), at, context).add_cte(
-            self.changing(context).cte("locks_beat")
+        counting: Executable = where_owned(select(func.count()).select_from(at.table), at, context).add_cte(
+            self.update(context).cte("locks_heartbeat")
         )
-        return ours
+        return counting
 
     def run(self, execution: Execution) -> Any:
-        if execution.backend.locking == "functions":
-            statement = self.statement(execution.context)
-            assert statement is not None
-            return execution.execute(statement, needed(execution, self.jobs.at(execution.context))).scalar()
-        if execution.backend.locking == "file":
+        statement = self.statement(execution.context)
+        if statement is None:
+            number, locked = self._update_unlocked(execution)
+            if locked:
+                counting = self._steps[execution.context][2]
+                number += int(execution.execute(counting, _expanded(locked)).scalar_one())
+            return number
+        if not execution.backend.writable_ctes:
             return super().run(execution)
-        number, others = self._of_the_free(execution)
-        if others:
-            # as far as one can see
-            number += int(execution.execute(self._steps[execution.context][2], _several(others)).scalar_one())
-        return number
+        return execution.execute(statement, owned_parameters(execution, self.jobs)).scalar()
 
 
-class Ours(OnJobs):
-    """Those that are still the caller's, as far as can be seen: their ids and claims."""
+class OwnedJobs(JobOperation):
+    """Reads ids and claims of the jobs that the caller still owns."""
 
     writes = False
 
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
-        ours: Executable = where_owned(select(at.internal_id, at.claim), at, context)
-        return ours
+        owned: Executable = where_owned(select(at.internal_id, at.claim), at, context)
+        return owned
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         assert statement is not None
-        return execution.execute(statement, needed(execution, self.jobs.at(execution.context)))
-
-
-def _several(pairs: list[Any]) -> dict[str, Any]:
-    return {"locks_ids": [internal_id for internal_id, _ in pairs], "locks_pairs": pairs}
+        return execution.execute(statement, owned_parameters(execution, self.jobs))
 
 
 class ReleaseJobs(UpdateOwnedJobs):
@@ -236,9 +238,9 @@ class ReleaseJobs(UpdateOwnedJobs):
 
 
 class Fail(UpdateOwnedJobs):
-    """Back to the queue after a pause, or dead.
+    """Returns jobs to the queue after a pause, or marks them as dead.
 
-    :param pause: ``given`` in seconds, ``doubling`` with the attempts, or ``never`` again.
+    :param pause: ``given`` in seconds, ``doubling`` with each attempt, or ``never`` to be tried again.
     """
 
     def __init__(self, jobs: Jobs, pause: str) -> None:
@@ -254,11 +256,12 @@ class Fail(UpdateOwnedJobs):
             )
         dead = true() if self.pause == "never" else at.attempts >= at.max_attempts
         error = bindparam("locks_error", type_=at.error.type)
-        return {**failed(at, dead), at.run_at: case((dead, at.run_at), else_=Later(Now(), pause)), at.error: error}
+        return {**end_attempt(at, dead), at.run_at: case((dead, at.run_at), else_=Later(Now(), pause)), at.error: error}
 
 
-def failed(at: RoleColumns, dead: Any) -> dict[Any, Any]:
-    # of columns that change, none is asked for: MySQL and MariaDB would see it changed
+def end_attempt(at: RoleColumns, dead: Any) -> dict[Any, Any]:
+    """Return what an UPDATE sets on a job whose attempt has failed; ``dead`` is the condition that it was the last."""
+    # no column is read that the same UPDATE changes: MySQL and MariaDB would read its new value
     return {
         at.started_at: case((dead, at.started_at)),
         at.failed_at: case((dead, Now())),
@@ -267,7 +270,7 @@ def failed(at: RoleColumns, dead: Any) -> dict[Any, Any]:
 
 
 def storable(error: str) -> str:
-    """As much of an error as every engine's column can hold."""
-    # neither NULs nor halves of characters can be stored everywhere
+    """Return the end of an error's text as every engine can store it."""
+    # not every engine stores NUL characters or lone surrogates
     stored = error[-LONGEST_ERROR:].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    return stored[-LONGEST_ERROR:]  # what was replaced has become longer
+    return stored[-LONGEST_ERROR:]  # the replacements are longer than what they replace

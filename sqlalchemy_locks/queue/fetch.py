@@ -1,11 +1,13 @@
-"""Taking jobs, and what a worker does each time: it says what is done, and takes others, as one act.
+"""Capturing jobs, and what a worker does for each batch: complete the last one and capture the next.
 
-- *PostgreSQL, YugabyteDB*: one statement, and so one round trip for each batch. What it ends and what it takes are
-  different rows, whatever others do meanwhile: what it takes was waiting when the statement began, what it ends ran.
+- *PostgreSQL, YugabyteDB*: one statement, and so one round trip for each batch. The rows that it completes and the rows
+  that it captures are disjoint, whatever other sessions do: it captures what was waiting when the statement began, and
+  completes what was running.
 - *MySQL, MariaDB, SQLite*: the statements of both, in one transaction.
 
-Either both have come into effect or neither has. If the answer is lost, the same again ends nothing a second time (the
-claims' instants say so), and takes other jobs: those that nobody was told of stall, and come back.
+Either both take effect or neither does. If the reply is lost, a second execution completes nothing twice (the jobs have
+a ``completed_at``) and captures other jobs; those that the lost reply named stall, unless the worker finds them by its
+host name.
 """
 
 from __future__ import annotations
@@ -20,29 +22,27 @@ from sqlalchemy.engine import Dialect, IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, captured_cte
 from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
-from sqlalchemy_locks.queue.acknowledge import Complete, needed
-from sqlalchemy_locks.queue.jobs import ORDER, Jobs, OnJobs
+from sqlalchemy_locks.queue.acknowledge import Complete, owned_parameters
+from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, ORDER, PAIRS, JobCapture, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Began, Now
 
-_SETTLED = ("locks_pairs", "locks_ids", "locks_claims")
+_OWNED = (PAIRS, IDS, CLAIMS)
 _AFTER = tuple(f"locks_after_{role}" for role in ORDER)
 
 
-class FetchJobs(CaptureImpl):
+class FetchJobs(JobCapture):
     """Captures jobs that are due.
 
-    :param goes_on: only those that come after a place in the order, which is bound. Where an index keeps entries of
-        what is waiting no more, until no snapshot needs them, those before that place are not gone through again.
+    :param after: capture only jobs after a position in the order, which is bound. Where an index keeps entries of
+        captured jobs until no snapshot needs them, the search doesn't read those before that position again.
     """
 
-    def __init__(self, jobs: Jobs, name: str = "Queue.capture", *, goes_on: bool = False) -> None:
-        super().__init__(name)
-        self.jobs, self.goes_on = jobs, goes_on
-        self.needs_installation = jobs.target is None
+    def __init__(self, jobs: Jobs, name: str = "Queue.capture", *, after: bool = False) -> None:
+        super().__init__(jobs, name)
+        self.after = after
 
     def taken(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
@@ -54,7 +54,7 @@ class FetchJobs(CaptureImpl):
                 at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
                 at.started_at.is_(None),
                 at.run_at <= Began(),
-                *([tuple_(*order) > tuple_(*after)] if self.goes_on else []),
+                *([tuple_(*order) > tuple_(*after)] if self.after else []),
             ),
             {
                 at.claim: at.claim + ONE,
@@ -69,17 +69,14 @@ class FetchJobs(CaptureImpl):
             steady=True,
         )
 
-    def route(self) -> dict[str, Any]:
-        return self.jobs.route()
+
+def after_values(position: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the parameters of a position in the order."""
+    return dict(zip(_AFTER, position, strict=True))
 
 
-def position(given: tuple[Any, ...]) -> dict[str, Any]:
-    """The values that tell a place in the order."""
-    return dict(zip(_AFTER, given, strict=True))
-
-
-class HeldJobs(OnJobs):
-    """The running jobs that one worker has captured."""
+class JobsOfHost(JobOperation):
+    """Reads the running jobs that one worker has captured."""
 
     writes = False
 
@@ -93,116 +90,109 @@ class HeldJobs(OnJobs):
 
 
 class Fetched(NamedTuple):
-    """What a worker is told."""
+    """The result of a fetch."""
 
-    #: rows of the jobs that it has now
+    #: rows of the jobs that were captured
     jobs: list[Row[Any]]
-    #: how many of those that it said were done were still its own
-    ended: int
+    #: how many of the jobs that were passed to be completed were still owned, not locked, and are completed now
+    completed: int
 
 
 class Fetch(FetchJobs):
-    """Completes jobs, as far as nobody else holds them, and captures others: :class:`Fetched`."""
+    """Completes jobs, skipping rows that another session has locked, and captures others: :class:`Fetched`."""
 
-    # MariaDB keeps the locks of what it has passed by until the transaction ends, and those are jobs of other workers
+    # MariaDB keeps locks on the rows that a search passes until the transaction ends, and those are other workers' jobs
     fewer = True
 
-    def __init__(self, jobs: Jobs, complete: Complete, *, goes_on: bool = False) -> None:
-        super().__init__(jobs, "Queue.exchange", goes_on=goes_on)
+    def __init__(self, jobs: Jobs, complete: Complete, *, after: bool = False) -> None:
+        super().__init__(jobs, "Queue.exchange", after=after)
         self._complete = complete
-        self._known: WeakKeyDictionary[Dialect, bool] = WeakKeyDictionary()
+        self._native: WeakKeyDictionary[Dialect, bool] = WeakKeyDictionary()
         self._direct: dict[tuple[BuildContext, int], tuple[Executable, int, SimpleResultMetaData]] = {}
 
     def _statement(self, context: BuildContext, taking: CaptureSpec) -> Executable | None:
-        if context.backend.locking != "functions":
-            return None
-        return self._both_at_once(context, taking)
+        return self._one_statement(context, taking) if context.backend.writable_ctes else None
 
-    def _both_at_once(self, context: BuildContext, taking: CaptureSpec, spelt: Column[Any] | None = None) -> Executable:
-        done = self._complete.changing(context).returning(ONE.label("one")).cte("locks_done")
-        # one row, whatever was ended and whatever is taken
-        told = select(func.count().label("ended")).select_from(done).cte("locks_told")
-        taken, order = captured_cte(taking)
+    def _one_statement(
+        self, context: BuildContext, spec: CaptureSpec, as_text: Column[Any] | None = None
+    ) -> Executable:
+        completing = self._complete.update(context).returning(ONE.label("one")).cte("locks_completed")
+        # always one row, however many jobs are completed or captured
+        count = select(func.count().label("completed")).select_from(completing).cte("locks_count")
+        captured, order = captured_cte(spec)
         rows = select(
-            *(cast(taken.c[each.key], Text) if each is spelt else taken.c[each.key] for each in taking.table.c),
-            told.c.ended,
+            *(cast(captured.c[each.key], Text) if each is as_text else captured.c[each.key] for each in spec.table.c),
+            count.c.completed,
         )
-        return rows.select_from(told.outerjoin(taken, literal_column("true"))).order_by(*order)
+        return rows.select_from(count.outerjoin(captured, literal_column("true"))).order_by(*order)
 
     def because(self, context: BuildContext) -> str:
-        return "which ends jobs and takes others one after the other"
+        return "which completes jobs and captures others one after the other"
 
     def run(self, execution: Execution) -> Fetched:
         statement = self.statement(execution.context)
-        return self._both(execution) if statement is None else self._fused(execution, statement)
-
-    def _fused(self, execution: Execution, statement: Executable) -> Fetched:
-        if self._plain(execution.context, execution.connection.dialect):
+        if statement is None:
+            return self._in_two_steps(execution)
+        if self._reads_natively(execution.context, execution.connection.dialect):
             return self._by_cursor(execution)
-        at = self.jobs.at(execution.context)
-        columns = list(at.table.c)
-        found = execution.execute(statement, needed(execution, at)).freeze()
+        columns = list(self.jobs.columns.table.c)
+        found = execution.execute(statement, owned_parameters(execution, self.jobs)).freeze()
         first = found.data[0]
-        if first[columns.index(at.internal_id)] is None:
+        if first[columns.index(self.jobs.columns.internal_id)] is None:
             return Fetched([], first[-1])
         return Fetched(list(found().columns(*range(len(columns)))), first[-1])
 
-    def _plain(self, context: BuildContext, dialect: Dialect) -> bool:
-        """Whether what the driver takes and gives is what SQLAlchemy would make of it, but for the payload."""
-        if dialect not in self._known:
+    def _reads_natively(self, context: BuildContext, dialect: Dialect) -> bool:
+        """Whether SQLAlchemy would change nothing of what the driver takes and returns, except the payload."""
+        if dialect not in self._native:
             at = self.jobs.at(context)
-            given = [at.roles[role].type for role in ("internal_id", "claim", "queue_id", "processing_host", *ORDER)]
+            bound = [at.roles[role].type for role in ("internal_id", "claim", "queue_id", "processing_host", *ORDER)]
             read = [column.type for column in at.table.c if column is not at.payload]
-            self._known[dialect] = isinstance(at.payload.type, JSON) and not (
-                any(_impl(type_, dialect).bind_processor(dialect) for type_ in given)
-                or any(_impl(type_, dialect).result_processor(dialect, None) for type_ in read)
+            self._native[dialect] = isinstance(at.payload.type, JSON) and not (
+                any(type_.dialect_impl(dialect).bind_processor(dialect) for type_ in bound)
+                or any(type_.dialect_impl(dialect).result_processor(dialect, None) for type_ in read)
             )
-        return self._known[dialect]
+        return self._native[dialect]
 
     def _by_cursor(self, execution: Execution) -> Fetched:
-        """By the driver's own cursor, and all payloads at once: to read a job is most of what it costs here."""
+        """Run it by the driver's own cursor, and parse all payloads together: reading rows is most of the cost."""
         limit = execution.values[LIMIT]
         if (execution.context, limit) not in self._direct:
-            taking = replace(self.taken(execution.context), limit=limit)
+            spec = replace(self.taken(execution.context), limit=limit)
             payload = self.jobs.at(execution.context).payload
-            columns = list(taking.table.c)
-            statement = self._both_at_once(execution.context, taking, payload)
-            shape = SimpleResultMetaData([str(column.key) for column in columns])
-            self._direct[execution.context, limit] = statement, columns.index(payload), shape
-        statement, context, shape = self._direct[execution.context, limit]
-        values = {
-            name: value for name, value in needed(execution, self.jobs.at(execution.context)).items() if name != LIMIT
-        }
-        found = execution.by_cursor(statement, values, _all)
-        *_, ended = found[0]
-        if found[0][context] is None:
-            return Fetched([], ended)
-        payloads = _loaded([row[context] for row in found], execution.connection.dialect)
-        after = context + 1
-        jobs = [(*row[:context], payload, *row[after:-1]) for row, payload in zip(found, payloads, strict=True)]
-        return Fetched(list(IteratorResult(shape, iter(jobs))), ended)
+            columns = list(spec.table.c)
+            statement = self._one_statement(execution.context, spec, payload)
+            metadata = SimpleResultMetaData([str(column.key) for column in columns])
+            self._direct[execution.context, limit] = statement, columns.index(payload), metadata
+        statement, index, metadata = self._direct[execution.context, limit]
+        values = owned_parameters(execution, self.jobs)
+        del values[LIMIT]
+        found = execution.by_cursor(statement, values, _fetch_all)
+        completed = found[0][-1]
+        if found[0][index] is None:
+            return Fetched([], completed)
+        payloads = _parsed([row[index] for row in found], execution.connection.dialect)
+        after = index + 1
+        jobs = [(*row[:index], payload, *row[after:-1]) for row, payload in zip(found, payloads, strict=True)]
+        return Fetched(list(IteratorResult(metadata, iter(jobs))), completed)
 
-    def _both(self, execution: Execution) -> Fetched:
-        given, ended = execution.values, 0
-        if given["locks_ids"]:
-            execution.values = {name: given[name] for name in _SETTLED}
-            ended = self._complete.run(execution)
-        execution.values = {name: value for name, value in given.items() if name not in _SETTLED}
-        return Fetched(list(super().run(execution)), ended)
-
-
-def _impl(type_: Any, dialect: Dialect) -> Any:
-    return type_.dialect_impl(dialect)
+    def _in_two_steps(self, execution: Execution) -> Fetched:
+        given, completed = execution.values, 0
+        if given[IDS]:
+            execution.values = {name: given[name] for name in _OWNED}
+            completed = self._complete.run(execution)
+        execution.values = {name: value for name, value in given.items() if name not in _OWNED}
+        return Fetched(list(super().run(execution)), completed)
 
 
-def _all(cursor: Any) -> list[Any]:
+def _fetch_all(cursor: Any) -> list[Any]:
     return list(cursor.fetchall())
 
 
-def _loaded(texts: list[str], dialect: Any) -> list[Any]:
-    """What JSON texts say: at once, unless the engine has a function of its own for that."""
+def _parsed(texts: list[str], dialect: Any) -> list[Any]:
+    """Parse JSON texts: as one document, unless the engine was given a function of its own."""
     loads = getattr(dialect, "_json_deserializer", None)
     if loads is not None:
         return [loads(each) for each in texts]
-    loaded: list[Any] = json.loads(f"[{','.join(texts)}]")
-    return loaded
+    parsed: list[Any] = json.loads(f"[{','.join(texts)}]")
+    return parsed

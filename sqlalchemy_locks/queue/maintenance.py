@@ -1,4 +1,4 @@
-"""What goes through all jobs, whoever has them: stalled ones back, old ones away, how many of each there are."""
+"""Maintenance of a queue: requeue stalled jobs, revive dead ones, delete old ones, count them."""
 
 from __future__ import annotations
 
@@ -20,83 +20,93 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.captures.statements import CaptureSpec
 from sqlalchemy_locks.core.operation import BuildContext, Operation
 from sqlalchemy_locks.core.roles import RoleColumns
-from sqlalchemy_locks.queue.acknowledge import failed
-from sqlalchemy_locks.queue.jobs import Jobs, OnJobs
-from sqlalchemy_locks.sql.clock import Ago, Began, Instant
+from sqlalchemy_locks.queue.acknowledge import end_attempt
+from sqlalchemy_locks.queue.jobs import JobCapture, JobOperation, Jobs
+from sqlalchemy_locks.sql.clock import Ago, Began, Instant, Now
 
-#: no limit, but one that has a part of a statement worked out by itself
+#: no limit in effect, but one that makes the engine evaluate a subquery by itself
 EVERY: Any = literal_column("1000000000", Integer())
 
 
-class Requeue(CaptureImpl):
-    """Gives jobs back whose worker is not heard of any more; how many.
+class _Sweep(JobCapture):
+    """A capture that only counts its rows.
 
-    :param one: those of one queue, which is bound; otherwise of all.
+    :param by: the role of a column whose value restricts it, bound as ``locks_chosen``; ``None``: all jobs.
     """
 
     counts = True
 
-    def __init__(self, jobs: Jobs, *, one: bool) -> None:
-        super().__init__("Queue.requeue_stalled")
-        self.jobs, self.one = jobs, one
-        self.needs_installation = jobs.target is None
+    def __init__(self, jobs: Jobs, name: str, by: str | None) -> None:
+        super().__init__(jobs, name)
+        self.by = by
+
+    def chosen(self, at: RoleColumns) -> list[Any]:
+        if self.by is None:
+            return []
+        column = at.roles[self.by]
+        return [column == bindparam("locks_chosen", type_=column.type)]
+
+
+class Requeue(_Sweep):
+    """Returns stalled jobs to the queue, or marks them as dead after their last attempt."""
+
+    def __init__(self, jobs: Jobs, by: str | None) -> None:
+        super().__init__(jobs, "Queue.requeue_stalled", by)
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return True  # the first time leaves nothing for a second one
+        return True  # a second execution finds nothing that the first one has changed
 
     def taken(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         dead = at.attempts >= at.max_attempts
-        error = func.coalesce(at.error, literal("stalled: its worker gave no sign of life"))
-        silent: Any = at.heartbeat_at < Ago(bindparam("locks_older", type_=Float()))
+        error = func.coalesce(at.error, literal("stalled: its worker sent no heartbeat"))
         return CaptureSpec(
             at.table,
-            (silent, *_named(at, self.one)),
-            {**failed(at, dead), at.error: case((dead, error), else_=at.error)},
+            (at.heartbeat_at < Ago(bindparam("locks_older", type_=Float())), *self.chosen(at)),
+            {**end_attempt(at, dead), at.error: case((dead, error), else_=at.error)},
             (at.heartbeat_at,),
             self.jobs.target,
         )
 
-    def route(self) -> dict[str, Any]:
-        return self.jobs.route()
+
+class Revive(_Sweep):
+    """Returns dead jobs to the queue with all their attempts."""
+
+    def __init__(self, jobs: Jobs, by: str | None) -> None:
+        super().__init__(jobs, "Queue.revive", by)
+
+    def taken(self, context: BuildContext) -> CaptureSpec:
+        at = self.jobs.at(context)
+        changes = {at.attempts: literal_column("0"), at.run_at: Now(), at.started_at: null(), at.failed_at: null()}
+        conditions = (at.failed_at.is_not(None), *self.chosen(at))
+        return CaptureSpec(at.table, conditions, changes, (at.failed_at,), self.jobs.target)
 
 
-class DeleteJobs(CaptureImpl):
-    """Deletes jobs that ended long ago, so many at once; how many.
+class DeleteJobs(_Sweep):
+    """Deletes jobs that were completed, or died, long ago.
 
-    :param one: those of one queue, which is bound; otherwise of all.
+    :param role: the timestamp that is compared, ``completed_at`` or ``failed_at``.
     """
 
-    counts = True
-
-    def __init__(self, jobs: Jobs, role: str, *, one: bool) -> None:
-        super().__init__("Queue.delete_finished")
-        self.jobs, self.role, self.one = jobs, role, one
-        self.needs_installation = jobs.target is None
+    def __init__(self, jobs: Jobs, role: str, by: str | None) -> None:
+        super().__init__(jobs, "Queue.delete_finished", by)
+        self.role = role
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return True  # the first time leaves nothing for a second one
+        return True  # a second execution finds nothing that the first one has deleted
 
     def taken(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         ended = at.roles[self.role]
-        older = ended <= Ago(bindparam("locks_older", type_=Float()))
-        return CaptureSpec(at.table, (older, *_named(at, self.one)), {}, (ended,), self.jobs.target)
-
-    def route(self) -> dict[str, Any]:
-        return self.jobs.route()
+        conditions = (ended <= Ago(bindparam("locks_older", type_=Float())), *self.chosen(at))
+        return CaptureSpec(at.table, conditions, {}, (ended,), self.jobs.target)
 
 
-def _named(at: RoleColumns, one: bool) -> tuple[Any, ...]:
-    return (at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),) if one else ()
-
-
-class Stats(OnJobs):
-    """What there is, queue by queue: each part from an index that has these jobs alone."""
+class Stats(JobOperation):
+    """Counts the jobs of each queue by state, each state from the index that only its jobs are in."""
 
     writes = False
 
@@ -107,7 +117,7 @@ class Stats(OnJobs):
         now = Began()
 
         def part(condition: Any, *counts: Any) -> Any:
-            # chosen first: SQLite would go through every job in the order that it groups them by
+            # a subquery with a limit: SQLite would otherwise scan all jobs in the order of the GROUP BY
             chosen = select(at.queue_id.label("queue_id")).where(condition).limit(EVERY).subquery()
             return select(chosen.c.queue_id, *counts).group_by(chosen.c.queue_id)
 
@@ -134,11 +144,11 @@ class Stats(OnJobs):
 
 
 def _waiting(context: BuildContext, at: Any) -> Any:
-    """What waits, queue by queue, out of the index that begins with them."""
+    """Select the waiting jobs by queue, from the index that starts with the queue."""
     waiting = at.started_at.is_(None)
     if context.backend.schemas:
         return select(at.queue_id.label("queue_id")).where(waiting).group_by(at.queue_id)
-    # an index on these jobs alone is not to be had here: each queue is looked for, and then its part of the index
+    # there is no index that only waiting jobs are in: find the queues first, then the part of the index of each
     names = select(at.queue_id.label("queue_id")).distinct().subquery("names")
     joined = names.join(at.table, and_(at.queue_id == names.c.queue_id, waiting))
     return select(names.c.queue_id.label("queue_id")).select_from(joined).group_by(names.c.queue_id)

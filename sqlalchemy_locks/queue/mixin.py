@@ -1,4 +1,4 @@
-"""What a mapped class of one's own needs to be a queue: the columns, as a mixin. Loaded by who asks for it."""
+"""The columns of a queue as a mixin for a user's own mapped class; imported on demand, since it needs the ORM."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sqlalchemy_locks.sql.tables import ExternalId, Payload
 
 
 class JobColumns:
-    """The columns of a job, for a class of one's own: ``class Mail(sl.JobColumns, Base)``.
+    """The columns of a job, for a class of your own: ``class Mail(sl.JobColumns, Base)``.
 
-    Give the class its indexes, too: ``sl.Queue(Mail).indexes("postgresql")``. On MySQL and MariaDB the table must be
-    InnoDB's. A job of such a class may also be put by ``session.add()``, with whatever other columns it has.
+    Create its indexes as well: ``sl.Queue(Mail).indexes("postgresql")``. On MySQL and MariaDB the table must use
+    InnoDB. A job of such a class can also be put by ``session.add()``, with values for your other columns.
 
     >>> class Mail(sl.JobColumns, Base):
     ...     __tablename__ = "mail"

@@ -1,36 +1,33 @@
-"""Queue: jobs that are put in a transaction, captured by one worker each, and lost by nobody.
+"""Queue: jobs that are put in a transaction, captured by one worker at a time, and not lost when a worker dies.
 
-The pattern: "Let's talk about the locking clause FOR UPDATE SKIP LOCKED", with its failure cases. Promised: what is
-put is there if and only if its transaction commits; a job is given to one worker at a time; whoever lost a job (its
-worker was thought dead, and the job is another's) can't complete or fail it; a job whose worker died comes back.
+Guarantees: a job exists if and only if the transaction that put it commits; it has one owner at a time; a worker that
+has lost a job (it was thought dead, and the job has another owner) can't complete or fail it; the job of a worker that
+died is requeued.
 
-A job may run twice, since a worker can die after the work and before it says so: make the work repeatable, or do it
+A job may run twice, since a worker can die after the work and before it reports it: make the work idempotent, or do it
 in the transaction that completes the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import Engine, Index, literal, select
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, valid_name
 from sqlalchemy_locks.captures.statements import LIMIT
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, shaped
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import MYPY, E, Given
-from sqlalchemy_locks.counts import counted
-from sqlalchemy_locks.dialects import dialect_name
-from sqlalchemy_locks.durations import span
-from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, Ours, ReleaseJobs, storable
-from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, batch, due_at
-from sqlalchemy_locks.queue.fetch import Fetch, FetchJobs, HeldJobs, position
-from sqlalchemy_locks.queue.jobs import Jobs
-from sqlalchemy_locks.queue.maintenance import DeleteJobs, Requeue, Stats
-from sqlalchemy_locks.reviving import Revive
+from sqlalchemy_locks.dialects import backend_named
+from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, OwnedJobs, ReleaseJobs, storable
+from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, utc_instant
+from sqlalchemy_locks.queue.fetch import Fetch, FetchJobs, JobsOfHost, after_values
+from sqlalchemy_locks.queue.jobs import IDS, Jobs
+from sqlalchemy_locks.queue.maintenance import DeleteJobs, Requeue, Revive, Stats
 from sqlalchemy_locks.sql.tables import job_indexes
 
 if TYPE_CHECKING:
@@ -56,16 +53,16 @@ _SOME_ID = UUID(int=0)
 
 
 class Queue(Given[E]):
-    """A queue, or many under different names, in the table ``lock.job`` or a table of your own.
+    """A job queue, or several under different names, in the table ``lock.job`` or a table of your own.
 
-    :param entity: a mapped class or ``Table`` of your own (``sqlalchemy_locks.JobColumns`` is a mixin with what it
-        needs); without it, the shipped table.
-    :param bind: the engine that its workers use where they are given none; an ``AsyncEngine`` for ``AsyncWorker``.
-        Operations don't need it: whoever executes them has a connection.
-    :param notify: on PostgreSQL, wake the workers that listen when jobs are put. NOTIFY makes transactions that have
-        put something commit one after another: turn it off where hundreds of them a second do.
-    :param columns: for each column of your own that has another name than in ``lock.job``: ``queue_id=Mail.channel``.
-    :raises ValueError: for a class without one of the columns.
+    :param entity: a mapped class or ``Table`` of your own (``sqlalchemy_locks.JobColumns`` is a mixin with the columns
+        that it needs); without it, the shipped table.
+    :param bind: the engine of workers that are created without one; an ``AsyncEngine`` for ``AsyncWorker``.
+        Operations don't use it: they run on the connection that executes them.
+    :param notify: on PostgreSQL, wake listening workers when jobs are put. NOTIFY serializes the commits of
+        transactions that have put jobs: turn it off where there are hundreds of them a second.
+    :param columns: the columns of your own whose name differs from that in ``lock.job``: ``queue_id=Mail.channel``.
+    :raises ValueError: if the class lacks one of the columns.
 
     >>> queue = sl.Queue()
     >>> session.execute(queue.put({"to": "a@example.org"}, queue="mail"))
@@ -89,20 +86,20 @@ class Queue(Given[E]):
             for when in ("now", "at", "in")
             for known in (False, True)
         }
-        self._take = FetchJobs(jobs)
+        self._capture = FetchJobs(jobs)
         self._complete = Complete(jobs, "Queue.complete")
-        self._exchanges = {on: Fetch(jobs, self._complete.skip_locked, goes_on=on) for on in (False, True)}
-        self._held = HeldJobs(jobs, "Queue.capture")
-        self._ours = Ours(jobs, "Queue.heartbeat")
+        self._fetches = {after: Fetch(jobs, self._complete.skip_locked, after=after) for after in (False, True)}
+        self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
+        self._owned = OwnedJobs(jobs, "Queue.heartbeat")
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
         self._release = ReleaseJobs(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
-        self._requeue = {one: Requeue(jobs, one=one) for one in (False, True)}
+        self._requeue = {by: Requeue(jobs, by) for by in (None, "queue_id")}
         self._revive = {by: Revive(jobs, by) for by in (None, "queue_id", "external_id")}
         self._delete = {
-            (dead, one): DeleteJobs(jobs, "failed_at" if dead else "completed_at", one=one)
+            (dead, by): DeleteJobs(jobs, "failed_at" if dead else "completed_at", by)
             for dead in (False, True)
-            for one in (False, True)
+            for by in (None, "queue_id")
         }
         self._stats = Stats(jobs, "Queue.stats")
 
@@ -117,42 +114,59 @@ class Queue(Given[E]):
         priority: int = 0,
         max_attempts: int = 5,
     ) -> Operation[Any]:
-        """Put jobs, in the caller's transaction: they are there when, and if, it commits.
+        """Put jobs in the caller's transaction: they exist once it commits.
 
-        :param payloads: what the jobs are about, one job each: anything that JSON can say.
-        :param queue: the queue's name, 255 characters at most.
-        :param external_id: a UUID that can be shown to others, or one for each payload; random if not given. It is
-            the idempotency key: where a job has it already, whatever became of it, nothing is put.
-        :param run_at: not before this instant; a ``datetime`` with a time zone.
-        :param run_in: not before so many seconds from now, by the server's clock.
-        :param priority: smaller is sooner.
+        :param payloads: the content of the jobs, one job each: any JSON value.
+        :param queue: the queue's name, up to 255 characters.
+        :param external_id: a UUID that can be shown to users, or one for each payload; random if not given. It is
+            the idempotency key: if a job with it exists, whatever its state, none is put.
+        :param run_at: the earliest time to run it; a ``datetime`` with a time zone.
+        :param run_in: the same as seconds from now, by the server's clock.
+        :param priority: smaller values are captured first.
         :param max_attempts: how often it is tried before it is dead.
-        :return: the jobs' ``external_id``, in the order of the payloads, those that were there already included.
-        :raises ValueError: for a ``datetime`` without a time zone, another number of ids than of payloads, or the same
-            id twice.
+        :return: the jobs' ``external_id``, in the order of the payloads, those of existing jobs included.
+        :raises ValueError: for a ``datetime`` without a time zone, a number of ids other than that of the payloads, or
+            the same id twice.
 
-        Executed again, it puts other jobs, unless their ids are given; what ``Locks`` tries again after a lost answer
-        puts the same ones.
+        Executed again, it puts other jobs, unless their ids are given; a retry by ``Locks`` after a lost reply puts the
+        same ones.
 
-        One statement for the whole batch, in the order of the ids where they are given, so that two who put the same
-        ones can't deadlock; on MySQL and MariaDB a look for known ids before it, where any are given.
+        The whole batch is one statement, in the order of the ids where they are given, so that two transactions that
+        put the same ids can't deadlock; on MySQL and MariaDB given ids are looked up in a statement before it.
 
         >>> queue = sl.Queue()
         >>> job_id = session.scalar(queue.put({"to": "a@example.org"}, queue="mail", max_attempts=5))
         """
-        values = batch(payloads, queue, external_id, priority, max_attempts)
-        when, due = due_at(run_at, run_in)
-        return Operation(self._put[when, external_id is not None], values | due)
+        if not payloads:
+            raise ValueError("Queue.put needs at least one payload")
+        values: dict[str, Any] = {
+            "locks_payloads": payloads,
+            # without ids they are drawn at each execution
+            IDS: None if external_id is None else external_ids(external_id, len(payloads)),
+            "locks_queue": valid_name(queue, "a queue"),
+            "locks_priority": int32(priority, "priority"),
+            "locks_max_attempts": positive_int(max_attempts, "max_attempts"),
+        }
+        when = "now"
+        if run_at is not None:
+            if run_in is not None:
+                raise ValueError("Queue.put: give run_at or run_in, not both")
+            when, values["locks_run_at"] = "at", utc_instant(run_at)
+        elif run_in is not None:
+            when, values["locks_run_in"] = "in", bounded_seconds(run_in, "run_in")
+        return Operation(self._put[when, external_id is not None], values)
 
-    def _captures(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None) -> RowsOperation[Any]:
-        """Take jobs that are due and that nobody else has.
+    def _capture_jobs(
+        self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None
+    ) -> RowsOperation[Any]:
+        """Capture jobs that are due and that no other session has captured.
 
-        :param limit: how many at most.
-        :param host: who takes them, for people to read (``processing_host``).
-        :return: rows of ``lock.job``, or entities of your own class in a session: by ``priority``, then ``run_at``.
+        :param limit: the most jobs to capture.
+        :param host: the name of the worker, stored as ``processing_host`` for operators.
+        :return: rows of ``lock.job``, or entities of your own class in a session, ordered by ``priority``, ``run_at``.
 
-        Commit before you work on them: until then other sessions pass them over, and a crash gives them back, but
-        nobody can see that they are being worked on.
+        Commit before you work on them: until then other sessions skip them, and a crash releases them, but no other
+        session sees that they are running.
 
         >>> queue = sl.Queue()
         >>> [job] = session.execute(queue.capture(1, queue="mail", host="web-1")).all()
@@ -160,11 +174,11 @@ class Queue(Given[E]):
         {'to': 'b@example.org'}
         """
         values = {
-            LIMIT: counted(limit, "limit"),
-            "locks_queue": checked(queue, "a queue"),
-            "locks_host": None if host is None else checked(host, "a host"),
+            LIMIT: positive_int(limit, "limit"),
+            "locks_queue": valid_name(queue, "a queue"),
+            "locks_host": None if host is None else valid_name(host, "a host"),
         }
-        operation: RowsOperation[Any] = RowsOperation(self._take, values)
+        operation: RowsOperation[Any] = RowsOperation(self._capture, values)
         if self._jobs.target is not None and self._jobs.target.mapper is not None:
             operation._entity_is(self._jobs.target.entity)
         return operation
@@ -180,17 +194,18 @@ class Queue(Given[E]):
             def capture(self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None):
                 return of_shape(select(class_in(self)))
     else:
-        capture = _captures
+        capture = _capture_jobs
         capture.__name__, capture.__qualname__ = "capture", "Queue.capture"
 
     @shaped(select(literal(1)))
     def complete(self, jobs: Any) -> Operation[Any]:
-        """Say that jobs are done.
+        """Mark jobs as completed.
 
-        :param jobs: one captured job or several: what ``capture`` gave, or pairs ``(internal_id, claim)``. A captured
-            entity remembers its claim: after a commit its attribute is read anew, and may be somebody else's.
-        :return: how many were still yours. The others were given to somebody else meanwhile, and are unchanged.
-        :raises ValueError: for an entity that was not captured, but loaded.
+        :param jobs: one captured job or several: what ``capture`` returned, or pairs ``(internal_id, claim)``. A
+            captured entity keeps its claim apart from its attributes, which a commit expires and which may then show
+            the claim of another owner.
+        :return: how many were still yours. Jobs that have another owner by now are unchanged.
+        :raises ValueError: for an entity that was loaded rather than captured.
 
         >>> queue = sl.Queue()
         >>> [job] = session.execute(queue.capture(1, queue="mail", host="web-1")).all()
@@ -203,13 +218,13 @@ class Queue(Given[E]):
     def fail(
         self, jobs: Any, *, error: str, retry_in: float | timedelta | None = None, retry: bool = True
     ) -> Operation[Any]:
-        """Say that jobs have failed: back to the queue for another attempt, or dead after ``max_attempts``.
+        """Mark an attempt as failed: the job returns to the queue, or is dead after ``max_attempts``.
 
         :param jobs: as in :meth:`complete`.
-        :param error: why; its last 16,000 characters are kept.
-        :param retry_in: the pause before the next attempt, in seconds; without it 5 s, doubled with each attempt, an
-            hour at most.
-        :param retry: ``False`` makes them dead at once.
+        :param error: the reason; its last 16,000 characters are stored.
+        :param retry_in: the pause before the next attempt, in seconds; by default 5 s, doubled with each attempt, up to
+            an hour.
+        :param retry: ``False`` makes them dead immediately.
         :return: how many were still yours.
 
         >>> queue = sl.Queue()
@@ -224,11 +239,14 @@ class Queue(Given[E]):
             return Operation(self._fail["never"], values)
         if retry_in is None:
             return Operation(self._fail["doubling"], values)
-        return Operation(self._fail["given"], {**values, "locks_pause": span(retry_in, "retry_in")})
+        return Operation(self._fail["given"], {**values, "locks_pause": bounded_seconds(retry_in, "retry_in")})
 
     @shaped(select(literal(1)))
     def release(self, jobs: Any) -> Operation[Any]:
-        """Give jobs back untried: the attempt doesn't count. How many were still yours.
+        """Return jobs to the queue untried: the attempt doesn't count.
+
+        :param jobs: as in :meth:`complete`.
+        :return: how many were still yours.
 
         >>> queue = sl.Queue()
         >>> [job] = session.execute(queue.capture(1, queue="mail", host="web-1")).all()
@@ -239,10 +257,12 @@ class Queue(Given[E]):
 
     @shaped(select(literal(1)))
     def heartbeat(self, jobs: Any) -> Operation[Any]:
-        """Say that jobs are being worked on still, so that they are not thought stalled.
+        """Report that jobs are still running, so that they don't count as stalled.
 
-        :return: how many are still yours. It waits for nobody: a job that somebody holds at this moment, say because
-            its handler completes it in a transaction of its own, is passed over, and still yours until that commits.
+        :param jobs: as in :meth:`complete`.
+        :return: how many are still yours. It never waits: a job whose row another session has locked, for instance
+            because its handler completes it in a transaction of its own, is skipped, and counts as yours until that
+            transaction commits.
 
         >>> queue = sl.Queue()
         >>> [job] = session.execute(queue.capture(1, queue="mail", host="web-1")).all()
@@ -255,92 +275,96 @@ class Queue(Given[E]):
     def requeue_stalled(
         self, older_than: float | timedelta = 300, *, queue: str | None = None, limit: int = 1000
     ) -> Operation[Any]:
-        """Give back the jobs whose worker has died: the attempt counts, and the last one is a death.
+        """Return the jobs of dead workers to the queue: the attempt counts, and after the last one the job is dead.
 
-        :param older_than: how long nothing was heard of their worker, in seconds: several times its heartbeat.
-        :param queue: only those of this queue; ``None``: of all, whose workers must then all be heard of sooner.
-        :param limit: how many at most, so that no transaction is long; call it again when as many were found.
+        :param older_than: the age of the last heartbeat, in seconds: several times the workers' ``heartbeat``.
+        :param queue: only those of this queue; ``None``: of all queues.
+        :param limit: the most jobs of one call, so that no transaction is long; call it again when it returns as many.
         :return: how many.
 
         >>> queue = sl.Queue()
         >>> session.scalar(queue.requeue_stalled(300))
         0
         """
-        values: dict[str, Any] = {"locks_older": span(older_than, "older_than"), LIMIT: counted(limit, "limit")}
-        if queue is not None:
-            values["locks_queue"] = checked(queue, "a queue")
-        return Operation(self._requeue[queue is not None], values)
+        return self._sweep(self._requeue, limit, queue, locks_older=bounded_seconds(older_than, "older_than"))
 
     @shaped(select(literal(1)))
     def revive(
         self, *, queue: str | None = None, external_id: UUID | str | None = None, limit: int = 1000
     ) -> Operation[Any]:
-        """Give dead jobs back, to be tried as often as a new job is: for when what they died of is mended.
+        """Return dead jobs to the queue with all their attempts, once the cause of their failure is fixed.
 
         :param queue: only those of this queue. :param external_id: only this one.
-        :param limit: how many at most; call it again when as many were found.
+        :param limit: the most jobs of one call; call it again when it returns as many.
         :return: how many.
 
         >>> session.scalar(queue.revive(queue="mail"))
         """
-        if queue is not None and external_id is not None:
-            raise ValueError("Queue.revive: give queue or external_id, not both")
-        values: dict[str, Any] = {LIMIT: counted(limit, "limit")}
-        if external_id is not None:
-            return Operation(self._revive["external_id"], {**values, "locks_chosen": as_uuid(external_id)})
+        if external_id is None:
+            return self._sweep(self._revive, limit, queue)
         if queue is not None:
-            return Operation(self._revive["queue_id"], {**values, "locks_chosen": checked(queue, "a queue")})
-        return Operation(self._revive[None], values)
+            raise ValueError("Queue.revive: give queue or external_id, not both")
+        values = {LIMIT: positive_int(limit, "limit"), "locks_chosen": as_uuid(external_id)}
+        return Operation(self._revive["external_id"], values)
 
     @shaped(select(literal(1)))
     def delete_finished(
         self, older_than: float | timedelta, *, dead: bool = False, queue: str | None = None, limit: int = 1000
     ) -> Operation[Any]:
-        """Delete jobs that were completed long ago; their ``external_id`` is forgotten with them.
+        """Delete jobs that were completed long ago; their ``external_id`` can then be put again.
 
         :param older_than: how long ago, in seconds.
-        :param dead: delete those that have died instead.
-        :param queue: only those of this queue, past those of others that ended before them; ``None``: of all.
-        :param limit: how many at most; call it again when as many were found.
+        :param dead: delete dead jobs instead.
+        :param queue: only those of this queue; the search passes jobs of other queues that ended earlier. ``None``: of
+            all queues.
+        :param limit: the most jobs of one call; call it again when it returns as many.
         :return: how many.
 
         >>> queue = sl.Queue()
         >>> session.scalar(queue.delete_finished(7 * 86400))
         0
         """
-        values: dict[str, Any] = {"locks_older": span(older_than, "older_than"), LIMIT: counted(limit, "limit")}
-        if queue is not None:
-            values["locks_queue"] = checked(queue, "a queue")
-        return Operation(self._delete[bool(dead), queue is not None], values)
+        impls = {by: self._delete[bool(dead), by] for by in (None, "queue_id")}
+        return self._sweep(impls, limit, queue, locks_older=bounded_seconds(older_than, "older_than"))
+
+    def _sweep(self, impls: Mapping[Any, Any], limit: int, queue: str | None, **values: Any) -> Operation[Any]:
+        values[LIMIT] = positive_int(limit, "limit")
+        if queue is None:
+            return Operation(impls[None], values)
+        return Operation(impls["queue_id"], {**values, "locks_chosen": valid_name(queue, "a queue")})
 
     def stats(self) -> RowsOperation[Any]:
-        """What each queue has: rows of ``queue_id, waiting, scheduled, running, dead, oldest``.
+        """Count the jobs of each queue: rows of ``queue_id, waiting, scheduled, running, dead, oldest``.
 
-        ``scheduled`` is what waits for its ``run_at``, ``oldest`` the ``run_at`` of what is overdue longest. Queues
-        with completed jobs only don't appear.
+        ``scheduled`` are jobs whose ``run_at`` is to come, ``oldest`` is the earliest ``run_at`` of the waiting ones.
+        Queues that have completed jobs only are left out.
 
         >>> queue = sl.Queue()
         >>> stats = session.execute(queue.stats()).all()
         """
         return RowsOperation(self._stats, {})
 
-    def _exchange(
-        self, done: Sequence[Any], limit: int, *, queue: str, host: str, after: tuple[Any, ...] | None
+    def _fetch(
+        self, completed: Sequence[Any], limit: int, *, queue: str, host: str, after: tuple[Any, ...] | None
     ) -> Operation[Any]:
-        """Complete jobs and capture others, as one act; what workers do. Gives an ``Exchanged``."""
-        values = {**self._jobs.finished(done), LIMIT: limit, "locks_queue": queue, "locks_host": host}
-        return Operation(self._exchanges[after is not None], values | ({} if after is None else position(after)))
+        """Complete jobs and capture others in one transaction, as workers do: a ``Fetched``.
 
-    def _running(self, *, queue: str, host: str) -> Operation[Any]:
-        """The running jobs that one worker has captured."""
-        return RowsOperation(self._held, {"locks_queue": queue, "locks_host": host})
+        :param completed: rows, as a fetch returned them.
+        :param after: the position in the order to search from; ``None``: from the head.
+        """
+        values = {**self._jobs.owned_rows(completed), LIMIT: limit, "locks_queue": queue, "locks_host": host}
+        return Operation(self._fetches[after is not None], values | ({} if after is None else after_values(after)))
 
-    def _still_ours(self, owned: dict[str, Any]) -> Operation[Any]:
-        """Those that are still their worker's, as pairs ``(internal_id, claim)``."""
-        return RowsOperation(self._ours, owned)
+    def _running_on(self, host: str, *, queue: str) -> Operation[Any]:
+        """Read the running jobs that one worker has captured."""
+        return RowsOperation(self._jobs_of_host, {"locks_queue": queue, "locks_host": host})
+
+    def _still_owned(self, jobs: Sequence[Any]) -> Operation[Any]:
+        """Read which of these rows are still their worker's, as pairs ``(internal_id, claim)``."""
+        return RowsOperation(self._owned, self._jobs.owned_rows(jobs))
 
     def topic(self, queue: str) -> str:
-        """What those who listen are told when jobs are put into a queue (PostgreSQL).
+        """Return the payload of the notification that a queue has new jobs (PostgreSQL).
 
         >>> sl.Queue().topic("mail")
         '...mail'
@@ -348,10 +372,11 @@ class Queue(Given[E]):
         return self._jobs.topic(queue)
 
     def indexes(self, dialect: str | None = None) -> list[Index]:
-        """Make the indexes that a table of your own needs; they become part of it.
+        """Create the ``Index`` objects that a table of your own needs, and attach them to it.
 
-        :param dialect: the dialect's name, e.g. ``"postgresql"``. Without it both forms of the one that differs are
-            made, each for its engines: ``create_all`` knows which, Alembic's autogenerate doesn't.
+        :param dialect: the dialect's name, e.g. ``"postgresql"``. Without it both forms of the index that differs
+            between engines are created, each for its engines: ``create_all`` selects one, Alembic's autogenerate
+            doesn't.
         :raises ValueError: for the shipped table, which has its indexes.
 
         >>> class Mail(sl.JobColumns, Base):
@@ -362,5 +387,5 @@ class Queue(Given[E]):
         at = self._jobs.own
         if at is None:
             raise ValueError("Queue.indexes() is for a table of your own: the shipped one has its indexes")
-        partial = None if dialect is None else dialect_name(dialect).schemas
+        partial = None if dialect is None else backend_named(dialect).schemas
         return job_indexes(at.roles, at.table.name, partial=partial)

@@ -1,10 +1,10 @@
-"""The same three locks where there is no SQL: ``Mutex``, ``Timeout`` and ``StateTransition`` on a Redis server.
+"""Three of the patterns without SQL: ``Mutex``, ``Timeout`` and ``StateTransition`` on a Redis server.
 
 >>> import redis
 >>> from sqlalchemy_locks.redis import Mutex
 >>> mutex = Mutex(redis.Redis())
 
-With ``redis.asyncio.Redis`` every call is awaited, and that is the whole difference.
+With ``redis.asyncio.Redis`` every call is awaited; everything else is the same.
 """
 
 from typing import Any
@@ -24,15 +24,15 @@ except ModuleNotFoundError as error:
 
 __all__ = ["Held", "Listed", "Mutex", "StateTransition", "Task", "Timeout"]
 
-_TRANSACTION = "Redis takes no part in a transaction of your database, so nothing can be held until that ends"
-_FENCE = "Redis can't see what is written to your database, so it can't keep a late holder from writing"
+_TRANSACTION = "Redis takes no part in your database's transactions, so it can't hold a lock until one ends"
+_FENCE = "Redis doesn't see writes to your database, so it can't refuse those of a late holder"
 _REFUSED = {
-    "lock": f"{_TRANSACTION}: use sqlalchemy_locks.lock, or redis.Mutex, which is held until it is released",
+    "lock": f"{_TRANSACTION}: use sqlalchemy_locks.lock, or redis.Mutex, which has no expiry",
     "Locks": f"{_TRANSACTION}: use sqlalchemy_locks.Locks on an Engine",
     "AsyncLocks": f"{_TRANSACTION}: use sqlalchemy_locks.AsyncLocks on an AsyncEngine",
     "fenced": f"{_FENCE}: compare the token of acquire_token() in your own UPDATE, which sqlalchemy_locks.fenced does",
     "guarded": f"{_FENCE}: use a semaphore in the database that is written to",
-    "semaphore": f"{_TRANSACTION}: semaphores are for SQL databases, where a crash can't half undo a grant",
+    "semaphore": f"{_TRANSACTION}: semaphores are for SQL databases, where a crash can't undo half of a grant",
     "Queue": f"{_TRANSACTION}: use sqlalchemy_locks.Queue, or redis.StateTransition for the bare capture",
     "Worker": f"{_TRANSACTION}: use sqlalchemy_locks.Worker, or redis.StateTransition for the bare capture",
 }

@@ -2,15 +2,15 @@
 
 All keys of a queue have one hash tag, ``{sqlalchemy_locks:<queue>}``, so that they are in one slot of a cluster:
 
-- ``...:<pattern>`` is a sorted set: each id, and as its score the state;
-- ``...:<pattern>:facts`` is a hash: retries, owners, fences and periods, each field named by what it is and the id;
-- ``...:<pattern>:calls:<number>`` is a hash: the answers of ten seconds' calls (see :mod:`.call`), gone soon after.
+- ``...:<pattern>`` is a sorted set: each id, scored by its state;
+- ``...:<pattern>:facts`` is a hash of retries, owners, fences and periods; a field is named by kind and id;
+- ``...:<pattern>:calls:<number>`` is a hash of the answers to ten seconds' calls (see :mod:`.client`), which expires.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import redis
@@ -19,14 +19,15 @@ from redis.asyncio.client import Pipeline as AsyncPipeline
 from redis.asyncio.cluster import ClusterPipeline as AsyncClusterPipeline
 from redis.client import Pipeline
 from redis.cluster import ClusterPipeline
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
-from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.redis.client import Calls, Keys, RedisScript, translated
+from sqlalchemy_locks._validation import valid_name
+from sqlalchemy_locks.redis.client import Command, QueueKeys, RedisScript, ScriptCalls
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Values = tuple[Any, ...]
+#: a script, the queue, the script's values, and the decoder of its answer
 Call = tuple[RedisScript, "str | None", Values, Callable[[Any], R]]
 Sync = redis.Redis | redis.RedisCluster
 Async = redis.asyncio.Redis | redis.asyncio.RedisCluster
@@ -48,53 +49,46 @@ class _Method(Generic[P, R]):
         raise NotImplementedError
 
 
-def operation(body: Callable[Concatenate[Any, P], Call[R]]) -> _Method[P, R]:
-    """Make a method of what is called for: a script, a queue, the script's values, and what to make of its answer."""
+def operation(describe: Callable[Concatenate[Any, P], Call[R]]) -> _Method[P, R]:
+    """Turn a function that describes a call into a method that makes it."""
 
-    @functools.wraps(body)
+    @functools.wraps(describe)
     def method(self: Pattern[Any], *args: P.args, **kwargs: P.kwargs) -> Any:
-        script, queue, values, read = body(self, *args, **kwargs)
-        return self._drive(self._client, self._calls, script, self._keys(queue), values, read)
+        script, queue, values, decode = describe(self, *args, **kwargs)
+        steps = self._calls.steps(script, self._keys(queue), values, decode)
+        return self._run(self._client, steps, script.options)
 
     return cast(_Method[P, R], method)
 
 
-def _driven(client: Any, calls: Calls, script: RedisScript, keys: Keys, values: Values, read: Callable[[Any], R]) -> R:
-    command = calls.command(script, keys, values)
-    while command is None:
-        calls.learn(client.execute_command(*calls.question(keys)))
-        command = calls.command(script, keys, values)
+def _run(client: Any, steps: Generator[Command, Any, R], options: Mapping[str, Any]) -> R:
+    """Send the commands of a call by a synchronous client."""
     try:
-        try:
-            answer = client.execute_command(*command, **script.options)
-        except NoScriptError:
-            answer = client.execute_command(*script.whole(command), **script.options)
-    except RedisError as error:
-        ours = translated(script, error)
-        if ours is error:
-            raise
-        raise ours from error
-    return read(calls.told(script, keys, values, answer))
+        command = next(steps)
+        while True:
+            try:
+                answer = client.execute_command(*command, **options)
+            except RedisError as error:
+                command = steps.throw(error)
+            else:
+                command = steps.send(answer)
+    except StopIteration as returned:
+        return cast(R, returned.value)
 
 
-async def _awaited(
-    client: Any, calls: Calls, script: RedisScript, keys: Keys, values: Values, read: Callable[[Any], R]
-) -> R:
-    command = calls.command(script, keys, values)
-    while command is None:
-        calls.learn(await client.execute_command(*calls.question(keys)))
-        command = calls.command(script, keys, values)
+async def _run_async(client: Any, steps: Generator[Command, Any, R], options: Mapping[str, Any]) -> R:
+    """As ``_run``, by an asynchronous client."""
     try:
-        try:
-            answer = await client.execute_command(*command, **script.options)
-        except NoScriptError:
-            answer = await client.execute_command(*script.whole(command), **script.options)
-    except RedisError as error:
-        ours = translated(script, error)
-        if ours is error:
-            raise
-        raise ours from error
-    return read(calls.told(script, keys, values, answer))
+        command = next(steps)
+        while True:
+            try:
+                answer = await client.execute_command(*command, **options)
+            except RedisError as error:
+                command = steps.throw(error)
+            else:
+                command = steps.send(answer)
+    except StopIteration as returned:
+        return cast(R, returned.value)
 
 
 _CREATE = RedisScript(
@@ -129,37 +123,40 @@ _SET_RETRIES = RedisScript(
 class Pattern(Generic[Client]):
     """A pattern on one server, or one cluster."""
 
+    #: the pattern's part of its keys
     kind: ClassVar[str]
-    #: of the keys beside that of the states
+    #: suffixes of its keys besides that of the states
     _suffixes: ClassVar[tuple[bytes, ...]] = (b":facts",)
 
     def __init__(self, client: Client, *, prefix: str = "sqlalchemy_locks") -> None:
         name = type(self).__name__
         if isinstance(client, _PIPELINES):
-            raise TypeError(f"redis.{name} takes the client itself: a pipeline answers only when it is executed")
+            raise TypeError(f"redis.{name} takes the client itself: a pipeline returns no answers until it is executed")
         if not isinstance(client, (*_SYNC, *_ASYNC)):
             raise TypeError(
-                f"redis.{name} takes a redis.Redis, a redis.asyncio.Redis, or their RedisCluster, not {client!r}; what "
-                "is to be part of a SQL transaction is sqlalchemy_locks.lock"
+                f"redis.{name} takes a redis.Redis, a redis.asyncio.Redis, or their RedisCluster, not {client!r}; for "
+                "a lock that is part of a SQL transaction use sqlalchemy_locks.lock"
             )
         self._client: Any = client
-        self._drive: Any = _awaited if isinstance(client, _ASYNC) else _driven
-        self._prefix = checked(prefix, "a prefix")
+        self._run: Any = _run_async if isinstance(client, _ASYNC) else _run
+        self._prefix = valid_name(prefix, "a prefix")
         if "{" in prefix or "}" in prefix:
             raise ValueError(f"a prefix has no braces, which Redis Cluster would read: {prefix!r}")
-        self._calls = Calls()
-        self._keys = functools.lru_cache(maxsize=1024)(self._keys_of)
+        self._calls = ScriptCalls()
+        self._keys = functools.lru_cache(maxsize=1024)(self._queue_keys)
 
-    def _keys_of(self, queue: str | None) -> Keys:
-        start = f"{{{self._prefix}:{as_queue(queue)}}}:{self.kind}".encode()
-        names = (start, *(start + suffix for suffix in self._suffixes))
-        return Keys(start, names, b"%d" % (1 + len(names)))
+    def _queue_keys(self, queue: str | None) -> QueueKeys:
+        prefix = f"{{{self._prefix}:{as_queue(queue)}}}:{self.kind}".encode()
+        names = (prefix, *(prefix + suffix for suffix in self._suffixes))
+        return QueueKeys(prefix, names, b"%d" % (1 + len(names)))
 
     @operation
     def set_retries(self, id: str, retries: int | None, *, queue: str | None = None) -> Call[bool]:
-        """Say how many acquisitions are left; ``None``: as many as you like.
+        """Set how many acquisitions are left.
 
-        :return: ``True``. :raises UnknownTask: when it was never created.
+        :param retries: their number; ``None``: unlimited.
+        :return: ``True``.
+        :raises UnknownTask: when the id was never created.
 
         >>> mutex = Mutex(redis.Redis())
         >>> mutex.create("task_a")
@@ -170,16 +167,18 @@ class Pattern(Generic[Client]):
         return _SET_RETRIES, queue, (as_id(id), as_retries(retries)), bool
 
 
-def created(ids: Sequence[str], queue: str | None, retries: int | None, timeout: Any = b"") -> Call[int]:
-    """What ``create`` calls for."""
+def create_call(ids: Sequence[str], queue: str | None, retries: int | None, timeout: Any = b"") -> Call[int]:
+    """Describe the call of ``create``."""
     return _CREATE, queue, (as_retries(retries), timeout, *as_ids(ids)), int
 
 
-def token(answer: int) -> int | None:
+def decode_token(answer: int) -> int | None:
+    """Return a fencing token, or ``None`` where nothing was acquired."""
     return answer or None
 
 
-def names(answer: list[bytes]) -> list[str]:
+def decode_ids(answer: list[bytes]) -> list[str]:
+    """Return captured ids."""
     return [id.decode() for id in answer]
 
 
@@ -191,17 +190,17 @@ def as_ids(ids: Sequence[str]) -> list[bytes]:
 
 @functools.lru_cache(maxsize=1024)
 def as_id(id: Any) -> bytes:
-    return checked(id, "an id").encode()
+    return valid_name(id, "an id").encode()
 
 
 @functools.lru_cache(maxsize=1024)
 def as_owner(owner: Any) -> tuple[bytes, ...]:
-    """Nothing at all for nobody: an argument less is a microsecond less."""
-    return () if owner is None else (checked(owner, "an owner").encode(),)
+    """Return the owner as script arguments: none at all without an owner, since each costs a microsecond."""
+    return () if owner is None else (valid_name(owner, "an owner").encode(),)
 
 
 def as_queue(queue: Any) -> str:
-    return "default" if queue is None else checked(queue, "a queue")
+    return "default" if queue is None else valid_name(queue, "a queue")
 
 
 def as_retries(retries: Any) -> Any:

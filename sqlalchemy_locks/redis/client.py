@@ -1,14 +1,16 @@
-"""One call of one script: carried out once, whatever becomes of its answer.
+"""One call of one script: it takes effect at most once, even when its reply is lost.
 
-redis-py sends a command again when its connection dies, and can't know whether the first one arrived. So each call
-has a nonce, and leaves its answer under that for a while: the second one gets the answer of the first. A copy that
-arrives when that may have been forgotten comes *late*, and does nothing. Both are judged by the server's clock and by
-the latest moment that the call itself names. This side estimates that clock to name it; a wrong estimate can make a
-call late, never one that is carried out twice.
+redis-py resends a command when its connection dies, without knowing whether the first copy was executed. Each call
+therefore carries a nonce, and its script stores its answer under that nonce: a second copy returns the stored answer.
+A copy that arrives after the answer may have expired is *late* and changes nothing. The server's clock decides, against
+the deadline that the call itself carries. The client estimates that clock to compute the deadline: a wrong estimate can
+make a call late, but never execute it twice.
 
-What is relied on: a script runs alone, and its effects reach a replica and the file together (Redis 5 and newer).
+Assumed of the server: a script runs alone, and its effects reach replicas and the append-only file together (Redis 5
+and newer).
 
-Who sends the commands is not said here: that is all in which ``redis`` and ``redis.asyncio`` differ.
+:meth:`ScriptCalls.steps` is the only implementation. It yields commands and receives their replies, so it serves
+``redis`` and ``redis.asyncio`` alike; the two runners in :mod:`.base` only send them.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeVar
 
 from redis.client import NEVER_DECODE
 from redis.exceptions import (
     ConnectionError,
+    NoScriptError,
     ReadOnlyError,
     RedisError,
     TimeoutError,
@@ -28,19 +32,22 @@ from redis.exceptions import (
 
 from sqlalchemy_locks.errors import NotWritable, OutcomeUnknown, UnknownTask
 
-#: What a client executes.
+R = TypeVar("R")
+
+#: What a client's ``execute_command`` takes.
 Command = tuple[Any, ...]
 
-#: After so many seconds a call that is sent again comes late.
+#: A copy of a call that arrives more than this many seconds after the call was made is late.
 LATE = 60
-#: The calls of so many seconds keep their answers in one hash, until the last of them would come late.
-_TOGETHER = 10
-#: For how long an estimate of the server's clock is good: two quartz clocks differ by less than a second then.
-_ESTIMATE = 3600
-_UNKNOWN, _TOO_LATE = -1, -2
+#: Answers of all calls within this many seconds share one hash, which expires when the last of them would be late.
+_ANSWERS_PER_HASH = 10
+#: Seconds for which an estimate of the server's clock is used: two quartz clocks drift apart by less than a second.
+_ESTIMATE_LIFETIME = 3600
+#: What scripts return instead of an answer.
+_UNKNOWN_ID, _LATE_CALL = -1, -2
 
-_ASK = b"return redis.call('TIME')[1]"
-_ENTER = """\
+_ASK_TIME = b"return redis.call('TIME')[1]"
+_PROLOGUE = """\
 local answered = redis.call('HGET', KEYS[1], ARGV[1])
 if answered then return cmsgpack.unpack(answered) end
 local time = redis.call('TIME')
@@ -51,45 +58,46 @@ local scores, facts = KEYS[2], KEYS[3]
 
 local function operation()
 """
-_LEAVE = f"""\
+_EPILOGUE = f"""\
 end
 
 local answer = operation()
 redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack(answer))
 if redis.call('HLEN', KEYS[1]) == 1 then
-  redis.call('EXPIREAT', KEYS[1], latest + {2 * _TOGETHER})
+  redis.call('EXPIREAT', KEYS[1], latest + {2 * _ANSWERS_PER_HASH})
 end
 return answer
 """
 
 
-#: For the scripts that take something, and no others: a script makes its functions anew at each call.
-TAKEN = """
-  -- How many retries are left, and the last token.
-  local function last(id)
+#: Lua helpers of the scripts that acquire. Only those include them: a script defines its functions at each call.
+ACQUISITION = """
+  -- The retries that are left and the last fencing token; false where not stored.
+  local function limits(id)
     return redis.call('HMGET', facts, 'retries:' .. id, 'fence:' .. id)
   end
 
-  -- Take a retry, and give a token: greater than any before it, even if the server has lost those.
-  local function acquired(id, known, owner)
+  -- Spend a retry, store the owner, and return a new fencing token. The token is greater than any earlier one, even
+  -- after the server has lost its data.
+  local function record(id, known, owner)
     if known[1] then redis.call('HINCRBY', facts, 'retries:' .. id, -1) end
     local token = math.max((tonumber(known[2]) or 0) + 1, time[1] * 1000000 + time[2])
     redis.call('HSET', facts, 'fence:' .. id, string.format('%d', token), 'owner:' .. id, owner or '')
     return token
   end
 """
-#: For captures.
-FIRST = (
-    TAKEN
+#: Lua helpers of the scripts that capture several ids.
+CAPTURE = (
+    ACQUISITION
     + """
-  -- The first ids between two scores that have a retry left and that fit.
-  local function first(limit, lowest, highest, fits)
+  -- The first ids with a score between two bounds that have a retry left and match the filter, if any.
+  local function first(limit, lowest, highest, filter)
     local count = limit
     while true do
       local ids = {}
       local rows = redis.call('ZRANGEBYSCORE', scores, lowest, highest, 'WITHSCORES', 'LIMIT', 0, count)
       for i = 1, #rows, 2 do
-        if last(rows[i])[1] ~= '0' and (not fits or fits(rows[i], tonumber(rows[i + 1]))) then
+        if limits(rows[i])[1] ~= '0' and (not filter or filter(rows[i], tonumber(rows[i + 1]))) then
           ids[#ids + 1] = rows[i]
           if #ids == limit then return ids end
         end
@@ -103,94 +111,102 @@ FIRST = (
 
 
 class RedisScript:
-    """A Lua script that is carried out once a call; its body may use what is above.
+    """A Lua script that is executed once per call.
 
-    :param helpers: functions that its body calls.
-    :param listed: its answer is a list, of bytes whatever ``decode_responses`` the client has.
+    :param name: the operation, as error messages name it.
+    :param body: Lua; it may use ``scores``, ``facts``, ``time`` and the helpers.
+    :param helpers: Lua functions that the body calls.
+    :param returns_list: the answer is a list of bytes, whatever the client's ``decode_responses`` is.
     """
 
-    def __init__(self, name: str, body: str, *, helpers: str = "", listed: bool = False) -> None:
+    def __init__(self, name: str, body: str, *, helpers: str = "", returns_list: bool = False) -> None:
         self.name = name
         self.body = body
-        self.options: dict[str, Any] = {NEVER_DECODE: True} if listed else {}
-        self.source = f"{_ENTER}{helpers}{body}{_LEAVE}".encode()
+        self.options: dict[str, Any] = {NEVER_DECODE: True} if returns_list else {}
+        self._compile(f"{_PROLOGUE}{helpers}{body}{_EPILOGUE}")
+
+    def _compile(self, source: str) -> None:
+        self.source = source.encode()
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
-    def whole(self, command: Command) -> Command:
-        """The same call, where the server doesn't know the script yet."""
-        return "EVAL", self.source, *command[2:]
 
-
-class CachedEstimate(RedisScript):
-    """A script that only reads, and leaves nothing: asked again, it may have another answer, and that is right."""
+class ReadOnlyScript(RedisScript):
+    """A script that only reads and stores no answer: a resent call may return a newer one, which is correct."""
 
     def __init__(self, name: str, body: str) -> None:
-        super().__init__(name, body, listed=True)
-        self.source = f"local scores, facts = KEYS[2], KEYS[3]\n{body}".encode()
-        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+        super().__init__(name, body, returns_list=True)
+        self._compile(f"local scores, facts = KEYS[2], KEYS[3]\n{body}")
 
 
-class Keys(NamedTuple):
-    """Where a queue is."""
+class QueueKeys(NamedTuple):
+    """The Redis keys of one pattern in one queue."""
 
-    #: how every key of this pattern and queue begins
-    start: bytes
-    #: the keys that its scripts work on, besides that of their answers
+    #: how every key begins
+    prefix: bytes
+    #: the keys that scripts work on, besides the hash of their answers
     names: tuple[bytes, ...]
     #: how many keys a script is given, as it is sent
-    number: bytes
+    key_count: bytes
 
 
-class Calls:
-    """The calls of one pattern: they share what is known of the server's clock."""
+class ScriptCalls:
+    """The calls of one pattern object, which share one estimate of the server's clock."""
 
     def __init__(self) -> None:
+        #: the server's time minus ``time.monotonic()``, and when that was learned
         self._estimate: tuple[float, float] | None = None
 
-    def command(self, script: RedisScript, keys: Keys, values: tuple[Any, ...]) -> Command | None:
-        """What runs a script once; ``None`` until the server's clock is known: ``question`` asks for it."""
-        now, estimate = time.monotonic(), self._estimate
-        if estimate is None or now - estimate[1] > _ESTIMATE:
-            return None
-        latest = int(estimate[0] + now) + LATE
-        # every copy of this call has the same latest moment, so the same hash; and no other call has its name
-        calls = b"%b:calls:%d" % (keys.start, latest // _TOGETHER)
-        return "EVALSHA", script.sha, keys.number, calls, *keys.names, b"%d%b" % (latest, os.urandom(12)), *values
+    def steps(
+        self, script: RedisScript, keys: QueueKeys, values: tuple[Any, ...], decode: Callable[[Any], R]
+    ) -> Generator[Command, Any, R]:
+        """Yield the commands of one call; the caller sends each one and passes in its reply, or throws its error.
 
-    def question(self, keys: Keys) -> Command:
-        """What asks for the server's time."""
-        return "EVAL", _ASK, 1, keys.names[0]
-
-    def learn(self, seconds: Any) -> None:
-        """Take the server's time, which has just come."""
-        now = time.monotonic()
-        self._estimate = int(seconds) - now, now  # as it was a moment before now, so not ahead
-
-    def told(self, script: RedisScript, keys: Keys, values: tuple[Any, ...], answer: Any) -> Any:
-        """What a script has answered.
-
-        :raises UnknownTask: when it says that there is no such id, which is its first value then.
-        :raises OutcomeUnknown: when it says that the call came late.
+        :return: the decoded answer.
+        :raises UnknownTask: when the id, the first of the values, was never created.
+        :raises OutcomeUnknown: when no reply came, or the call was late.
+        :raises NotWritable: when the server is a replica.
         """
-        if answer == _UNKNOWN:
-            id, place = values[0].decode(), keys.start.decode()
+        now, estimate = time.monotonic(), self._estimate
+        while estimate is None or now - estimate[1] > _ESTIMATE_LIFETIME:
+            server_time = int((yield "EVAL", _ASK_TIME, 1, keys.names[0]))
+            now = time.monotonic()
+            # the server read its clock a moment earlier, so the estimate is not ahead of it
+            self._estimate = estimate = server_time - now, now
+        latest = int(estimate[0] + now) + LATE
+        # copies of a call carry the same deadline and nonce, so they share the hash and the field of its answer
+        answers = b"%b:calls:%d" % (keys.prefix, latest // _ANSWERS_PER_HASH)
+        arguments = keys.key_count, answers, *keys.names, b"%d%b" % (latest, os.urandom(12)), *values
+        try:
+            try:
+                answer = yield "EVALSHA", script.sha, *arguments
+            except NoScriptError:
+                answer = yield "EVAL", script.source, *arguments
+        except RedisError as error:
+            ours = _translated(script, error)
+            if ours is None:
+                raise
+            raise ours from error
+        if answer == _UNKNOWN_ID:
+            id, place = values[0].decode(), keys.prefix.decode()
             raise UnknownTask(f"{script.name}: there is no {id!r} in {place}; make it by create() first")
-        if answer == _TOO_LATE:
+        if answer == _LATE_CALL:
             self._estimate = None
             raise OutcomeUnknown(
-                f"{script.name}: reached Redis more than {LATE} seconds after it was called, so it was not done then; "
-                "whether it had been before is not known any more"
+                f"{script.name}: reached Redis more than {LATE} seconds after it was called and changed nothing then; "
+                "whether an earlier copy took effect is no longer known"
             )
-        return answer
+        return decode(answer)
 
 
-def translated(script: RedisScript, error: RedisError) -> Exception:
-    """What is raised for an error of the client's, or the server's: ``error`` itself, where we have no word for it."""
+def _translated(script: RedisScript, error: RedisError) -> Exception | None:
+    """Our error for one of the client's or the server's, or ``None`` if it is to be raised unchanged."""
     if isinstance(error, (ConnectionError, TimeoutError)):
-        return OutcomeUnknown(f"{script.name}: no answer came from Redis ({error}), so it may have been done, or not")
+        return OutcomeUnknown(
+            f"{script.name}: no answer came from Redis ({error}), so the call may or may not have taken effect"
+        )
     if isinstance(error, ReadOnlyError) or "READONLY" in str(error):
         return NotWritable(
             f"{script.name}: this Redis server is a replica; connect to the primary (by Sentinel or RedisCluster, if "
             "it moves)"
         )
-    return error
+    return None

@@ -1,9 +1,9 @@
-"""Mutex: taken or free, and taken until somebody releases it.
+"""Mutex: held until it is released.
 
-The pattern: ``ZADD key XX CH 1 id``, which changes the score of one id for one of all who try. A mutex that nobody
-released stays taken: that is its purpose, since the next run must not start when the last one did not succeed.
+The pattern: ``ZADD key XX CH 1 id``, which changes the score for exactly one of concurrent callers. A mutex has no
+expiry: where the last run did not succeed, the next one must not start.
 
-What is promised: between two releases one acquisition is answered ``True``, as long as the server keeps what it has
+Guarantee: between two releases exactly one acquisition returns ``True``, as long as the server keeps what it has
 acknowledged (``docs/redis.md`` says when it doesn't).
 """
 
@@ -20,31 +20,31 @@ from sqlalchemy_locks.redis.base import (
     as_limit,
     as_owner,
     as_queue,
-    created,
-    names,
+    create_call,
+    decode_ids,
+    decode_token,
     operation,
-    token,
 )
-from sqlalchemy_locks.redis.client import FIRST, TAKEN, CachedEstimate, RedisScript
+from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, ReadOnlyScript, RedisScript
 
 _ACQUIRE = RedisScript(
     "mutex.acquire",
     """
   local id, owner = ARGV[2], ARGV[3]
-  local known = last(id)
+  local known = limits(id)
   if known[1] == '0' or redis.call('ZADD', scores, 'XX', 'CH', '1', id) == 0 then
     return redis.call('ZSCORE', scores, id) and 0 or -1
   end
-  return acquired(id, known, owner)
+  return record(id, known, owner)
 """,
-    helpers=TAKEN,
+    helpers=ACQUISITION,
 )
 _RELEASE = RedisScript(
     "mutex.release",
     """
   local id, owner = ARGV[2], ARGV[3]
-  local theirs = owner and redis.call('HGET', facts, 'owner:' .. id) ~= owner
-  if theirs or redis.call('ZADD', scores, 'XX', 'CH', '0', id) == 0 then
+  local other_owner = owner and redis.call('HGET', facts, 'owner:' .. id) ~= owner
+  if other_owner or redis.call('ZADD', scores, 'XX', 'CH', '0', id) == 0 then
     return redis.call('ZSCORE', scores, id) and 0 or -1
   end
   return 1
@@ -57,16 +57,16 @@ _CAPTURE = RedisScript(
   local ids = first(limit, 0, 0)
   for _, id in ipairs(ids) do
     redis.call('ZADD', scores, 'XX', 'CH', '1', id)
-    acquired(id, last(id), owner)
+    record(id, limits(id), owner)
   end
   return ids
 """,
-    helpers=FIRST,
-    listed=True,
+    helpers=CAPTURE,
+    returns_list=True,
 )
 
-# a token is made of the server's clock, which is all that is known of when
-_HELD = CachedEstimate(
+# no instant is stored: a fencing token is made of the server's clock
+_HELD = ReadOnlyScript(
     "mutex.held",
     """
   local rows = {}
@@ -84,7 +84,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class Held(NamedTuple):
-    """A mutex that is taken, as :meth:`Mutex.held` tells of it."""
+    """A held mutex, as :meth:`Mutex.held` lists it."""
 
     queue: str
     id: str
@@ -93,14 +93,14 @@ class Held(NamedTuple):
 
 
 class Mutex(Pattern[Client]):
-    """A lock that is taken until it is released.
+    """A lock that is held until it is released.
 
     :param client: a ``redis.Redis``, a ``redis.asyncio.Redis`` (every call is awaited then), or their ``RedisCluster``.
     :param prefix: how the keys begin, for several apps in one database.
     :raises TypeError: for any other client, a pipeline included.
 
-    ``queue`` is, at every call, the queue that the ids are unique in (``"default"`` without one). Each call raises
-    ``UnknownTask`` for an id that was never created, and ``OutcomeUnknown`` when no answer came.
+    Every method takes ``queue``, in which ids are unique (``"default"`` if not given). Each call raises ``UnknownTask``
+    for an id that was never created, and ``OutcomeUnknown`` when no answer came.
 
     The pattern: "Distributed locks: NoSQL", Mutex.
 
@@ -115,22 +115,22 @@ class Mutex(Pattern[Client]):
 
     @operation
     def create(self, *ids: str, queue: str | None = None, retries: int | None = None) -> Call[int]:
-        """Add the absent ones of some mutexes, free.
+        """Create mutexes, released. Ids that exist are left unchanged.
 
-        :param retries: how many acquisitions they allow; ``None``: as many as you like.
-        :return: how many were absent.
+        :param retries: how many acquisitions each allows; ``None``: unlimited.
+        :return: how many were created.
 
         >>> Mutex(redis.Redis()).create("task_a", "task_b", retries=3)
         2
         """
-        return created(ids, queue, retries)
+        return create_call(ids, queue, retries)
 
     @operation
     def acquire(self, id: str, *, queue: str | None = None, owner: str | None = None) -> Call[bool]:
-        """Take a mutex, if it is free and has a retry left.
+        """Acquire a mutex if it is free and has a retry left.
 
-        :param owner: who takes it, stored for :meth:`release` and for people.
-        :return: ``True`` when it is yours, ``False`` when somebody has it, or no retry is left.
+        :param owner: the holder's name, stored for :meth:`release` and :meth:`held`.
+        :return: ``True`` if it was acquired, ``False`` if it is held or has no retry left.
 
         >>> mutex = Mutex(redis.Redis())
         >>> mutex.create("task_a")
@@ -142,23 +142,25 @@ class Mutex(Pattern[Client]):
 
     @operation
     def acquire_token(self, id: str, *, queue: str | None = None, owner: str | None = None) -> Call[int | None]:
-        """As :meth:`acquire`, for a fencing token: greater than any that this mutex gave before, or ``None``.
+        """Acquire a mutex as :meth:`acquire` does, and return a fencing token.
 
-        It is at least the server's time in microseconds, so that it goes on rising when the server has lost its data.
+        :return: a number greater than any earlier token of this mutex, or ``None`` if it was not acquired.
+
+        The token is at least the server's time in microseconds, so it keeps rising after the server has lost its data.
 
         >>> mutex = Mutex(redis.Redis())
         >>> mutex.create("task_a")
         1
         >>> token = mutex.acquire_token("task_a")
         """
-        return _ACQUIRE, queue, (as_id(id), *as_owner(owner)), token
+        return _ACQUIRE, queue, (as_id(id), *as_owner(owner)), decode_token
 
     @operation
     def release(self, id: str, *, queue: str | None = None, owner: str | None = None) -> Call[bool]:
-        """Give a mutex back.
+        """Release a mutex.
 
-        :param owner: give it back only if it was acquired by this owner.
-        :return: ``True`` when it was taken (by that owner) and is free now.
+        :param owner: release it only if this owner acquired it.
+        :return: ``True`` if it was held (by that owner) and is free now.
 
         >>> mutex = Mutex(redis.Redis())
         >>> mutex.create("task_a")
@@ -170,9 +172,9 @@ class Mutex(Pattern[Client]):
 
     @operation
     def capture(self, limit: int, *, queue: str | None = None, owner: str | None = None) -> Call[list[str]]:
-        """Take several mutexes at once, whichever are free.
+        """Acquire up to ``limit`` free mutexes.
 
-        :return: their ids, in order, at most ``limit``.
+        :return: their ids, in order.
 
         >>> mutex = Mutex(redis.Redis())
         >>> mutex.create("task_a")
@@ -180,17 +182,17 @@ class Mutex(Pattern[Client]):
         >>> mutex.capture(3)
         ['task_a']
         """
-        return _CAPTURE, queue, (as_limit(limit), *as_owner(owner)), names
+        return _CAPTURE, queue, (as_limit(limit), *as_owner(owner)), decode_ids
 
     @operation
     def held(self, limit: int = 1000, *, queue: str | None = None) -> Call[list[Held]]:
-        """What is taken in a queue, for people.
+        """List the held mutexes of one queue, for monitoring.
 
-        :param limit: how many at most, those first that were taken first.
+        :param limit: how many at most, oldest acquisitions first.
         :return: tuples of ``queue, id, owner, acquired_at`` (UTC, by the server's clock).
 
-        Of one queue, since each is in a place of its own. ``acquired_at`` is what the token is made of, which tells the
-        time unless the server's clock has gone back since.
+        ``acquired_at`` is computed from the fencing token, and is later than the acquisition if the server's clock had
+        been set back before it.
 
         >>> mutex = Mutex(redis.Redis())
         >>> mutex.create("task_a")
@@ -203,10 +205,10 @@ class Mutex(Pattern[Client]):
         name = as_queue(queue)
 
         def held(id: bytes, owner: bytes, fence: bytes) -> Held:
-            since = _EPOCH + timedelta(microseconds=int(fence))
-            return Held(name, id.decode(), owner.decode() or None, since)
+            acquired_at = _EPOCH + timedelta(microseconds=int(fence))
+            return Held(name, id.decode(), owner.decode() or None, acquired_at)
 
-        def read(rows: list[list[Any]]) -> list[Held]:
+        def decode(rows: list[list[Any]]) -> list[Held]:
             return [held(*row) for row in rows]
 
-        return _HELD, queue, (as_limit(limit),), read
+        return _HELD, queue, (as_limit(limit),), decode

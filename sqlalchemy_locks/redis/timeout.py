@@ -1,11 +1,11 @@
-"""Timeout: acquired at most once in a period, released by nobody.
+"""Timeout: acquired at most once per period, never released.
 
-The pattern: ``ZADD key XX GT CH <score> id``, which changes a score only to a greater one, and so for the first of all
-who come with it. The score is when the id was acquired (elapsed), or when the window began that it was acquired in.
+The pattern: ``ZADD key XX GT CH <score> id``, which only raises a score, and so succeeds for the first of concurrent
+callers. The score is the instant of the acquisition, or with windows the start of the window it was acquired in.
 
-What is promised: an id is acquired at most once in its period, by the server's clock, as long as the server keeps what
-it has acknowledged (``docs/redis.md`` says when it doesn't). A clock that goes back delays the next acquisition; it
-never gives one too many.
+Guarantee: an id is acquired at most once per period, by the server's clock, as long as the server keeps what it has
+acknowledged (``docs/redis.md`` says when it doesn't). A clock that is set back delays the next acquisition, and never
+allows an extra one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 
 from sqlalchemy_locks._timezones import around, zone
-from sqlalchemy_locks.durations import seconds
+from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.redis.base import (
     Call,
     Client,
@@ -25,15 +25,15 @@ from sqlalchemy_locks.redis.base import (
     as_id,
     as_limit,
     as_queue,
-    created,
-    names,
+    create_call,
+    decode_ids,
+    decode_token,
     operation,
-    token,
 )
-from sqlalchemy_locks.redis.client import FIRST, TAKEN, CachedEstimate, RedisScript
+from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, ReadOnlyScript, RedisScript
 
-# A window's score is the second it began at, not its number: a period that is changed later then compares, too.
-# In a zone these are seconds of the civil clock, of which no day has two midnights.
+# A window's score is its first second, not its number, so that scores stay comparable when the period changes.
+# With a time zone these are seconds of local time, in which no day has two midnights.
 _TAKE = """
   local every, windowed, at = tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5]) or tonumber(time[1])
   local civil = at
@@ -49,9 +49,9 @@ _TAKE = """
   end
 
   local function take(id, ts)
-    local score, known = due(id, tonumber(ts)), last(id)
+    local score, known = due(id, tonumber(ts)), limits(id)
     if not score or known[1] == '0' or redis.call('ZADD', scores, 'XX', 'GT', 'CH', score, id) == 0 then return 0 end
-    return acquired(id, known)
+    return record(id, known)
   end
 """
 _ACQUIRE = RedisScript(
@@ -61,7 +61,7 @@ _ACQUIRE = RedisScript(
   local ts = redis.call('ZSCORE', scores, id)
   return ts and take(id, ts) or -1
 """,
-    helpers=TAKEN + _TAKE,
+    helpers=ACQUISITION + _TAKE,
 )
 _CAPTURE = RedisScript(
     "timeout.capture",
@@ -74,11 +74,11 @@ _CAPTURE = RedisScript(
   end
   return ids
 """,
-    helpers=FIRST + _TAKE,
-    listed=True,
+    helpers=CAPTURE + _TAKE,
+    returns_list=True,
 )
 
-_LISTED = CachedEstimate(
+_LISTED = ReadOnlyScript(
     "timeout.listed",
     """
   local rows = {redis.call('TIME')[1]}
@@ -93,7 +93,7 @@ _LISTED = CachedEstimate(
 
 
 class Listed(NamedTuple):
-    """A timeout, as :meth:`Timeout.listed` tells of it."""
+    """A timeout, as :meth:`Timeout.listed` lists it."""
 
     queue: str
     id: str
@@ -103,15 +103,14 @@ class Listed(NamedTuple):
 
 
 class Timeout(Pattern[Client]):
-    """A lock that is acquired at most once in a period, and that nobody has to release.
+    """A lock that is acquired at most once per period, and needs no release.
 
     :param client: :param prefix: as for :class:`Mutex`.
     :param every: the period, in whole seconds or as a ``timedelta``; without it, each id has its own (:meth:`create`).
-    :param windowed: count in windows that begin at multiples of the period since 1970: the first who comes in a window
-        has it. Two acquisitions either side of a boundary may be close to each other. Without it, a full period
-        passes between two of them.
-    :param tz: for windows of civil time (``every=86400``: from midnight to midnight there), the name of a zone.
-    :param clock: for tests: gives the instant (seconds since 1970, or an aware ``datetime``) instead of the server.
+    :param windowed: allow one acquisition in each window; windows begin at multiples of the period since 1970. Two
+        acquisitions on either side of a boundary may be close together. Without it, a full period passes between two.
+    :param tz: the name of a time zone, for windows of local time (``every=86400``: from midnight to midnight there).
+    :param clock: for tests: returns the instant (seconds since 1970, or an aware ``datetime``) instead of the server.
     :raises TypeError: :raises ValueError: for a period that is not whole seconds, an unknown zone.
 
     The pattern: "Distributed locks: NoSQL", Timeout.
@@ -151,25 +150,25 @@ class Timeout(Pattern[Client]):
         retries: int | None = None,
         every: float | timedelta | None = None,
     ) -> Call[int]:
-        """Add the absent ones of some timeouts, free at once.
+        """Create timeouts, each free immediately. Ids that exist are left unchanged.
 
-        :param retries: how many acquisitions they allow; ``None``: as many as you like.
-        :param every: their own period, in whole seconds or as a ``timedelta``; that of this ``Timeout`` when not given.
-        :return: how many were absent.
+        :param retries: how many acquisitions each allows; ``None``: unlimited.
+        :param every: their own period, in whole seconds or as a ``timedelta``; that of this ``Timeout`` if not given.
+        :return: how many were created.
 
         >>> Timeout(redis.Redis(), every=86400).create("report")
         1
         """
         period = self._every if every is None else as_period(every, "every")
         if period == b"":
-            raise ValueError("Timeout: say every=, here or where the Timeout is made: each id keeps its period")
-        return created(ids, queue, retries, period)
+            raise ValueError("Timeout: pass every= here or to Timeout(): each id stores its period")
+        return create_call(ids, queue, retries, period)
 
     @operation
     def acquire(self, id: str, *, queue: str | None = None) -> Call[bool]:
-        """Take a timeout, if its period has passed (or its window is new) and it has a retry left.
+        """Acquire a timeout if its period has passed (or its window is new) and it has a retry left.
 
-        :return: ``True`` when it is yours for this period, else ``False``.
+        :return: whether it was acquired.
 
         >>> daily = Timeout(redis.Redis(), every=86400)
         >>> daily.create("report")
@@ -177,26 +176,27 @@ class Timeout(Pattern[Client]):
         >>> daily.acquire("report"), daily.acquire("report")
         (True, False)
         """
-        return _ACQUIRE, queue, (as_id(id), *self._when()), bool
+        return _ACQUIRE, queue, (as_id(id), *self._period()), bool
 
     @operation
     def acquire_token(self, id: str, *, queue: str | None = None) -> Call[int | None]:
-        """As :meth:`acquire`, for a fencing token as :meth:`Mutex.acquire_token` gives it, or ``None``.
+        """Acquire a timeout as :meth:`acquire` does, and return a fencing token as :meth:`Mutex.acquire_token` does.
 
         >>> daily = Timeout(redis.Redis(), every=86400)
         >>> daily.create("report")
         1
         >>> token = daily.acquire_token("report")
         """
-        return _ACQUIRE, queue, (as_id(id), *self._when()), token
+        return _ACQUIRE, queue, (as_id(id), *self._period()), decode_token
 
     @operation
     def capture(self, limit: int, *, queue: str | None = None) -> Call[list[str]]:
-        """Take several timeouts at once, whichever are due, those first that have waited longest.
+        """Acquire up to ``limit`` timeouts that are due, longest overdue first.
 
-        :return: their ids, at most ``limit``.
+        :return: their ids.
 
-        Where each has a period of its own, the ids that aren't due are looked at one by one, while the server waits.
+        Without ``every=``, ids that aren't due are examined one by one, and the server serves no other client
+        meanwhile.
 
         >>> daily = Timeout(redis.Redis(), every=86400)
         >>> daily.create("report")
@@ -204,16 +204,16 @@ class Timeout(Pattern[Client]):
         >>> daily.capture(3)
         ['report']
         """
-        return _CAPTURE, queue, (as_limit(limit), *self._when()), names
+        return _CAPTURE, queue, (as_limit(limit), *self._period()), decode_ids
 
     @operation
     def listed(self, limit: int = 1000, *, queue: str | None = None) -> Call[list[Listed]]:
-        """The timeouts of a queue, for people, those first that were acquired longest ago.
+        """List the timeouts of one queue, for monitoring.
 
-        :param limit: how many at most.
-        :return: tuples of ``queue, id, every, free_in, retries``: the id's own period in seconds; in how many seconds
-            it is over by the server's clock, less than 0 when it is over already, and ``None`` in windows of civil
-            time; how many acquisitions are left, ``None`` for as many as you like.
+        :param limit: how many at most, oldest acquisitions first.
+        :return: tuples of ``queue, id, every, free_in, retries``: the id's own period in seconds; the seconds until it
+            is over by the server's clock, negative when it is over already, ``None`` for windows of local time; how
+            many acquisitions are left, ``None`` for unlimited.
 
         >>> daily = Timeout(redis.Redis(), every=86400)
         >>> daily.create("report", retries=3)
@@ -221,21 +221,21 @@ class Timeout(Pattern[Client]):
         >>> daily.acquire("report"), daily.listed()
         (True, [Listed(queue='default', id='report', every=86400, free_in=86..., retries=2)])
         """
-        name, period, civil, at = as_queue(queue), self._every, self._zone is not None, as_instant(self._clock)
+        name, period, local, at = as_queue(queue), self._every, self._zone is not None, as_instant(self._clock)
 
-        def listed(now: int, id: bytes, ts: bytes, own: bytes, left: bytes) -> Listed:
+        def listed(now: int, id: bytes, ts: bytes, own: bytes, retries: bytes) -> Listed:
             every = int(own) if own else None
-            over = period or every
-            free_in = None if civil or not over else int(float(ts)) + int(over) - now
-            return Listed(name, id.decode(), every, free_in, int(left) if left else None)
+            effective = period or every
+            free_in = None if local or not effective else int(float(ts)) + int(effective) - now
+            return Listed(name, id.decode(), every, free_in, int(retries) if retries else None)
 
-        def read(rows: list[Any]) -> list[Listed]:
+        def decode(rows: list[Any]) -> list[Listed]:
             now = int(rows[0]) if at == b"" else int(at)
             return [listed(now, *row) for row in rows[1:]]
 
-        return _LISTED, queue, (as_limit(limit),), read
+        return _LISTED, queue, (as_limit(limit),), decode
 
-    def _when(self) -> tuple[Any, ...]:
+    def _period(self) -> tuple[Any, ...]:
         at = as_instant(self._clock)
         offsets = () if self._zone is None else around(self._zone, time.time() if at == b"" else float(at))
         return self._every, int(self._windowed), at, *offsets
@@ -246,22 +246,22 @@ Clock = Callable[[], "float | datetime"]
 
 def as_clock(clock: Any) -> Clock | None:
     if clock is not None and not callable(clock):
-        raise TypeError(f"clock is a function that gives the instant, not {clock!r}")
+        raise TypeError(f"clock is a function that returns the instant, not {clock!r}")
     return cast("Clock | None", clock)
 
 
 def as_instant(clock: Clock | None) -> Any:
-    """What a clock of the caller's own says, in whole seconds since 1970."""
+    """Return the instant of the caller's clock in whole seconds since 1970; empty without one."""
     if clock is None:
         return b""
-    given = clock()
-    if isinstance(given, datetime):
-        if given.tzinfo is None:
-            raise ValueError(f"the clock gave a datetime without a zone: {given!r}")
-        given = given.timestamp()
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise TypeError(f"the clock gives seconds since 1970 or an aware datetime, not {given!r}")
-    return math.floor(given)
+    instant = clock()
+    if isinstance(instant, datetime):
+        if instant.tzinfo is None:
+            raise ValueError(f"the clock returned a datetime without a zone: {instant!r}")
+        instant = instant.timestamp()
+    if isinstance(instant, bool) or not isinstance(instant, (int, float)):
+        raise TypeError(f"the clock returns seconds since 1970 or an aware datetime, not {instant!r}")
+    return math.floor(instant)
 
 
 def as_period(value: float | timedelta, name: str) -> int:

@@ -1,9 +1,9 @@
-"""State transitions: tasks that go from a status in which they may be captured to one in which they are.
+"""State transitions: tasks that move from a ready status to a captured one, and on to another when the work is done.
 
-The pattern: ``ZADD key XX CH <status> id``, a status being a number. Which number is which name is written down beside
-the tasks, when a status is first used, so that names may be added in any order.
+The pattern: ``ZADD key XX CH <status> id``, with statuses as numbers. The number of each status name is stored beside
+the tasks when the name is first used, so names may be added in any order.
 
-What is promised: a task is captured by one caller until its status is set, as long as the server keeps what it has
+Guarantee: a task is captured by one caller until its status is set, as long as the server keeps what it has
 acknowledged (``docs/redis.md`` says when it doesn't).
 """
 
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.redis.base import Call, Client, Pattern, as_id, as_ids, as_limit, as_queue, as_retries, operation
-from sqlalchemy_locks.redis.client import FIRST, RedisScript
+from sqlalchemy_locks.redis.client import CAPTURE, RedisScript
 from sqlalchemy_locks.redis.timeout import Clock, as_clock, as_instant, as_period
 
 _STATUS = """
   local deadlines = KEYS[4]
 
-  -- The number of a status; with a new one, the next.
+  -- The number of a status name; a new name is given the next number.
   local function number(status)
     local known = redis.call('HGET', facts, 'status:' .. status)
     if known then return tonumber(known) end
@@ -67,14 +67,14 @@ _CAPTURE = RedisScript(
     local id = ids[i]
     redis.call('ZADD', scores, 'XX', 'CH', captured, id)
     deadline(id, at)
-    local claim = acquired(id, last(id))
-    local told = redis.call('HMGET', facts, 'timeout:' .. id, 'retries:' .. id)
-    tasks[i] = {id, claim, told[1] or '', told[2] or ''}
+    local claim = record(id, limits(id))
+    local stored = redis.call('HMGET', facts, 'timeout:' .. id, 'retries:' .. id)
+    tasks[i] = {id, claim, stored[1] or '', stored[2] or ''}
   end
   return tasks
 """,
-    helpers=FIRST + _STATUS,
-    listed=True,
+    helpers=CAPTURE + _STATUS,
+    returns_list=True,
 )
 _SET_STATUS = RedisScript(
     "transition.set_status",
@@ -110,7 +110,7 @@ _EXPIRE = RedisScript(
 
 
 class Task(NamedTuple):
-    """A task as it was captured; ``claim`` is what tells this capture from every other."""
+    """A captured task; ``claim`` identifies this capture."""
 
     queue_id: str
     id: str
@@ -121,13 +121,13 @@ class Task(NamedTuple):
 
 
 class StateTransition(Pattern[Client]):
-    """Tasks with a status: captured out of some, and put into another when the work is done.
+    """Tasks with a status: captured from some statuses, and given another one when the work is done.
 
     :param client: :param prefix: as for :class:`Mutex`.
-    :param ready: the statuses that a task is captured from; a new task has the first of them.
-    :param captured: the status of a task that somebody works on.
+    :param ready: the statuses that tasks are captured from; a new task has the first one.
+    :param captured: the status of a captured task.
     :param clock: for tests, as for :class:`Timeout`.
-    :raises TypeError: :raises ValueError: for statuses that are no names, or the same one twice.
+    :raises TypeError: :raises ValueError: for invalid status names, or duplicates.
 
     The pattern: "Distributed locks: NoSQL", State transition.
 
@@ -159,7 +159,7 @@ class StateTransition(Pattern[Client]):
             raise ValueError("ready needs at least one status")
         self._ready = [as_status(status) for status in ready]
         self._captured = as_status(captured)
-        # in the order of the pattern: 0 is done, 1 is in_progress, 2 is failed
+        # numbered as in the pattern: 0 is done, 1 is in_progress, 2 is failed
         self._statuses = [self._ready[0], self._captured, *self._ready[1:]]
         if len(set(self._statuses)) < len(self._statuses):
             raise ValueError(f"the same status twice among ready={tuple(ready)!r} and captured={captured!r}")
@@ -173,12 +173,12 @@ class StateTransition(Pattern[Client]):
         timeout: float | timedelta | None = None,
         retries: int | None = None,
     ) -> Call[int]:
-        """Add the absent ones of some tasks, in the first status of ``ready``.
+        """Create tasks in the first status of ``ready``. Ids that exist are left unchanged.
 
-        :param timeout: how long each may be captured before :meth:`expire` takes it back, in whole seconds
-            or as a ``timedelta``; ``None``: for ever.
-        :param retries: how many captures they allow; ``None``: as many as you like.
-        :return: how many were absent.
+        :param timeout: how long each may be captured before :meth:`expire` times it out, in whole seconds
+            or as a ``timedelta``; ``None``: no limit.
+        :param retries: how many captures each allows; ``None``: unlimited.
+        :return: how many were created.
 
         >>> StateTransition(redis.Redis()).create("task_a", timeout=60)
         1
@@ -188,9 +188,9 @@ class StateTransition(Pattern[Client]):
 
     @operation
     def capture(self, limit: int, *, queue: str | None = None) -> Call[list[Task]]:
-        """Take tasks that are ready and have a retry left.
+        """Capture up to ``limit`` tasks that are ready and have a retry left.
 
-        :return: at most ``limit`` of them, in the order of their ids, which nobody else is given.
+        :return: the tasks, ordered by id; concurrent callers get different ones.
 
         >>> tasks = StateTransition(redis.Redis())
         >>> tasks.create("task_a")
@@ -198,27 +198,32 @@ class StateTransition(Pattern[Client]):
         >>> [task.id for task in tasks.capture(3)]
         ['task_a']
         """
-        where, status = as_queue(queue), self._captured.decode()
+        queue_id, status = as_queue(queue), self._captured.decode()
 
-        def task(id: bytes, claim: int, timeout: bytes, left: bytes) -> Task:
+        def task(id: bytes, claim: int, timeout: bytes, retries: bytes) -> Task:
             return Task(
-                where, id.decode(), status, claim, int(timeout) if timeout else None, int(left) if left else None
+                queue_id,
+                id.decode(),
+                status,
+                claim,
+                int(timeout) if timeout else None,
+                int(retries) if retries else None,
             )
 
-        def tasks(rows: list[list[Any]]) -> list[Task]:
+        def decode(rows: list[list[Any]]) -> list[Task]:
             return [task(*row) for row in rows]
 
-        return _CAPTURE, queue, (as_limit(limit), as_instant(self._clock), self._captured, *self._ready), tasks
+        return _CAPTURE, queue, (as_limit(limit), as_instant(self._clock), self._captured, *self._ready), decode
 
     @operation
     def set_status(
         self, id: str, status: str, *, queue: str | None = None, claim: int | None = None, force: bool = False
     ) -> Call[bool]:
-        """Say what has become of a task that was captured.
+        """Set the status of a captured task.
 
-        :param claim: of the task as it was captured: nothing is changed if somebody has captured it since.
-        :param force: whatever status it has.
-        :return: ``False`` when it was not captured, or not with this claim.
+        :param claim: the claim of the captured task; if it has been captured again since, nothing is changed.
+        :param force: set it regardless of the current status.
+        :return: ``False`` if it was not captured, or not with this claim.
         :raises UnknownTask: when it was never created.
 
         >>> tasks = StateTransition(redis.Redis())
@@ -231,18 +236,19 @@ class StateTransition(Pattern[Client]):
         if claim is not None and (isinstance(claim, bool) or not isinstance(claim, int)):
             raise TypeError(f"claim is the number that a captured task has, not {claim!r}")
         if claim is not None and force:
-            raise ValueError("force= changes any task's status: leave out claim=, which asks whether it is ours")
-        whose = b"" if claim is None else int(claim)
-        values = as_id(id), as_status(status), self._captured, whose, int(bool(force)), as_instant(self._clock)
+            raise ValueError("force= changes any task's status: leave out claim=, which checks the capture")
+        given_claim = b"" if claim is None else int(claim)
+        values = as_id(id), as_status(status), self._captured, given_claim, int(bool(force)), as_instant(self._clock)
         return _SET_STATUS, queue, values, bool
 
     @operation
     def expire(self, *, queue: str | None = None) -> Call[int]:
-        """Give the captured tasks whose ``timeout`` has passed the status ``timeout``.
+        """Set the status ``timeout`` on the captured tasks whose ``timeout`` has passed.
 
-        They can be captured again if that is in ``ready``; whoever has them still should have given their claim.
+        They can be captured again if ``ready`` contains that status. Workers should pass ``claim`` to
+        :meth:`set_status`, so that the one that timed out changes nothing.
 
-        :return: how many there were.
+        :return: how many tasks timed out.
 
         >>> tasks = StateTransition(redis.Redis())
         >>> tasks.create("task_a")
@@ -254,4 +260,4 @@ class StateTransition(Pattern[Client]):
 
 
 def as_status(status: Any) -> bytes:
-    return checked(status, "a status").encode()
+    return valid_name(status, "a status").encode()

@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.runtime.pools import most
+from sqlalchemy_locks.dialects.connections import most
 
 _LINES = "_sqlalchemy_locks_lines"
 #: what "for ever" is to a lock of Python's

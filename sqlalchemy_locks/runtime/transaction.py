@@ -23,9 +23,9 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.core.operation import Operation, translated
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.base import DriverTimeout, driver_calls
+from sqlalchemy_locks.dialects.base import DriverTimeout
+from sqlalchemy_locks.dialects.connections import connect, driver_calls, give_back, most, on_driver_error
 from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, OutcomeUnknown, Unsupported
-from sqlalchemy_locks.runtime.pools import connect, give_back, most
 
 T = TypeVar("T")
 
@@ -132,13 +132,13 @@ class ShortTransaction:
                 return _ENDED
             return _DIED if guarded and connection.invalidated else _OVER
         if self.used and not self._ending:
-            ended = self.backend.ended(connection)
+            ended = self.backend.transaction_ended(connection)
             if ended and self._open:
                 return _ENDED if guarded and not self._rolled_back else _OVER
             self._open = not ended
             if self._failed():
                 return _OVER
-        return _OVER if wire and self.backend.hung_up(connection) else None
+        return _OVER if wire and self.backend.server_closed(connection) else None
 
     def _failed(self) -> bool:
         """Whether the server has given it up for an error, and with it the lock.
@@ -148,7 +148,7 @@ class ShortTransaction:
         """
 
         def aborted() -> bool:
-            return self._aborted or self.backend.aborted(self.connection)
+            return self._aborted or self.backend.transaction_aborted(self.connection)
 
         sent = self._sent
         # looked at from another thread, a savepoint may come or go meanwhile: then the next look tells
@@ -159,9 +159,9 @@ class ShortTransaction:
     def use(self) -> None:
         """Somebody is about to work in the transaction: its end, from here on, must not pass unnoticed."""
         if not self.used:
-            self.backend.mark(self.connection)
+            self.backend.set_marker(self.connection)
             self.used = True
-            self._open = not self.backend.ended(self.connection)
+            self._open = not self.backend.transaction_ended(self.connection)
 
     def guard(self, lost: Callable[[LockLost], object]) -> None:
         """From here on, no statement is executed when the transaction is known to be over.
@@ -182,16 +182,13 @@ class ShortTransaction:
         def after(*_: Any) -> None:
             self._aborted = False  # an aborted transaction takes no statement but the one that ends it, or goes back
 
-        def failed(error: BaseException, *rest: Any, **named: Any) -> None:
+        def failed(error: BaseException) -> None:
             if isinstance(error, Exception) and self.active and not self._ending:
-                try:
-                    self._aborted = self.backend.heed(self.connection, error)
-                    self._rolled_back |= self.backend.rolls_back(error) and self.backend.ended(self.connection)
-                except Exception:
-                    pass  # without an answer, the block's end finds out
-                except BaseException as stopped:
-                    handle(stopped, *rest, **named)  # as if it had come a moment sooner
-            handle(error, *rest, **named)
+                with contextlib.suppress(Exception):  # without an answer, the block's end finds out
+                    self._aborted = self.backend.check_after_error(self.connection, error)
+                    self._rolled_back |= self.backend.error_rolled_back(error) and self.backend.transaction_ended(
+                        self.connection
+                    )
 
         def commit(_: Connection) -> None:
             self._ending = True
@@ -199,9 +196,7 @@ class ShortTransaction:
         event.listen(connection, "before_cursor_execute", before)
         event.listen(connection, "after_cursor_execute", after)
         event.listen(connection, "commit", commit)
-        # SQLAlchemy's event of an error is one of all connections of the engine, and would slow all of them down
-        handle = connection._handle_dbapi_exception
-        connection._handle_dbapi_exception = failed
+        on_driver_error(connection, failed)
 
     def check(self) -> None:
         """Ask the server whether the transaction is still the one that was begun.
@@ -211,17 +206,17 @@ class ShortTransaction:
         """
         why = self.over()
         nested = self.active and self.connection.in_nested_transaction()
-        if why is None and self.backend.marks_by_savepoint and nested:
+        if why is None and self.backend.marker_is_savepoint and nested:
             raise Unsupported(
                 f"check() inside begin_nested() can't be answered on {self.backend.name}, where asking ends the "
                 "savepoint: ask before it, or after it"
             )
         try:
-            if why is None and self.used and self.backend.marks_by_savepoint:
-                if self.backend.unmarked(self.connection):
+            if why is None and self.used and self.backend.marker_is_savepoint:
+                if self.backend.marker_lost(self.connection):
                     why = self._known = self._mark_lost
                 else:
-                    self.backend.mark(self.connection)
+                    self.backend.set_marker(self.connection)
             elif why is None:
                 self.connection.exec_driver_sql("SELECT 1")
         except DBAPIError as error:
@@ -248,8 +243,8 @@ class ShortTransaction:
         try:
             why = self.over() if self.used or not self.active else None
             try:
-                if why is None and self.used and self.backend.unmarked(self.connection):
-                    why = self._mark_lost if self.backend.marks_by_savepoint else _OVER
+                if why is None and self.used and self.backend.marker_lost(self.connection):
+                    why = self._mark_lost if self.backend.marker_is_savepoint else _OVER
             except DBAPIError as error:
                 raise LockLost(_OVER) from error
             if why is not None:
@@ -334,7 +329,7 @@ def run_one(
     """
     backend = backend_for(connection.dialect)
     until = None if wait is None else time.monotonic() + wait
-    one_trip = backend.one_trip
+    one_trip = backend.cheap_autocommit
     committed = final = one_trip or backend.autocommit(connection)
     if one_trip:
         options = {**options, "locks_alone": True}

@@ -20,9 +20,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import bounded_seconds, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation, shaped
-from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,
@@ -232,11 +231,11 @@ def acquire(
     if not permits:
         raise ValueError("semaphore.acquire needs at least one semaphore")
     counts = {
-        checked(name, "a semaphore's name"): whole(count, "a count of permits", 1) for name, count in permits.items()
+        valid_name(name, "a semaphore's name"): whole(count, "a count of permits", 1) for name, count in permits.items()
     }
     # in one order for everybody, so that two requests can't deadlock
     asked = dict(sorted(counts.items()))
-    held_for = None if ttl is None else span(ttl, "ttl", zero=False)
+    held_for = None if ttl is None else bounded_seconds(ttl, "ttl", zero=False)
     if held_for is not None and held_for < 0.001:
         raise ValueError(f"ttl is at least 0.001 seconds, not {ttl!r}")
     values = {
@@ -244,7 +243,7 @@ def acquire(
         "names": _array(f'"{_QUOTED.sub(_ESCAPE, name)}"' for name in asked),
         "counts": _array(map(str, asked.values())),
         "external_id": uuid4().hex if external_id is None else id_of(external_id),
-        "owner": None if owner is None else checked(owner, "an owner"),
+        "owner": None if owner is None else valid_name(owner, "an owner"),
         "ttl_seconds": held_for,
     }
     return Operation(_ACQUIRE, values)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select, true
 from sqlalchemy.exc import IntegrityError
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation, shaped
 from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import LOCK_WAIT, SemaphoreBody, locked, make_room, surely, touch, used, whole
@@ -149,8 +149,8 @@ _CREATE, _RESIZE, _DELETE = CreateSemaphores(), Resize(), DeleteSemaphores()
 
 def _values(name: str, by: str | None, **values: Any) -> dict[str, Any]:
     # lock_wait for whoever has it compiled: each run gives its own
-    changed_by = None if by is None else checked(by, "who changes a semaphore")
-    return {"name": checked(name, "a semaphore's name"), "changed_by": changed_by, "lock_wait": None, **values}
+    changed_by = None if by is None else valid_name(by, "who changes a semaphore")
+    return {"name": valid_name(name, "a semaphore's name"), "changed_by": changed_by, "lock_wait": None, **values}
 
 
 @shaped(select(literal(True)))

@@ -87,8 +87,8 @@ class InTurn(AcquirePermits):
         )
 
     def by_statements(self, execution: Execution, made: Any) -> Grant:
-        keys = execution.values["keys"].items() if execution.backend.lines else ()
-        busy = [name for name, key in keys if not execution.backend.line_free(execution.connection, key)]
+        keys = execution.values["keys"].items() if execution.backend.server_queues else ()
+        busy = [name for name, key in keys if not execution.backend.queue_is_free(execution.connection, key)]
         # what was granted already must not wait behind those who wait for it
         if busy and execution.execute(made.request, {"called": execution.values["external_id"]}).first() is None:
             return denied(execution, busy)

@@ -17,7 +17,7 @@ from sqlalchemy import Text, bindparam, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, side_connection
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.semaphore.statements import statements
@@ -100,9 +100,9 @@ class SemaphoreBody(OperationImpl):
         return statements(execution.context.tables, rows=execution.backend.locking == "rows")
 
     def _take_file(self, execution: Execution) -> None:
-        with execution.backend.judging(execution.connection):
+        with execution.backend.classify_timeouts(execution.connection):
             execution.take_file(execution.context.tables.semaphore)
-        if not execution.backend.began(execution.connection):
+        if not execution.backend.transaction_begun(execution.connection):
             raise self._several_in_autocommit(execution)
 
 
@@ -257,7 +257,7 @@ def drop(execution: Execution, made: Any, request: int) -> None:
 
 def external_id(value: Any) -> str:
     """The id of a request, as it is stored; a grant stands for its own."""
-    return checked(getattr(value, "external_id", value), "the external_id of a request")
+    return valid_name(getattr(value, "external_id", value), "the external_id of a request")
 
 
 def token_of(value: str | Grant) -> str | None:

@@ -8,9 +8,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Integer, String, and_, bindparam, case, cast, func, literal, or_, select
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import positive_int, valid_name
 from sqlalchemy_locks.core.operation import RowsOperation
-from sqlalchemy_locks.counts import counted
 from sqlalchemy_locks.semaphore.queries import Read
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, until
 from sqlalchemy_locks.sql.clock import Elapsed, Now
@@ -79,8 +78,8 @@ def oldest(each: int, name: str | None = None) -> RowsOperation[Any]:
     ``age`` is since when, and ``left`` how long still, in whole seconds by the server's clock; ``left`` is ``None``
     without a time to live, and less than 0 for what has expired and is still counted.
     """
-    of = None if name is None else checked(name, "a semaphore's name")
-    return RowsOperation(_OLDEST, {"each": counted(each, "each"), "name": of})
+    of = None if name is None else valid_name(name, "a semaphore's name")
+    return RowsOperation(_OLDEST, {"each": positive_int(each, "each"), "name": of})
 
 
 def ages() -> RowsOperation[Any]:

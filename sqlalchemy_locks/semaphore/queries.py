@@ -7,9 +7,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Integer, String, and_, bindparam, cast, func, literal, select, type_coerce
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import checked
+from sqlalchemy_locks._validation import positive_int, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation
-from sqlalchemy_locks.counts import counted
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, until
 from sqlalchemy_locks.sql.clock import UTC, Now
 from sqlalchemy_locks.sql.tables import Tables
@@ -129,7 +128,7 @@ def holders(name: str) -> RowsOperation[Any]:
     >>> session.execute(sl.semaphore.holders("network")).all()
     []
     """
-    return RowsOperation(_HOLDERS, {"name": checked(name, "a semaphore's name")})
+    return RowsOperation(_HOLDERS, {"name": valid_name(name, "a semaphore's name")})
 
 
 def history(name: str | None = None, *, limit: int = 100) -> RowsOperation[Any]:
@@ -144,7 +143,7 @@ def history(name: str | None = None, *, limit: int = 100) -> RowsOperation[Any]:
 
     >>> changes = session.execute(sl.semaphore.history("network", limit=10)).all()
     """
-    most = counted(limit, "limit")
+    most = positive_int(limit, "limit")
     if name is None:
         return RowsOperation(_HISTORY, {"limit": most})
-    return RowsOperation(_HISTORY_OF, {"name": checked(name, "a semaphore's name"), "limit": most})
+    return RowsOperation(_HISTORY_OF, {"name": valid_name(name, "a semaphore's name"), "limit": most})

@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import literal, select
 
+from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, shaped
-from sqlalchemy_locks.durations import span
 from sqlalchemy_locks.semaphore.base import SemaphoreBody, may_be_old, take
 from sqlalchemy_locks.semaphore.statements import BATCH
 
@@ -184,7 +184,7 @@ def sweep(*, stale_after: float | timedelta | None = None) -> Operation[Any]:
 
 
 def stale(after: float | timedelta | None) -> float | None:
-    return None if after is None else span(after, "stale_after", zero=False)
+    return None if after is None else bounded_seconds(after, "stale_after", zero=False)
 
 
 @shaped(select(literal(1)))
@@ -199,7 +199,7 @@ def clean(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     >>> session.scalar(sl.semaphore.clean())
     0
     """
-    return Operation(_CLEAN, {"older_than": span(older_than, "older_than")})
+    return Operation(_CLEAN, {"older_than": bounded_seconds(older_than, "older_than")})
 
 
 @shaped(select(literal(1)))
@@ -217,7 +217,7 @@ def clean_leases(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     >>> session.scalar(sl.semaphore.clean_leases())
     0
     """
-    return Operation(_CLEAN_LEASES, {"older_than": span(older_than, "older_than")})
+    return Operation(_CLEAN_LEASES, {"older_than": bounded_seconds(older_than, "older_than")})
 
 
 @shaped(select(literal(1)))
@@ -230,7 +230,7 @@ def clean_history(*, older_than: float | timedelta = 30 * _DAY) -> Operation[Any
     >>> session.scalar(sl.semaphore.clean_history())
     0
     """
-    return Operation(_CLEAN_HISTORY, {"older_than": span(older_than, "older_than")})
+    return Operation(_CLEAN_HISTORY, {"older_than": bounded_seconds(older_than, "older_than")})
 
 
 __all__ = ["BATCH", "clean", "clean_history", "clean_leases", "sweep"]

@@ -1,1 +1,1 @@
-"""The tables, the clock and the SQL elements that every pattern is made of."""
+"""The tables, the server's clock and the SQL elements that the patterns are built from."""

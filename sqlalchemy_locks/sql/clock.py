@@ -1,6 +1,6 @@
-"""The server's clock, read fresh: one element, compiled per engine. No other clock decides anything here.
+"""The server's clock: elements that each engine compiles. No other clock decides anything in this library.
 
-``now()`` and its like are the transaction's or the statement's start, which a wait has made old.
+``now()`` and its like are the start of the transaction or of the statement, which may be long ago after a wait.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from sqlalchemy.types import TypeDecorator
 
 
 class Instant(DateTime):
-    """An instant to the microsecond, of the server's clock; MySQL's and MariaDB's plain DATETIME has whole seconds."""
+    """A timestamp with microseconds, of the server's clock; plain DATETIME of MySQL and MariaDB has whole seconds."""
 
     def __init__(self) -> None:
         super().__init__(timezone=True)
 
 
 class Now(FunctionElement[datetime]):
-    """This instant, in UTC, by the server."""
+    """The current time in UTC, by the server."""
 
     type = Instant()
     inherit_cache = True
 
 
 class Fresh(FunctionElement[datetime]):
-    """This instant, in UTC, by the server; fresh even after a wait inside the statement, where the engine has it so.
+    """The current time in UTC, by the server; read after a wait inside the statement, where the engine can.
 
-    On MySQL and MariaDB it is. On PostgreSQL it is read before a row is waited for, and again only if the row has
-    changed: whoever must be sure locks the row first, in a CTE. SQLite's one wait is at the statement's beginning.
+    MySQL and MariaDB can. PostgreSQL reads it before it waits for a row, and again only if the row has changed: to be
+    sure, lock the row first, in a CTE. SQLite waits only at the statement's beginning.
     """
 
     type = Instant()
@@ -39,16 +39,16 @@ class Fresh(FunctionElement[datetime]):
 
 
 class Epoch(FunctionElement[int]):
-    """This instant as whole seconds since 1970, by the server; fresh even after a wait inside the statement."""
+    """The current time in whole seconds since 1970, by the server; read after a wait inside the statement."""
 
     type = BigInteger()
     inherit_cache = True
 
 
 class Began(FunctionElement[datetime]):
-    """When this statement began, by the server: for conditions.
+    """The start of this statement, by the server's clock: for conditions.
 
-    The same for every row, so that an index can be asked; where the statement waits for nobody, as fresh as ``Now``.
+    It is the same for every row, so that an index can be used.
     """
 
     type = Instant()
@@ -56,35 +56,35 @@ class Began(FunctionElement[datetime]):
 
 
 class Ago(FunctionElement[datetime]):
-    """So many seconds before ``Began``; the argument may have a fraction."""
+    """A number of seconds before ``Began``; the argument may have a fraction."""
 
     type = Instant()
     inherit_cache = True
 
 
 class Elapsed(FunctionElement[int]):
-    """Whole seconds from an instant to ``Began``; less than 0 when it is yet to come."""
+    """Whole seconds from an instant to ``Began``; negative for an instant in the future."""
 
     type = BigInteger()
     inherit_cache = True
 
 
 class Later(FunctionElement[datetime]):
-    """An instant and some seconds, which may be fractions or less than none; arguments are the two."""
+    """An instant plus a number of seconds, which may be fractional or negative; arguments are the two."""
 
     type = Instant()
     inherit_cache = True
 
 
 def utc(instant: datetime | None) -> datetime | None:
-    """An instant of the server's, whatever the driver makes of it."""
+    """Return a timestamp of the server with its zone, UTC, which some drivers leave out."""
     if instant is None:
         return None
     return instant.replace(tzinfo=timezone.utc) if instant.tzinfo is None else instant.astimezone(timezone.utc)
 
 
 class UTC(TypeDecorator[datetime]):
-    """An instant with its zone, whatever the driver makes of it."""
+    """A timestamp that is loaded with its zone, UTC, by every driver."""
 
     impl = Instant
     cache_ok = True

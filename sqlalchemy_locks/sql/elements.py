@@ -1,6 +1,6 @@
-"""Constructs that render differently on each engine; the hooks are in ``dialects/``, one file an engine.
+"""SQL elements that each engine compiles in its own way; the compilers are in ``dialects/``, one file per engine.
 
-None of them has a default hook: an engine that is unknown here must refuse, never guess.
+None of them has a default compiler: an unsupported engine raises instead of guessing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA
 
 
 class Void(TypeDecorator[None]):
-    """A function that returns nothing: drivers disagree whether that is ``None`` or an empty string."""
+    """The type of a function without a result: drivers return ``None`` or an empty string for it."""
 
     impl = NullType
     cache_ok = True
@@ -28,12 +28,12 @@ class Void(TypeDecorator[None]):
 
 
 class LockFunction(FunctionElement[Any]):
-    """A function of our schema, which ``schema_translate_map`` can move as it moves a table."""
+    """A function in the schema of the tables, which ``schema_translate_map`` moves like a table."""
 
     name: str
     schema = DEFAULT_SCHEMA
     _use_schema_map = True
-    # the name is part of what makes two of them different: without it two functions would share a cache key
+    # without the name, two functions would share a cache key
     _traverse_internals = [*FunctionElement._traverse_internals, ("name", InternalTraversal.dp_string)]
 
     def __init__(self, name: str, *arguments: ColumnElement[Any], type_: TypeEngine[Any]) -> None:
@@ -42,49 +42,49 @@ class LockFunction(FunctionElement[Any]):
         self.type = type_
 
 
-class Gate(FunctionElement[str]):
-    """The name of the gate of one key (MySQL): arguments are the table's full name and the key."""
+class InsertGuard(FunctionElement[str]):
+    """The name of the lock under which a key's row is inserted (MySQL): arguments are the table and the key."""
 
     type = String()
     inherit_cache = True
 
 
 class ReadCommitted(ColumnElement[bool]):
-    """Whether this session reads at READ COMMITTED or below, where a look for an absent row locks no gap (MySQL)."""
+    """Whether the session is at READ COMMITTED or below, where a search for an absent row locks no gap (MySQL)."""
 
-    # not Boolean, which these engines would spell `= 1` a second time
+    # not Boolean, which these engines would compile to a second `= 1`
     type: Any = Integer()
     _traverse_internals = []
 
 
 class ReadUncommitted(ColumnElement[bool]):
-    """Whether this session reads what nobody has committed (MySQL)."""
+    """Whether the session reads uncommitted rows (MySQL)."""
 
-    # not Boolean, which these engines would spell `= 1` a second time
+    # not Boolean, which these engines would compile to a second `= 1`
     type: Any = Integer()
     _traverse_internals = []
 
 
 class PlainReads(ColumnElement[bool]):
-    """Whether a plain SELECT reads without a lock; under SERIALIZABLE it locks what it passes (InnoDB)."""
+    """Whether a plain SELECT reads without locks; at SERIALIZABLE it locks what it reads (InnoDB)."""
 
-    # not Boolean, which these engines would spell `= 1` a second time
+    # not Boolean, which these engines would compile to a second `= 1`
     type: Any = Integer()
     _traverse_internals = []
 
 
 class Writable(ColumnElement[bool]):
-    """Whether this server takes writes (MySQL, MariaDB): a replica grants row locks that bind nobody on the primary."""
+    """Whether this server accepts writes (MySQL, MariaDB): a replica grants row locks without effect on the primary."""
 
-    # not Boolean, which these engines would spell `= 1` a second time
+    # not Boolean, which these engines would compile to a second `= 1`
     type: Any = Integer()
     _traverse_internals = []
 
 
 class SessionLock(FunctionElement[str]):
-    """The server's session lock, waited for; arguments are the key and, for those that take one, the longest wait.
+    """Acquire the server's session lock of a key; arguments are the key and, on MySQL and MariaDB, the longest wait.
 
-    Gives ``refused`` where it would bind nobody else, ``0`` when the time was up.
+    Its value is ``refused`` where the lock would have no effect, ``0`` at the timeout.
     """
 
     type = String()
@@ -92,60 +92,60 @@ class SessionLock(FunctionElement[str]):
 
 
 class SessionUnlock(FunctionElement[bool]):
-    """Give the session lock of a key up; whether it was held."""
+    """Release the session lock of a key; its value is whether it was held."""
 
     type = Boolean()
     inherit_cache = True
 
 
 class InsertAbsent(Insert):
-    """An INSERT that passes over a row whose key is there (not on MySQL and MariaDB, where that hides other errors)."""
+    """An INSERT that ignores duplicate keys (not on MySQL and MariaDB, where that hides other errors)."""
 
     inherit_cache = True
 
 
 class DeleteByKey(Delete):
-    """A DELETE by primary key that goes by the primary key, however small the table is.
+    """A DELETE that uses the primary key, however small the table is.
 
-    InnoDB locks, and waits for, every row that it reads on its way. An UPDATE can be told so by a hint of SQLAlchemy's.
+    InnoDB locks, and waits for, every row that it reads. For an UPDATE, SQLAlchemy has a hint.
     """
 
     inherit_cache = True
 
 
 class Notify(FunctionElement[str]):
-    """Tell those who listen, when the transaction commits; arguments are the channel and what is told (PostgreSQL)."""
+    """Notify listeners when the transaction commits; arguments are the channel and the payload (PostgreSQL)."""
 
     type = String()
     inherit_cache = True
 
 
 class TakeRow(Insert):
-    """An INSERT that holds the row of a duplicate exclusively, and changes nothing (MySQL, MariaDB).
+    """An INSERT that locks the row of a duplicate key exclusively, and changes nothing (MySQL, MariaDB).
 
-    Not SQLAlchemy's own ON DUPLICATE KEY UPDATE, which 2.0 keeps out of the compiled cache.
+    SQLAlchemy's own ON DUPLICATE KEY UPDATE isn't cached by 2.0.
     """
 
     inherit_cache = True
 
 
 class NowaitInsert(Insert):
-    """An INSERT that fails at once where it would have to wait for another transaction's lock (MariaDB)."""
+    """An INSERT that fails immediately where it would have to wait for a lock (MariaDB)."""
 
     inherit_cache = True
 
 
 class NowaitTakeRow(TakeRow):
-    """As ``TakeRow``, failing at once where it would have to wait (MariaDB)."""
+    """A ``TakeRow`` that fails immediately where it would have to wait for a lock (MariaDB)."""
 
     inherit_cache = True
 
 
 class HeldKeys(Executable, ClauseElement):
-    """A SELECT of who holds keys and who waits for one, out of the server's own tables.
+    """A SELECT of the holders and waiters of keys from the server's own tables.
 
-    Gives ``key``, ``mode``, ``granted``, ``session``, ``owner``, ``user``, ``host``, ``state``, ``since`` and
-    ``waits_for``, the holders of a key first, then who waits longest.
+    Its columns are ``key``, ``mode``, ``granted``, ``session``, ``owner``, ``user``, ``host``, ``state``, ``since`` and
+    ``waits_for``; the holders of a key come first, then its waiters, the longest wait first.
     """
 
     inherit_cache = False
@@ -153,17 +153,17 @@ class HeldKeys(Executable, ClauseElement):
 
     def __init__(self, table: Table, some: bool) -> None:
         self.table = table
-        #: only of these keys; without it, of all
+        #: only these keys; all of them without it
         self.keys: BindParameter[int] | None = None
         if some:
             self.keys = bindparam("keys", expanding=True, required=False, type_=BigInteger())
 
     def among(self, key: str, compiler: Any, **kw: Any) -> str:
-        """The condition that the key is one of those, ``key`` being how it is spelt there."""
+        """Return the condition on the keys; ``key`` is the SQL of the key."""
         return "1 = 1" if self.keys is None else f"{key} IN {compiler.process(self.keys, **kw)}"
 
 
 class ContendedKeys(HeldKeys):
-    """As ``HeldKeys``, where only what somebody waits for is in the server's tables (MariaDB)."""
+    """A ``HeldKeys`` of keys with waiters only, where the server's tables have no others (MariaDB)."""
 
     inherit_cache = False

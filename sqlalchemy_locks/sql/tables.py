@@ -44,7 +44,7 @@ _INNODB: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of one place, as the statements of the patterns use them."""
+    """The tables in one schema, or with one prefix."""
 
     installed: Table
     locked_keys: Table
@@ -60,12 +60,12 @@ class Tables:
 
 @functools.cache
 def tables(schema: str | None, prefix: str) -> Tables:
-    """The tables in ``schema`` (``None`` where the engine has none), their names behind ``prefix``."""
+    """Return the tables in ``schema`` (``None`` where the engine has none), with ``prefix`` before their names."""
     return describe(MetaData(schema=schema), prefix)
 
 
 def describe(metadata: MetaData, prefix: str) -> Tables:
-    """Put the tables into ``metadata``."""
+    """Define the tables in ``metadata``."""
     return Tables(
         installed=_installed(metadata, prefix),
         locked_keys=_locked_keys(metadata, prefix),
@@ -85,7 +85,7 @@ def _installed(metadata: MetaData, prefix: str) -> Table:
         f"{prefix}installed",
         metadata,
         Column("step", _name(32), primary_key=True),
-        Column("door", _name(32), nullable=False),
+        Column("installed_by", _name(32), nullable=False),
         **_INNODB,
     )
 
@@ -178,10 +178,10 @@ def _job(metadata: MetaData, prefix: str) -> Table:
 
 
 def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> list[Index]:
-    """The indexes that keep a queue's statements fast.
+    """Return the indexes that a queue's statements need.
 
-    :param at: the columns by role. :param prefix: what the names begin with.
-    :param partial: whether the engine can use a partial index here; ``None``: both, each made where it is of use.
+    :param at: the columns by role. :param prefix: the first part of the indexes' names.
+    :param partial: whether the engine has partial indexes; ``None`` for both kinds, each created where it applies.
     """
     order = (at["priority"], at["run_at"], at["internal_id"])
     waiting = at["started_at"].is_(None)
@@ -190,7 +190,7 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
         ready: Any = Index(f"{prefix}_ready", at["queue_id"], *order, postgresql_where=waiting)
         made.append(ready.ddl_if(dialect=("postgresql", "yugabytedb")) if partial is None else ready)
     if not partial:
-        # an equality at its head, where the condition can't be the index's own
+        # with the condition's column first, where an index can't have a condition
         name = f"{prefix}_ready" if partial is False else f"{prefix}_waiting"
         ready = Index(name, at["queue_id"], at["started_at"], *order)
         made.append(ready.ddl_if(dialect=("mysql", "mariadb", "sqlite")) if partial is None else ready)
@@ -209,7 +209,7 @@ def _semaphore(metadata: MetaData, prefix: str) -> Table:
         # NULL: deleted, and the row kept for its fence
         Column("capacity", Integer()),
         Column("fence", BigInteger(), nullable=False, server_default=text("0")),
-        # made by a lease on its first use, and removed again when it is no longer used
+        # created by a lease at its first use, and deleted when it is no longer used
         Column("on_demand", Boolean(), nullable=False, server_default=false()),
         *_stamps("created_at", "updated_at"),
         UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
@@ -270,12 +270,12 @@ def _semaphore_history(metadata: MetaData, prefix: str) -> Table:
 
 
 def ExternalId() -> Any:
-    """A job's random identifier; without a type of its own on MariaDB, which has one only since 10.7."""
+    """Return the type of a job's random identifier; not MariaDB's native one, which exists only since 10.7."""
     return Uuid(native_uuid=False).with_variant(Uuid(), "postgresql", "yugabytedb")
 
 
 class Payload(JSON):
-    """JSON, as the engine keeps it best: JSONB on PostgreSQL, whose types are too much to be loaded by everybody."""
+    """JSON; JSONB on PostgreSQL, whose types aren't imported on the other engines."""
 
 
 def _serial() -> Column[Any]:
@@ -287,7 +287,7 @@ def _stamps(*names: str) -> tuple[Column[Any], ...]:
 
 
 def _held(prefix: str) -> Index:
-    """What is held, alone where the engine can leave rows out of an index: the sum over it is made at each acquire."""
+    """Return the index of held permits, partial where the engine can: each acquire sums them."""
     held = text("state = 'ACQUIRED'")
     columns = ("semaphore_id", "state", "permit_request_id", "count")
     return Index(f"{prefix}permit_held", *columns, postgresql_where=held, sqlite_where=held)
@@ -298,7 +298,7 @@ def _name(length: int) -> Any:
 
 
 def _identity() -> tuple[Column[Any], ...]:
-    """A task: ids are unique inside a queue."""
+    """Return the key columns of a task, whose id is unique within its queue."""
     return (
         Column("queue_id", _name(255), primary_key=True, server_default="default"),
         Column("id", _name(255), primary_key=True),
@@ -306,7 +306,7 @@ def _identity() -> tuple[Column[Any], ...]:
 
 
 def _token() -> tuple[Column[Any], ...]:
-    """The nonce of whoever acquired last, and the fencing token that each acquisition raises."""
+    """Return the columns of the last acquirer's nonce and of the fencing token, which each acquire increments."""
     return (
         Column("token", _name(32)),
         Column("fence", BigInteger(), nullable=False, server_default=text("0")),

@@ -1,1 +1,1 @@
-"""Workers: threads or tasks that take jobs from a queue and run a handler on each."""
+"""Workers: threads or tasks that capture jobs from a queue and run a handler on each."""

@@ -1,6 +1,6 @@
-"""AsyncWorker: as ``Worker``, with handlers that are awaited. How it decides is in ``shift.py``, for both.
+"""AsyncWorker: as ``Worker``, with handlers that are awaited. What it decides is in ``state.py``, for both.
 
-The database's part runs in SQLAlchemy's greenlet, one piece at a time.
+What talks to the database runs in SQLAlchemy's greenlet, one call at a time.
 """
 
 from __future__ import annotations
@@ -12,198 +12,217 @@ import logging
 import signal
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.facade.async_lease import undisturbed
 from sqlalchemy_locks.queue.enqueue import CHANNEL
-from sqlalchemy_locks.runtime.transaction import ShortTransaction
-from sqlalchemy_locks.workers.config import WorkerConfig
-from sqlalchemy_locks.workers.database import ended, hears, rows, say
-from sqlalchemy_locks.workers.state import LONGEST_REST, WorkerState
+from sqlalchemy_locks.queue.queue import Queue
+from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, bound_engine
+from sqlalchemy_locks.workers.database import WorkerDatabase, log, supports_listen
+from sqlalchemy_locks.workers.held_job import HeldJob
+from sqlalchemy_locks.workers.state import LONGEST_PAUSE, StalledSweeper, WorkerState
 from sqlalchemy_locks.workers.threaded import is_coroutine_function
 
 AsyncHandler = Callable[[Any], Awaitable[object]]
-#: of each loop, what is to be stopped by its signals: it has one handler of each, and perhaps several workers
-_stopped: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Callable[[], None]]] = weakref.WeakKeyDictionary()
+#: what the signals stop, by loop: a loop has one handler of each signal, and maybe several workers
+_stops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Callable[[], None]]] = weakref.WeakKeyDictionary()
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class AsyncWorker(WorkerConfig[AsyncHandler, AsyncEngine]):
-    """Works on the jobs of a queue, in tasks of one event loop.
+class AsyncWorker:
+    """Runs the jobs of a queue in tasks of one event loop.
 
-    Everything is as with :class:`~sqlalchemy_locks.Worker`, but for: ``handler`` is a coroutine function, ``bind`` an
+    It differs from :class:`~sqlalchemy_locks.Worker` in this: ``handler`` is a coroutine function, ``bind`` an
     ``AsyncEngine``, ``concurrency`` the number of tasks; a handler that outlives ``grace`` is cancelled before its
-    job is given back.
+    job is released.
 
     >>> async def handle(job): worker.stop()
     >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, concurrency=4)
     """
 
-    def _refuse(self, handler: Any) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        handler: AsyncHandler,
+        *,
+        bind: AsyncEngine | None = None,
+        name: str = DEFAULT_QUEUE,
+        concurrency: int = 4,
+        batch: int = 10,
+        heartbeat: float | timedelta = 15,
+        poll: float | timedelta = 1,
+        stalled_after: float | timedelta | None = 300,
+        grace: float | timedelta = 30,
+        hold: bool = False,
+        host: str | None = None,
+    ) -> None:
         if not callable(handler):
             raise TypeError(f"a worker's handler is a coroutine function of one job, not {handler!r}")
-        if _is_plain(handler):
+        if _is_plain_function(handler):
             raise TypeError(
                 f"an AsyncWorker awaits its handler, and {handler!r} is no coroutine function: use a Worker"
             )
-
-    def _engine_of(self, bind: Any) -> Engine:
-        if not isinstance(bind, AsyncEngine):
-            raise TypeError(f"an AsyncWorker needs an AsyncEngine, not {bind!r}")
-        return bind.sync_engine
-
-    def _prepare(self) -> None:
-        self._stopped = False
-        #: it is this worker that cancels its tasks
+        engine = bound_engine(queue, bind)
+        if not isinstance(engine, AsyncEngine):
+            raise TypeError(f"an AsyncWorker needs an AsyncEngine, not {engine!r}")
+        self.handler = handler
+        self.config = WorkerConfig(
+            queue,
+            engine.sync_engine,
+            name=name,
+            concurrency=concurrency,
+            batch=batch,
+            heartbeat=heartbeat,
+            poll=poll,
+            stalled_after=stalled_after,
+            grace=grace,
+            hold=hold,
+            host=host,
+        )
+        self._stop = StopRequest()
+        #: the worker itself cancels its tasks
         self._cancelling = False
         self._wake = asyncio.Event()
-        self._hands = [asyncio.Event() for _ in range(self.concurrency)] if self.hold else []
+        self._slot_wakes = [asyncio.Event() for _ in range(self.config.concurrency)] if self.config.hold else []
 
     async def run(self) -> None:
-        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop can have them).
+        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop supports signal handlers).
 
         >>> async def handle(job): worker.stop()
         >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, name="mail")
         >>> await worker.run()
         """
-        shift = WorkerState(self, _sleep)
         self._cancelling, self._runner = False, asyncio.current_task()
         async with self._signals(), self._listening():
             try:
-                await (self._holding(shift) if self.hold else self._working(shift))
+                await (self._run_holding() if self.config.hold else self._run())
             finally:
-                self._stopped = False
+                self._stop.requested = False
 
     def stop(self) -> None:
-        """Begin nothing more; :meth:`run` returns when what runs has finished, or ``grace`` is over. From its loop.
+        """Start no more jobs; to be called in the worker's loop. :meth:`run` returns when running handlers have
+        returned, or after ``grace`` seconds.
 
         >>> async def handle(job): worker.stop()
         >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, name="mail")
         >>> await worker.run()  # returns when its first job is done
         """
-        self._stopped = True
-        self._ring()
+        self._stop.requested = True
+        self._wake_all()
 
-    def _ring(self) -> None:
+    def _wake_all(self) -> None:
         self._wake.set()
-        for hand in self._hands:
-            hand.set()
+        for wake in self._slot_wakes:
+            wake.set()
 
-    def _ending(self) -> bool:
-        """Whether what is cancelled is this worker, rather than something in a handler."""
-        # Python 3.10 can't tell that run() was cancelled, until it is told itself
+    def _is_cancelled(self) -> bool:
+        """Whether the worker is being cancelled, rather than something in a handler."""
+        # Python 3.10 doesn't tell that run() was cancelled before it is resumed
         cancelling = getattr(self._runner, "cancelling", None)
         return self._cancelling or (cancelling is not None and cancelling() > 0)
 
-    async def _working(self, shift: WorkerState) -> None:
+    async def _run(self) -> None:
+        state = WorkerState(self.config, self._stop, _sleep)
         tasks: set[asyncio.Task[None]] = set()
-        loop = asyncio.get_running_loop()
         try:
-            while not self._stopped:
-                await self._turn(shift, tasks, shift.pause)
-            shift.stopping = True
-            deadline = loop.time() + self.grace
-            while shift.running and loop.time() < deadline:
-                await self._turn(shift, tasks, lambda: min(shift.pause(), max(0.0, deadline - loop.time())))
+            while await self._turn(state, tasks):
+                pass
         finally:
-            shift.stopping = self._cancelling = True
+            state.stopping = self._cancelling = True
             for task in tasks:
                 task.cancel()
-            await undisturbed(_closed(shift, tasks), forgetful=False)
+            await undisturbed(_close(state, tasks), forgetful=False)
 
-    async def _turn(self, shift: WorkerState, tasks: set[asyncio.Task[None]], pause: Callable[[], float]) -> None:
+    async def _turn(self, state: WorkerState, tasks: set[asyncio.Task[None]]) -> bool:
         self._wake.clear()
-        await greenlet_spawn(shift.turn)
-        while (job := shift.take()) is not None:
-            task = asyncio.create_task(self._hand(shift, job))
+        if not state.keep_going():
+            return False
+        await greenlet_spawn(state.turn)
+        while (job := state.take()) is not None:
+            task = asyncio.create_task(self._run_slot(state, job))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-        await _rung(self._wake, pause())
+        await _wait(self._wake, state.pause())
+        return True
 
-    async def _hand(self, shift: WorkerState, job: Any) -> None:
-        """One task: a job, and those after it while there are any."""
+    async def _run_slot(self, state: WorkerState, job: Any) -> None:
+        """Run a job, and those after it while there are any."""
         following: Any = job
         while following is not None:
             error: BaseException | None = None
             try:
                 await self.handler(following)
             except BaseException as raised:
-                if isinstance(raised, asyncio.CancelledError) and self._ending():
-                    raise  # its job runs no more, and is given back
+                if isinstance(raised, asyncio.CancelledError) and self._is_cancelled():
+                    raise  # the job no longer runs, and is released
                 error = raised
-            if shift.done(following, error):
+            if state.done(following, error):
                 self._wake.set()
             if isinstance(error, asyncio.CancelledError):
-                return  # if it was this task that the handler cancelled, it is good for nothing more
-            following = shift.take()
+                return  # the handler may have cancelled this very task
+            following = state.take()
 
-    async def _holding(self, shift: WorkerState) -> None:
-        hands = [asyncio.create_task(self._hold(hand)) for hand in self._hands]
+    async def _run_holding(self) -> None:
+        config = self.config
+        sweeper = StalledSweeper(config, WorkerDatabase(config, _sleep))
+        slots = [asyncio.create_task(self._run_holding_slot(wake)) for wake in self._slot_wakes]
         try:
-            while not self._stopped:
-                self._wake.clear()
-                await greenlet_spawn(shift.sweep)
-                if self._stopped:
-                    break
-                await _rung(self._wake, (self.stalled_after or 3600) / 4)
-            await asyncio.wait(hands, timeout=self.grace)
+            while await self._sweep(sweeper):
+                pass
+            await asyncio.wait(slots, timeout=config.grace)
         finally:
             self._cancelling = True
-            for hand in hands:
-                hand.cancel()
-            await undisturbed(_all(hands), forgetful=False)
+            for slot in slots:
+                slot.cancel()
+            await undisturbed(_join(slots), forgetful=False)
 
-    async def _hold(self, wake: asyncio.Event) -> None:
-        while not self._stopped:
+    async def _sweep(self, sweeper: StalledSweeper) -> bool:
+        self._wake.clear()
+        if not self._stop.requested:
+            await greenlet_spawn(sweeper.run)
+        if not self._stop.requested:
+            await _wait(self._wake, self.config.sweep_interval)
+        return not self._stop.requested
+
+    async def _run_holding_slot(self, wake: asyncio.Event) -> None:
+        while not self._stop.requested:
             wake.clear()
             try:
-                found = await self._hold_one()
+                found = await self._run_held_job()
             except Exception as error:
-                say(logging.WARNING, "a held job is given back: %s", error)
+                log(logging.WARNING, "A held job is released: %s", error)
                 found = False
-            if not found and not self._stopped:
-                await _rung(wake, self.poll)
+            if not found and not self._stop.requested:
+                await _wait(wake, self.config.poll)
 
-    async def _hold_one(self) -> bool:
-        """As ``worker.hold_one``: the same transaction, left open while the handler is awaited."""
-        short = ShortTransaction(self.engine)
-        await greenlet_spawn(short.open)
+    async def _run_held_job(self) -> bool:
+        held = HeldJob(self.config)
+        job = await greenlet_spawn(held.capture, lambda: self._stop.requested)
+        if job is None:
+            return False
+        error: BaseException | None = None
         try:
-            captured: Any = self.queue.capture(1, queue=self.name, host=self.host)
-            jobs = await greenlet_spawn(lambda: rows(short.connection.execute(captured)))
-            if jobs and self._stopped:
-                released = self.queue.release(jobs)
-                await greenlet_spawn(lambda: short.connection.execute(released))
-            elif jobs:
-                await greenlet_spawn(short.use)
-                error: BaseException | None = None
-                try:
-                    await self.handler(jobs[0])
-                except BaseException as raised:
-                    if isinstance(raised, asyncio.CancelledError) and self._ending():
-                        raise  # which gives the job back
-                    error = raised
-                    say(logging.WARNING, "a job of the queue %r failed", self.name, exc_info=error)
-                await greenlet_spawn(ended, short.connection, self.queue, jobs[0], error)
-        except BaseException:
-            await greenlet_spawn(short.abandon)
-            raise
-        await greenlet_spawn(short.commit)
-        return bool(jobs)
+            await self.handler(job)
+        except BaseException as raised:
+            if isinstance(raised, asyncio.CancelledError) and self._is_cancelled():
+                await greenlet_spawn(held.abandon)
+                raise
+            error = raised
+        await greenlet_spawn(held.finish, job, error)
+        return True
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
-        """On PostgreSQL: a task that is told when jobs are put."""
-        backend = build_context(self.engine.dialect, {}).backend
-        if not backend.listens or not self.queue.notify:
+        """On PostgreSQL: listen in a task for jobs that are put."""
+        if not self.config.listens:
             yield
             return
         listener = asyncio.create_task(self._listen())
@@ -211,51 +230,50 @@ class AsyncWorker(WorkerConfig[AsyncHandler, AsyncEngine]):
             yield
         finally:
             listener.cancel()
-            await undisturbed(_all([listener]), forgetful=False)
+            await undisturbed(_join([listener]), forgetful=False)
 
     async def _listen(self) -> None:
         while True:
             try:
-                if not await greenlet_spawn(hears, self.engine):
+                if not await greenlet_spawn(supports_listen, self.config.engine):
                     return
-                await self._listen_once()
+                await self._listen_until_lost()
             except Exception as error:
-                say(logging.DEBUG, "not listening, but polling: %s", error)
-            await asyncio.sleep(min(self.poll, LONGEST_REST))
+                log(logging.DEBUG, "Polling instead of listening: %s", error)
+            await asyncio.sleep(min(self.config.poll, LONGEST_PAUSE))
 
-    async def _listen_once(self) -> None:
-        """Until the connection is lost."""
-        engine, topic = self.engine, self.queue.topic(self.name)
-        backend = build_context(engine.dialect, {}).backend
+    async def _listen_until_lost(self) -> None:
+        """Listen until the connection is lost."""
+        topic, backend = self.config.queue.topic(self.config.name), self.config.backend
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()
-        connection = await greenlet_spawn(engine.raw_connection)
+        connection = await greenlet_spawn(self.config.engine.raw_connection)
         driver: Any = connection.driver_connection
-        connection.detach()  # the pool has it no more
+        connection.detach()  # it doesn't return to the pool
         try:
 
-            def heard() -> None:
+            def on_readable() -> None:
                 try:
-                    if topic in backend.heard(driver):
-                        self._ring()
+                    if topic in backend.read_notifications(driver):
+                        self._wake_all()
                 except Exception:
                     loop.remove_reader(driver.fileno())
                     lost.set()
 
-            def told(_: Any, pid: int, channel: str, what: str) -> None:
-                if what == topic:
-                    self._ring()
+            def on_notification(_: Any, pid: int, channel: str, payload: str) -> None:
+                if payload == topic:
+                    self._wake_all()
 
             if hasattr(driver, "add_listener"):  # asyncpg, which reads by itself
                 driver.add_termination_listener(lambda _: lost.set())
-                await driver.add_listener(CHANNEL, told)
-                self._ring()
+                await driver.add_listener(CHANNEL, on_notification)
+                self._wake_all()  # jobs may have been put before it listened
                 await lost.wait()
             else:
                 await driver.set_autocommit(True)
                 await driver.execute(f"LISTEN {CHANNEL}")
-                loop.add_reader(driver.fileno(), heard)
-                self._ring()
+                loop.add_reader(driver.fileno(), on_readable)
+                self._wake_all()
                 try:
                     await lost.wait()
                 finally:
@@ -267,7 +285,7 @@ class AsyncWorker(WorkerConfig[AsyncHandler, AsyncEngine]):
     @contextlib.asynccontextmanager
     async def _signals(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        stops = _stopped.setdefault(loop, [])
+        stops = _stops.setdefault(loop, [])
         if not stops:
             for number in _SIGNALS:
                 with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
@@ -283,13 +301,13 @@ class AsyncWorker(WorkerConfig[AsyncHandler, AsyncEngine]):
                         loop.remove_signal_handler(number)
 
 
-async def _all(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def _join(tasks: Iterable[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _closed(shift: WorkerState, tasks: Iterable[asyncio.Task[None]]) -> None:
-    await _all(tasks)
-    await greenlet_spawn(shift.close)
+async def _close(state: WorkerState, tasks: Iterable[asyncio.Task[None]]) -> None:
+    await _join(tasks)
+    await greenlet_spawn(state.close)
 
 
 def _stop_all(stops: list[Callable[[], None]]) -> None:
@@ -297,12 +315,12 @@ def _stop_all(stops: list[Callable[[], None]]) -> None:
         stop()
 
 
-async def _rung(event: asyncio.Event, longest: float) -> None:
-    """Wait for the event, or for so long, in seconds; the event may be set afterwards without that anybody did.
+async def _wait(event: asyncio.Event, timeout: float) -> None:
+    """Wait for the event, for ``timeout`` seconds at most; afterwards the event may be set though nothing set it.
 
-    Not by ``wait_for``: until Python 3.11 it forgets that it was cancelled, if it was when the event had been set.
+    Not by ``wait_for``: until Python 3.11 it loses a cancellation that arrives when the event has just been set.
     """
-    timer = asyncio.get_running_loop().call_later(longest, event.set)
+    timer = asyncio.get_running_loop().call_later(timeout, event.set)
     try:
         await event.wait()
     finally:
@@ -313,8 +331,8 @@ def _sleep(delay: float) -> None:
     await_only(asyncio.sleep(delay))
 
 
-def _is_plain(handler: Any) -> bool:
-    """Whether it is a function, or a method, that can't be awaited; what it wraps may be."""
+def _is_plain_function(handler: Any) -> bool:
+    """Whether it is a function or method whose result can't be awaited; what it wraps may be a coroutine function."""
     while isinstance(handler, partial):
         handler = handler.func
     return inspect.isroutine(handler) and not (

@@ -1,111 +1,109 @@
-"""How a worker works: what it was told, checked once for every kind of worker."""
+"""The parameters of a worker, validated in one place for both kinds of workers."""
 
 from __future__ import annotations
 
 import os
 import socket
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks._validation import checked
-from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
-from sqlalchemy_locks.counts import counted
-from sqlalchemy_locks.durations import seconds
+from sqlalchemy_locks._validation import positive_int, seconds, valid_name
+from sqlalchemy_locks.dialects import Backend, backend_for
+from sqlalchemy_locks.dialects.connections import one_for_all
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.runtime.pools import one_for_all
 
-#: what every way of waiting can wait, in seconds
+#: the longest duration, in seconds: what every way of waiting accepts
 _YEAR = 366 * 86400.0
-#: with what a run adds to it there is room for it in the column
+#: a run appends a nonce, and the column has 255 characters
 _LONGEST_HOST = 240
 
 
-H = TypeVar("H")
-B = TypeVar("B")
-
-
-class WorkerConfig(Generic[H, B]):
-    """What both kinds of workers are told; the parameters are those of :class:`~sqlalchemy_locks.Worker`."""
-
-    #: it was told to begin nothing more
-    _stopped: bool
+class WorkerConfig:
+    """The validated parameters of a worker; :class:`~sqlalchemy_locks.Worker` describes them."""
 
     def __init__(
         self,
         queue: Queue,
-        handler: H,
+        engine: Engine,
         *,
-        bind: B | None = None,
-        name: str = DEFAULT_QUEUE,
-        concurrency: int = 4,
-        batch: int = 10,
-        heartbeat: float | timedelta = 15,
-        poll: float | timedelta = 1,
-        stalled_after: float | timedelta | None = 300,
-        grace: float | timedelta = 30,
-        hold: bool = False,
-        host: str | None = None,
+        name: str,
+        concurrency: int,
+        batch: int,
+        heartbeat: float | timedelta,
+        poll: float | timedelta,
+        stalled_after: float | timedelta | None,
+        grace: float | timedelta,
+        hold: bool,
+        host: str | None,
     ) -> None:
-        self._refuse(handler)
-        if not isinstance(queue, Queue):
-            raise TypeError(f"a worker takes a Queue, not {queue!r}")
-        engine = self._engine_of(self._bound(queue, bind))
         if one_for_all(engine.pool):
             raise Unsupported(
-                f"a worker can't work with a {type(engine.pool).__name__}, where who asks again has the same "
-                "connection: use another pool, and on SQLite a file instead of :memory:"
+                f"a worker can't work with a {type(engine.pool).__name__}, which shares one connection between "
+                "checkouts: use another pool, and on SQLite a file instead of :memory:"
             )
-        self.queue, self.handler, self.engine, self.hold = queue, handler, engine, bool(hold)
-        self.name = checked(name, "a queue")
-        self.concurrency, self.batch = counted(concurrency, "concurrency"), counted(batch, "batch")
+        self.queue, self.engine, self.hold = queue, engine, bool(hold)
+        self.name = valid_name(name, "a queue")
+        self.concurrency, self.batch = positive_int(concurrency, "concurrency"), positive_int(batch, "batch")
         self.heartbeat = _bounded(heartbeat, "heartbeat", zero=False)
         self.poll = _bounded(poll, "poll", zero=False)
         self.stalled_after = None if stalled_after is None else _bounded(stalled_after, "stalled_after", zero=False)
         self.grace = _bounded(grace, "grace")
         if self.stalled_after is not None and self.stalled_after < 2 * self.heartbeat:
-            raise ValueError(
-                "stalled_after must be at least twice the heartbeat, or jobs are taken from workers that are alive"
-            )
-        self._host = None if host is None else checked(host, "a host")
+            raise ValueError("stalled_after must be at least twice the heartbeat, or jobs of live workers are requeued")
+        self._host = None if host is None else valid_name(host, "a host")
         if host is not None and len(host) > _LONGEST_HOST:
             raise ValueError(f"a worker's host has {_LONGEST_HOST} characters at most, and this one has {len(host)}")
-        if self.hold and build_context(engine.dialect, {}).backend.locking == "file":
+        if self.hold and self.backend.single_writer:
             raise Unsupported(
-                "hold=True is refused on SQLite, where an open transaction that has written keeps everybody else from "
-                "writing: leave it out, and a job whose worker died comes back after stalled_after"
+                f"hold=True is refused on {self.backend.name}, where an open transaction that has written blocks every "
+                "other writer: leave it out, and a job whose worker died is requeued after stalled_after"
             )
 
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Make what stops and wakes this worker."""
-        raise NotImplementedError
-
-    def _refuse(self, handler: Any) -> None:
-        """:raises TypeError: for what this kind of worker can't call."""
-        raise NotImplementedError
-
-    def _engine_of(self, bind: Any) -> Engine:
-        """The engine itself. :raises TypeError: for what this kind of worker can't work with."""
-        raise NotImplementedError
-
-    @staticmethod
-    def _bound(queue: Queue, bind: Any) -> Any:
-        if bind is None and queue.bind is None:
-            raise TypeError(
-                "a worker needs an engine: give it to the worker, bind=engine, or to the queue for all of its workers, "
-                "Queue(bind=engine)"
-            )
-        return queue.bind if bind is None else bind
+    @property
+    def backend(self) -> Backend:
+        return backend_for(self.engine.dialect)
 
     @property
     def host(self) -> str:
-        """Who works; asked when jobs are captured, since a process that was forked is another."""
+        """The start of ``processing_host``; computed at each run, since a forked process has another number."""
         return self._host or f"{socket.gethostname()[: _LONGEST_HOST - 20]}:{os.getpid()}"
+
+    @property
+    def sweep_interval(self) -> float:
+        """How often stalled jobs are requeued, in seconds."""
+        return (self.stalled_after or 3600) / 4
+
+    @property
+    def listens(self) -> bool:
+        """Whether the worker should listen for new jobs."""
+        return self.backend.supports_listen and self.queue.notify
+
+
+class StopRequest:
+    """Whether a worker was told to stop.
+
+    A plain attribute: a signal handler sets it, which must not acquire a lock that the interrupted thread may hold.
+    """
+
+    requested = False
+
+
+def bound_engine(queue: Queue, bind: Any) -> Any:
+    """Return the engine that was passed to the worker or to its queue.
+
+    :raises TypeError: without either.
+    """
+    if not isinstance(queue, Queue):
+        raise TypeError(f"a worker takes a Queue, not {queue!r}")
+    if bind is None and queue.bind is None:
+        raise TypeError(
+            "a worker needs an engine: give it to the worker, bind=engine, or to the queue for all of its workers, "
+            "Queue(bind=engine)"
+        )
+    return queue.bind if bind is None else bind
 
 
 def _bounded(value: float | timedelta, name: str, *, zero: bool = True) -> float:

@@ -1,129 +1,76 @@
-"""What a worker asks of the database, tried again where that is safe, and which errors it outlives."""
+"""What a worker asks of the database, retried where that is safe, and which errors it survives."""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.engine import Connection, Result
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
-from sqlalchemy.exc import TimeoutError as NoneFree
+from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 
 from sqlalchemy_locks.core.operation import Operation, build_context
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.base import DriverTimeout, nothing
+from sqlalchemy_locks.dialects.base import DriverTimeout
+from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
-from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.runtime.pools import connected
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, retried
+from sqlalchemy_locks.workers.config import WorkerConfig
 
-T = TypeVar("T")
-log = logging.getLogger("sqlalchemy_locks.worker")
+logger = logging.getLogger("sqlalchemy_locks.worker")
 
 _ALONE = {"locks_alone": True}
-#: what is stored for an error that the database can't store
-UNSTORABLE = "the error could not be stored: the worker's log has it"
+#: what is stored instead of an error that the database can't store
+UNSTORABLE = "the error could not be stored: see the log of the worker"
 
 
-def rows(result: Result[Any]) -> list[Any]:
-    """All rows of a result."""
-    return list(result)
+class WorkerDatabase:
+    """Runs the operations of one worker, each in a transaction of its own."""
 
+    def __init__(self, config: WorkerConfig, sleep: Sleep) -> None:
+        self.config, self.sleep = config, sleep
+        #: the last operation was executed again, after an error that may have come when it had taken effect
+        self.retried = False
 
-def perform(engine: Engine, operation: Operation[Any], sleep: Sleep, again: Callable[[], None] = nothing) -> Any:
-    """Run an operation that can be repeated: what it may have done twice, a claim or a stall takes care of.
+    def perform(self, operation: Operation[Any]) -> Any:
+        """Run an operation that may be repeated: claims make a second execution harmless.
 
-    :param again: called when it is run again, after an error that may have come when all was done.
-    :return: its one value, or the list of its rows.
-    """
+        :return: its value, or the list of its rows.
+        """
+        engine = self.config.engine
+        self.retried = False
 
-    def attempt() -> Any:
-        context = build_context(engine.dialect, engine.get_execution_options())
-        if context.backend.one_trip and operation._body.statement(context) is not None:
-            with connected(engine) as connection:
-                if context.backend.alone(connection, False):
-                    with context.backend.autocommitted(connection):
-                        return operation.value(connection, _ALONE)
-        with transaction(engine) as short:
-            return operation.value(short.connection, {})
+        def attempt() -> Any:
+            context = build_context(engine.dialect, engine.get_execution_options())
+            if context.backend.cheap_autocommit and operation._body.statement(context) is not None:
+                with connected(engine) as connection:
+                    if context.backend.allows_autocommit(connection, False):
+                        with context.backend.autocommitted(connection):
+                            return operation.value(connection, _ALONE)
+            with transaction(engine) as short:
+                return operation.value(short.connection, {})
 
-    def pause(delay: float) -> None:
-        again()
-        sleep(delay)
+        def pause(delay: float) -> None:
+            self.retried = True
+            self.sleep(delay)
 
-    return retried(attempt, engine, pause, repeatable=True)
+        return retried(attempt, engine, pause, repeatable=True)
 
-
-def hears(engine: Engine) -> bool:
-    """Whether a connection that listens would be told that something was put, and not whoever is in its place then."""
-    with connected(engine) as connection:
-        pooled = backend_for(connection.dialect).pooled(connection)
-    if pooled:
-        say(
-            logging.INFO,
-            "not listening, but polling: a pooler such as PgBouncer is between this worker and the server (if it is in "
-            "session mode, say so by the engine's execution option locks_session_pooling=True)",
-        )
-    return not pooled
-
-
-def say(level: int, message: str, *values: Any, exc_info: BaseException | None = None) -> None:
-    """Log; a handler of logs that raises, and an error that can't be told, end no worker."""
-    with suppress(Exception):
-        log.log(level, message, *values, exc_info=exc_info)
-
-
-def described(error: BaseException) -> str:
-    """An error with its traceback, as far as it lets itself be told."""
-    try:
-        return "".join(traceback.format_exception(error))
-    except BaseException:
-        return f"{type(error).__name__}: it raises another error when it is to be told"
-
-
-def ended(connection: Connection, queue: Queue, job: Any, error: BaseException | None) -> None:
-    """Complete or fail a job in the transaction that captured it."""
-    if error is None:
-        connection.execute(queue.complete(job))
-        return
-    try:
-        with connection.begin_nested():
-            connection.execute(queue.fail(job, error=described(error)))
-    except Exception as unstorable:
-        if database_away(unstorable):
-            raise
-        say(logging.WARNING, "an error could not be stored: %s", unstorable)
-        connection.execute(queue.fail(job, error=UNSTORABLE))
-
-
-def database_away(error: Exception) -> bool:
-    """Whether it is not the values of a statement that the database refused."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return True
-    return isinstance(error, (OperationalError, LockError, NoneFree, DriverTimeout, OSError))
-
-
-def answered(error: Exception) -> bool:
-    """Whether the database is there, and has refused one statement only, for the time it took perhaps."""
-    if isinstance(error, DBAPIError):
-        return error.statement is not None and not error.connection_invalidated
-    return isinstance(error, LockError) and not isinstance(error, (LockLost, PoolTimeout))
-
-
-def passes(error: Exception) -> bool:
-    """Whether it is the database that can't be had for the moment, rather than a mistake that will not mend itself."""
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated or not isinstance(error, (ProgrammingError, DataError, IntegrityError))
-    return isinstance(error, (LockTimeout, LockLost, MustRollback, NotWritable, NoneFree, DriverTimeout, OSError))
+    def owned(self, jobs: Sequence[Any]) -> list[Any]:
+        """Return those of the jobs that this worker still owns."""
+        if not jobs:
+            return []
+        queue = self.config.queue
+        pairs = {tuple(pair) for pair in self.perform(queue._still_owned(jobs))}
+        return [job for job in jobs if queue._jobs.owned_rows([job])["locks_pairs"][0] in pairs]
 
 
 @contextmanager
 def transaction(engine: Engine) -> Iterator[ShortTransaction]:
-    """A short transaction, committed if nothing was raised."""
+    """Open a short transaction and commit it, unless an exception is raised."""
     short = ShortTransaction(engine)
     short.open()
     try:
@@ -132,3 +79,53 @@ def transaction(engine: Engine) -> Iterator[ShortTransaction]:
         short.abandon()
         raise
     short.commit()
+
+
+def supports_listen(engine: Engine) -> bool:
+    """Whether a connection of this engine would receive notifications: not behind a pooler in transaction mode."""
+    with connected(engine) as connection:
+        pooled = backend_for(connection.dialect).behind_pooler(connection)
+    if pooled:
+        log(
+            logging.INFO,
+            "Polling instead of listening: a pooler such as PgBouncer is between this worker and the server (if it is "
+            "in session mode, set the engine's execution option locks_session_pooling=True)",
+        )
+    return not pooled
+
+
+def log(level: int, message: str, *values: Any, exc_info: BaseException | None = None) -> None:
+    """Log; a logging handler that raises, or an error that can't be formatted, must not end the worker."""
+    with suppress(Exception):
+        logger.log(level, message, *values, exc_info=exc_info)
+
+
+def format_error(error: BaseException) -> str:
+    """Return an error with its traceback, or its type only if it can't be formatted."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:
+        return f"{type(error).__name__}: it raises another error when it is formatted"
+
+
+def is_about_values(error: Exception) -> bool:
+    """Whether the database may have refused the values of a statement, rather than be unavailable."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return False
+    return not isinstance(error, (OperationalError, LockError, SQLAlchemyPoolTimeout, DriverTimeout, OSError))
+
+
+def is_about_statement(error: Exception) -> bool:
+    """Whether the database replied and refused one statement only, for instance because of a statement timeout."""
+    if isinstance(error, DBAPIError):
+        return error.statement is not None and not error.connection_invalidated
+    return isinstance(error, LockError) and not isinstance(error, (LockLost, PoolTimeout))
+
+
+def is_temporary(error: Exception) -> bool:
+    """Whether the database is unavailable for the moment, as opposed to an error that retries don't mend."""
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or not isinstance(error, (ProgrammingError, DataError, IntegrityError))
+    return isinstance(
+        error, (LockTimeout, LockLost, MustRollback, NotWritable, SQLAlchemyPoolTimeout, DriverTimeout, OSError)
+    )

@@ -1,9 +1,10 @@
-"""Where a worker's next look for jobs begins: at the head of the queue, or where its last one ended.
+"""Where a worker's next fetch searches from: the head of the queue, or the position where its last one ended.
 
-An index of PostgreSQL keeps entries of jobs that wait no more until nobody's snapshot needs them: while another
-session's is old, each look from the head goes through all that were taken since. So after one that took a while the
-looks go on from there, for ten times that while, and a second at most. What has come before that place meanwhile (of a
-higher priority, or given back) waits for so long; what is passed over by others is not lost.
+A PostgreSQL index keeps entries of jobs that no longer wait until no snapshot needs them: while another session holds
+an old snapshot, each search from the head reads the entries of all jobs that were captured since. So after a slow
+search from the head, the next ones start at the position where it ended, for ten times as long as it took, up to a
+second. A job that sorts before that position meanwhile (of a higher priority, or released) waits until then; no job is
+lost.
 """
 
 from __future__ import annotations
@@ -11,24 +12,33 @@ from __future__ import annotations
 import time
 from typing import Any
 
-#: for how many times as long as a look from the head has taken the looks after it go on from where it ended
-_WORTH = 10
+#: how many times the duration of a search from the head the following ones start where it ended
+_FACTOR = 10
 
 
 class FetchCursor:
-    """Where the next look begins."""
+    """The position that the next fetch starts from.
 
-    def __init__(self, worthwhile: bool, longest: float) -> None:
-        self._worthwhile, self._longest = worthwhile, longest
-        self._after: tuple[Any, ...] | None = None
-        self._until = -float("inf")
+    :param enabled: the engine's indexes keep such entries.
+    :param longest: the longest time without a search from the head, in seconds.
+    """
+
+    def __init__(self, enabled: bool, longest: float) -> None:
+        self._enabled, self._longest = enabled, longest
+        self._position: tuple[Any, ...] | None = None
+        self._expires = -float("inf")
 
     def after(self) -> tuple[Any, ...] | None:
-        """The place to go on from; ``None``: from the head."""
-        return self._after if time.monotonic() < self._until else None
+        """Return the position to start from; ``None``: from the head."""
+        return self._position if time.monotonic() < self._expires else None
 
-    def looked(self, after: tuple[Any, ...] | None, last: tuple[Any, ...] | None, spent: float) -> None:
-        """A look has begun there, has found jobs up to ``last``, if as many as were asked for, and took so long."""
-        self._after = last if self._worthwhile else None
+    def advance(self, after: tuple[Any, ...] | None, last: tuple[Any, ...] | None, duration: float) -> None:
+        """Note a search.
+
+        :param after: the position that it started from.
+        :param last: the position of the last job that it found; ``None`` if there were fewer than asked for.
+        :param duration: how long it took, in seconds.
+        """
+        self._position = last if self._enabled else None
         if after is None:
-            self._until = time.monotonic() + min(_WORTH * spent, self._longest)
+            self._expires = time.monotonic() + min(_FACTOR * duration, self._longest)

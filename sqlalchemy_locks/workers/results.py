@@ -1,7 +1,7 @@
-"""The jobs that one worker has finished, until the database has been told so.
+"""The jobs that a worker has finished, until the database knows.
 
-They leave the lists when it has been told, and not before. What somebody else holds is told of later: a worker waits
-for nobody's row.
+They leave the lists when the database has confirmed it, not before. Jobs whose row another session has locked are
+reported later: a worker doesn't wait for a row lock.
 """
 
 from __future__ import annotations
@@ -10,122 +10,134 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.queue.acknowledge import skip_locked
-from sqlalchemy_locks.runtime.transaction import Sleep
 from sqlalchemy_locks.workers.config import WorkerConfig
-from sqlalchemy_locks.workers.database import UNSTORABLE, database_away, perform, say
+from sqlalchemy_locks.workers.database import UNSTORABLE, WorkerDatabase, is_about_values, log
 
-#: how long a finished job may wait for others to be told of with it, in seconds
-HELD_BACK = 1.0
-#: how often it tries to tell of finished jobs whose rows somebody holds, in seconds: if they were held for so long that
-#: they seem to have stalled, whoever comes first has them
-_PUT_OFF = 0.25
+#: how long a completed job may wait to be reported together with others, in seconds
+MAX_ACK_DELAY = 1.0
+#: how often reporting jobs whose rows were locked is tried again, in seconds: a job that seems to have stalled when its
+#: row is unlocked belongs to whichever session changes it first
+_DEFERRED_INTERVAL = 0.25
 
 
 class PendingAcks:
-    """What has ended, and what the database is told of it."""
+    """Finished jobs that the database doesn't know of yet.
 
-    def __init__(self, terms: WorkerConfig[Any, Any], sleep: Sleep) -> None:
-        self.terms, self._sleep = terms, sleep
-        self._lock = threading.Lock()
-        #: for a free hand
-        self.waiting: deque[Any] = deque()
+    :param lock: of the worker's lists; handlers' threads add to ``completed`` and ``failed``, one thread sends.
+    """
+
+    def __init__(self, config: WorkerConfig, database: WorkerDatabase, lock: threading.Lock) -> None:
+        self.config, self._database, self._lock = config, database, lock
         self.completed: deque[Any] = deque()
+        #: with the text of their errors
         self.failed: deque[tuple[Any, str]] = deque()
-        #: finished, with their errors if they have failed, while somebody else holds their rows
-        self.later: list[tuple[Any, str | None]] = []
-        self.stopping = False
+        #: finished while another session had locked their rows, with their errors if they have failed
+        self.deferred: list[tuple[Any, str | None]] = []
         #: when the first of those in ``completed`` was finished
-        self._finished = 0.0
-        self._later_at = float("inf")
+        self._completed_at = 0.0
+        self._deferred_due = float("inf")
 
-    def _tell_completed(self) -> None:
-        """Finished jobs leave the lists when the database has been told, and not before."""
-        with self._lock:
-            done = list(self.completed)
-        # those that are about to finish are told with them, but nothing waits for them long
-        due = not self.waiting or self.stopping or len(done) >= self.terms.batch
-        if done and (due or time.monotonic() >= self._finished + HELD_BACK):
-            self._told(done, self._perform(skip_locked(self.terms.queue.complete(done))))
+    def add_completed(self, job: Any) -> None:
+        """Add a job whose handler has returned; the caller holds the lock."""
+        if not self.completed:
+            self._completed_at = time.monotonic()
+        self.completed.append(job)
 
-    def _told(self, done: list[Any], ended: int) -> None:
-        held = self._held(done, ended)
+    def jobs(self) -> list[Any]:
+        """Return every job that is still this worker's to report."""
+        return [*self.completed, *(job for job, _ in (*self.failed, *self.deferred))]
+
+    def due_in(self) -> float:
+        """Return how long nothing has to be sent, in seconds."""
+        due = self._deferred_due
+        if self.completed:
+            due = min(due, self._completed_at + MAX_ACK_DELAY)
+        return due - time.monotonic()
+
+    def send_completed(self, *, now: bool) -> None:
+        """Report completed jobs: now, or when there is a batch of them or the oldest has waited long enough."""
         with self._lock:
-            for _ in done:
+            jobs = list(self.completed)
+        if jobs and (now or len(jobs) >= self.config.batch or time.monotonic() >= self._completed_at + MAX_ACK_DELAY):
+            self.confirm(jobs, self._complete(jobs))
+
+    def confirm(self, jobs: list[Any], completed: int) -> None:
+        """Remove the first ones of ``completed``, which were sent; of so many the database has changed the rows."""
+        locked = self._locked(jobs, completed)
+        with self._lock:
+            for _ in jobs:
                 self.completed.popleft()
-            self._finished = time.monotonic()
-        self._put_off([(job, None) for job in held])
+            self._completed_at = time.monotonic()
+        self._defer([(job, None) for job in locked])
 
-    def _tell_failed(self) -> None:
+    def send_failed(self) -> None:
+        """Report failed jobs."""
         while self.failed:
             job, error = self.failed[0]
-            held = self._held([job], self._fail(job, error))
+            locked = self._locked([job], self._fail(job, error))
             self.failed.popleft()
-            self._put_off([(job, error) for job in held])
+            self._defer([(job, error) for job in locked])
 
-    def _fail(self, job: Any, error: str) -> Any:
-        try:
-            return self._perform(skip_locked(self.terms.queue.fail(job, error=error)))
-        except Exception as unstorable:
-            if database_away(unstorable):
-                raise
-            say(logging.WARNING, "an error could not be stored: %s", unstorable)
-            return self._perform(skip_locked(self.terms.queue.fail(job, error=UNSTORABLE)))
-
-    def _held(self, jobs: list[Any], ended: int) -> list[Any]:
-        """Of those that were told of, and of which only so many were ended: those that somebody holds for now."""
-        if ended == len(jobs):
-            return []
-        ours = self._still_ours(jobs)
-        held = [job for job in jobs if id(job) in ours]
-        if ended + len(held) < len(jobs):
-            say(
-                logging.WARNING,
-                "%d jobs were ended already when this worker finished them, or had been taken from it",
-                len(jobs) - ended - len(held),
-            )
-        return held
-
-    def _still_ours(self, jobs: list[Any]) -> set[int]:
-        finished = self.terms.queue._jobs.finished
-        pairs = {tuple(pair) for pair in self._perform(self.terms.queue._still_ours(finished(jobs)))}
-        return {id(job) for job in jobs if finished([job])["locks_pairs"][0] in pairs}
-
-    def _put_off(self, held: list[tuple[Any, str | None]]) -> None:
-        if held:
-            say(logging.WARNING, "%d finished jobs are told of later: somebody holds their rows", len(held))
-            self.later += held
-            self._later_at = min(self._later_at, time.monotonic() + _PUT_OFF)
-
-    def _tell_later(self) -> None:
-        if time.monotonic() < self._later_at:
+    def send_deferred(self) -> None:
+        """Report jobs whose rows were locked, if it is time to try again."""
+        if time.monotonic() < self._deferred_due:
             return
-        self._later_at = time.monotonic() + _PUT_OFF
-        if done := [job for job, error in self.later if error is None]:
-            held = self._held(done, self._perform(skip_locked(self.terms.queue.complete(done))))
-            kept = {id(job) for job in held}
-            self.later = [(job, error) for job, error in self.later if error is not None or id(job) in kept]
-        for job, error in list(self.later):
-            if error is not None and not self._held([job], self._fail(job, error)):
-                self.later.remove((job, error))
-        if not self.later:
-            self._later_at = float("inf")
+        self._deferred_due = time.monotonic() + _DEFERRED_INTERVAL
+        if done := [job for job, error in self.deferred if error is None]:
+            kept = {id(job) for job in self._locked(done, self._complete(done))}
+            self.deferred = [(job, error) for job, error in self.deferred if error is not None or id(job) in kept]
+        for job, error in list(self.deferred):
+            if error is not None and not self._locked([job], self._fail(job, error)):
+                self.deferred.remove((job, error))
+        if not self.deferred:
+            self._deferred_due = float("inf")
 
-    def _wait_for_others(self) -> None:
-        """The last thing: what is finished is told of, however long somebody holds it."""
-        while self.later:
-            job, error = self.later[0]
-            queue = self.terms.queue
-            self._perform(queue.complete(job) if error is None else queue.fail(job, error=error))
-            self.later.pop(0)
+    def wait_for_locked(self) -> None:
+        """Report the deferred jobs, waiting for their rows to be unlocked: the last step of a worker that stops."""
+        queue = self.config.queue
+        while self.deferred:
+            job, error = self.deferred[0]
+            self._database.perform(queue.complete(job) if error is None else queue.fail(job, error=error))
+            self.deferred.pop(0)
 
-    def _perform(self, operation: Operation[Any]) -> Any:
-        self._again = False
+    def _complete(self, jobs: list[Any]) -> int:
+        completed: int = self._database.perform(skip_locked(self.config.queue.complete(jobs)))
+        return completed
 
-        def again() -> None:
-            self._again = True
+    def _fail(self, job: Any, error: str) -> int:
+        queue = self.config.queue
+        try:
+            failed: int = self._database.perform(skip_locked(queue.fail(job, error=error)))
+        except Exception as unstorable:
+            if not is_about_values(unstorable):
+                raise
+            log(logging.WARNING, "An error could not be stored: %s", unstorable)
+            failed = self._database.perform(skip_locked(queue.fail(job, error=UNSTORABLE)))
+        return failed
 
-        return perform(self.terms.engine, operation, self._sleep, again)
+    def _locked(self, jobs: list[Any], changed: int) -> Sequence[Any]:
+        """Return those of the jobs that are still owned though the database has changed only so many."""
+        if changed == len(jobs):
+            return []
+        locked = self._database.owned(jobs)
+        if others := len(jobs) - changed - len(locked):
+            log(
+                logging.WARNING,
+                "%d jobs were completed or failed elsewhere, or had another owner, before this worker finished them",
+                others,
+            )
+        return locked
+
+    def _defer(self, jobs: list[tuple[Any, str | None]]) -> None:
+        if jobs:
+            log(
+                logging.WARNING,
+                "%d finished jobs are reported later: their rows are locked by other sessions",
+                len(jobs),
+            )
+            self.deferred += jobs
+            self._deferred_due = min(self._deferred_due, time.monotonic() + _DEFERRED_INTERVAL)

@@ -1,309 +1,355 @@
-"""What a worker decides, and what it asks of the database; ``worker.py`` and ``async_worker.py`` only wait and run.
+"""What a worker decides, and what it sends to the database; ``threaded.py`` and ``asynchronous.py`` only wait and run.
 
-Everything here is synchronous: ``AsyncWorker`` calls it in SQLAlchemy's greenlet. One caller at a time.
+Everything here is synchronous: ``AsyncWorker`` calls it in SQLAlchemy's greenlet. One thread at a time calls what talks
+to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`WorkerState.done`.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy_locks.core.operation import build_context, fresh_nonce
+from sqlalchemy_locks.core.operation import fresh_nonce
 from sqlalchemy_locks.runtime.transaction import Sleep
-from sqlalchemy_locks.workers.config import WorkerConfig
-from sqlalchemy_locks.workers.database import answered, described, passes, say
+from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig
+from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, is_about_statement, is_temporary, log
 from sqlalchemy_locks.workers.fetch_cursor import FetchCursor
-from sqlalchemy_locks.workers.results import HELD_BACK, PendingAcks
+from sqlalchemy_locks.workers.results import MAX_ACK_DELAY, PendingAcks
 
-#: how long it rests when the database can't be had, in seconds: at first, and at most
-_FIRST_REST, LONGEST_REST = 0.1, 5.0
-#: how many stalled jobs are given back at once
-_SWEPT = 1000
-#: for how long at most looks go on from where one from the head has ended, in seconds: what seems to be a dear look may
-#: have waited for something else
-_PASSED = 1.0
-#: how often a worker that ends tries to say so
-_LAST_TRIES = 5
-
-Step = Callable[[], None]
+#: the pause while the database is unavailable, in seconds: the first one, and the longest
+_FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+#: how many stalled jobs are requeued in one transaction
+_SWEEP_BATCH = 1000
+#: the longest time without a fetch from the head of the queue, in seconds: a search that was slow may have waited for
+#: something else
+_LONGEST_WITHOUT_HEAD = 1.0
+#: how often a worker that stops tries to report and release its jobs
+_CLOSE_ATTEMPTS = 5
 
 
-class WorkerState(PendingAcks):
-    """The jobs that one worker has: waiting for a free hand, running, finished."""
+class WorkerState:
+    """The jobs of one run of a worker: waiting for a free slot, running, finished."""
 
-    def __init__(self, terms: WorkerConfig[Any, Any], sleep: Sleep) -> None:
-        super().__init__(terms, sleep)
+    def __init__(self, config: WorkerConfig, stop: StopRequest, sleep: Sleep) -> None:
+        self.config, self._stop = config, stop
+        self.database = WorkerDatabase(config, sleep)
+        self._lock = threading.Lock()
+        self.acks = PendingAcks(config, self.database, self._lock)
+        self.sweeper = StalledSweeper(config, self.database)
+        self.cursor = FetchCursor(config.backend.keeps_dead_index_entries, min(config.heartbeat, _LONGEST_WITHOUT_HEAD))
+        #: ``processing_host`` of this run; no other run of any worker has the same
+        self.host = f"{config.host}:{fresh_nonce()[:8]}"
+        self.waiting: deque[Any] = deque()
         self.running: dict[int, Any] = {}
-        self._beat = self._swept = -float("inf")
-        self._full = False
-        self._rest = 0.0
-        #: who this is, as no other worker is, not even the same one when it runs again
-        self.host = f"{terms.host}:{fresh_nonce()[:8]}"
-        #: a capture's answer was lost: there may be jobs that are this worker's, and that it does not know
-        self._unsure = False
-        #: when it is asked for once more, since what was lost may have been captured after all
-        self._look_again = float("inf")
-        #: the last fetch has told what is finished, too
-        self._exchanged = False
-        backend = build_context(terms.engine.dialect, {}).backend
-        self._head, self._frees_passed = (
-            FetchCursor(backend.keeps_passed, min(terms.heartbeat, _PASSED)),
-            backend.frees_passed,
-        )
+        #: no job is captured or started any more
+        self.stopping = False
+        self._deadline = float("inf")
+        #: when the database last learned that this worker is alive
+        self._heartbeat_at = -float("inf")
+        #: the last fetch left jobs in the queue, as far as it is known
+        self._more_jobs = False
+        #: the pause while the database is unavailable, in seconds
+        self._error_pause = 0.0
+        #: the reply to a capture was lost: this worker may own jobs that it doesn't know of
+        self._reply_lost = False
+        #: when to look for them a second time, since the capture may have taken effect after the first look
+        self._search_again_at = float("inf")
+        #: the last fetch has reported the completed jobs
+        self._fetched = False
 
-    # what happens between the turns, in whatever thread
+    # between turns, in any thread
 
     def take(self) -> Any:
-        """A job to run, if there is one, a hand is free, and the database was told lately that this worker lives."""
+        """Return a job to run: if there is one, a slot is free, and the last heartbeat is recent; else ``None``."""
         with self._lock:
             return self._take()
 
+    def done(self, job: Any, error: BaseException | None) -> bool:
+        """Note that a handler has returned or raised; never raises.
+
+        :return: whether a turn is due now.
+        """
+        if error is None:
+            with self._lock:
+                return self._complete(job)
+        text = format_error(error)
+        with self._lock:
+            self.acks.failed.append((job, text))
+            self.running.pop(id(job), None)
+        log(logging.WARNING, "A job of the queue %r failed", self.config.name, exc_info=error)
+        return True
+
+    def done_and_take(self, job: Any) -> tuple[bool, Any]:
+        """Note that a handler has returned, as :meth:`done` does, then :meth:`take` another job."""
+        with self._lock:
+            return self._complete(job), self._take()
+
     def _take(self) -> Any:
-        terms = self.terms  # a worker may be told to stop while a turn waits for the database
-        if self.stopping or terms._stopped or not self.waiting or len(self.running) >= terms.concurrency:
+        config = self.config
+        # a stop may be requested while a turn waits for the database
+        if self.stopping or self._stop.requested or not self.waiting or len(self.running) >= config.concurrency:
             return None
-        if time.monotonic() > self._beat + 2 * terms.heartbeat:
-            return None  # after a stop of the process, or of the database, jobs may be others' already
+        if time.monotonic() > self._heartbeat_at + 2 * config.heartbeat:
+            return None  # after the process or the database was stopped, the jobs may have other owners already
         job = self.waiting.popleft()
         self.running[id(job)] = job
         return job
 
-    def done(self, job: Any, error: BaseException | None) -> bool:
-        """A handler has returned, or raised; whether there should be a turn now. It never raises."""
-        if error is None:
-            with self._lock:
-                return self._complete(job)
-        told = described(error)
-        with self._lock:
-            self.failed.append((job, told))
-            self.running.pop(id(job), None)
-        say(logging.WARNING, "a job of the queue %r failed", self.terms.name, exc_info=error)
-        return True
-
-    def done_and_take(self, job: Any) -> tuple[bool, Any]:
-        """A handler has returned: as :meth:`done`, and then :meth:`take`."""
-        with self._lock:
-            return self._complete(job), self._take()
-
     def _complete(self, job: Any) -> bool:
-        if not self.completed:
-            self._finished = time.monotonic()
-        self.completed.append(job)
+        self.acks.add_completed(job)
         self.running.pop(id(job), None)
-        return len(self.completed) >= self.terms.batch or not self.waiting
+        return len(self.acks.completed) >= self.config.batch or not self.waiting
 
     # the turns
 
-    def turn(self) -> None:
-        """Tell the database what is finished, and ask for more; it never raises for the database's troubles.
+    def keep_going(self) -> bool:
+        """Whether another turn is due: until a stop is requested, then while handlers run and ``grace`` isn't over."""
+        if not self._stop.requested:
+            return True
+        if not self.stopping:
+            self.stopping = True
+            self._deadline = time.monotonic() + self.config.grace
+        return bool(self.running) and time.monotonic() < self._deadline
 
-        What fails keeps nothing else from being said: jobs that run stay this worker's while no others can be had.
+    def turn(self) -> None:
+        """Report to the database what is due, and fetch jobs; survives an unavailable database.
+
+        A step that fails doesn't keep the others from being taken: running jobs stay this worker's although no others
+        can be captured.
         """
         steps = (
-            self._keep,
-            self._tell_failed,
+            self._send_heartbeat,
+            self.acks.send_failed,
             self._fetch,
-            self._tell_the_rest,  # where nothing was fetched, be it that nothing can be
-            self._tell_later,
-            self._regain,
-            self._hand_back,
+            self._send_completed,  # if nothing was fetched, for whatever reason
+            self.acks.send_deferred,
+            self._find_lost_captures,
+            self._release_waiting_if_stopping,
             self._sweep,
         )
-        if self._failing(steps):
-            self._rest = min(LONGEST_REST, max(_FIRST_REST, 2 * self._rest))
+        if self._take_steps(steps):
+            self._error_pause = min(LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
         else:
-            self._rest = 0.0
+            self._error_pause = 0.0
 
-    def _failing(self, steps: Sequence[Step], wrong: list[Exception] | None = None) -> list[Step]:
-        """Take the steps one after the other; those that have to be taken again.
+    def pause(self) -> float:
+        """Return how long nothing is due, in seconds, unless a handler finishes or jobs are put."""
+        pause = self._idle_time()
+        return min(pause, max(0.0, self._deadline - time.monotonic())) if self.stopping else pause
 
-        :param wrong: where errors are put that will not pass by themselves; without it they are raised.
+    def _idle_time(self) -> float:
+        now, acks = time.monotonic(), self.acks
+        heartbeat = self._heartbeat_at + self.config.heartbeat - now
+        if self._error_pause:
+            return min(self._error_pause, heartbeat) if heartbeat > 0 else self._error_pause
+        free = len(self.running) < self.config.concurrency and not self.waiting and not self.stopping
+        if acks.failed or (acks.completed and not self.waiting) or (free and self._more_jobs) or self._sweep_due():
+            return 0.0
+        times = [heartbeat, self.config.poll if free else self.config.heartbeat, acks.due_in()]
+        if self.waiting and not acks.completed:
+            times.append(MAX_ACK_DELAY)  # the first job to be completed wakes no turn
+        return max(0.0, min(times))
+
+    def close(self) -> None:
+        """Report what is finished, and release all other jobs: those that still run may run again elsewhere."""
+        self.stopping = True
+        errors: list[Exception] = []
+        steps: Sequence[Callable[[], None]] = (
+            self._send_all_completed,
+            self.acks.send_failed,
+            self.release_waiting,
+            self._release_running,
+            # those whose handlers returned between the first step and the release of what ran
+            self._send_all_completed,
+            self.acks.send_failed,
+            self._release_lost_captures,
+            self.acks.wait_for_locked,
+        )
+        for _ in range(_CLOSE_ATTEMPTS):
+            steps = self._take_steps(steps, errors)
+            if not steps:
+                break
+            self.database.sleep(_FIRST_PAUSE)
+        else:
+            log(logging.ERROR, "Jobs could not be released: they are requeued when they have stalled")
+        if errors:
+            raise errors[0]
+
+    def _take_steps(
+        self, steps: Sequence[Callable[[], None]], errors: list[Exception] | None = None
+    ) -> list[Callable[[], None]]:
+        """Take steps one after the other, and return those that have to be taken again.
+
+        :param errors: collects errors that retries don't mend; without it they are raised.
         """
-        failing: list[Step] = []
-        unanswered = 0
+        failed: list[Callable[[], None]] = []
+        without_reply = 0
         for number, step in enumerate(steps):
             try:
                 step()
             except Exception as error:
-                if not passes(error):
-                    if wrong is None:
+                if not is_temporary(error):
+                    if errors is None:
                         raise
-                    wrong.append(error)
-                    continue  # the other steps are right, perhaps
-                say(logging.WARNING, "the database can't be had: %s", error)
-                failing.append(step)
-                unanswered += not answered(error)
-                if unanswered > 1:
-                    # one may have asked for too much; after two each further one would only wait as long
-                    return [*failing, *steps[number + 1 :]]
-        return failing
+                    errors.append(error)
+                    continue  # the other steps may succeed
+                log(logging.WARNING, "Database unavailable: %s", error)
+                failed.append(step)
+                without_reply += not is_about_statement(error)
+                if without_reply > 1:
+                    # one step may have asked for too much; after two, each further one would only wait as long
+                    return [*failed, *steps[number + 1 :]]
+        return failed
 
-    def _tell_the_rest(self) -> None:
-        if not self._exchanged:
-            self._tell_completed()
+    def jobs(self) -> list[Any]:
+        """Return every job that this worker owns, as far as it knows."""
+        return [*self.waiting, *self.running.values(), *self.acks.jobs()]
 
-    def _hand_back(self) -> None:
-        if self.stopping:
-            self.give_back()
-
-    def pause(self) -> float:
-        """How long nothing has to be done, in seconds, unless a handler finishes or jobs are put."""
-        now = time.monotonic()
-        beat = self._beat + self.terms.heartbeat - now
-        if self._rest:
-            return min(self._rest, beat) if beat > 0 else self._rest
-        free = len(self.running) < self.terms.concurrency and not self.waiting and not self.stopping
-        if self.failed or (self.completed and not self.waiting) or (free and self._full) or self._sweep_due():
-            return 0.0
-        times = [beat, self.terms.poll if free else self.terms.heartbeat, self._later_at - now]
-        if self.completed:
-            times.append(self._finished + HELD_BACK - now)
-        elif self.waiting:
-            times.append(HELD_BACK)  # nobody says so when the first of them is finished
-        return max(0.0, min(times))
-
-    def give_back(self) -> None:
-        """What was not begun goes back untried, so that others need not wait for it to stall."""
-        self.stopping = True
-        if self.waiting:
-            self._perform(self.terms.queue.release(list(self.waiting)))
-            self.waiting.clear()
-
-    def _give_back_regained(self) -> None:
-        """By itself, so that what is known goes back even where it can't be found out what else there is."""
-        self._regain()
-        self.give_back()
-
-    def close(self) -> None:
-        """The last turn: what is finished is told; what still runs is given up, and may run again elsewhere."""
-        self.stopping = True
-        wrong: list[Exception] = []
-        steps: Sequence[Step] = (
-            self._tell_completed,
-            self._tell_failed,
-            self.give_back,
-            self._give_up,
-            self._tell_completed,  # whose handler returned after the first step, and before what ran was given up
-            self._tell_failed,
-            self._give_back_regained,
-            self._wait_for_others,
-        )
-        for _ in range(_LAST_TRIES):
-            steps = self._failing(steps, wrong)
-            if not steps:
-                break
-            self._sleep(_FIRST_REST)
-        else:
-            say(logging.ERROR, "jobs could not be given back: they come back when they have stalled")
-        if wrong:
-            raise wrong[0]
-
-    def _give_up(self) -> None:
+    def _send_heartbeat(self) -> None:
+        """Report that this worker is alive; jobs that were taken from it nevertheless are not started any more."""
         with self._lock:
-            given_up = list(self.running.values())
-        if given_up:
-            self._perform(self.terms.queue.release(given_up))
+            jobs = self.jobs()
+        if not jobs:
+            self._heartbeat_at = time.monotonic()
+        elif time.monotonic() >= self._heartbeat_at + self.config.heartbeat:
+            sent_at = time.monotonic()
+            if self.database.perform(self.config.queue.heartbeat(jobs)) != len(jobs):
+                self._heartbeat_at = -float("inf")  # no job is started until it is known which are still owned
+                self._drop_lost_jobs()
+            self._heartbeat_at = sent_at
 
-    def _keep(self) -> None:
-        """Say that this worker lives; what was taken from it in spite of that is not begun any more."""
+    def _drop_lost_jobs(self) -> None:
         with self._lock:
-            mine = self._all()
-        if not mine:
-            self._beat = time.monotonic()
-        elif time.monotonic() >= self._beat + self.terms.heartbeat:
-            beat = time.monotonic()
-            if self._perform(self.terms.queue.heartbeat(mine)) != len(mine):
-                self._beat = -float("inf")  # nothing is begun until it is known whose it is
-                self._drop_lost()
-            self._beat = beat
-
-    def _all(self) -> list[Any]:
-        """Every job that is this worker's."""
-        ended = [job for job, _ in (*self.failed, *self.later)]
-        return [*self.waiting, *self.running.values(), *self.completed, *ended]
-
-    def _drop_lost(self) -> None:
+            waiting = list(self.waiting)
+        owned = self.database.owned(waiting)
+        kept = {id(job) for job in owned}
         with self._lock:
-            asked = list(self.waiting)
-        ours = self._still_ours(asked) if asked else set()
-        with self._lock:
-            self.waiting = deque(job for job in self.waiting if id(job) in ours)
-        if lost := len(asked) - len(ours):
-            say(logging.WARNING, "%d jobs are not begun: they had been taken from this worker", lost)
-
-    def sweep(self) -> None:
-        """Only the sweep, for a worker whose jobs are held; it never raises for the database's troubles."""
-        try:
-            while self._sweep_due():
-                self._sweep()
-        except Exception as error:
-            if not passes(error):
-                raise
-            say(logging.WARNING, "the database can't be had: %s", error)
-
-    def _sweep_due(self) -> bool:
-        every = self.terms.stalled_after
-        return every is not None and not self.stopping and time.monotonic() >= self._swept + every / 4
-
-    def _sweep(self) -> None:
-        """One piece, so that a heartbeat is never late for it; of this queue, since others have other terms."""
-        every = self.terms.stalled_after
-        if every is not None and self._sweep_due():
-            found = self._perform(self.terms.queue.requeue_stalled(every, queue=self.terms.name, limit=_SWEPT))
-            if found:
-                self._full = True  # there are jobs to be had
-                say(logging.WARNING, "%d jobs were given back whose worker gave no sign of life", found)
-            if found < _SWEPT:
-                self._swept = time.monotonic()
+            self.waiting = deque(job for job in self.waiting if id(job) in kept)
+        if lost := len(waiting) - len(owned):
+            log(logging.WARNING, "%d jobs are not started: they have another owner by now", lost)
 
     def _fetch(self) -> None:
-        """Ask for more, if a hand is free, and tell what is finished in the same breath."""
-        self._exchanged = False
-        if self.stopping or self.terms._stopped or self.waiting or len(self.running) >= self.terms.concurrency:
+        """Capture jobs if a slot is free, and report the completed ones in the same transaction."""
+        config = self.config
+        self._fetched = False
+        if self.stopping or self._stop.requested or self.waiting or len(self.running) >= config.concurrency:
             return
-        terms = self.terms
         with self._lock:
-            done = list(self.completed)
-        asked, after = time.monotonic(), self._head.after()
-        operation = terms.queue._exchange(done, terms.batch, queue=terms.name, host=self.host, after=after)
-        self._unsure, unsure = True, self._unsure
-        jobs, ended = self._perform(operation)
-        self._unsure = unsure or self._again
+            completed = list(self.acks.completed)
+        started, after = time.monotonic(), self.cursor.after()
+        operation = config.queue._fetch(completed, config.batch, queue=config.name, host=self.host, after=after)
+        self._reply_lost, reply_lost = True, self._reply_lost
+        jobs, changed = self.database.perform(operation)
+        self._reply_lost = reply_lost or self.database.retried
         with self._lock:
             if not self.running:
-                self._beat = asked
+                self._heartbeat_at = started
             self.waiting.extend(jobs)
-        position = terms.queue._jobs.position(jobs[-1]) if len(jobs) == terms.batch else None
-        # if it was asked again, it is not the look that took the time
-        self._head.looked(after, position, 0.0 if self._again else time.monotonic() - asked)
-        # where a look gives up the sooner the more others look, there may be more as long as there were any
-        there_may_be = bool(jobs) and not self._frees_passed
-        self._full = position is not None or after is not None or there_may_be
-        self._exchanged = True
-        self._told(done, ended)
+        last = config.queue._jobs.position(jobs[-1]) if len(jobs) == config.batch else None
+        # a retry took its time for another reason than the search
+        self.cursor.advance(after, last, 0.0 if self.database.retried else time.monotonic() - started)
+        # where a search stops early because others capture, too, there may be more jobs than it has found
+        stopped_early = bool(jobs) and not config.backend.releases_skipped_rows
+        self._more_jobs = last is not None or after is not None or stopped_early
+        self._fetched = True
+        self.acks.confirm(completed, changed)
 
-    def _regain(self) -> None:
-        """What a capture has taken whose answer was lost is this worker's, since nobody else has its name.
+    def _send_completed(self) -> None:
+        if not self._fetched:
+            self.acks.send_completed(now=not self.waiting or self.stopping)
 
-        It is asked for at once, and once more: the server may go on with a statement that nobody waits for any more.
+    def _send_all_completed(self) -> None:
+        self.acks.send_completed(now=True)
+
+    def _find_lost_captures(self) -> None:
+        """Find the jobs of a capture whose reply was lost, by the host name that only this run has.
+
+        It searches immediately and once more after a heartbeat: the server may go on with a statement whose client has
+        given up.
         """
-        if not self._unsure and time.monotonic() < self._look_again and not (self.stopping and self._looks_again):
+        search_again = self._search_again_at < float("inf") and (
+            self.stopping or time.monotonic() >= self._search_again_at
+        )
+        if not self._reply_lost and not search_again:
             return
-        terms = self.terms
-        found = self._perform(terms.queue._running(queue=terms.name, host=self.host))
-        finished = terms.queue._jobs.finished
+        queue = self.config.queue
+        found = self.database.perform(queue._running_on(self.host, queue=self.config.name))
         with self._lock:
-            known = set(finished(self._all())["locks_pairs"])
-            regained = [job for job in found if known.isdisjoint(finished([job])["locks_pairs"])]
-            self.waiting.extend(regained)
-        if regained:
-            self._beat = -float("inf")  # they are not begun until the database was told that this worker lives
-        self._look_again = time.monotonic() + terms.heartbeat if self._unsure else float("inf")
-        self._unsure = False
+            known = set(queue._jobs.owned_rows(self.jobs())["locks_pairs"])
+            lost = [job for job in found if known.isdisjoint(queue._jobs.owned_rows([job])["locks_pairs"])]
+            self.waiting.extend(lost)
+        if lost:
+            self._heartbeat_at = -float("inf")  # they are not started before the next heartbeat
+        self._search_again_at = time.monotonic() + self.config.heartbeat if self._reply_lost else float("inf")
+        self._reply_lost = False
 
-    @property
-    def _looks_again(self) -> bool:
-        return self._look_again < float("inf")
+    def _release_waiting_if_stopping(self) -> None:
+        if self.stopping:
+            self.release_waiting()
+
+    def release_waiting(self) -> None:
+        """Release the jobs that were not started, so that other workers needn't wait until they have stalled."""
+        self.stopping = True
+        if self.waiting:
+            self.database.perform(self.config.queue.release(list(self.waiting)))
+            self.waiting.clear()
+
+    def _release_lost_captures(self) -> None:
+        # a step of its own, so that known jobs are released even where the search for others fails
+        self._find_lost_captures()
+        self.release_waiting()
+
+    def _release_running(self) -> None:
+        with self._lock:
+            running = list(self.running.values())
+        if running:
+            self.database.perform(self.config.queue.release(running))
+
+    def _sweep_due(self) -> bool:
+        return not self.stopping and self.sweeper.due()
+
+    def _sweep(self) -> None:
+        # one batch at a time, so that no heartbeat is late for it
+        if self._sweep_due() and self.sweeper.requeue_batch():
+            self._more_jobs = True
+
+
+class StalledSweeper:
+    """Requeues the stalled jobs of a worker's queue, four times in each ``stalled_after``.
+
+    Only those of its own queue: the workers of other queues may have other intervals.
+    """
+
+    def __init__(self, config: WorkerConfig, database: WorkerDatabase) -> None:
+        self.config, self._database = config, database
+        self._swept_at = -float("inf")
+
+    def due(self) -> bool:
+        config = self.config
+        return config.stalled_after is not None and time.monotonic() >= self._swept_at + config.sweep_interval
+
+    def requeue_batch(self) -> int:
+        """Requeue up to a batch of stalled jobs, and return how many."""
+        config = self.config
+        assert config.stalled_after is not None
+        operation = config.queue.requeue_stalled(config.stalled_after, queue=config.name, limit=_SWEEP_BATCH)
+        found: int = self._database.perform(operation)
+        if found:
+            log(logging.WARNING, "%d jobs were requeued: their worker sent no heartbeat", found)
+        if found < _SWEEP_BATCH:
+            self._swept_at = time.monotonic()
+        return found
+
+    def run(self) -> None:
+        """Requeue all stalled jobs if it is time; survives an unavailable database."""
+        try:
+            while self.due():
+                self.requeue_batch()
+        except Exception as error:
+            if not is_temporary(error):
+                raise
+            log(logging.WARNING, "Database unavailable: %s", error)

@@ -1,7 +1,7 @@
-"""Worker: takes jobs from a queue, runs a handler for each, and says how it went; for ever, or until it is stopped.
+"""Worker: captures jobs from a queue, runs a handler for each, and reports the results, until it is stopped.
 
-Promised: a handler's exception fails its job and nothing else; a worker that dies, or loses its database, loses no
-job; SIGTERM ends it after what it has begun. How it decides is in ``shift.py``.
+Guarantees: a handler's exception fails its job and nothing else; a worker that dies, or loses its database, loses no
+job; on SIGTERM it finishes the jobs that it has started. What it decides is in ``state.py``.
 """
 
 from __future__ import annotations
@@ -9,91 +9,118 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import queue as lines
+import queue as queues
 import select
 import signal
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
+from sqlalchemy_locks.dialects.connections import unattended
 from sqlalchemy_locks.queue.enqueue import CHANNEL
-from sqlalchemy_locks.runtime.pools import unattended
-from sqlalchemy_locks.workers.config import WorkerConfig
-from sqlalchemy_locks.workers.database import ended, hears, rows, say, transaction
-from sqlalchemy_locks.workers.state import LONGEST_REST, WorkerState
+from sqlalchemy_locks.queue.queue import Queue
+from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, bound_engine
+from sqlalchemy_locks.workers.database import WorkerDatabase, log, supports_listen
+from sqlalchemy_locks.workers.held_job import HeldJob
+from sqlalchemy_locks.workers.state import LONGEST_PAUSE, StalledSweeper, WorkerState
 
 Handler = Callable[[Any], object]
 
 
 class WakeEvent:
-    """Wakes one thread that waits; unlike an Event, a signal's handler may ring it whatever its thread is doing."""
+    """Wakes one waiting thread; unlike ``threading.Event``, it can be set by a signal handler at any moment."""
 
     def __init__(self) -> None:
-        self._line: lines.SimpleQueue[None] = lines.SimpleQueue()
+        self._queue: queues.SimpleQueue[None] = queues.SimpleQueue()
 
-    def ring(self) -> None:
-        if self._line.empty():
-            self._line.put(None)
+    def set(self) -> None:
+        if self._queue.empty():
+            self._queue.put(None)
 
-    def wait(self, longest: float) -> None:
-        with contextlib.suppress(lines.Empty):
-            self._line.get(timeout=longest)
+    def wait(self, timeout: float) -> None:
+        with contextlib.suppress(queues.Empty):
+            self._queue.get(timeout=timeout)
 
     def clear(self) -> None:
-        with contextlib.suppress(lines.Empty):
+        with contextlib.suppress(queues.Empty):
             while True:
-                self._line.get_nowait()
+                self._queue.get_nowait()
 
 
-class Worker(WorkerConfig[Handler, Engine]):
-    """Works on the jobs of a queue, in threads.
+class Worker:
+    """Runs the jobs of a queue in threads.
 
     :param queue: a :class:`Queue`.
-    :param bind: the engine that it captures with, where it isn't the one that the queue was given; one connection of
-        its pool at a time is used (with ``hold=True`` one for each handler), and on PostgreSQL one more of its own, to
-        listen.
-    :param handler: called with each job, a row (of a class of your own too: put what you need into the payload, or
-        load it). If it returns, the job is completed; what it raises is stored, and the job fails.
+    :param handler: called with each job, a row (for a queue on your own class, too: put what you need into the payload,
+        or load it). If it returns, the job is completed; if it raises, the error is stored and the job fails.
+    :param bind: the engine that it captures with, if it isn't the queue's; it uses one pooled connection at a time
+        (with ``hold=True`` one for each running handler), and on PostgreSQL another one to listen.
     :param name: the queue's name.
-    :param concurrency: how many handlers run at once, each in a thread.
-    :param batch: how many jobs are captured, and completed, at once.
-    :param heartbeat: how often it says that it lives, in seconds.
-    :param poll: how often an idle worker looks for jobs, in seconds. On PostgreSQL jobs that are put wake it at once.
-    :param stalled_after: give back jobs of any worker of this queue that was not heard of for so long; at least twice
-        the heartbeat of each of them. ``None``: somebody else does (``Queue.requeue_stalled``).
-    :param grace: how long handlers may go on when the worker is stopped, in seconds. What runs longer is given back.
-    :param hold: keep the transaction that captures a job open while its handler runs: a crash then gives the job
-        back at once, without counting the attempt. Refused on SQLite.
-    :param host: what ``processing_host`` begins with; by default the machine's name and the process's number. Each run
-        adds a nonce, by which it knows its own jobs again when the answer to a capture was lost.
-    :raises Unsupported: see ``hold``.
+    :param concurrency: how many handlers run at the same time, each in a thread.
+    :param batch: how many jobs are captured, and completed, in one transaction.
+    :param heartbeat: how often it reports that it is alive, in seconds.
+    :param poll: how often an idle worker looks for jobs, in seconds. On PostgreSQL a notification wakes it immediately.
+    :param stalled_after: requeue the jobs of any worker of this queue whose last heartbeat is older, in seconds; at
+        least twice the heartbeat of each of them. ``None``: something else does (``Queue.requeue_stalled``).
+    :param grace: how long running handlers may go on after a stop, in seconds. Jobs that run longer are released.
+    :param hold: keep the transaction that captures a job open while its handler runs: after a crash the job is back
+        immediately, and the attempt doesn't count. Refused on SQLite.
+    :param host: the start of ``processing_host``; by default the machine's name and the process's number. Each run
+        appends a nonce, by which it finds its own jobs when the reply to a capture was lost.
+    :raises Unsupported: see ``hold``; and for a pool that shares one connection between checkouts.
     :raises TypeError: for a coroutine function, which :class:`AsyncWorker` awaits, and without any engine.
 
     >>> queue = sl.Queue(bind=engine)
     >>> worker = sl.Worker(queue, handler, concurrency=4, batch=10, heartbeat=15)
     """
 
-    def _refuse(self, handler: Any) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        handler: Handler,
+        *,
+        bind: Engine | None = None,
+        name: str = DEFAULT_QUEUE,
+        concurrency: int = 4,
+        batch: int = 10,
+        heartbeat: float | timedelta = 15,
+        poll: float | timedelta = 1,
+        stalled_after: float | timedelta | None = 300,
+        grace: float | timedelta = 30,
+        hold: bool = False,
+        host: str | None = None,
+    ) -> None:
         if not callable(handler):
             raise TypeError(f"a worker's handler is a function of one job, not {handler!r}")
         if is_coroutine_function(handler):
             raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
-
-    def _engine_of(self, bind: Any) -> Engine:
-        if not isinstance(bind, Engine):
-            raise TypeError(f"a Worker needs an Engine, not {bind!r}")
-        return bind
-
-    def _prepare(self) -> None:
-        self._stopped = False
-        self._bell = WakeEvent()
-        self._hands = [WakeEvent() for _ in range(self.concurrency)] if self.hold else []
+        engine = bound_engine(queue, bind)
+        if not isinstance(engine, Engine):
+            raise TypeError(f"a Worker needs an Engine, not {engine!r}")
+        self.handler = handler
+        self.config = WorkerConfig(
+            queue,
+            engine,
+            name=name,
+            concurrency=concurrency,
+            batch=batch,
+            heartbeat=heartbeat,
+            poll=poll,
+            stalled_after=stalled_after,
+            grace=grace,
+            hold=hold,
+            host=host,
+        )
+        self._stop = StopRequest()
+        self._wake = WakeEvent()
+        self._slot_wakes = [WakeEvent() for _ in range(self.config.concurrency)] if self.config.hold else []
 
     def run(self) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread).
@@ -104,194 +131,185 @@ class Worker(WorkerConfig[Handler, Engine]):
         """
         try:
             with _signals(self.stop), self._listening():
-                if self.hold:
-                    self._holding()
+                if self.config.hold:
+                    self._run_holding()
                 else:
-                    self._working()
+                    self._run()
         finally:
-            self._stopped = False
+            self._stop.requested = False
 
     def stop(self, *_: Any) -> None:
-        """Begin nothing more, from any thread; :meth:`run` returns when what runs has ended, or ``grace`` is over.
+        """Start no more jobs; callable from any thread. :meth:`run` returns when running handlers have returned, or
+        after ``grace`` seconds.
 
         >>> def handle(job): worker.stop()
         >>> worker = sl.Worker(sl.Queue(), handle, bind=engine, name="mail")
         >>> worker.run()  # returns when its first job is done
         """
-        self._stopped = True
-        self._ring()
+        self._stop.requested = True
+        self._wake_all()
 
-    def _ring(self) -> None:
-        self._bell.ring()
-        for bell in self._hands:
-            bell.ring()
+    def _wake_all(self) -> None:
+        self._wake.set()
+        for wake in self._slot_wakes:
+            wake.set()
 
-    def _working(self) -> None:
-        shift = WorkerState(self, time.sleep)
-        line: lines.SimpleQueue[Any] = lines.SimpleQueue()
-        for _ in range(self.concurrency):
-            # daemons, so that a handler that never returns does not keep the process
-            threading.Thread(target=self._hand, args=(shift, line), daemon=True).start()
+    def _run(self) -> None:
+        state = WorkerState(self.config, self._stop, time.sleep)
+        jobs: queues.SimpleQueue[Any] = queues.SimpleQueue()
+        for _ in range(self.config.concurrency):
+            # daemon threads: a handler that never returns must not keep the process alive
+            threading.Thread(target=self._run_slot, args=(state, jobs), daemon=True).start()
         try:
-            while not self._stopped:
-                self._turn(shift, line, shift.pause)
-            shift.stopping = True
-            deadline = time.monotonic() + self.grace
-            while shift.running and time.monotonic() < deadline:
-                self._turn(shift, line, lambda: min(shift.pause(), max(0.0, deadline - time.monotonic())))
+            while self._turn(state, jobs):
+                pass
         finally:
-            shift.stopping = True
-            for _ in range(self.concurrency):
-                line.put(None)
-            shift.close()
+            state.stopping = True
+            for _ in range(self.config.concurrency):
+                jobs.put(None)
+            state.close()
 
-    def _turn(self, shift: WorkerState, line: lines.SimpleQueue[Any], pause: Callable[[], float]) -> None:
-        self._bell.clear()
-        if self._stopped and not shift.stopping:
-            return  # that was its ring
-        shift.turn()
-        while (job := shift.take()) is not None:
-            line.put(job)
-        self._bell.wait(pause())
+    def _turn(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> bool:
+        self._wake.clear()
+        if not state.keep_going():  # checked after clear(), which may have removed the wake-up of a stop
+            return False
+        state.turn()
+        while (job := state.take()) is not None:
+            jobs.put(job)
+        self._wake.wait(state.pause())
+        return True
 
-    def _hand(self, shift: WorkerState, line: lines.SimpleQueue[Any]) -> None:
-        """One thread: a job, and those after it while there are any."""
-        while (job := line.get()) is not None:
+    def _run_slot(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> None:
+        """Run a job, and those after it while there are any."""
+        while (job := jobs.get()) is not None:
             while job is not None:
                 error: BaseException | None = None
                 try:
-                    handle(self.handler, job)
+                    call_handler(self.handler, job)
                 except BaseException as raised:
-                    # SystemExit too: a thread that ended would leave its job running for ever
+                    # SystemExit too: if the thread ended, its job would run forever
                     error = raised
                 if error is None:
-                    due, job = shift.done_and_take(job)
+                    due, job = state.done_and_take(job)
                 else:
-                    due, job = shift.done(job, error), shift.take()
+                    due, job = state.done(job, error), state.take()
                 if due:
-                    self._bell.ring()
+                    self._wake.set()
 
-    def _holding(self) -> None:
-        over = threading.Event()
-        threads = [threading.Thread(target=self._hold, args=(bell, over), daemon=True) for bell in self._hands]
+    def _run_holding(self) -> None:
+        config, ended = self.config, threading.Event()
+        threads = [
+            threading.Thread(target=self._run_holding_slot, args=(wake, ended), daemon=True)
+            for wake in self._slot_wakes
+        ]
         try:
             for thread in threads:
                 thread.start()
-            shift = WorkerState(self, time.sleep)
-            while not self._stopped:
-                self._bell.clear()
-                shift.sweep()
-                if not self._stopped:
-                    self._bell.wait((self.stalled_after or 3600) / 4)
-            deadline = time.monotonic() + self.grace
+            sweeper = StalledSweeper(config, WorkerDatabase(config, time.sleep))
+            while self._sweep(sweeper):
+                pass
+            deadline = time.monotonic() + config.grace
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
         finally:
-            over.set()  # for those that outlive the grace: this run's end is no other run's
-            self._ring()
+            ended.set()  # for slots that outlive the grace, and may outlive the next run as well
+            self._wake_all()
 
-    def _hold(self, bell: WakeEvent, over: threading.Event) -> None:
-        """One hand: a transaction for each job."""
+    def _sweep(self, sweeper: StalledSweeper) -> bool:
+        self._wake.clear()
+        if not self._stop.requested:
+            sweeper.run()
+            self._wake.wait(self.config.sweep_interval)
+        return not self._stop.requested
 
-        def ends() -> bool:
-            return self._stopped or over.is_set()
+    def _run_holding_slot(self, wake: WakeEvent, ended: threading.Event) -> None:
+        def stopped() -> bool:
+            return self._stop.requested or ended.is_set()
 
-        while not ends():
-            bell.clear()
+        while not stopped():
+            wake.clear()
             try:
-                with unattended(self.engine):  # a handler may outlive the grace
-                    found = hold_one(self, ends)
+                with unattended(self.config.engine):  # a handler may outlive the grace
+                    found = self._run_held_job(stopped)
             except Exception as error:
-                say(logging.WARNING, "a held job is given back: %s", error)
+                log(logging.WARNING, "A held job is released: %s", error)
                 found = False
-            if not found and not ends():
-                bell.wait(self.poll)
+            if not found and not stopped():
+                wake.wait(self.config.poll)
+
+    def _run_held_job(self, stopped: Callable[[], bool]) -> bool:
+        held = HeldJob(self.config)
+        job = held.capture(stopped)
+        if job is None:
+            return False
+        error: BaseException | None = None
+        try:
+            call_handler(self.handler, job)
+        except BaseException as raised:
+            # SystemExit too: the worker would lose the thread of this slot
+            error = raised
+        held.finish(job, error)
+        return True
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """On PostgreSQL: a thread that is told when jobs are put."""
-        engine = self.engine
-        if not build_context(engine.dialect, {}).backend.listens or not self.queue.notify:
+        """On PostgreSQL: listen in a thread for jobs that are put."""
+        if not self.config.listens:
             yield
             return
-        over, mine = threading.Event(), socket.socketpair()
-        thread = threading.Thread(target=self._listen, args=(over, mine[1]), daemon=True)
+        ended, (near, far) = threading.Event(), socket.socketpair()
+        thread = threading.Thread(target=self._listen, args=(ended, far), daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
-            mine[0].close()  # which ends its wait
+            ended.set()
+            near.close()  # ends the thread's select()
             thread.join(2)
-            mine[1].close()
+            far.close()
 
-    def _listen(self, over: threading.Event, end: socket.socket) -> None:
-        engine, topic = self.engine, self.queue.topic(self.name)
-        backend = build_context(engine.dialect, {}).backend
-        while not over.is_set():
+    def _listen(self, ended: threading.Event, end: socket.socket) -> None:
+        config, topic = self.config, self.config.queue.topic(self.config.name)
+        while not ended.is_set():
             try:
-                with unattended(engine):
-                    heard = hears(engine)
-                if not heard:
+                with unattended(config.engine):
+                    supported = supports_listen(config.engine)
+                if not supported:
                     return
-                connection = engine.raw_connection()
+                connection = config.engine.raw_connection()
                 driver: Any = connection.driver_connection
-                connection.detach()  # the pool has it no more
+                connection.detach()  # it doesn't return to the pool
                 with contextlib.closing(connection):
                     driver.autocommit = True
                     driver.cursor().execute(f"LISTEN {CHANNEL}")
-                    self._ring()
-                    while not over.is_set():
-                        if driver in select.select([driver, end], [], [])[0] and topic in backend.heard(driver):
-                            self._ring()
+                    self._wake_all()  # jobs may have been put before it listened
+                    while not ended.is_set():
+                        readable = select.select([driver, end], [], [])[0]
+                        if driver in readable and topic in config.backend.read_notifications(driver):
+                            self._wake_all()
             except Exception as error:
-                # whatever it is (a pool that has no connection to spare, a server that goes down): later, perhaps
-                say(logging.DEBUG, "not listening, but polling: %s", error)
-                over.wait(min(self.poll, LONGEST_REST))
+                # whatever it is (an exhausted pool, a server that shuts down), a later attempt may succeed
+                log(logging.DEBUG, "Polling instead of listening: %s", error)
+                ended.wait(min(config.poll, LONGEST_PAUSE))
 
 
-def handle(handler: Handler, job: Any) -> None:
+def call_handler(handler: Handler, job: Any) -> None:
     """Run a handler.
 
-    :raises TypeError: if it gives something back that would have to be awaited: its work isn't done.
+    :raises TypeError: if it returns an awaitable: its work isn't done.
     """
-    given = handler(job)
-    if given is not None and isinstance(given, Awaitable):
-        if inspect.iscoroutine(given):
-            given.close()
-        raise TypeError(f"the handler returned {given!r}, which a Worker doesn't await: use an AsyncWorker")
+    returned = handler(job)
+    if returned is not None and isinstance(returned, Awaitable):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise TypeError(f"the handler returned {returned!r}, which a Worker doesn't await: use an AsyncWorker")
 
 
 def is_coroutine_function(handler: Any) -> bool:
-    """Whether what a call of it gives has to be awaited; of an object with ``__call__``, and a ``partial``, too."""
+    """Whether a call of it returns a coroutine; also for a ``partial``, and for an object with ``__call__``."""
     while isinstance(handler, partial):
         handler = handler.func
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
-
-
-def hold_one(terms: Worker, ends: Callable[[], bool]) -> bool:
-    """Capture one job, run its handler and end it, all in one transaction; whether there was a job.
-
-    :param ends: whether nothing may be begun.
-    """
-    with transaction(terms.engine) as short:
-        connection = short.connection
-        jobs = rows(connection.execute(terms.queue.capture(1, queue=terms.name, host=terms.host)))
-        if not jobs:
-            return False
-        if ends():
-            connection.execute(terms.queue.release(jobs))
-            return False
-        short.use()
-        error: BaseException | None = None
-        try:
-            handle(terms.handler, jobs[0])
-        except BaseException as raised:
-            # SystemExit too: a hand that ended would leave its worker with one less
-            error = raised
-            say(logging.WARNING, "a job of the queue %r failed", terms.name, exc_info=error)
-        ended(connection, terms.queue, jobs[0], error)
-    return True
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Projects that migrate real databases by both doors."""
+"""Projects that migrate real databases, by the shipped revisions and by directives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.engine import URL
 
 from tests.alembic.project import Fresh, Project
 
-#: Every engine with the drivers that a migration is run by.
+#: Every engine, with the drivers that run migrations.
 ENGINES = [
     ("postgresql15", "psycopg"),
     ("postgresql15", "psycopg2"),
@@ -34,19 +34,19 @@ SERVERS = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The tests that interrupt every command; and those that build and install the package: slow, and the same whatever the drivers are."""
-    config.addinivalue_line("markers", "long: once on each kind of server, by one door")
-    config.addinivalue_line("markers", "packaging: builds the package and installs it in environments of its own")
+    """Slow tests that don't depend on the driver: those that interrupt every command, those that build the package."""
+    config.addinivalue_line("markers", "long: once on each kind of server, by directives only")
+    config.addinivalue_line("markers", "packaging: builds the package and installs it into fresh environments")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`engine`: once for every engine; `door`: once for each door; less for what says that it is long."""
+    """`engine`: once for every engine; `installed_by`: once for each; fewer for tests marked as long."""
     long = metafunc.definition.get_closest_marker("long") is not None
     if "engine" in metafunc.fixturenames:
         engines = [engine for engine in ENGINES if not long or engine in SERVERS]
         metafunc.parametrize("engine", engines, ids=lambda pair: "-".join(pair))
-    if "door" in metafunc.fixturenames:
-        metafunc.parametrize("door", ["directives"] if long else ["revisions", "directives"])
+    if "installed_by" in metafunc.fixturenames:
+        metafunc.parametrize("installed_by", ["directives"] if long else ["revisions", "directives"])
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def url(engine: tuple[str, str], fresh: Fresh) -> URL:
 
 
 @pytest.fixture
-def project(url: URL, door: str, tmp_path: Path) -> Project:
-    """A project on that database, which installs by the door."""
-    return Project(tmp_path / "project", url, door)
+def project(url: URL, installed_by: str, tmp_path: Path) -> Project:
+    """A project on that database."""
+    return Project(tmp_path / "project", url, installed_by)
 
 
 @pytest.fixture

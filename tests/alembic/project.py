@@ -1,4 +1,4 @@
-"""A project with Alembic, run in this process, and what its database then has."""
+"""A project with Alembic, run in this process, and what its database contains afterwards."""
 
 from __future__ import annotations
 
@@ -41,16 +41,33 @@ def downgrade() -> None:
 '''
 
 
-def revision(from_: str = "base", to: str = steps_.STEPS[-1], **options: Any) -> str:
+_SHIPPED_REVISION = '''\
+"""A later release's."""
+from alembic import op
+from sqlalchemy_locks.alembic import revisions
+
+revision = "sqlalchemy_locks_{step}"
+down_revision = "sqlalchemy_locks_{before}"
+
+def upgrade() -> None:
+    revisions.upgrade(op, "{step}")
+
+def downgrade() -> None:
+    revisions.downgrade(op, "{step}")
+'''
+
+
+def revision(from_: str = "base", to: str | None = None, **options: Any) -> str:
     """A revision of the app with the directives: of all steps, or of those above one."""
+    to = to or steps_.STEPS[-1]
     down = None if from_ == "base" else f"a{from_}"
     keywords = "".join(f", {name}={value!r}" for name, value in options.items())
     return _REVISION.format(revision=f"a{to}", down=down, from_=from_, to=to, options=keywords)
 
 
-def tables(family: Family, steps: tuple[str, ...] = steps_.STEPS) -> list[str]:
-    """The names of our tables, in the order in which they are made."""
-    return [name for step in steps for name in steps_.load(step).TABLES[family]]
+def tables(family: Family) -> list[str]:
+    """The names of our tables, in the order in which they are created."""
+    return list(dict.fromkeys(name for step in steps_.STEPS for name in steps_.load(step).TABLES[family]))
 
 
 def functions() -> dict[str, str]:
@@ -61,12 +78,12 @@ def functions() -> dict[str, str]:
 class Project:
     """Alembic's configuration without an ini file, whose logging would outlive the test.
 
-    With the directives, all steps are one revision of the app, or, ``stepwise``, each one of its own.
+    With directives, all steps are in one revision of the app or, if ``stepwise``, each in its own.
     """
 
-    def __init__(self, path: Path, url: URL, door: str, *, stepwise: bool = False, **options: Any) -> None:
+    def __init__(self, path: Path, url: URL, installed_by: str, *, stepwise: bool = False, **options: Any) -> None:
         self.url = url
-        self.door = door
+        self.installed_by = installed_by
         versions = path / "versions"
         if not versions.exists():
             versions.mkdir(parents=True)
@@ -74,8 +91,13 @@ class Project:
                 shutil.copy(Path(template("generic")) / name, path / name)
         self.config = Config()
         locations = str(versions)
-        if door == "revisions":
+        if installed_by == "revisions":
             locations += "\nsqlalchemy_locks.alembic_templates:versions"
+            if len(steps_.STEPS) > 1:
+                (path / "later").mkdir(exist_ok=True)
+                locations += f"\n{path / 'later'}"
+            for before, step in zip(steps_.STEPS, steps_.STEPS[1:], strict=False):
+                (path / "later" / f"{step}.py").write_text(_SHIPPED_REVISION.format(before=before, step=step))
             for name, value in options.items():
                 self.config.set_main_option(f"sqlalchemy_locks_{name}", value.replace("%", "%%"))
         else:
@@ -92,8 +114,8 @@ class Project:
             self.config.set_main_option(name, value.replace("%", "%%"))
 
     def at(self, step: str) -> str:
-        """What a step's revision is called."""
-        return step if step == "base" else f"{'a' if self.door == 'directives' else 'sqlalchemy_locks_'}{step}"
+        """The name of a step's revision."""
+        return step if step == "base" else f"{'a' if self.installed_by == 'directives' else 'sqlalchemy_locks_'}{step}"
 
     def upgrade(self, step: str | None = None) -> None:
         command.upgrade(self.config, self.at(step) if step else "heads")
@@ -117,8 +139,8 @@ class Project:
 def statements(
     dialect: str,
     direction: str,
-    steps: tuple[str, ...] = steps_.STEPS,
-    door: steps_.Door = "directives",
+    steps: tuple[str, ...] | None = None,
+    installed_by: steps_.InstalledBy = "directives",
     **options: Any,
 ) -> list[str]:
     """What steps write offline when they are run together, one command each, without Alembic's own."""
@@ -129,7 +151,7 @@ def statements(
         opts={"as_sql": True, "output_buffer": buffer},
     )
     run = steps_.upgrade if direction == "upgrade" else steps_.downgrade
-    run(Operations(context), steps, Options.given(**options), door)
+    run(Operations(context), steps or steps_.STEPS, Options.given(**options), installed_by)
     return [part + ";" for part in buffer.getvalue().split(";\n\n") if part.strip()]
 
 
@@ -150,7 +172,7 @@ def run(url: URL, *commands: str) -> Any:
 
 
 def execute(url: URL, script: str) -> None:
-    """Hand a script over as psql, mysql and sqlite3 do: as text, the driver adding nothing."""
+    """Execute a script as psql, mysql and sqlite3 do: as text, to which the driver adds nothing."""
     dialect = url.get_dialect().name
     if dialect == "sqlite":
         with contextlib.closing(sqlite3.connect(str(url.database))) as connection:
@@ -180,7 +202,7 @@ def execute(url: URL, script: str) -> None:
 
 
 def catalog(url: URL, schema: str = "lock") -> dict[str, Any]:
-    """Everything of ours that the database has, and of others what a careless step could have touched."""
+    """Every object of ours in the database, and those of others that a careless step could touch."""
     with connected(url) as connection:
         if connection.dialect.name == "sqlite":
             return _sqlite(connection)
@@ -199,7 +221,7 @@ def _sqlite(connection: Connection) -> dict[str, Any]:
 def _mysql(connection: Connection) -> dict[str, Any]:
     names = [name for name in sa.inspect(connection).get_table_names() if not name.startswith("alembic")]
     shown = {name: connection.exec_driver_sql(f"SHOW CREATE TABLE `{name}`").one()[1] for name in names}
-    # a row that a step has put there more than once takes a number each time
+    # an INSERT IGNORE that is repeated uses up a number each time
     return {name: re.sub(r" AUTO_INCREMENT=\d+", "", definition) for name, definition in shown.items()}
 
 
@@ -223,10 +245,10 @@ def _postgresql(connection: Connection, schema: str) -> dict[str, Any]:
 
 
 def installed(url: URL, schema: str = "lock", prefix: str = "lock_") -> list[tuple[str, str]]:
-    """What the database says of itself."""
+    """The steps that are recorded in the database, and what each was installed by."""
     by_schema = url.get_backend_name() in ("postgresql", "yugabytedb")
     table = f'"{schema}".installed' if by_schema else f"{prefix}installed"
-    return run(url, f"SELECT step, door FROM {table} ORDER BY step")
+    return run(url, f"SELECT step, installed_by FROM {table} ORDER BY step")
 
 
 def normal(text: str) -> str:

@@ -40,13 +40,13 @@ def table_mode(engine: tuple[str, str]) -> dict[str, str]:
     return {"locking": "table"} if engine[0].startswith("postgresql") else {}
 
 
-def test_nothing_of_ours_is_dropped(url: URL, table_mode: dict[str, str], tmp_path: Path) -> None:
+def test_shipped_tables_are_not_dropped(url: URL, table_mode: dict[str, str], tmp_path: Path) -> None:
     Project(tmp_path, url, "directives", **table_mode).upgrade()
     assert {name.removeprefix("lock_") for name in proposed(url, None)} == OURS
     assert proposed(url, include_name) == set()
 
 
-def test_what_is_not_ours_is_still_compared(url: URL, tmp_path: Path) -> None:
+def test_other_tables_are_still_compared(url: URL, tmp_path: Path) -> None:
     Project(tmp_path, url, "directives").upgrade()
     run(url, "CREATE TABLE lock_mine (id INT PRIMARY KEY)", "CREATE TABLE installed (id INT PRIMARY KEY)")
     expected = {"lock_mine", "installed"}
@@ -56,7 +56,7 @@ def test_what_is_not_ours_is_still_compared(url: URL, tmp_path: Path) -> None:
     assert proposed(url, include_name) == expected
 
 
-def test_another_place(url: URL, table_mode: dict[str, str], tmp_path: Path) -> None:
+def test_another_schema_and_prefix(url: URL, table_mode: dict[str, str], tmp_path: Path) -> None:
     Project(tmp_path, url, "directives", schema="Locks", prefix="my_", **table_mode).upgrade()
     assert {name.removeprefix("my_") for name in proposed(url, include_name)} == OURS
     assert proposed(url, include_name_for(schema="Locks", prefix="my_")) == set()
@@ -69,7 +69,7 @@ def test_the_default_schema(fresh: Fresh, tmp_path: Path) -> None:
     assert proposed(url, include_name_for(schema=None)) == set()
 
 
-def test_together_with_a_filter_of_the_app(url: URL, tmp_path: Path) -> None:
+def test_combined_with_a_filter_of_the_app(url: URL, tmp_path: Path) -> None:
     Project(tmp_path, url, "directives").upgrade()
     run(url, "CREATE TABLE one (id INT PRIMARY KEY)", "CREATE TABLE two (id INT PRIMARY KEY)")
     asked = []
@@ -109,9 +109,7 @@ def test_autogenerate_in_a_project(url: URL, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("autogenerate", [False, True])
-def test_a_new_revision_is_in_the_branch_and_folder_of_the_app(
-    fresh: Fresh, tmp_path: Path, autogenerate: bool
-) -> None:
+def test_a_new_revision_goes_to_the_apps_branch_and_folder(fresh: Fresh, tmp_path: Path, autogenerate: bool) -> None:
     project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
     project.config.set_main_option("revision_environment", "true")
     if autogenerate:
@@ -146,7 +144,7 @@ def test_the_folder_of_the_app_may_be_a_package(fresh: Fresh, tmp_path: Path, mo
     assert Path(revise(project.config).path).parent == versions
 
 
-def test_a_head_that_was_named_is_taken(fresh: Fresh, tmp_path: Path) -> None:
+def test_an_explicit_head_is_used(fresh: Fresh, tmp_path: Path) -> None:
     project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
     project.config.set_main_option("revision_environment", "true")
     versions = str(tmp_path / "versions")
@@ -154,7 +152,7 @@ def test_a_head_that_was_named_is_taken(fresh: Fresh, tmp_path: Path) -> None:
     assert script.down_revision == HEAD
 
 
-def test_two_branches_of_the_app_are_a_question_for_the_app(fresh: Fresh, tmp_path: Path) -> None:
+def test_two_branches_of_the_app_are_ambiguous(fresh: Fresh, tmp_path: Path) -> None:
     project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
     project.config.set_main_option("revision_environment", "true")
     for _ in range(2):
@@ -163,7 +161,7 @@ def test_two_branches_of_the_app_are_a_question_for_the_app(fresh: Fresh, tmp_pa
         revise(project.config)
 
 
-def test_no_test_has_written_into_the_package() -> None:
+def test_no_test_writes_into_the_package() -> None:
     """What happens without `own_branch`, and what the tests above would leave behind if it failed."""
     (folder,) = sqlalchemy_locks.alembic_templates.__path__
     found = {path.name.partition("_")[0] for path in (Path(folder) / "versions").glob("[!_]*.py")}

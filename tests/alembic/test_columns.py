@@ -20,7 +20,7 @@ EVERYTHING = {"retries": True, "queue": True, "fence": True, "token": True, "cla
 
 
 @pytest.mark.parametrize("engine_name", [*PLAIN])
-def test_a_table_of_the_app(servers: Servers, engine_name: str) -> None:
+def test_a_table_of_the_app_gets_columns(servers: Servers, engine_name: str) -> None:
     engine = create_engine(servers.fresh(engine_name, PLAIN[engine_name]), poolclass=NullPool)
     order = Table(
         "order", MetaData(), Column("id", String(40), primary_key=True), Column("locked", Boolean, nullable=False)
@@ -46,7 +46,7 @@ def test_a_table_of_the_app(servers: Servers, engine_name: str) -> None:
     assert [column["name"] for column in inspect(engine).get_columns("order")] == ["id", "locked"]
 
 
-def test_the_revision_of_the_page() -> None:
+def test_the_revision_of_the_docs_page() -> None:
     (block,) = (block for block in blocks(ROOT / "docs" / "alembic.md") if block.mark == "columns")
     revision: dict[str, Any] = {}
     exec(block.text, revision)
@@ -62,12 +62,12 @@ def test_the_revision_of_the_page() -> None:
     engine.dispose()
 
 
-def test_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="say which columns"):
+def test_no_column_is_refused() -> None:
+    with pytest.raises(ValueError, match="name at least one column"):
         ops.add_lock_columns("order")
 
 
-def test_each_undoes_the_other() -> None:
+def test_add_and_drop_are_reverses() -> None:
     added = AddLockColumnsOp("order", ["fence"], "app")
     dropped = added.reverse()
     assert isinstance(dropped, DropLockColumnsOp)

@@ -1,4 +1,4 @@
-"""The drift check finds what was changed by hand, and says nothing of what was not."""
+"""The drift check reports what was changed by hand, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def test_no_drift(project: Project, url: URL) -> None:
     assert drifts(url) == []
 
 
-def test_nothing_installed(url: URL) -> None:
+def test_a_missing_installation_is_reported(url: URL) -> None:
     (sentence,) = drifts(url)
     assert "installed" in sentence
     assert "is missing" in sentence
 
 
-def test_a_step_that_was_not_finished(project: Project, url: URL) -> None:
+def test_an_incomplete_step_is_reported(project: Project, url: URL) -> None:
     project.upgrade()
     run(url, f"DELETE FROM {table(url, 'installed')}")
     (sentence,) = drifts(url)
-    assert "no step was installed to its end" in sentence
+    assert "no step was installed completely" in sentence
 
 
-def test_a_newer_step(project: Project, url: URL) -> None:
+def test_a_newer_step_is_reported(project: Project, url: URL) -> None:
     project.upgrade()
     run(url, f"INSERT INTO {table(url, 'installed')} VALUES ('9999', 'revisions')")
     (sentence,) = drifts(url)
@@ -72,11 +72,11 @@ FUNCTION_DRIFTS = {
     ),
     "overload": (
         "CREATE FUNCTION lock.exclusive(bigint) RETURNS void LANGUAGE sql AS 'SELECT'",
-        "lock.exclusive(bigint) is not ours, and calls may reach it instead of ours",
+        "lock.exclusive(bigint) was not installed by a step, and calls may reach it instead",
     ),
     "column": (
-        "ALTER TABLE lock.installed DROP COLUMN door CASCADE",
-        "lock.installed has lost its column door",
+        "ALTER TABLE lock.installed DROP COLUMN installed_by CASCADE",
+        "lock.installed has lost its column installed_by",
     ),
 }
 
@@ -98,21 +98,21 @@ def test_drift_on_postgresql(fresh: Fresh, server: str, locking: str, drift: str
 @pytest.mark.parametrize(
     ("server", "driver"), [("postgresql18", "psycopg"), ("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")]
 )
-def test_drift_of_a_table(fresh: Fresh, server: str, driver: str, tmp_path: Path) -> None:
+def test_changed_and_missing_tables(fresh: Fresh, server: str, driver: str, tmp_path: Path) -> None:
     url = fresh(server, driver)
     project = Project(tmp_path, url, "directives", **({"locking": "table"} if server == "postgresql18" else {}))
     project.upgrade()
     keys = table(url, "locked_keys")
     quoted = keys if server == "postgresql18" else f"`{keys}`"
     run(url, f"ALTER TABLE {keys} DROP COLUMN ts, ADD COLUMN who varchar(10)")
-    assert drifts(url) == [f"{quoted} has lost its column ts", f"{quoted} has a column who that no step made"]
+    assert drifts(url) == [f"{quoted} has lost its column ts", f"{quoted} has a column who that no step created"]
     run(url, f"DROP TABLE {keys}")
-    # on PostgreSQL nothing says any more that it was a table: the bodies then differ, too
+    # on PostgreSQL nothing shows any more that it was a table: the bodies differ as well
     assert f"{quoted} is missing" in drifts(url)
 
 
 @pytest.mark.parametrize(("server", "driver"), [("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")])
-def test_drift_of_storage_types_and_keys(fresh: Fresh, server: str, driver: str, tmp_path: Path) -> None:
+def test_changed_storage_types_and_keys(fresh: Fresh, server: str, driver: str, tmp_path: Path) -> None:
     url = fresh(server, driver)
     Project(tmp_path, url, "directives").upgrade()
     run(url, "ALTER TABLE lock_locked_keys ENGINE=MyISAM")
@@ -130,7 +130,7 @@ def test_drift_of_storage_types_and_keys(fresh: Fresh, server: str, driver: str,
     assert drifts(url)[1:] == ["the collation of `lock_task_state`.owner is utf8mb4_general_ci"]
 
 
-#: Where tables can be altered, with the bodies that have all of them.
+#: The engines that can alter tables, with the variant whose keys are a table.
 ALTERED = [
     ("postgresql15", "psycopg", "table"),
     ("postgresql18", "psycopg", "table"),
@@ -156,14 +156,14 @@ def shown(url: URL, name: str) -> str:
     return f"`{table(url, name)}`" if family(url) == "mysql" else table(url, name)
 
 
-def test_every_table_is_missed(altered: URL) -> None:
+def test_every_missing_table_is_reported(altered: URL) -> None:
     names = [name for name in tables(family(altered)) if name != "installed"]
     run(altered, *(f"DROP TABLE {table(altered, name)}" for name in reversed(names)))
     assert {f"{shown(altered, name)} is missing" for name in names} <= set(drifts(altered))
 
 
 @pytest.mark.parametrize("server", ["postgresql15", "yugabytedb"])
-def test_every_function_is_missed(fresh: Fresh, server: str, tmp_path: Path) -> None:
+def test_every_missing_function_is_reported(fresh: Fresh, server: str, tmp_path: Path) -> None:
     url = fresh(server, "psycopg2")
     Project(tmp_path, url, "directives").upgrade()
     every = [f"lock.{name}({takes})" for name, takes in functions().items()]
@@ -172,7 +172,7 @@ def test_every_function_is_missed(fresh: Fresh, server: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_null_that_was_allowed_or_not_is_told(altered: URL, step: str) -> None:
+def test_every_changed_nullability_is_reported(altered: URL, step: str) -> None:
     wanted = []
     for name, columns in load(step).TABLES[family(altered)].items():
         alter = []
@@ -188,20 +188,20 @@ def test_every_null_that_was_allowed_or_not_is_told(altered: URL, step: str) -> 
             else:
                 alter.append(f'ALTER "{column}" {"DROP" if type_ == bare else "SET"} NOT NULL')
         if alter:
-            run(altered, f"DELETE FROM {table(altered, name)}")  # what a step has put there may have no value
+            run(altered, f"DELETE FROM {table(altered, name)}")  # a row that the step inserted may hold NULLs
             run(altered, f"ALTER TABLE {table(altered, name)} {', '.join(alter)}")
     assert wanted
     assert drifts(altered) == wanted
 
 
-def test_the_order_of_a_key_of_several_columns_is_told(altered: URL) -> None:
-    for name in load("0002").KEYS:
+def test_the_column_order_of_primary_keys_is_compared(altered: URL) -> None:
+    for name in load("0001").KEYS:
         command = f"ALTER TABLE {table(altered, name)} DROP {{}}, ADD PRIMARY KEY (id, queue_id)"
         run(altered, command.format("PRIMARY KEY" if family(altered) == "mysql" else f"CONSTRAINT {name}_pkey"))
     assert drifts(altered) == [
-        f"the primary key of {shown(altered, name)} is (id, queue_id), not (queue_id, id)" for name in load("0002").KEYS
+        f"the primary key of {shown(altered, name)} is (id, queue_id), not (queue_id, id)" for name in load("0001").KEYS
     ]
-    for name in load("0002").KEYS:
+    for name in load("0001").KEYS:
         command = f"ALTER TABLE {table(altered, name)} DROP {{}}"
         run(altered, command.format("PRIMARY KEY" if family(altered) == "mysql" else f"CONSTRAINT {name}_pkey"))
     assert f"the primary key of {shown(altered, 'task_state')} is (), not (queue_id, id)" in drifts(altered)
@@ -221,19 +221,17 @@ def indexes(url: URL) -> set[tuple[str, str]]:
 
 
 def test_every_index_is_declared(project: Project, url: URL) -> None:
-    """So that each is missed when it is gone."""
+    """Only declared indexes are reported when they are missing."""
     project.upgrade()
     declared = [load(step).INDEXES.items() for step in STEPS]
     assert indexes(url) == {(name, index) for items in declared for name, names in items for index in names}
 
 
 @pytest.mark.parametrize("kind", ["INDEX", "UNIQUE INDEX"])
-def test_an_index_that_a_step_declares_is_missed(
-    project: Project, url: URL, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_index_is_reported(project: Project, url: URL, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     project.upgrade()
-    declared = {**load("0002").INDEXES, "task_state": ("task_owner", "task_token")}
-    monkeypatch.setattr(load("0002"), "INDEXES", declared)
+    declared = {**load("0001").INDEXES, "task_state": ("task_owner", "task_token")}
+    monkeypatch.setattr(load("0001"), "INDEXES", declared)
     before = "" if family(url) == "postgresql" else "lock_"
     run(url, f"CREATE {kind} {before}task_owner ON {table(url, 'task_state')} (owner)")
     (sentence,) = drifts(url)
@@ -242,9 +240,9 @@ def test_an_index_that_a_step_declares_is_missed(
     assert drifts(url) == []
 
 
-def test_a_unique_constraint_is_missed_as_an_index_is(altered: URL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_unique_constraint_is_reported(altered: URL, monkeypatch: pytest.MonkeyPatch) -> None:
     before = "" if family(altered) == "postgresql" else "lock_"
-    monkeypatch.setattr(load("0002"), "INDEXES", {**load("0002").INDEXES, "task_state": ("task_owner",)})
+    monkeypatch.setattr(load("0001"), "INDEXES", {**load("0001").INDEXES, "task_state": ("task_owner",)})
     assert drifts(altered) == [f"{shown(altered, 'task_state')} has lost its index {before}task_owner"]
     run(altered, f"ALTER TABLE {table(altered, 'task_state')} ADD CONSTRAINT {before}task_owner UNIQUE (owner)")
     assert drifts(altered) == []
@@ -253,10 +251,10 @@ def test_a_unique_constraint_is_missed_as_an_index_is(altered: URL, monkeypatch:
 def test_nulls_keys_and_unique_constraints_on_sqlite(
     fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which alters no table: it is made anew."""
+    """SQLite alters no columns: the table is replaced."""
     url = fresh("sqlite", "pysqlite")
     Project(tmp_path, url, "directives").upgrade()
-    monkeypatch.setattr(load("0002"), "INDEXES", {**load("0002").INDEXES, "task_state": ("lone", "pair")})
+    monkeypatch.setattr(load("0001"), "INDEXES", {**load("0001").INDEXES, "task_state": ("lone", "pair")})
     made = catalog(url)["lock_task_state"]
     for old, new in (
         ("acquired BOOLEAN NOT NULL", "acquired BOOLEAN"),
@@ -297,6 +295,6 @@ def test_the_check_only_reads(project: Project, url: URL) -> None:
         assert check(connection) == []
 
 
-def test_a_table_name_that_is_none_is_refused(fresh: Fresh) -> None:
+def test_a_prefix_that_needs_escaping_is_refused(fresh: Fresh) -> None:
     with connected(fresh("sqlite", "pysqlite")) as connection, pytest.raises(ValueError, match="refused"):
         check(connection, prefix="lock; --")

@@ -1,4 +1,4 @@
-"""grant_to: a role that was given what the locks need, and no more."""
+"""grant_to: a role gets what the locks need, and no more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLS = (
     "SELECT lock.key('a', 'b')",
     "SELECT lock.exclusive(lock.key('a'), true)",
     "SELECT key, ts FROM lock.locked_keys",
-    "SELECT step, door FROM lock.installed",
+    "SELECT step, installed_by FROM lock.installed",
 )
 
 FORBIDDEN = (
@@ -37,14 +37,14 @@ FORBIDDEN = (
     "ALTER TABLE lock.installed ADD x int",
 )
 
-#: each function of the semaphores, called with what somebody made up, or mistook
-MADE_UP = {
-    "semaphore_checked": "SELECT lock.semaphore_checked('made up', 'what')",
+#: each function of the semaphores, called with invented arguments
+INVENTED = {
+    "semaphore_checked": "SELECT lock.semaphore_checked('invented', 'what')",
     "semaphore_take_back": "SELECT lock.semaphore_take_back(id) FROM lock.semaphore",
-    "semaphore_acquire": "SELECT lock.semaphore_acquire('{slots}', '{1}', 'made up')",
-    "semaphore_in_turn": "SELECT lock.semaphore_in_turn('{}', '{slots}', '{1}', 'made up, too')",
-    "semaphore_release": "SELECT lock.semaphore_release('held', 'made up')",
-    "semaphore_renew": "SELECT lock.semaphore_renew('held', 'made up')",
+    "semaphore_acquire": "SELECT lock.semaphore_acquire('{slots}', '{1}', 'invented')",
+    "semaphore_in_turn": "SELECT lock.semaphore_in_turn('{}', '{slots}', '{1}', 'invented, too')",
+    "semaphore_release": "SELECT lock.semaphore_release('held', 'invented')",
+    "semaphore_renew": "SELECT lock.semaphore_renew('held', 'invented')",
     "semaphore_create": "SELECT lock.semaphore_create('slots', 1)",
     "semaphore_resize": "SELECT lock.semaphore_resize('slots', 4)",
     "semaphore_delete": "SELECT lock.semaphore_delete('slots')",
@@ -57,7 +57,7 @@ HELD = (
 
 
 def used(table: str, column: str) -> list[str]:
-    """What is done with the rows of a table."""
+    """Commands that use the rows of a table."""
     return [
         f"SELECT * FROM {table} FOR UPDATE",
         f"INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0",
@@ -71,7 +71,7 @@ def misused(table: str) -> list[str]:
 
 
 def allowed(url: URL, *commands: str) -> list[str]:
-    """Those of the commands that are not refused."""
+    """Return the commands that are not refused."""
     found = []
     with connected(url) as connection:
         for command in commands:
@@ -85,14 +85,14 @@ def allowed(url: URL, *commands: str) -> list[str]:
 
 
 def rows(family: Family) -> dict[str, str]:
-    """The tables whose rows the app may write, but for the keys of the locks; and a column of each."""
+    """The tables whose rows the app may write, except `locked_keys`, and a column of each."""
     every = {k: next(iter(v)) for step in STEPS for k, v in load(step).TABLES[family].items()}
     quote = "`" if family == "mysql" else '"'
     return {k: f"{quote}{v}{quote}" for k, v in every.items() if k not in ("installed", "locked_keys")}
 
 
 def executable(url: URL) -> list[str]:
-    """Which of our functions the user may call, looked at by themselves."""
+    """The shipped functions that the user may execute."""
     query = "SELECT oid FROM pg_proc WHERE proname = '{}' AND oidvectortypes(proargtypes) = '{}' AND {}"
     ours = "pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'lock')"
     may = "has_function_privilege(oid, 'EXECUTE')"
@@ -114,13 +114,15 @@ def executable(url: URL) -> list[str]:
         ("yugabytedb", "yugabytedb", "native"),
     ],
 )
-def test_a_role_of_postgresql(fresh: Fresh, engine_: str, driver: str, locking: str, door: str, tmp_path: Path) -> None:
+def test_a_postgresql_role_has_what_locks_need(
+    fresh: Fresh, engine_: str, driver: str, locking: str, installed_by: str, tmp_path: Path
+) -> None:
     url = fresh(engine_, driver)
     number = str(url.database)
     app, other, stranger = f"app-{number}@project.iam", f"Other_{number}", f"stranger_{number}"
     run(url, *(f'CREATE ROLE "{role}" LOGIN' for role in (app, other, stranger)))
-    both = f"{app}, {other}" if door == "revisions" else [app, other]
-    Project(tmp_path, url, door, grant_to=both, locking=locking).upgrade()
+    both = f"{app}, {other}" if installed_by == "revisions" else [app, other]
+    Project(tmp_path, url, installed_by, grant_to=both, locking=locking).upgrade()
     names = {f"lock.{name}": column for name, column in rows("postgresql").items()}
     calls = [*CALLS, *(call for name, column in names.items() for call in used(name, column))]
     forbidden = [*FORBIDDEN, *(call for name in names for call in [*misused(name), f"TRUNCATE {name}"])]
@@ -130,7 +132,7 @@ def test_a_role_of_postgresql(fresh: Fresh, engine_: str, driver: str, locking: 
         assert executable(url.set(username=role)) == [*functions()]
         with connected(url.set(username=role)) as connection:
             assert check(connection) == []
-    # who may enter the schema is still kept from what is in it
+    # USAGE of the schema alone doesn't allow more
     for entered in (False, True):
         if entered:
             run(url, f'GRANT USAGE ON SCHEMA lock TO "{stranger}"')
@@ -141,17 +143,15 @@ def test_a_role_of_postgresql(fresh: Fresh, engine_: str, driver: str, locking: 
 @pytest.mark.parametrize(
     ("engine_", "driver"), [("postgresql15", "psycopg"), ("postgresql18", "psycopg"), ("yugabytedb", "yugabytedb")]
 )
-def test_no_function_that_a_role_may_call_leaves_half_a_request(
-    fresh: Fresh, engine_: str, driver: str, tmp_path: Path
-) -> None:
+def test_no_function_leaves_half_a_request(fresh: Fresh, engine_: str, driver: str, tmp_path: Path) -> None:
     url = fresh(engine_, driver)
     app = f"app_{url.database}"
     run(url, f"CREATE ROLE {app} LOGIN")
     Project(tmp_path, url, "directives", grant_to=app).upgrade()
     role = url.set(username=app)
-    assert {name for name in executable(role) if name.startswith("semaphore_")} == set(MADE_UP)
+    assert {name for name in executable(role) if name.startswith("semaphore_")} == set(INVENTED)
     run(role, "SELECT lock.semaphore_create('slots', 3)", "SELECT lock.semaphore_acquire('{slots}', '{1}', 'held')")
-    for call in MADE_UP.values():
+    for call in INVENTED.values():
         run(role, call)
         ((held, known),) = run(role, HELD)
         assert held == known
@@ -161,7 +161,7 @@ def test_no_function_that_a_role_may_call_leaves_half_a_request(
 @pytest.mark.parametrize(
     ("engine_", "driver"), [("postgresql15", "psycopg"), ("postgresql18", "psycopg"), ("yugabytedb", "yugabytedb")]
 )
-def test_a_role_has_what_leases_and_their_upkeep_need(fresh: Fresh, engine_: str, driver: str, tmp_path: Path) -> None:
+def test_a_role_may_use_leases_and_maintenance(fresh: Fresh, engine_: str, driver: str, tmp_path: Path) -> None:
     url = fresh(engine_, driver)
     app = f"app_{url.database}"
     run(url, f"CREATE ROLE {app} LOGIN")
@@ -176,7 +176,7 @@ def test_a_role_has_what_leases_and_their_upkeep_need(fresh: Fresh, engine_: str
     engine.dispose()
 
 
-def test_a_holder_of_another_role_is_seen(fresh: Fresh, tmp_path: Path) -> None:
+def test_keys_held_by_another_role_are_visible(fresh: Fresh, tmp_path: Path) -> None:
     url = fresh("postgresql15", "psycopg")
     app = f"watcher_{url.database}"
     run(url, f"CREATE ROLE {app} LOGIN")
@@ -189,16 +189,18 @@ def test_a_holder_of_another_role_is_seen(fresh: Fresh, tmp_path: Path) -> None:
         assert run(url, "SELECT key, ts IS NULL FROM lock.locked_keys ORDER BY key") == [(-7, False), (8, False)]
 
 
-def test_without_grant_to_the_schema_keeps_others_out(fresh: Fresh, tmp_path: Path) -> None:
+def test_without_grant_to_other_roles_are_denied(fresh: Fresh, tmp_path: Path) -> None:
     url = fresh("postgresql15", "psycopg")
-    stranger = f"nobody_{url.database}"
+    stranger = f"stranger_{url.database}"
     run(url, f"CREATE ROLE {stranger} LOGIN")
     Project(tmp_path, url, "directives").upgrade()
     assert allowed(url.set(username=stranger), "SELECT lock.exclusive(1)") == []
 
 
 @pytest.mark.parametrize(("engine_", "driver"), [("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")])
-def test_a_user_of_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, door: str, tmp_path: Path) -> None:
+def test_a_mysql_user_has_what_locks_need(
+    fresh: Fresh, engine_: str, driver: str, installed_by: str, tmp_path: Path
+) -> None:
     url = fresh(engine_, driver)
     app, role = f"app_{url.database}", f"r_{url.database}"
     run(
@@ -209,13 +211,13 @@ def test_a_user_of_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, do
         f"GRANT '{role}' TO '{app}2'@'%%'",
     )
     both = [f"{app}@127.0.0.%", role]
-    Project(tmp_path, url, door, grant_to=", ".join(both) if door == "revisions" else both).upgrade()
+    Project(tmp_path, url, installed_by, grant_to=", ".join(both) if installed_by == "revisions" else both).upgrade()
     others = {f"`{url.database}`.lock_{name}": column for name, column in rows("mysql").items()}
     for name, first in ((app, "SELECT 1"), (f"{app}2", f"SET ROLE '{role}'")):
-        mine = URL.create(url.drivername, username=name, password="x", host=url.host, port=url.port)
+        user = URL.create(url.drivername, username=name, password="x", host=url.host, port=url.port)
         table = f"`{url.database}`.lock_locked_keys"
         run(
-            mine,
+            user,
             first,
             f"INSERT INTO {table} (`key`) VALUES (1)",
             f"SELECT * FROM {table} WHERE `key` = 1 FOR UPDATE",
@@ -231,11 +233,11 @@ def test_a_user_of_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, do
             f"CREATE TABLE `{url.database}`.mine (id int)",
         ):
             with pytest.raises(sa.exc.DBAPIError, match="denied"):
-                run(mine, first, command)
+                run(user, first, command)
 
 
 @pytest.mark.parametrize(("engine_", "driver"), [("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")])
-def test_what_the_check_needs_on_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, tmp_path: Path) -> None:
+def test_privileges_of_check_on_mysql_and_mariadb(fresh: Fresh, engine_: str, driver: str, tmp_path: Path) -> None:
     url = fresh(engine_, driver)
     app = f"app_{url.database}"
     run(url, f"CREATE USER '{app}'@'%%' IDENTIFIED BY 'x'")
@@ -245,7 +247,7 @@ def test_what_the_check_needs_on_mysql_and_mariadb(fresh: Fresh, engine_: str, d
         assert check(connection) == []
 
 
-def test_a_user_in_the_offline_script(fresh: Fresh, tmp_path: Path) -> None:
+def test_the_host_of_a_user_in_the_offline_script(fresh: Fresh, tmp_path: Path) -> None:
     """The percent sign of a host survives, once and not twice."""
     url = fresh("mysql", "pymysql")
     assert "TO `app`@`10.%`;" in Project(tmp_path, url, "revisions", grant_to="app@10.%").script()

@@ -155,7 +155,7 @@ def test_directives(installed: Environment, project: Path) -> None:
     assert found(installed, project) == set()
 
 
-def test_the_bodies_are_there(installed: Environment, project: Path) -> None:
+def test_sql_files_are_packaged(installed: Environment, project: Path) -> None:
     """SQLite takes none of them; PostgreSQL's script takes all."""
     code = (
         "import io\n"
@@ -175,7 +175,7 @@ def test_the_bodies_are_there(installed: Environment, project: Path) -> None:
     assert installed("-c", code, cwd=project).strip() == "True []"
 
 
-def test_nothing_else_is_importable(installed: Environment, project: Path) -> None:
+def test_no_other_module_is_importable(installed: Environment, project: Path) -> None:
     code = (
         "import importlib.util as u\n"
         "import sqlalchemy_locks, sqlalchemy_locks.alembic_templates.steps\n"
@@ -184,7 +184,7 @@ def test_nothing_else_is_importable(installed: Environment, project: Path) -> No
     assert installed("-c", code, cwd=project).strip() == "[]"
 
 
-def test_the_library_itself_loads_no_alembic(installed: Environment, project: Path) -> None:
+def test_importing_the_library_loads_no_alembic(installed: Environment, project: Path) -> None:
     code = "import sys, sqlalchemy_locks; print('alembic' in sys.modules, 'sqlalchemy_locks.alembic' in sys.modules)"
     assert installed("-c", code, cwd=project).strip() == "False False"
 

@@ -56,7 +56,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 @pytest.mark.parametrize(("name", "server", "driver"), DRIVERS)
-def test_from_init_to_the_end(fresh: Fresh, shell: Shell, name: str, server: str, driver: str) -> None:
+def test_init_upgrade_downgrade_and_offline(fresh: Fresh, shell: Shell, name: str, server: str, driver: str) -> None:
     url = fresh(server, driver)
     plain = fresh_driver(url)
     shell.alembic("init", "-t", template(name), "migrations")
@@ -128,7 +128,7 @@ def test_the_commands_of_the_readme(fresh: Fresh, shell: Shell) -> None:
         shell.alembic(*line.split())
 
 
-def test_a_refusal_is_a_sentence_and_no_traceback(fresh: Fresh, shell: Shell) -> None:
+def test_a_refusal_prints_a_sentence_without_traceback(fresh: Fresh, shell: Shell) -> None:
     shell.alembic("init", "-t", template("generic"), "migrations")
     shell.connect(fresh("sqlite", "pysqlite"))
     shell.ini(r"^# sqlalchemy_locks_grant_to =$", "sqlalchemy_locks_grant_to = app")

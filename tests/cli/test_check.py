@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_all_is_well(engine: str, servers: Servers) -> None:
     assert done.stderr == ""
     if engine == "yugabytedb":
         assert "YugabyteDB 2025.1.0.0" in done.stdout
-        assert found(cli, "effective isolation") == [("ok", "READ COMMITTED is what it says")]
+        assert found(cli, "effective isolation") == [("ok", "READ COMMITTED is in force")]
 
 
 def test_drift_and_a_lost_index(servers: Servers) -> None:
@@ -110,9 +111,9 @@ def option(url: str, options: str) -> str:
 
 
 def test_a_file_that_can_not_be_written_to(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(sqlite, "writable") == [("ok", "the file takes writes")]
+    assert found(sqlite, "writable") == [("ok", "the file is writable")]
     # root may write to everything
-    monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     ((level, says),) = found(sqlite, "writable", 1)
     assert level == "problem"
     assert "can't be written to" in says
@@ -134,7 +135,7 @@ def test_clocks_that_differ(hours: int, sqlite: Cli, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(health.time, "time", lambda: here() + hours * 3600)
     ((level, says),) = found(sqlite, "clock")
     assert level == "warning"
-    assert "Locks don't mind" in says
+    assert "Locks are not affected" in says
 
 
 def test_a_pooler_in_between(postgresql: Cli, through: Cli) -> None:
@@ -169,7 +170,7 @@ def test_a_pooler_as_psycopg2_sees_it(servers: Servers) -> None:
     ],
 )
 def test_versions(name: str, spelt: str, level: str) -> None:
-    finding: Any = checks._version(name, spelt)
+    finding: Any = checks.version_finding(name, spelt)
     assert (finding.level, spelt in finding.says) == (level, True)
 
 

@@ -14,6 +14,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests.cli.conftest import ENGINES, Cli, run
 from tests.conftest import PLAIN, Servers
+from tests.fixtures import second_step
 
 QUEUE = sl.Queue()
 
@@ -177,35 +178,43 @@ def test_keys_that_are_not_told(sqlite: Cli) -> None:
     assert told["untold"] in sqlite("status").stdout
 
 
-def test_what_an_earlier_step_has_not(servers: Servers) -> None:
+def test_a_missing_step_is_reported_and_installed(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli = Cli(servers.fresh("sqlite", "pysqlite"))
+    cli("install")
+    second_step.add(monkeypatch)
+    assert "0002 is missing" in cli("check").stdout
+    assert cli.json("install")["installed"] == ["0002"]
+    assert cli.json("check")["ok"] is True
+
+
+def test_a_missing_table_is_reported_by_its_part_alone(servers: Servers) -> None:
     cli = Cli(servers.fresh("sqlite", "pysqlite"))
     cli("install")
     engine = create_engine(cli.url, poolclass=NullPool)
     with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM lock_installed WHERE step > '0003'")
         for table in ("semaphore", "permit", "permit_request", "semaphore_history"):
             connection.exec_driver_sql(f"DROP TABLE lock_{table}")
     told = cli.json("status")
     assert told["semaphores"] is None
     assert told["queues"] == []
     assert "not installed here" in cli("status").stdout
-    assert "0004 is missing" in cli("check").stdout
-    assert cli.json("install")["installed"] == ["0004"]
+    assert cli.json("install", "--again")["installed"] == ["0001"]
     assert cli.json("status")["semaphores"] == []
 
 
-def test_two_doors(servers: Servers) -> None:
+def test_install_after_revisions_is_refused(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     cli = Cli(servers.fresh("sqlite", "pysqlite"))
     cli("install")
     engine = create_engine(cli.url, poolclass=NullPool)
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE lock_installed SET door = 'revisions'")
-        connection.exec_driver_sql("DELETE FROM lock_installed WHERE step > '0003'")
-    done = cli("install", code=2)
+        connection.exec_driver_sql("UPDATE lock_installed SET installed_by = 'revisions'")
+    with monkeypatch.context() as patched:
+        second_step.add(patched)
+        done = cli("install", code=2)
     assert "was installed here by the shipped revisions" in done.stderr
     assert "Traceback" not in done.stderr
     with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO lock_installed VALUES ('0004', 'revisions'), ('9999', 'revisions')")
+        connection.exec_driver_sql("INSERT INTO lock_installed VALUES ('9999', 'revisions')")
     assert cli.json("install", code=1)["newer"] == ["9999"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -9,7 +10,6 @@ from sqlalchemy import make_url
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic.steps import STEPS, load
-from sqlalchemy_locks.dialects import checks
 from tests.cli.conftest import Cli
 from tests.cli.test_check import executed, found
 from tests.conftest import PLAIN, Servers, install
@@ -183,13 +183,13 @@ def test_nothing_is_written_by_asking(servers: Servers) -> None:
 def test_a_folder_that_takes_no_journal(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     file = str(make_url(sqlite.url).database)
     # root may write to everything
-    monkeypatch.setattr(checks.os, "access", lambda path, mode: path == file)
+    monkeypatch.setattr(os, "access", lambda path, mode: path == file)
     ((level, says),) = found(sqlite, "writable", 1)
     assert (level, "journal: chmod u+w" in says) == ("problem", True)
     # what is there already can be written to
     executed(sqlite.url, "PRAGMA journal_mode = wal")
     try:
-        monkeypatch.setattr(checks.os, "access", lambda path, mode: path.startswith(file))
+        monkeypatch.setattr(os, "access", lambda path, mode: path.startswith(file))
         assert [level for level, _ in found(sqlite, "writable")] == ["ok"]
     finally:
         monkeypatch.undo()

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from sqlalchemy_locks.cli.render import bar, duration, plain
+from sqlalchemy_locks._validation import escape_unprintable, format_duration
+from sqlalchemy_locks.cli.render import bar
 from tests.cli.conftest import Cli, run
 from tests.cli.terminal import terminal
 
@@ -152,11 +153,11 @@ def test_a_capacity_of_none_is_full() -> None:
 
 def test_durations() -> None:
     told = {None: "–", 0: "0 s", 90: "90 s", 120: "2 min", 7200: "2 h", 86400 * 3: "3 d", -150: "-2 min"}
-    assert {seconds: duration(seconds) for seconds in told} == told
+    assert {seconds: format_duration(seconds) for seconds in told} == told
 
 
 def test_what_is_spelt_out() -> None:
-    assert plain("a\x00b\u200b\U0001f512") == "a\\x00b\\u200b\U0001f512"
+    assert escape_unprintable("a\x00b\u200b\U0001f512") == "a\\x00b\\u200b\U0001f512"
 
 
 def test_without_arguments() -> None:

@@ -78,7 +78,7 @@ def test_periods_zones_and_clocks() -> None:
     for every in ("5m", True, None.__class__):
         with pytest.raises(TypeError, match="every"):
             sl.Timeout(every=every)
-    with pytest.raises(ValueError, match="say every="):
+    with pytest.raises(ValueError, match="pass every="):
         sl.Timeout().create("a")
     with pytest.raises(ValueError, match="windowed=True"):
         sl.Timeout(every=86400, tz="Europe/Paris")

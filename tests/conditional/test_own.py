@@ -74,7 +74,7 @@ def test_a_typed_id_an_integer_flag_and_a_queue(engine: Engine, name: str) -> No
         session.flush()
         assert session.scalar(slots.acquire(Kind.MAIL, queue=queue, nowait=True)) is True
         assert loaded.taken == 1
-        with pytest.raises(ValueError, match="say queue="):
+        with pytest.raises(ValueError, match="pass queue="):
             slots.acquire(Kind.MAIL)
 
 

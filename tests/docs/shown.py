@@ -70,7 +70,7 @@ _SHOWN: dict[str, sl.Operation[Any]] = {
     "queue.put": _queue.put({"to": "a@example.org"}, queue="mail"),
     "queue.capture": _queue.capture(10, queue="mail", host="web-1"),
     "queue.complete": _queue.complete((1, 1)),
-    "queue.exchange": _queue._exchange([(1, 1)], 10, queue="mail", host="web-1", after=None),
+    "queue.exchange": _queue._fetch([(1, 1)], 10, queue="mail", host="web-1", after=None),
     "queue.fail": _queue.fail((1, 1), error="no route to host"),
     "queue.requeue_stalled": _queue.requeue_stalled(300),
     "fenced": sl.fenced(_write, document.c.fence, 7),

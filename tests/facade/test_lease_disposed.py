@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.util import greenlet_spawn
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.runtime.pools import unattended
+from sqlalchemy_locks.dialects.connections import unattended
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, clock
 from tests.facade.test_lease_loss import due
 from tests.fixtures.engines import MakeEngine

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, NullPool, QueuePool, event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.runtime.pools import connect
+from sqlalchemy_locks.dialects.connections import connect
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import (
     ASYNC,

@@ -330,7 +330,7 @@ def test_what_is_left_of_the_wait_is_what_the_next_try_may_wait(
 def test_a_row_that_is_replaced_all_the_time(
     kept: Callable[..., Engine], watch: Callable[[str], Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "_REPLACED", 2)
+    monkeypatch.setattr(execution, "_MAX_REPLACED", 2)
     refused, _ = replaced_while(watch, kept("postgresql15"), 2)
     assert isinstance(refused, sl.LockTimeout)
     assert str(refused) == "the row 2 of Customer was replaced each time that it was waited for: nothing was locked"
@@ -338,7 +338,7 @@ def test_a_row_that_is_replaced_all_the_time(
 
 @pytest.mark.parametrize("way", ["autoflush=False", "no_autoflush", "option"])
 def test_changes_that_are_not_flushed_are_not_discarded(engine: Engine, way: str) -> None:
-    """Whoever flushes first has them kept; without a flush, reading the row anew would take them away."""
+    """Whoever flushes first has them kept; without a flush, refreshing the row would discard them."""
     with Session(engine, autoflush=way != "autoflush=False") as session, ExitStack() as off:
         customer, other = session.get_one(Customer, 2), session.get_one(Customer, 1)
         if way == "no_autoflush":
@@ -367,5 +367,5 @@ def test_changes_that_are_not_flushed_of_an_inherited_class(engine: Engine) -> N
     with Session(engine, autoflush=False) as session:
         session.get_one(Person, 2).machine = "mill"
         for entity in (Engineer, Person):
-            with pytest.raises(sl.Unsupported, match=f"lock.row reads {entity.__name__} 2 anew"):
+            with pytest.raises(sl.Unsupported, match=f"lock.row refreshes {entity.__name__} 2"):
                 session.scalar(sl.lock.row(entity, 2))

@@ -1,16 +1,18 @@
-"""``locks.run`` gives what is captured as a list, its entities detached and readable."""
+"""``locks.run`` returns captured rows as a list, entities detached and readable."""
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, inspect, select
+from sqlalchemy import Engine, NullPool, inspect, select
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.fixtures.parties import ENGINES, connected, installed, unused
 from tests.fixtures.task_models import Animal, Base
+from tests.fixtures.worker_states import queue
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -36,3 +38,19 @@ def test_captures_through_locks(servers: Any, name: str) -> None:
                 True,
                 True,
             ]
+
+
+def take(engine: Engine, limit: int = 1, name: str = "default") -> list[Any]:
+    with engine.begin() as connection:
+        return list(connection.execute(queue.capture(limit, queue=name, host="here")))
+
+
+def test_locks_run_each_operation(engine: Engine) -> None:
+    locks = sl.Locks(engine)
+    mine = uuid.uuid4()
+    assert locks.run(queue.put(1, external_id=mine)) == mine
+    (job,) = take(engine)
+    assert locks.run(queue.heartbeat(job)) == 1
+    assert locks.run(queue.complete(job)) == 1
+    assert locks.run(queue.delete_finished(0)) == 1
+    assert locks.run(queue.requeue_stalled(0)) == 0

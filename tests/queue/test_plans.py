@@ -1,4 +1,4 @@
-"""An index serves every capture, with many jobs that wait and many more that are done; and explain() says so."""
+"""Every capture uses an index, with many waiting jobs and many more completed ones; explain() reports it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fixtures.capture_models import Base, Order
 from tests.fixtures.parties import locked_rows
 from tests.fixtures.queues import KINDS
 
-#: by hand 100,000 and 1,000,000
+#: set to 100,000 and 1,000,000 for a full test
 WAITING = int(os.environ.get("LOCKS_TEST_WAITING", "20000"))
 FINISHED = int(os.environ.get("LOCKS_TEST_FINISHED", "60000"))
 
@@ -103,7 +103,7 @@ def test_no_sort_and_no_full_scan(engine: Engine, name: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 10])
-def test_innodb_locks_hardly_more_than_it_takes(engine: Engine, count: int) -> None:
+def test_innodb_locks_few_rows_besides_the_captured(engine: Engine, count: int) -> None:
     if engine.dialect.name not in ("mysql", "mariadb"):
         pytest.skip("only InnoDB locks what it passes")
     with engine.connect() as connection, engine.connect() as second:
@@ -115,7 +115,7 @@ def test_innodb_locks_hardly_more_than_it_takes(engine: Engine, count: int) -> N
         second.rollback()
 
 
-def test_what_no_index_serves_is_told(servers: Servers) -> None:
+def test_explain_reports_a_missing_index(servers: Servers) -> None:
     for name in KINDS:
         engine = create_engine(servers.fresh(name, PLAIN[name]), poolclass=NullPool)
         Base.metadata.create_all(engine)
@@ -134,7 +134,7 @@ def test_what_no_index_serves_is_told(servers: Servers) -> None:
             for where, order, column in ((Order.rank > 3, Order.rank, "rank"), (Order.status == "paid", (), "status")):
                 one = sl.capture(Order, where=where, values={"status": "x"}, order_by=order, limit=3)
                 assert sl.explain(one, session).missing == f"an index on orders ({column})"
-            # nothing was captured by asking
+            # explain() has captured nothing
             assert len(session.scalars(by_rank).all()) == 3
             session.rollback()
         partial = name == "postgresql15"
@@ -149,7 +149,7 @@ def test_what_no_index_serves_is_told(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "AUTOCOMMIT"])
-def test_no_index_is_missing_where_the_table_is_small(servers: Servers, isolation: str) -> None:
+def test_explain_of_a_small_table_reports_no_missing_index(servers: Servers, isolation: str) -> None:
     url = servers.fresh("postgresql15", PLAIN["postgresql15"])
     install(url)
     engine = create_engine(url, poolclass=NullPool, isolation_level=isolation)
@@ -165,7 +165,7 @@ def test_no_index_is_missing_where_the_table_is_small(servers: Servers, isolatio
     engine.dispose()
 
 
-def test_a_walk_through_a_key_is_told_on_sqlite(servers: Servers) -> None:
+def test_explain_reports_a_scan_by_key_on_sqlite(servers: Servers) -> None:
     engine = create_engine(servers.fresh("sqlite", PLAIN["sqlite"]), poolclass=NullPool)
     named = Table("named", MetaData(), Column("name", Text, primary_key=True), Column("ready", Boolean))
     named.create(engine)
@@ -177,6 +177,6 @@ def test_a_walk_through_a_key_is_told_on_sqlite(servers: Servers) -> None:
     engine.dispose()
 
 
-def test_only_captures_have_something_to_explain(engine: Engine) -> None:
+def test_explain_takes_captures_only(engine: Engine) -> None:
     with engine.connect() as connection, pytest.raises(TypeError, match="captures nothing|is none"):
         sl.explain(queue.stats(), connection)

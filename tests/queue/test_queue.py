@@ -1,4 +1,4 @@
-"""The queue's operations, on every engine: put once, taken by one, ended by its owner alone."""
+"""The queue's operations on every engine: put once, captured by one owner, ended by its owner only."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ import threading
 import uuid
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Engine, event, func, select, text, update
+from sqlalchemy import Connection, Engine, NullPool, event, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.sql.clock import Now
+from tests.conditional.test_lost_replies import in_the_clear
+from tests.faults.drivers import sync
 from tests.fixtures.parties import PATIENCE, async_connected
-from tests.fixtures.queues import MakeEngine, silenced
-
-queue = sl.Queue()
+from tests.fixtures.queues import MakeEngine, put, silenced
+from tests.fixtures.worker_states import counts, errors, queue
 
 
 def job_table(connection: Any) -> Any:
     return build_context(connection.engine.dialect, {}).tables.job
-
-
-def put(engine: Engine, *payloads: Any, **options: Any) -> list[uuid.UUID]:
-    with engine.begin() as connection:
-        return list(connection.execute(queue.put(*payloads, **options)).scalars())
 
 
 def take(engine: Engine, limit: int = 1, name: str = "default") -> list[Any]:
@@ -56,7 +52,7 @@ def stats(engine: Engine) -> dict[str, tuple[int, ...]]:
 PAYLOADS = [{"to": "ä€😀", "n": [1, 2.5, None]}, [1, "x"], "text", 7, True, None, {"key": "a'b\"c\\d%s:x"}, ""]
 
 
-def test_payloads_come_back_as_they_were(engine: Engine) -> None:
+def test_payloads_are_returned_unchanged(engine: Engine) -> None:
     ids = put(engine, *PAYLOADS, queue="mail")
     jobs = take(engine, 20, "mail")
     assert [job.payload for job in jobs] == PAYLOADS
@@ -74,7 +70,7 @@ def test_a_batch_is_one_statement(engine: Engine) -> None:
     assert len(take(engine, 99)) == 51
 
 
-def test_a_batch_with_ids_asks_for_known_ones_first_on_innodb_alone(engine: Engine) -> None:
+def test_given_ids_are_looked_up_on_innodb_only(engine: Engine) -> None:
     sent: list[str] = []
     ids = [uuid.uuid4() for _ in range(3)]
     put(engine, 0)
@@ -83,7 +79,7 @@ def test_a_batch_with_ids_asks_for_known_ones_first_on_innodb_alone(engine: Engi
     assert len(sent) == (2 if engine.dialect.name in ("mysql", "mariadb") else 1)
 
 
-def test_a_rolled_back_transaction_puts_nothing_and_captures_nothing(engine: Engine) -> None:
+def test_rollback_undoes_put_capture_and_complete(engine: Engine) -> None:
     with Session(engine) as session:
         session.execute(queue.put(1, 2))
         session.rollback()
@@ -103,13 +99,13 @@ def test_a_rolled_back_transaction_puts_nothing_and_captures_nothing(engine: Eng
     assert scalar(engine, queue.complete(job)) == 1
 
 
-def test_an_external_id_is_put_once(engine: Engine) -> None:
+def test_an_existing_external_id_puts_no_job(engine: Engine) -> None:
     mine = uuid.uuid4()
     assert put(engine, "first", external_id=mine) == [mine]
     assert put(engine, "second", external_id=str(mine)) == [mine]
     (job,) = take(engine, 5)
     assert job.payload == "first"
-    # while it is worked on, and when it is done
+    # while it runs, and when it is completed
     assert put(engine, "third", external_id=mine) == [mine]
     assert scalar(engine, queue.complete(job)) == 1
     other = uuid.uuid4()
@@ -117,7 +113,28 @@ def test_an_external_id_is_put_once(engine: Engine) -> None:
     assert [job.payload for job in take(engine, 5)] == ["fifth"]
 
 
-def test_two_who_put_the_same_at_once(leveled: Engine) -> None:
+def test_each_execution_puts_new_jobs(engine: Engine) -> None:
+    operation = queue.put("a", "b")
+    with engine.begin() as connection:
+        first = connection.scalars(operation).all()
+        second = connection.scalars(operation).all()
+    assert len({*first, *second}) == 4
+    assert {each.version for each in first} == {4}
+    assert counts(engine)["all"] == 4
+
+
+@sync
+def test_a_retried_put_puts_once(servers: Any, direct: Engine, name: str, driver: str) -> None:
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        proxy.lose_answer(b"\x03COMMIT" if name in ("mysql", "mariadb") else b"INSERT")
+        mine = sl.Locks(engine).run(queue.put("a"))
+        assert proxy.losses == 1
+    with direct.connect() as connection:
+        job = build_context(connection.dialect, {}).tables.job
+        assert connection.execute(select(job.c.external_id)).scalars().all() == [mine]
+
+
+def test_concurrent_puts_of_one_id_make_one_job(leveled: Engine) -> None:
     for round in range(5):
         mine = uuid.uuid4()
         start = threading.Barrier(4, timeout=PATIENCE)
@@ -134,13 +151,36 @@ def test_two_who_put_the_same_at_once(leveled: Engine) -> None:
         assert len(take(leveled, 9)) == 1, round
 
 
+def test_batches_with_the_same_ids_do_not_deadlock(leveled: Engine) -> None:
+    """In opposite orders: the second waits for the first, not also the first for the second."""
+    for round in range(10):
+        ids = [uuid4() for _ in range(30)]
+        start = threading.Barrier(2, timeout=PATIENCE)
+        errors: list[Exception] = []
+
+        def work(ids: list[UUID], start: threading.Barrier = start, errors: list[Exception] = errors) -> None:
+            start.wait()
+            try:
+                assert put(leveled, *map(str, ids), external_id=ids) == ids
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(batch,)) for batch in (ids, ids[::-1])]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == [], round
+        assert len(take(leveled, 99)) == 30
+
+
 @pytest.mark.parametrize("name", ["mysql", "mariadb", "postgresql15"])
-def test_a_put_again_does_not_wait_for_who_works_on_it(engine_to: MakeEngine, name: str) -> None:
+def test_put_of_a_known_id_ignores_its_row_lock(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name, isolation_level="READ COMMITTED")
     mine = uuid.uuid4()
     put(engine, 1, external_id=mine)
     with engine.begin() as worker:
-        assert len(worker.execute(queue.capture()).all()) == 1  # and holds it
+        assert len(worker.execute(queue.capture()).all()) == 1  # and locks its row
         with engine.begin() as other:
             if name != "postgresql15":
                 other.execute(text("SET innodb_lock_wait_timeout = 1"))
@@ -151,7 +191,7 @@ def test_a_put_again_does_not_wait_for_who_works_on_it(engine_to: MakeEngine, na
                 other.execute(text("SET innodb_lock_wait_timeout = DEFAULT"))
 
 
-def test_order(engine: Engine) -> None:
+def test_capture_orders_by_priority_then_run_at(engine: Engine) -> None:
     put(engine, "b", "c")
     put(engine, "a", priority=-5)
     put(engine, "e", priority=2)
@@ -160,7 +200,7 @@ def test_order(engine: Engine) -> None:
     assert [job.payload for job in take(engine, 9)] == ["c", "d", "e"]
 
 
-def test_two_take_different_jobs_and_neither_waits(leveled: Engine) -> None:
+def test_captures_skip_each_others_jobs(leveled: Engine) -> None:
     put(leveled, *range(20))
     with leveled.connect() as first, leveled.connect() as second, leveled.connect() as third:
         assert [job.payload for job in first.execute(queue.capture(3))] == [0, 1, 2]
@@ -172,7 +212,19 @@ def test_two_take_different_jobs_and_neither_waits(leveled: Engine) -> None:
     assert [job.payload for job in take(leveled, 4)] == [0, 1, 2, 6]
 
 
-def test_jobs_of_the_future_wait(engine: Engine) -> None:
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_capture_locks_no_job_that_it_passes(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name, isolation_level="READ COMMITTED")
+    put(engine, *range(20), priority=-1, run_in=3600)
+    (due,) = put(engine, "due")
+    with engine.connect() as worker, engine.begin() as other:
+        assert [job.external_id for job in worker.execute(queue.capture())] == [due]
+        table = job_table(other)
+        scheduled = select(table.c.internal_id).where(table.c.priority == -1).with_for_update(skip_locked=True)
+        assert len(other.execute(scheduled).all()) == 20
+
+
+def test_scheduled_jobs_are_not_captured(engine: Engine) -> None:
     now = datetime.now(timezone.utc)
     east = timezone(timedelta(hours=9))
     put(engine, "later", run_in=3600)
@@ -187,7 +239,7 @@ def test_jobs_of_the_future_wait(engine: Engine) -> None:
     assert len(take(engine, 9)) == 2
 
 
-def test_the_servers_time_zone_changes_nothing(engine_to: MakeEngine) -> None:
+def test_session_time_zone_does_not_matter(engine_to: MakeEngine) -> None:
     for name, zone in {"postgresql15": "SET TIME ZONE '+5'", "mysql": "SET time_zone = '+05:00'"}.items():
         engine = engine_to(name)
         event.listen(engine, "connect", lambda raw, _, zone=zone: raw.cursor().execute(zone))
@@ -210,7 +262,7 @@ def test_complete(engine: Engine) -> None:
     assert stats(engine) == {}
 
 
-def test_what_can_be_said_to_be_a_job(engine: Engine) -> None:
+def test_jobs_are_rows_mappings_pairs_or_iterables(engine: Engine) -> None:
     put(engine, *range(5))
     jobs = take(engine, 5)
     assert scalar(engine, queue.complete(jobs[0]._mapping)) == 1
@@ -221,7 +273,7 @@ def test_what_can_be_said_to_be_a_job(engine: Engine) -> None:
         queue.complete(["x"])
 
 
-def test_a_worker_that_lost_its_job_can_do_nothing_to_it(engine: Engine) -> None:
+def test_a_former_owner_changes_nothing(engine: Engine) -> None:
     put(engine, "job")
     (lost,) = take(engine)
     with engine.begin() as connection:
@@ -235,7 +287,7 @@ def test_a_worker_that_lost_its_job_can_do_nothing_to_it(engine: Engine) -> None
         queue.release(lost),
         queue.heartbeat(lost),
     ]
-    # while it waits, while another has it, and when that one is done
+    # while it waits, while it has another owner, and when it is completed
     assert [scalar(engine, operation) for operation in operations] == [0] * 6
     (mine,) = take(engine)
     assert (mine.internal_id, mine.claim, mine.attempts) == (lost.internal_id, 2, 2)
@@ -246,7 +298,7 @@ def test_a_worker_that_lost_its_job_can_do_nothing_to_it(engine: Engine) -> None
     assert row(engine, mine).error is None
 
 
-def test_fail_and_try_again_until_dead(engine: Engine) -> None:
+def test_a_job_is_dead_after_max_attempts(engine: Engine) -> None:
     put(engine, "job", max_attempts=3)
     for attempt in (1, 2):
         (job,) = take(engine)
@@ -262,7 +314,7 @@ def test_fail_and_try_again_until_dead(engine: Engine) -> None:
     assert stats(engine) == {"default": (0, 0, 0, 1)}
 
 
-def test_a_failed_job_rests(engine: Engine) -> None:
+def test_the_pause_after_a_failure_doubles(engine: Engine) -> None:
     put(engine, "job", max_attempts=20)
     (job,) = take(engine)
     assert scalar(engine, queue.fail(job, error="x", retry_in=timedelta(minutes=20))) == 1
@@ -280,13 +332,13 @@ def test_a_failed_job_rests(engine: Engine) -> None:
 
 
 def now(engine: Engine) -> datetime:
-    """By the server's clock."""
+    """Return the time by the server's clock."""
     with engine.connect() as connection:
         found: datetime = connection.execute(select(Now())).scalar_one()
         return found
 
 
-def test_dead_at_once(engine: Engine) -> None:
+def test_fail_without_retry_is_dead_immediately(engine: Engine) -> None:
     put(engine, "job")
     (job,) = take(engine)
     assert scalar(engine, queue.fail(job, error="hopeless", retry=False)) == 1
@@ -294,14 +346,28 @@ def test_dead_at_once(engine: Engine) -> None:
     assert row(engine, job).failed_at is not None
 
 
-def test_errors_of_any_length_and_content(engine: Engine) -> None:
+def test_errors_of_any_content_are_stored(engine: Engine) -> None:
     put(engine, "job")
     (job,) = take(engine)
     assert scalar(engine, queue.fail(job, error="é" * 40000 + "\0 \ud800 end")) == 1
     assert row(engine, job).error.endswith("\\0 \\ud800 end")
 
 
-def test_release(engine: Engine) -> None:
+@pytest.mark.parametrize("name", ["mysql", "mariadb", "postgresql15"])
+@pytest.mark.parametrize("letter", ["\udc80", "\0", "\U0001f512"], ids=ascii)
+def test_errors_are_cut_after_they_are_escaped(engine_to: MakeEngine, name: str, letter: str) -> None:
+    engine = engine_to(name)
+    put(engine, 1, max_attempts=1)
+    with engine.begin() as connection:
+        jobs = connection.execute(queue.capture()).all()
+    with engine.begin() as connection:
+        assert connection.scalar(queue.fail(jobs, error=letter * 20000 + "the end")) == 1
+    (error,) = errors(engine)
+    assert len(error) == 16000
+    assert error.endswith("the end")
+
+
+def test_release_does_not_count_the_attempt(engine: Engine) -> None:
     put(engine, "job", max_attempts=1)
     for claim in (1, 2, 3):
         (job,) = take(engine)
@@ -309,7 +375,39 @@ def test_release(engine: Engine) -> None:
         assert scalar(engine, queue.release(job)) == 1
 
 
-def test_stalled_jobs_come_back(engine: Engine) -> None:
+def limit_lock_wait(connection: Connection) -> None:
+    """Let a wait for a lock fail after a second."""
+    innodb = connection.dialect.name in ("mysql", "mariadb")
+    connection.execute(text("SET innodb_lock_wait_timeout = 1" if innodb else "SET LOCAL lock_timeout = '1s'"))
+
+
+def test_heartbeat_skips_locked_rows(leveled: Engine) -> None:
+    put(leveled, *range(3))
+    mine = take(leveled, 3)
+    with leveled.connect() as handler, leveled.connect() as worker:
+        assert handler.execute(queue.complete(mine[1])).scalar() == 1  # in the transaction of the work
+        limit_lock_wait(worker)
+        assert worker.execute(queue.heartbeat(mine)).scalar() == 3
+        worker.commit()
+        handler.commit()
+    assert scalar(leveled, queue.heartbeat(mine)) == 2
+    assert scalar(leveled, queue.heartbeat([])) == 0
+    assert scalar(leveled, queue.complete(mine)) == 2
+    assert scalar(leveled, queue.heartbeat(mine)) == 0
+
+
+def test_heartbeat_keeps_a_job_from_stalling(engine: Engine) -> None:
+    put(engine, 1, 2)
+    mine = take(engine, 2)
+    with engine.begin() as connection:
+        table = job_table(connection)
+        connection.execute(table.update().values(heartbeat_at=mine[0].created_at.replace(year=2020)))
+    assert scalar(engine, queue.heartbeat(mine[0])) == 1
+    assert scalar(engine, queue.requeue_stalled(300)) == 1
+    assert scalar(engine, queue.heartbeat(mine)) == 1
+
+
+def test_stalled_jobs_are_requeued(engine: Engine) -> None:
     put(engine, "a", "b", max_attempts=2)
     a, b = take(engine, 2)
     assert scalar(engine, queue.requeue_stalled(3600)) == 0
@@ -320,7 +418,7 @@ def test_stalled_jobs_come_back(engine: Engine) -> None:
     assert scalar(engine, queue.requeue_stalled(3600)) == 1
     (again,) = take(engine, 5)
     assert (again.internal_id, again.attempts) == (a.internal_id, 2)
-    # the last attempt is a death
+    # after the last attempt it is dead
     with engine.begin() as connection:
         silenced(connection)
     assert scalar(engine, queue.requeue_stalled(0)) == 2
@@ -329,16 +427,30 @@ def test_stalled_jobs_come_back(engine: Engine) -> None:
     assert [job.internal_id for job in take(engine, 5)] == [b.internal_id]
 
 
-def test_the_sweep_waits_for_nobody(leveled: Engine) -> None:
+def test_requeue_of_one_queue(engine: Engine) -> None:
+    put(engine, 1, 2, queue="slow")
+    put(engine, 3, queue="fast")
+    take(engine, 2, "slow")
+    take(engine, 1, "fast")
+    with engine.begin() as connection:
+        silenced(connection)
+    assert scalar(engine, queue.requeue_stalled(0, queue="fast")) == 1
+    assert scalar(engine, queue.requeue_stalled(0, queue="fast")) == 0
+    assert scalar(engine, queue.requeue_stalled(0, queue="slow")) == 2
+    with pytest.raises(ValueError, match="queue"):
+        queue.requeue_stalled(0, queue="")
+
+
+def test_requeue_skips_locked_rows(leveled: Engine) -> None:
     put(leveled, "a", "b")
     a, _ = take(leveled, 2)
     with leveled.connect() as working:
-        assert working.execute(queue.heartbeat(a)).scalar() == 1  # and holds its row
+        assert working.execute(queue.heartbeat(a)).scalar() == 1  # and locks its rows row
         assert sl.Locks(leveled).run(queue.requeue_stalled(0)) == 1
         working.rollback()
 
 
-def test_sweeps_in_batches(engine: Engine) -> None:
+def test_requeue_limit(engine: Engine) -> None:
     put(engine, *range(7))
     take(engine, 7)
     with engine.begin() as connection:
@@ -376,17 +488,6 @@ def test_stats(engine: Engine) -> None:
     assert b.oldest is None
 
 
-def test_locks_run_them(engine: Engine) -> None:
-    locks = sl.Locks(engine)
-    mine = uuid.uuid4()
-    assert locks.run(queue.put(1, external_id=mine)) == mine
-    (job,) = take(engine)
-    assert locks.run(queue.heartbeat(job)) == 1
-    assert locks.run(queue.complete(job)) == 1
-    assert locks.run(queue.delete_finished(0)) == 1
-    assert locks.run(queue.requeue_stalled(0)) == 0
-
-
 ASYNC = [
     ("postgresql15", "asyncpg"),
     ("postgresql15", "psycopg"),
@@ -398,7 +499,7 @@ ASYNC = [
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
-def test_awaited(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
+def test_async_sessions_and_async_locks(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
     engine_to(name)
 
     async def work() -> None:
@@ -454,13 +555,27 @@ def test_awaited(engine_to: MakeEngine, servers: Any, name: str, driver: str) ->
         (lambda: queue.capture(0), ValueError, "at least 1"),
         (lambda: queue.capture(True), TypeError, "limit is an int"),
         (lambda: queue.capture(1, host=""), ValueError, "must not be empty"),
-        (lambda: queue.complete(3), TypeError, "not iterable|not a captured job"),
         (lambda: queue.fail((1, 1), error=ValueError("x")), TypeError, "error is a str"),
         (lambda: queue.fail((1, 1), error="x", retry_in="1"), TypeError, "seconds"),
         (lambda: queue.requeue_stalled("5m"), TypeError, "seconds"),
         (lambda: queue.delete_finished(-1), ValueError, "at least 0"),
         (lambda: queue.indexes(), ValueError, "of your own"),
         (lambda: sl.Queue(claim="x"), TypeError, "none was given"),
+        (
+            lambda: queue.put(1, 2, external_id=[uuid.UUID(int=1), str(uuid.UUID(int=1))]),
+            ValueError,
+            "the same external_id",
+        ),
+        (lambda: queue.put(1, run_in=float("inf")), ValueError, "a hundred years"),
+        (lambda: queue.put(1, run_in=1e12), ValueError, "a hundred years"),
+        (lambda: queue.put(1, max_attempts=2**40), ValueError, "32 bits"),
+        (lambda: queue.fail((1, 1), error="x", retry_in=1e12), ValueError, "a hundred years"),
+        (lambda: queue.requeue_stalled(1e12), ValueError, "a hundred years"),
+        (lambda: queue.delete_finished(float("inf")), ValueError, "a hundred years"),
+        (lambda: queue.capture(2**70), ValueError, "32 bits"),
+        (lambda: queue.complete(42), TypeError, "42 is not a captured job"),
+        (lambda: queue.complete(None), TypeError, "None is not a captured job"),
+        (lambda: queue.complete([42]), TypeError, "42 is not a captured job"),
     ],
 )
 def test_bad_input_is_refused_before_any_sql(make: Any, error: type[Exception], sentence: str) -> None:
@@ -468,7 +583,7 @@ def test_bad_input_is_refused_before_any_sql(make: Any, error: type[Exception], 
         make()
 
 
-def test_what_is_put_wakes_who_listens(engine_to: MakeEngine) -> None:
+def test_put_notifies_listeners(engine_to: MakeEngine) -> None:
     import psycopg
 
     engine = engine_to("postgresql15")
@@ -486,7 +601,7 @@ def test_what_is_put_wakes_who_listens(engine_to: MakeEngine) -> None:
         assert note.payload == "job:last"
 
 
-def test_routes_as_a_write(engine_to: MakeEngine) -> None:
+def test_operations_are_routed_as_writes(engine_to: MakeEngine) -> None:
     engine = engine_to("sqlite")
     seen: list[Any] = []
 

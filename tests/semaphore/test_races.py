@@ -267,7 +267,7 @@ def anything(engine: Engine) -> Any:
     """A write that changes nothing."""
     schema = None if engine.dialect.name in ("mysql", "mariadb") else "lock"
     installed = tables(schema, "" if schema else "lock_").installed
-    return update(installed).where(installed.c.step == "0001").values(door=installed.c.door)
+    return update(installed).where(installed.c.step == "0001").values(installed_by=installed.c.installed_by)
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)

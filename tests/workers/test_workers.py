@@ -1,4 +1,4 @@
-"""Workers: nothing is lost by a crash, a stop, a lost database; on every engine, with processes of their own."""
+"""Workers lose no job in a crash or stop; on every engine, in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -22,67 +21,52 @@ from sqlalchemy.pool import NullPool, StaticPool
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.dialects import backend_for
-from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
-from tests.fixtures.parties import PATIENCE, async_connected, connected, later, until
-from tests.fixtures.queues import KINDS, MakeEngine
+from tests.fixtures.parties import PATIENCE, async_connected, later, until
+from tests.fixtures.queues import KINDS, MakeEngine, put
+from tests.fixtures.worker_states import counts, queue, running
 from tests.fixtures.workers import engine_to as patient_engine
 from tests.fixtures.workers import seen, work
 
-#: 20,000 by hand; what CI has time for on all engines together
+#: 20,000 for a full test
 JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "2000"))
+
+
 LONGEST = 300 if JOBS <= 5000 else 1000
+
+
 #: importing the library in each process would take longer than what it does
 FORKS = get_context("forkserver")
+
+
 FORKS.set_forkserver_preload([work.__module__])
-queue = sl.Queue()
-
-
-def counts(engine: Engine) -> dict[str, int]:
-    with engine.connect() as connection:
-        job = build_context(connection.dialect, {}).tables.job
-        row = connection.execute(
-            select(
-                func.count().label("all"),
-                func.count(job.c.completed_at).label("completed"),
-                func.count(job.c.failed_at).label("dead"),
-                func.count(job.c.heartbeat_at).label("running"),
-                (func.count() - func.count(job.c.started_at)).label("waiting"),
-            )
-        ).one()
-        return dict(row._mapping)
-
-
-def put(engine: Engine, *payloads: Any, **options: Any) -> None:
-    with engine.begin() as connection:
-        connection.execute(queue.put(*payloads, **options))
 
 
 class Process:
-    """A worker in a process of its own."""
+    """A worker in its own process."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        self._ear, mouth = FORKS.Pipe(duplex=False)
-        self._process = FORKS.Process(target=work, args=(url, mouth), kwargs=options, daemon=True)
+        self._reader, writer = FORKS.Pipe(duplex=False)
+        self._process = FORKS.Process(target=work, args=(url, writer), kwargs=options, daemon=True)
         self._process.start()
-        mouth.close()
+        writer.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    def hear(self) -> Any:
-        return self._ear.recv()
+    def receive(self) -> Any:
+        return self._reader.recv()
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def ended(self) -> int | None:
+    def exit_code(self) -> int | None:
         self._process.join(PATIENCE)
         return self._process.exitcode
 
     def kill(self) -> None:
         if self._process.is_alive():
             self._process.kill()
-        assert self.ended() is not None
+        assert self.exit_code() is not None
 
 
 @pytest.fixture
@@ -98,8 +82,8 @@ def processes() -> Iterator[Callable[..., Process]]:
 
 
 @contextmanager
-def crowd(servers: Servers, name: str) -> Iterator[tuple[Engine, str]]:
-    """A new database, where handlers can write what they have seen."""
+def fresh_database(servers: Servers, name: str) -> Iterator[tuple[Engine, str]]:
+    """A new database with a table for the jobs that handlers have seen."""
     url = servers.fresh(name, PLAIN[name])
     install(url)
     engine = patient_engine(url)
@@ -110,21 +94,21 @@ def crowd(servers: Servers, name: str) -> Iterator[tuple[Engine, str]]:
         engine.dispose()
 
 
-def unheard_of(engine: Engine, *workers: Process) -> None:
-    """As if nothing had been heard of these workers for a day.
+def age_heartbeats(engine: Engine, *workers: Process) -> None:
+    """Set the last heartbeat of these workers to a day ago.
 
-    Until they are thought dead they would have to be silent for longer than a busy machine keeps one that lives.
+    Waiting until they have stalled would take longer than a busy machine delays the heartbeat of a live worker.
     """
     a_day_ago = datetime.now(timezone.utc) - timedelta(days=1)
     for _ in range(1000):
         try:
             with engine.begin() as connection:
                 job = build_context(connection.dialect, {}).tables.job
-                theirs = or_(*(job.c.processing_host.startswith(f"{worker.pid}:") for worker in workers))
-                # by the primary key: a search with locks, where workers go on, never comes to its end
-                running = connection.execute(select(job.c.internal_id).where(theirs, job.c.heartbeat_at.is_not(None)))
+                of_these = or_(*(job.c.processing_host.startswith(f"{worker.pid}:") for worker in workers))
+                # by the primary key: a locking search doesn't end while workers go on
+                running = connection.execute(select(job.c.internal_id).where(of_these, job.c.heartbeat_at.is_not(None)))
                 ids = running.scalars().all()
-                silent = update(job).where(job.c.internal_id.in_(ids), theirs, job.c.heartbeat_at.is_not(None))
+                silent = update(job).where(job.c.internal_id.in_(ids), of_these, job.c.heartbeat_at.is_not(None))
                 connection.execute(silent.values(heartbeat_at=a_day_ago))
             return
         except DBAPIError as error:
@@ -132,8 +116,8 @@ def unheard_of(engine: Engine, *workers: Process) -> None:
                 raise
 
 
-def until_there_is_no_more(engine: Engine) -> None:
-    """Until every job is completed, or none was for so long that those of the dead would have been taken by now."""
+def until_idle(engine: Engine) -> None:
+    """Wait until every job is completed, or none was for three seconds."""
     completed, since = -1, time.monotonic()
     while completed < JOBS and time.monotonic() < since + 3:
         if (now := counts(engine)["completed"]) != completed:
@@ -143,12 +127,12 @@ def until_there_is_no_more(engine: Engine) -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", KINDS)
-def test_killed_and_stopped_workers_lose_nothing(
+def test_killed_and_suspended_workers_lose_no_job(
     servers: Servers, name: str, processes: Callable[..., Process]
 ) -> None:
-    with crowd(servers, name) as (engine, url):
+    with fresh_database(servers, name) as (engine, url):
         workers = [processes(url) for _ in range(8)]
-        assert [worker.hear() for worker in workers] == ["ready"] * 8
+        assert [worker.receive() for worker in workers] == ["ready"] * 8
         for first in range(0, JOBS, 1000):
             put(engine, *range(first, min(first + 1000, JOBS)))
         until(lambda: counts(engine)["completed"] > JOBS / 4, patience=LONGEST)
@@ -156,30 +140,30 @@ def test_killed_and_stopped_workers_lose_nothing(
             worker.kill()
         stopped = workers[2]
         stopped.send(signal.SIGSTOP)
-        # Its jobs are thought stalled, and are others' when it goes on. Where it was stopped inside a transaction, they
-        # have to wait for that: on SQLite everybody has.
-        silent = later(unheard_of, engine, *workers[:3])
-        until_there_is_no_more(engine)
+        # Its jobs have stalled, and have other owners when it is resumed. If it was suspended inside a transaction, they
+        # have to wait for that; on SQLite every writer has.
+        aging = later(age_heartbeats, engine, *workers[:3])
+        until_idle(engine)
         stopped.send(signal.SIGCONT)
-        silent.result(PATIENCE)
+        aging.result(PATIENCE)
         until(lambda: counts(engine)["completed"] == JOBS, patience=LONGEST)
         for worker in workers[2:]:
             worker.send(signal.SIGTERM)
-        assert [worker.ended() for worker in workers[2:]] == [0] * 6
+        assert [worker.exit_code() for worker in workers[2:]] == [0] * 6
         assert counts(engine) == {"all": JOBS, "completed": JOBS, "dead": 0, "running": 0, "waiting": 0}
         with engine.connect() as connection:
             job = build_context(connection.dialect, {}).tables.job
             done = connection.execute(select(seen.c.job, func.count()).group_by(seen.c.job)).all()
             attempts = {row.payload: row.attempts for row in connection.execute(select(job))}
     assert {job for job, _ in done} == set(range(JOBS))
-    # a job was run once for each time that it was captured, or not at all: never oftener
+    # a job runs once for each capture at most
     assert all(number <= attempts[job] for job, number in done)
-    # of what the killed and the stopped one had, a batch and two in hand each; nobody else's was run twice
+    # only jobs of the killed and the suspended workers ran twice: a batch and two running ones each
     assert sum(number - 1 for _, number in done) <= 3 * 12
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_a_held_job_is_back_at_once(servers: Servers, name: str, processes: Callable[..., Process]) -> None:
+def test_a_held_job_is_back_after_a_crash(servers: Servers, name: str, processes: Callable[..., Process]) -> None:
     url = servers.fresh(name, PLAIN[name])
     install(url)
     engine = create_engine(url, poolclass=NullPool)
@@ -190,7 +174,7 @@ def test_a_held_job_is_back_at_once(servers: Servers, name: str, processes: Call
             text("LOCK TABLE seen IN EXCLUSIVE MODE" if name == "postgresql15" else "LOCK TABLES seen READ")
         )
         worker = processes(url, hold=True, stalled_after=3600)
-        assert [worker.hear() for _ in range(2)] == ["ready", "working"]
+        assert [worker.receive() for _ in range(2)] == ["ready", "working"]
         with engine.begin() as connection:
             assert connection.execute(queue.capture(5)).all() == []
         worker.kill()
@@ -207,96 +191,7 @@ def test_a_held_job_is_back_at_once(servers: Servers, name: str, processes: Call
     assert (job.attempts, job.claim) == (1, 1)
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_the_server_restarts(name: str) -> None:
-    server = real.start(name)
-    assert isinstance(server, real.SQLServer)
-    try:
-        server.create_database("restarted")
-        url = server.url(PLAIN[name], "restarted")
-        install(url)
-        done: list[int] = []
-        halfway = threading.Event()
-
-        def handler(job: Any) -> None:
-            done.append(job.payload)
-            if len(done) == 100:
-                halfway.set()
-            time.sleep(0.002)
-
-        with connected(url) as engine, connected(url) as bind:
-            put(engine, *range(400))
-            with running(sl.Worker(queue, handler, bind=bind, heartbeat=0.5, stalled_after=2, poll=0.1, concurrency=2)):
-                assert halfway.wait(PATIENCE)
-                server.kill()
-                server.restart()
-                engine.dispose()
-                until(lambda: counts(engine)["completed"] == 400)
-            assert set(done) == set(range(400))
-            assert counts(engine)["running"] == 0
-    finally:
-        server.close()
-
-
-@contextmanager
-def running(worker: sl.Worker) -> Iterator[threading.Thread]:
-    """A worker at work, which is stopped in the end whatever happens."""
-    thread = threading.Thread(target=worker.run, daemon=True)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        worker.stop()
-        thread.join(PATIENCE)
-    assert not thread.is_alive()
-
-
-@contextmanager
-def awaiting(url: str, handler: Callable[[Any], Any]) -> Iterator[None]:
-    """The same of an ``AsyncWorker``, in a loop of its own."""
-    stop: list[Callable[[], Any]] = []
-
-    async def work() -> None:
-        async with async_connected(url) as bind:
-            worker = sl.AsyncWorker(queue, handler, bind=bind, poll=3600)
-            stop.append(partial(asyncio.get_running_loop().call_soon_threadsafe, worker.stop))
-            await worker.run()
-
-    ended = later(lambda: asyncio.run(work()))
-    until(lambda: stop, unless=ended)
-    try:
-        yield
-    finally:
-        stop[0]()
-        ended.result(PATIENCE)
-
-
-@pytest.mark.parametrize("hold", [False, True])
-def test_a_handlers_exception_fails_its_job_alone(engine: Engine, hold: bool) -> None:
-    if hold and engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has no held transactions")
-    put(engine, *range(20), max_attempts=1)
-
-    class Odd(BaseException):
-        pass
-
-    def handler(job: Any) -> None:
-        if job.payload == 7:
-            raise RuntimeError("seven \0 is unlucky")
-        if job.payload == 8 and not hold:
-            raise SystemExit("not even this")
-
-    failing = 1 if hold else 2
-    with running(sl.Worker(queue, handler, bind=engine, hold=hold, poll=0.05)):
-        until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == 20)
-    assert counts(engine) == {"all": 20, "completed": 20 - failing, "dead": failing, "running": 0, "waiting": 0}
-    with engine.connect() as connection:
-        job = build_context(connection.dialect, {}).tables.job
-        errors = list(connection.execute(select(job.c.error).where(job.c.failed_at.is_not(None))).scalars())
-    assert any("RuntimeError: seven \\0 is unlucky" in error and "in handler" in error for error in errors)
-
-
-def test_no_more_at_once_than_told(engine_to: MakeEngine) -> None:
+def test_concurrency_is_not_exceeded(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     put(engine, *range(60))
     lock, now, most, three = threading.Lock(), 0, 0, threading.Event()
@@ -308,7 +203,7 @@ def test_no_more_at_once_than_told(engine_to: MakeEngine) -> None:
             most = max(most, now)
             if now == 3:
                 three.set()
-        assert three.wait(PATIENCE)  # the first ones wait until there are three
+        assert three.wait(PATIENCE)  # the first handlers wait until three run
         time.sleep(0.005)
         with lock:
             now -= 1
@@ -318,112 +213,9 @@ def test_no_more_at_once_than_told(engine_to: MakeEngine) -> None:
     assert most == 3
 
 
-def test_a_stop_gives_back_what_was_not_begun(engine: Engine) -> None:
-    put(engine, *range(10))
-    begun, go_on = threading.Event(), threading.Event()
-
-    def handler(_: Any) -> None:
-        begun.set()
-        assert go_on.wait(PATIENCE)
-
-    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, batch=10, grace=2 * PATIENCE)
-    with running(worker) as thread:
-        assert begun.wait(PATIENCE)
-        worker.stop()
-        until(lambda: counts(engine)["waiting"] == 9)
-        assert thread.is_alive()
-        go_on.set()
-    assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 0, "waiting": 9}
-    with engine.begin() as connection:
-        # given back untried
-        assert {job.attempts for job in connection.execute(queue.capture(10))} == {1}
-
-
-def test_what_outlives_the_grace_is_given_back(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15")
-    put(engine, 1)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def handler(_: Any) -> None:
-        begun.set()
-        go_on.wait(2 * PATIENCE)
-
-    with running(sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0.2)):
-        assert begun.wait(PATIENCE)
-    go_on.set()
-    assert counts(engine)["waiting"] == 1
-
-
-def test_a_long_handler_is_not_thought_dead(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15")
-    put(engine, 1)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def handler(_: Any) -> None:
-        begun.set()
-        assert go_on.wait(4 * PATIENCE)
-
-    an_hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
-    job = build_context(engine.dialect, {}).tables.job
-
-    def heard_of() -> bool:
-        with engine.connect() as connection:
-            return bool(connection.scalar(select(job.c.heartbeat_at > an_hour_ago)))
-
-    with running(sl.Worker(queue, handler, bind=engine, heartbeat=0.2, stalled_after=3600)):
-        assert begun.wait(PATIENCE)
-        for _ in range(3):
-            with engine.begin() as connection:
-                connection.execute(update(job).values(heartbeat_at=an_hour_ago))
-            until(heard_of)
-            with engine.begin() as connection:
-                assert connection.scalar(queue.requeue_stalled(1800)) == 0
-        assert counts(engine)["running"] == 1
-        go_on.set()
-        until(lambda: counts(engine)["completed"] == 1)
-    with engine.connect() as connection:
-        assert connection.scalar(select(job.c.claim)) == 1
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg", "async psycopg"])
-def test_what_is_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) -> None:
-    """With a poll of an hour, only NOTIFY can."""
-    engine = engine_to("postgresql15")
-    done = threading.Event()
-
-    async def handler(_: Any) -> None:
-        done.set()
-
-    at_work: Any
-    if driver in ("psycopg", "psycopg2"):
-        bind = engine_to("postgresql15", driver)
-        at_work = running(sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600))
-    else:
-        at_work = awaiting(servers.installed("postgresql15", driver.removeprefix("async ")), handler)
-    with at_work, engine.connect() as connection:
-
-        def listening() -> Any:
-            connection.rollback()
-            return connection.scalar(
-                text(
-                    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"
-                )
-            )
-
-        until(listening)
-        # when it listens it looks once more: only then is it idle
-        put(engine, 0)
-        assert done.wait(PATIENCE)
-        until(lambda: counts(engine)["completed"] == 1)
-        for number in range(3):
-            done.clear()
-            put(engine, number)
-            assert done.wait(PATIENCE)
-
-
-def test_another_queues_jobs_are_left_alone(engine: Engine) -> None:
+def test_jobs_of_other_queues_are_not_captured(engine: Engine) -> None:
     put(engine, "mine", queue="mail")
-    put(engine, "theirs")
+    put(engine, "other")
     done: list[str] = []
     with running(sl.Worker(queue, lambda job: done.append(job.payload), bind=engine, name="mail", poll=0.05)):
         until(lambda: counts(engine)["completed"] == 1)
@@ -442,7 +234,7 @@ ASYNC = [
 
 @pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
-def test_awaited(engine_to: MakeEngine, servers: Servers, name: str, driver: str, hold: bool) -> None:
+def test_async_workers(engine_to: MakeEngine, servers: Servers, name: str, driver: str, hold: bool) -> None:
     if hold and name == "sqlite":
         pytest.skip("SQLite has no held transactions")
     engine = engine_to(name)
@@ -473,35 +265,7 @@ def test_awaited(engine_to: MakeEngine, servers: Servers, name: str, driver: str
     assert counts(engine) == {"all": 50, "completed": 49, "dead": 1, "running": 0, "waiting": 0}
 
 
-def test_an_awaited_handler_that_outlives_the_grace_is_cancelled(engine_to: MakeEngine, servers: Servers) -> None:
-    engine = engine_to("postgresql15")
-    put(engine, 1, 2)
-
-    async def work() -> bool:
-        begun, cancelled = asyncio.Event(), False
-
-        async def handler(_: Any) -> None:
-            nonlocal cancelled
-            begun.set()
-            try:
-                await asyncio.sleep(3600)
-            except asyncio.CancelledError:
-                cancelled = True
-                raise
-
-        async with async_connected(servers.installed("postgresql15", "asyncpg")) as bind:
-            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, grace=0.1)
-            task = asyncio.create_task(worker.run())
-            await begun.wait()
-            worker.stop()
-            await asyncio.wait_for(task, PATIENCE)
-        return cancelled
-
-    assert asyncio.run(work())
-    assert counts(engine)["waiting"] == 2
-
-
-def test_what_is_no_worker_is_refused(engine_to: MakeEngine) -> None:
+def test_invalid_parameters_are_refused(engine_to: MakeEngine) -> None:
     engine = engine_to("sqlite")
 
     def handler(_: Any) -> None:
@@ -534,7 +298,14 @@ async def awaited_handler(_: Any) -> None:
     pass
 
 
-def test_the_engine_may_be_the_queues(engine: Engine) -> None:
+def test_durations_over_a_year_are_refused(lite: Engine) -> None:
+    for name in ("poll", "heartbeat", "stalled_after", "grace"):
+        for long in (float("inf"), 1e10):
+            with pytest.raises(ValueError, match=f"{name} must be at most a year"):
+                sl.Worker(queue, print, bind=lite, **{name: long})  # type: ignore[arg-type]
+
+
+def test_the_engine_may_be_bound_to_the_queue(engine: Engine) -> None:
     mine = sl.Queue(bind=engine)
     put(engine, 1)
     done: list[Any] = []
@@ -547,10 +318,3 @@ def test_the_engine_may_be_the_queues(engine: Engine) -> None:
     worker.run()
     assert done == [1]
     assert counts(engine)["completed"] == 1
-
-
-def test_a_database_without_tables_is_told_at_once(servers: Servers) -> None:
-    engine = create_engine(servers.fresh("sqlite", "pysqlite"))
-    with pytest.raises(sl.NotInstalled):
-        sl.Worker(queue, print, bind=engine).run()
-    engine.dispose()

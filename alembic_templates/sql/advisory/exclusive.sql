@@ -4,8 +4,8 @@ AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
   IF key IS NULL THEN
-    -- the server's own function would return without having locked anything
-    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+    -- pg_advisory_xact_lock() and its like return NULL without locking
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   ELSIF pg_is_in_recovery()
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE

@@ -4,9 +4,9 @@ AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
   IF key IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   END IF;
-  -- Nothing to remove: an advisory lock leaves no row, and lasts to the end of its transaction either way.
+  -- Nothing to delete: an advisory lock has no row, and lasts until its transaction ends.
   PERFORM lock.refuse(true);
 END
 $body$;

@@ -3,7 +3,7 @@ LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
-  -- Nothing to remove: an advisory lock leaves no row.
+  -- Nothing to delete: advisory locks have no rows.
   PERFORM lock.refuse(true);
   RETURN 0;
 END

@@ -5,10 +5,10 @@ CREATE OR REPLACE FUNCTION lock.semaphore_acquire(names text[], counts integer[]
   OUT fences bigint[], OUT exhausted text[]) RETURNS record
 LANGUAGE plpgsql
 AS $body$
--- sqlalchemy_locks 0004
+-- sqlalchemy_locks 0001
 DECLARE
-  was text := current_setting('lock_timeout');
-  asked bigint[] := counts;
+  previous text := current_setting('lock_timeout');
+  wanted bigint[] := counts;
   request bigint;
   ids bigint[];
   sem record;
@@ -23,7 +23,7 @@ BEGIN
       'semaphore.acquire needs at least one semaphore, and one count for each name';
   ELSIF (array_ndims(names), array_ndims(counts), array_lower(names, 1), array_lower(counts, 1)) <> (1, 1, 1, 1) THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
-      'the names and the counts are two plain arrays, of one dimension that begins at 1';
+      'names and counts must be one-dimensional arrays whose indexes begin at 1';
   ELSIF NOT (ttl_seconds BETWEEN 0.001 AND 3155760000) THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'ttl ' || CASE
       WHEN ttl_seconds <= 0 THEN 'must be more than 0 seconds'
@@ -39,42 +39,42 @@ BEGIN
     END IF;
   END LOOP;
   IF cardinality(names) > 1 THEN
-    -- In one order for everybody, whatever the collation, so that two requests can't deadlock; each name once.
+    -- Sorted independently of the collation, so that two requests can't deadlock; each name once.
     SELECT array_agg(given.name ORDER BY given.name COLLATE "C"), array_agg(given.count ORDER BY given.name COLLATE "C")
-    INTO semaphores, asked
+    INTO semaphores, wanted
     FROM (SELECT u.name, sum(u.count) AS count
           FROM unnest(names, counts) AS u (name, count) GROUP BY u.name) AS given;
-    FOR i IN 1 .. cardinality(asked) LOOP
-      IF asked[i] > 2147483647 THEN
+    FOR i IN 1 .. cardinality(wanted) LOOP
+      IF wanted[i] > 2147483647 THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the counts of '
-          || quote_literal(semaphores[i]) || ' add up to ' || asked[i] || ', and 2147483647 are the most';
+          || quote_literal(semaphores[i]) || ' add up to ' || wanted[i] || ', and the maximum is 2147483647';
       END IF;
     END LOOP;
   END IF;
-  -- A denial rolls this block back: it leaves no row, and the gate and the semaphores are free at once.
+  -- A denial rolls this block back: it leaves no row, and its locks are released immediately.
   BEGIN
     IF lock_wait IS NOT NULL THEN
       PERFORM set_config('lock_timeout', lock_wait, true);
     END IF;
     FOR attempt IN 1 .. 100 LOOP
-      -- The gate: who asks with the same id waits here until this request is decided. The token tells it from any
-      -- other that ever has this id.
-      INSERT INTO lock.permit_request AS made (external_id, owner, state, ttl_seconds, token)
+      -- A concurrent call with the same external_id waits at this insert until this request is decided. The token
+      -- distinguishes it from every other request with this external_id.
+      INSERT INTO lock.permit_request AS r (external_id, owner, state, ttl_seconds, token)
       VALUES (semaphore_acquire.external_id, semaphore_acquire.owner, 'ACQUIRED', semaphore_acquire.ttl_seconds,
         to_hex((random() * 9007199254740992)::bigint) || to_hex((random() * 9007199254740992)::bigint))
-      ON CONFLICT DO NOTHING RETURNING made.id, made.token INTO request, token;
+      ON CONFLICT DO NOTHING RETURNING r.id, r.token INTO request, token;
       replayed := request IS NULL;
       EXIT WHEN NOT replayed;
-      -- Locked, so that the answer is the one after a release that is under way, whatever the isolation level.
+      -- Locked, so that a release that is under way is seen, whatever the isolation level.
       SELECT r.id, r.token, r.state, r.renewed_at + r.ttl_seconds * interval '1 second'
       INTO request, token, state, expires_at
       FROM lock.permit_request AS r WHERE r.external_id = semaphore_acquire.external_id FOR UPDATE;
-      EXIT WHEN state IS NOT NULL;  -- unless it was known, and is being cleaned up
+      EXIT WHEN state IS NOT NULL;  -- otherwise it existed and is being cleaned up
     END LOOP;
     IF replayed THEN
       IF state IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE =
-          'could not serialize access: the request is not visible to this transaction, begin it again';
+          'could not serialize access: the request is not visible to this transaction; run the transaction again';
       END IF;
       SELECT array_agg(s.name ORDER BY s.name COLLATE "C") AS names,
              array_agg(p.count::bigint ORDER BY s.name COLLATE "C") AS counts,
@@ -82,7 +82,7 @@ BEGIN
       INTO held FROM lock.permit AS p JOIN lock.semaphore AS s ON s.id = p.semaphore_id
       WHERE p.permit_request_id = request;
       fences := held.fences;
-      IF held.names IS DISTINCT FROM semaphores OR held.counts IS DISTINCT FROM asked THEN
+      IF held.names IS DISTINCT FROM semaphores OR held.counts IS DISTINCT FROM wanted THEN
         state := 'CONFLICT';
       ELSIF state = 'ACQUIRED' AND expires_at <= clock_timestamp() THEN
         state := 'EXPIRED';
@@ -92,12 +92,12 @@ BEGIN
         SELECT s.id, s.capacity, s.fence INTO sem FROM lock.semaphore AS s WHERE s.name = semaphores[i] FOR UPDATE;
         ids[i] := sem.id;
         fences[i] := sem.fence;
-        IF sem.capacity IS NULL THEN  -- none of that name, or what a deleted one has left
+        IF sem.capacity IS NULL THEN  -- no semaphore of that name, or a deleted one
           state := 'UNKNOWN';
           exhausted := exhausted || semaphores[i];
         END IF;
       END LOOP;
-      -- In later statements than the locks': only those see what the holder before us has committed.
+      -- In statements after the locking ones: only these see what the previous holder has committed.
       FOR i IN 1 .. CASE WHEN state IS NULL THEN cardinality(semaphores) ELSE 0 END LOOP
         FOR attempt IN 1 .. 2 LOOP
           SELECT s.capacity, s.fence, (SELECT coalesce(sum(p.count), 0) FROM lock.permit AS p
@@ -105,9 +105,9 @@ BEGIN
           INTO sem FROM lock.semaphore AS s WHERE s.id = ids[i];
           IF sem.fence IS DISTINCT FROM fences[i] THEN
             RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE =
-              'could not serialize access: the snapshot is older than the lock, begin the transaction again';
+              'could not serialize access: the snapshot is older than the lock; run the transaction again';
           END IF;
-          EXIT WHEN sem.used + asked[i] <= sem.capacity;
+          EXIT WHEN sem.used + wanted[i] <= sem.capacity;
           IF attempt = 2 OR lock.semaphore_take_back(ids[i]) = 0 THEN
             exhausted := exhausted || semaphores[i];
             EXIT;
@@ -123,16 +123,16 @@ BEGIN
         fences[i] := fences[i] + 1;
         UPDATE lock.semaphore AS s SET fence = fences[i], updated_at = clock_timestamp() WHERE s.id = ids[i];
         INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)
-        VALUES (ids[i], request, asked[i], fences[i], 'ACQUIRED');
+        VALUES (ids[i], request, wanted[i], fences[i], 'ACQUIRED');
       END LOOP;
       IF ttl_seconds IS NOT NULL THEN
-        -- The lease counts from now, not from before the waits.
+        -- The lease starts now, not before the waits.
         UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp() WHERE r.id = request
         RETURNING r.renewed_at + r.ttl_seconds * interval '1 second' INTO expires_at;
       END IF;
     END IF;
     IF lock_wait IS NOT NULL THEN
-      PERFORM set_config('lock_timeout', was, true);
+      PERFORM set_config('lock_timeout', previous, true);
     END IF;
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
     token := NULL;

@@ -1,9 +1,9 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_checked(value text, what text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $body$
--- sqlalchemy_locks 0004
+-- sqlalchemy_locks 0001
 BEGIN
-  -- Names that every engine keeps, and compares, as they are given.
+  -- Texts that every engine stores and compares unchanged.
   IF length(value) BETWEEN 1 AND 255 AND right(value, 1) <> ' ' THEN
     RETURN value;
   END IF;

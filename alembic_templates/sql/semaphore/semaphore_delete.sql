@@ -2,16 +2,16 @@ CREATE OR REPLACE FUNCTION lock.semaphore_delete(name text, changed_by text DEFA
   lock_wait text DEFAULT NULL::text) RETURNS text
 LANGUAGE plpgsql
 AS $body$
--- sqlalchemy_locks 0004
+-- sqlalchemy_locks 0001
 DECLARE
   sem record;
-  was text := current_setting('lock_timeout');
+  previous text := current_setting('lock_timeout');
 BEGIN
   name := lock.semaphore_checked(name, 'a semaphore''s name');
   IF changed_by IS NOT NULL THEN
-    changed_by := lock.semaphore_checked(changed_by, 'who changes a semaphore');
+    changed_by := lock.semaphore_checked(changed_by, 'changed_by');
   END IF;
-  -- A refusal rolls this block back, so that it keeps nobody waiting.
+  -- A refusal rolls this block back, which releases its locks.
   BEGIN
     IF lock_wait IS NOT NULL THEN
       PERFORM set_config('lock_timeout', lock_wait, true);
@@ -19,14 +19,14 @@ BEGIN
     SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_delete.name FOR UPDATE;
     IF sem.capacity IS NOT NULL THEN
       PERFORM lock.semaphore_take_back(sem.id);
-      -- In a statement of its own, which sees what was released before the lock was had.
+      -- A separate statement: it sees what was released before the lock was acquired.
       PERFORM 1 FROM lock.permit AS p WHERE p.semaphore_id = sem.id AND p.state = 'ACQUIRED';
       IF FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'SL010', MESSAGE = 'held';
       END IF;
     END IF;
     IF lock_wait IS NOT NULL THEN
-      PERFORM set_config('lock_timeout', was, true);
+      PERFORM set_config('lock_timeout', previous, true);
     END IF;
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
     RETURN 'HELD';
@@ -34,7 +34,7 @@ BEGIN
   IF sem.capacity IS NULL THEN
     RETURN 'UNKNOWN';
   END IF;
-  -- The row stays for its fence: a semaphore that is made again under this name goes on counting.
+  -- The row keeps the fence: a semaphore that is created again under this name continues from it.
   UPDATE lock.semaphore AS s SET capacity = NULL, updated_at = clock_timestamp() WHERE s.id = sem.id;
   INSERT INTO lock.semaphore_history (semaphore_id, old_capacity, changed_by)
   VALUES (sem.id, sem.capacity, semaphore_delete.changed_by);

@@ -5,16 +5,16 @@ CREATE OR REPLACE FUNCTION lock.semaphore_in_turn(lines bigint[], names text[], 
   OUT fences bigint[], OUT exhausted text[]) RETURNS record
 LANGUAGE plpgsql
 AS $body$
--- sqlalchemy_locks 0004
+-- sqlalchemy_locks 0001
 DECLARE
   free boolean;
 BEGIN
   FOR i IN 1 .. coalesce(cardinality(names), 0) LOOP
     IF strpos(version(), '-YB-') = 0 THEN
-      -- Whoever waits for room has this lock, or waits for it: the server says no in either case.
+      -- Waiters for permits hold this lock or wait for it: the try fails in both cases.
       free := pg_try_advisory_xact_lock_shared(lines[i]);
     ELSE
-      -- The lock of a row, which is there once somebody has waited; whoever is in front has it.
+      -- The lock of a row, which exists once a session has waited; the first waiter holds it.
       free := NOT EXISTS (SELECT FROM lock.locked_keys AS line WHERE line.key = lines[i])
         OR lock.try_shared(lines[i], true);
     END IF;
@@ -22,7 +22,7 @@ BEGIN
       exhausted := exhausted || names[i];
     END IF;
   END LOOP;
-  -- What was granted already must not wait behind those who wait for it.
+  -- A request that was granted already must not queue behind the waiters.
   IF exhausted IS NOT NULL AND NOT EXISTS (
     SELECT FROM lock.permit_request AS r WHERE r.external_id = semaphore_in_turn.external_id)
   THEN

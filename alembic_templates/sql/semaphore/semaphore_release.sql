@@ -2,23 +2,23 @@ CREATE OR REPLACE FUNCTION lock.semaphore_release(external_id text,
   token text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS text
 LANGUAGE plpgsql
 AS $body$
--- sqlalchemy_locks 0004
+-- sqlalchemy_locks 0001
 DECLARE
   request bigint;
-  was text := current_setting('lock_timeout');
+  previous text := current_setting('lock_timeout');
 BEGIN
   external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF lock_wait IS NOT NULL THEN
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
-  -- Its own request, then its own permits: it waits for nobody who acquires. Not "state = 'ACQUIRED'", for which
-  -- the planner may prefer an index on what is held to the one on the id.
+  -- Only its request and its permits are locked: it never waits for an acquire. Not "state = 'ACQUIRED'", which may
+  -- make the planner prefer the index of held permits to that of the id.
   UPDATE lock.permit_request AS r SET state = 'RELEASED', updated_at = clock_timestamp()
   WHERE r.external_id = semaphore_release.external_id AND r.state <> 'RELEASED'
     AND (semaphore_release.token IS NULL OR r.token = semaphore_release.token)
   RETURNING r.id INTO request;
   IF lock_wait IS NOT NULL THEN
-    PERFORM set_config('lock_timeout', was, true);
+    PERFORM set_config('lock_timeout', previous, true);
   END IF;
   IF request IS NULL THEN
     PERFORM 1 FROM lock.permit_request AS r

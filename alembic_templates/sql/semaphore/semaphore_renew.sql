@@ -2,10 +2,10 @@ CREATE OR REPLACE FUNCTION lock.semaphore_renew(external_id text, token text DEF
   lock_wait text DEFAULT NULL::text) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
--- sqlalchemy_locks 0004
+-- sqlalchemy_locks 0001
 DECLARE
   request bigint;
-  was text := current_setting('lock_timeout');
+  previous text := current_setting('lock_timeout');
 BEGIN
   external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF lock_wait IS NOT NULL THEN
@@ -16,9 +16,9 @@ BEGIN
     AND (semaphore_renew.token IS NULL OR r.token = semaphore_renew.token)
   FOR NO KEY UPDATE;
   IF lock_wait IS NOT NULL THEN
-    PERFORM set_config('lock_timeout', was, true);
+    PERFORM set_config('lock_timeout', previous, true);
   END IF;
-  -- In a later statement than the lock's, since a clock that is read before a wait is slow by the wait.
+  -- After the locking statement: a clock that is read before a wait is late by the wait.
   UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp()
   WHERE r.id = request AND r.state <> 'RELEASED'
     AND (r.ttl_seconds IS NULL OR r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp());

@@ -3,14 +3,14 @@ CREATE OR REPLACE FUNCTION lock.semaphore_resize(name text, capacity integer,
   missing_ok boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
--- sqlalchemy_locks 0004
+-- sqlalchemy_locks 0001
 DECLARE
   sem record;
-  was text := current_setting('lock_timeout');
+  previous text := current_setting('lock_timeout');
 BEGIN
   name := lock.semaphore_checked(name, 'a semaphore''s name');
   IF changed_by IS NOT NULL THEN
-    changed_by := lock.semaphore_checked(changed_by, 'who changes a semaphore');
+    changed_by := lock.semaphore_checked(changed_by, 'changed_by');
   END IF;
   IF capacity IS NULL OR capacity < 0 THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
@@ -22,7 +22,7 @@ BEGIN
   SELECT s.id, s.capacity, s.on_demand INTO sem
   FROM lock.semaphore AS s WHERE s.name = semaphore_resize.name FOR UPDATE;
   IF lock_wait IS NOT NULL THEN
-    PERFORM set_config('lock_timeout', was, true);
+    PERFORM set_config('lock_timeout', previous, true);
   END IF;
   IF sem.capacity IS NULL AND missing_ok IS NOT TRUE THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
@@ -34,7 +34,7 @@ BEGIN
     INSERT INTO lock.semaphore_history (semaphore_id, old_capacity, new_capacity, changed_by)
     VALUES (sem.id, sem.capacity, semaphore_resize.capacity, semaphore_resize.changed_by);
   ELSIF sem.capacity IS NOT NULL AND sem.on_demand THEN
-    -- A lease has made it: from now on it is kept, though nothing else has changed.
+    -- A lease created it: from now on it is kept, though its capacity is unchanged.
     UPDATE lock.semaphore AS s SET on_demand = false WHERE s.id = sem.id;
   END IF;
   RETURN sem.capacity;

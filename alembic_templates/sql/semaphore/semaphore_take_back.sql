@@ -1,15 +1,16 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_take_back(semaphore bigint) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
--- sqlalchemy_locks 0004
+-- sqlalchemy_locks 0001
 DECLARE
   taken bigint[];
 BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
-    -- The snapshot may be too old to see a release: then this fails to serialize, where we would deny for nothing.
+    -- The snapshot may be too old to see a release: this then raises a serialization failure instead of a false
+    -- denial.
     PERFORM 1 FROM lock.permit AS p WHERE p.semaphore_id = semaphore AND p.state = 'ACQUIRED' FOR SHARE;
   END IF;
-  -- Waits for nobody: what is just being renewed, released or written under its guard is left alone.
+  -- SKIP LOCKED: requests that are being renewed, released, or held by a guarded write are skipped without a wait.
   WITH expired AS MATERIALIZED (
     SELECT r.id, r.renewed_at FROM lock.permit_request AS r
     WHERE r.id IN (SELECT p.permit_request_id FROM lock.permit AS p

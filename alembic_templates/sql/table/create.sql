@@ -3,17 +3,17 @@ LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
-  made bigint;
+  created bigint;
 BEGIN
   IF keys IS NULL OR array_position(keys, NULL) IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   END IF;
   PERFORM lock.refuse(true);
-  -- In one order for everybody, so that two callers that make the same keys can't deadlock.
+  -- In the order of the keys, so that concurrent callers can't deadlock.
   INSERT INTO lock.locked_keys (key)
-  SELECT DISTINCT wanted.key FROM unnest(keys) AS wanted (key) ORDER BY wanted.key
+  SELECT DISTINCT k.key FROM unnest(keys) AS k (key) ORDER BY k.key
   ON CONFLICT DO NOTHING;
-  GET DIAGNOSTICS made = ROW_COUNT;
-  RETURN made;
+  GET DIAGNOSTICS created = ROW_COUNT;
+  RETURN created;
 END
 $body$;

@@ -4,7 +4,7 @@ AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
   IF key IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   ELSIF pg_is_in_recovery()
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
@@ -12,7 +12,7 @@ BEGIN
   THEN
     PERFORM lock.refuse(allow_stale);
   END IF;
-  -- Again until the row is there: unlock() and vacuum() may remove it while we wait for it.
+  -- Repeated until the row exists: unlock() and vacuum() may delete it during the wait.
   LOOP
     PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = shared.key FOR SHARE;
     EXIT WHEN FOUND;

@@ -5,7 +5,7 @@ AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
   IF key IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   ELSIF pg_is_in_recovery()
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
@@ -16,7 +16,7 @@ BEGIN
   LOOP
     PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_exclusive.key FOR UPDATE NOWAIT;
     EXIT WHEN FOUND;
-    -- NOWAIT has no say here: it is lock_timeout that ends the wait for another's uncommitted insert.
+    -- NOWAIT doesn't apply to an insert: lock_timeout ends the wait for another session's uncommitted insert.
     INSERT INTO lock.locked_keys (key) VALUES (try_exclusive.key) ON CONFLICT DO NOTHING;
     EXIT WHEN FOUND;
   END LOOP;

@@ -8,7 +8,7 @@ DECLARE
 BEGIN
   PERFORM lock.refuse(true);
   LOOP
-    DELETE FROM lock.locked_keys AS gone WHERE gone.key = ANY (ARRAY(
+    DELETE FROM lock.locked_keys AS k WHERE k.key = ANY (ARRAY(
       SELECT free.key FROM lock.locked_keys AS free LIMIT 10000 FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS round = ROW_COUNT;
     removed := removed + round;

@@ -7,14 +7,14 @@ DECLARE
 BEGIN
   IF pg_is_in_recovery() THEN
     RAISE EXCEPTION USING ERRCODE = 'SL001', MESSAGE =
-      'no lock is taken on a standby, because it grants locks of its own and so two sessions'
+      'no lock is taken on a standby, because its locks are separate from the primary''s and two sessions'
       ' could hold the same one: connect to the primary';
   ELSIF current_setting('transaction_read_only') = 'on' THEN
     RAISE EXCEPTION USING ERRCODE = 'SL002', MESSAGE =
-      'no lock is taken in a read-only transaction, because the server may be a replica whose locks'
-      ' bind nobody else: use a read-write transaction';
+      'no lock is taken in a read-only transaction, because the server may be a replica, whose locks'
+      ' exclude no session on the primary: use a read-write transaction';
   ELSIF allow_stale IS NOT TRUE THEN
-    -- A cluster without yb_enable_read_committed_isolation runs Snapshot and calls it read committed.
+    -- A cluster without yb_enable_read_committed_isolation reports read committed but runs snapshot isolation.
     IF to_regprocedure('yb_get_effective_transaction_isolation_level()') IS NOT NULL THEN
       EXECUTE 'SELECT lower(yb_get_effective_transaction_isolation_level())' INTO isolation;
     ELSE
@@ -23,7 +23,7 @@ BEGIN
     IF isolation NOT IN ('read committed', 'read uncommitted') THEN
       RAISE EXCEPTION USING ERRCODE = 'SL003', MESSAGE =
         'no lock is taken in a transaction that is effectively ' || upper(isolation) || ', because its'
-        ' snapshot is older than the lock and so what the holder then reads may be stale:'
+        ' snapshot may be older than the lock, so that the holder would read stale rows:'
         ' use READ COMMITTED, with yb_enable_read_committed_isolation on in the cluster, or pass allow_stale';
     END IF;
   END IF;

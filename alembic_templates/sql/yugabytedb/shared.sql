@@ -6,23 +6,23 @@ DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
   IF key IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   END IF;
   PERFORM lock.refuse(allow_stale);
-  -- Again until the row is there: unlock() and vacuum() may remove it while we wait for it. Bounded, because
-  -- under allow_stale a row that the snapshot is too old to see would have it go round for ever.
+  -- Repeated until the row exists: unlock() and vacuum() may delete it during the wait. Bounded, because under
+  -- allow_stale a row that is newer than the snapshot would never be found.
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = shared.key FOR SHARE;
     IF FOUND THEN
       RETURN;
     END IF;
-    -- Not part of the transaction: so a new key is never held by its insert, which a sharer must not
-    -- do and which try_* could not get past, as row locks don't heed lock_timeout here.
+    -- Outside the transaction, so that the insert of a new key holds no lock: that lock would be exclusive even
+    -- for shared(), and try_*() would wait for it, because row locks ignore lock_timeout on YugabyteDB.
     PERFORM set_config('yb_disable_transactional_writes', 'on', true);
     INSERT INTO lock.locked_keys (key) VALUES (shared.key) ON CONFLICT DO NOTHING;
     PERFORM set_config('yb_disable_transactional_writes', previous, true);
   END LOOP;
   RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE =
-    'could not serialize access: the key is not visible to this transaction, begin it again';
+    'could not serialize access: the key is not visible to this transaction; run the transaction again';
 END
 $body$;

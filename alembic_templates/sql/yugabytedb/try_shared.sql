@@ -7,7 +7,7 @@ DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
 BEGIN
   IF key IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock needs a key, and NULL is none';
+    RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   END IF;
   PERFORM lock.refuse(allow_stale);
   FOR round IN 1..100 LOOP
@@ -15,9 +15,9 @@ BEGIN
     IF FOUND THEN
       RETURN true;
     END IF;
-    -- Not part of the transaction, as in shared(), so that nobody's uncommitted insert is in the way. Where
-    -- one is all the same, lock_timeout ends the wait; not sooner, as it counts for locks of the table, too,
-    -- which are had from another process.
+    -- Outside the transaction, as in shared(), so that it leaves no uncommitted insert to wait for. If there is
+    -- one nevertheless, lock_timeout ends the wait. It is not shorter, because it also limits the wait for the
+    -- lock of the table, which another process grants.
     PERFORM set_config('yb_disable_transactional_writes', 'on', true);
     INSERT INTO lock.locked_keys (key) VALUES (try_shared.key) ON CONFLICT DO NOTHING;
     PERFORM set_config('yb_disable_transactional_writes', previous, true);

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks._validation import plain
+from sqlalchemy_locks._validation import escape_unprintable
 from sqlalchemy_locks.admin.overview import STALLED, Own
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue.queue import Queue
@@ -71,4 +71,4 @@ def done(name: str, who: str, said: str) -> None:
 def refused(name: str, who: str | None, why: str, form: Mapping[str, str]) -> None:
     """The same for what was not done."""
     about = {field: value[:300] for field, value in form.items() if field != "token"}
-    _log.warning("page: %s by %r refused: %s %r", name, who, plain(why), about)
+    _log.warning("page: %s by %r refused: %s %r", name, who, escape_unprintable(why), about)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from sqlalchemy_locks._validation import LONGEST
+from sqlalchemy_locks._validation import MAX_NAME_LENGTH
 from sqlalchemy_locks.integrations.dashboard.http import Request
 
 Callback = Callable[[Request], Any]
@@ -118,7 +118,7 @@ def settled(answer: Any) -> Any:
 def _answer(answer: Any, what: str) -> bool | str:
     if isinstance(answer, str):
         # as it can be stored, and logged
-        return answer.replace("\0", "").strip()[:LONGEST].strip() or False
+        return answer.replace("\0", "").strip()[:MAX_NAME_LENGTH].strip() or False
     if isinstance(answer, bool) or answer is None:
         return bool(answer)
     raise TypeError(f"{what}() gives True, False, or a name, not {type(answer).__name__}")

@@ -8,8 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sqlalchemy_locks._validation import plain
-from sqlalchemy_locks.durations import duration
+from sqlalchemy_locks._validation import escape_unprintable, format_duration
 
 #: so many characters of a name are seen; the whole is in its title
 SHORT = 48
@@ -23,7 +22,7 @@ _TYPES = {
 
 def short(value: Any) -> str:
     """As much of a name as has room, with what can't be seen spelt out."""
-    text = plain(str(value))
+    text = escape_unprintable(str(value))
     return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"
 
 
@@ -40,7 +39,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(short=short, number=number, duration=duration, plain=lambda value: plain(str(value)))
+    made.filters.update(
+        short=short, number=number, duration=format_duration, plain=lambda value: escape_unprintable(str(value))
+    )
     return made
 
 

@@ -10,7 +10,7 @@ from alembic import op
 revision = "backup_0001"
 down_revision = None
 branch_labels = ("backup",)
-depends_on = "sqlalchemy_locks_0004"
+depends_on = "sqlalchemy_locks_0001"
 
 _identity = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 

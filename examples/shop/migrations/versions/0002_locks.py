@@ -11,8 +11,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.upgrade_locks(from_="base", to="0004")
+    op.upgrade_locks(from_="base", to="0001")
 
 
 def downgrade() -> None:
-    op.downgrade_locks(from_="0004", to="base")
+    op.downgrade_locks(from_="0001", to="base")

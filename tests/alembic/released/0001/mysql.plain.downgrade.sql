@@ -1,3 +1,19 @@
+DROP TABLE IF EXISTS `lock_semaphore_history`;
+
+DROP TABLE IF EXISTS `lock_permit`;
+
+DROP TABLE IF EXISTS `lock_permit_request`;
+
+DROP TABLE IF EXISTS `lock_semaphore`;
+
+DROP TABLE IF EXISTS `lock_job`;
+
+DROP TABLE IF EXISTS `lock_task`;
+
+DROP TABLE IF EXISTS `lock_task_timeout`;
+
+DROP TABLE IF EXISTS `lock_task_state`;
+
 DROP TABLE IF EXISTS `lock_locked_keys`;
 
 DROP TABLE IF EXISTS `lock_installed`;

@@ -1,3 +1,23 @@
+DROP FUNCTION IF EXISTS lock.semaphore_delete(text, text, text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_resize(text, integer, text, text, boolean);
+
+DROP FUNCTION IF EXISTS lock.semaphore_create(text, integer, text, text, boolean);
+
+DROP FUNCTION IF EXISTS lock.semaphore_renew(text, text, text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_release(text, text, text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_acquire(text[], integer[], text, text, double precision, text);
+
+DROP FUNCTION IF EXISTS lock.semaphore_take_back(bigint);
+
+DROP FUNCTION IF EXISTS lock.semaphore_checked(text, text);
+
+DROP FUNCTION IF EXISTS lock.key(text[]);
+
 DROP FUNCTION IF EXISTS lock.vacuum();
 
 DROP FUNCTION IF EXISTS lock.unlock(bigint);
@@ -14,11 +34,25 @@ DROP FUNCTION IF EXISTS lock.exclusive(bigint, boolean);
 
 DROP FUNCTION IF EXISTS lock.refuse(boolean);
 
-DROP FUNCTION IF EXISTS lock.key(text[]);
+DROP TABLE IF EXISTS lock.semaphore_history;
+
+DROP TABLE IF EXISTS lock.permit;
+
+DROP TABLE IF EXISTS lock.permit_request;
+
+DROP TABLE IF EXISTS lock.semaphore;
+
+DROP TABLE IF EXISTS lock.job;
+
+DROP TABLE IF EXISTS lock.task;
+
+DROP TABLE IF EXISTS lock.task_timeout;
+
+DROP TABLE IF EXISTS lock.task_state;
 
 DO $sqlalchemy_locks$
 BEGIN
-  IF EXISTS (SELECT FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace AS place ON place.oid = relnamespace WHERE relname = 'locked_keys' AND nspname = 'lock' AND relkind = 'v') THEN
+  IF EXISTS (SELECT FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace WHERE relname = 'locked_keys' AND nspname = 'lock' AND relkind = 'v') THEN
     DROP VIEW lock.locked_keys;
   ELSE
     DROP TABLE IF EXISTS lock.locked_keys;
@@ -31,12 +65,12 @@ DROP TABLE IF EXISTS lock.installed;
 DO $sqlalchemy_locks$
 BEGIN
   IF EXISTS (
-    SELECT FROM pg_catalog.pg_namespace AS place
+    SELECT FROM pg_catalog.pg_namespace AS n
     WHERE nspname = 'lock'
-      AND obj_description(place.oid, 'pg_namespace') = 'created by sqlalchemy_locks'
+      AND obj_description(n.oid, 'pg_namespace') = 'created by sqlalchemy_locks'
       AND pg_has_role(nspowner, 'USAGE')
       AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend
-        WHERE refclassid = 'pg_catalog.pg_namespace'::regclass AND refobjid = place.oid)
+        WHERE refclassid = 'pg_catalog.pg_namespace'::regclass AND refobjid = n.oid)
   ) THEN
     DROP SCHEMA lock;
   END IF;

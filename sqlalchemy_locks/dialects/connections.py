@@ -1,0 +1,247 @@
+"""Connections: how one is checked out and returned, how a driver's error is raised, whether the server closed it.
+
+What SQLAlchemy keeps private of a ``Connection`` and of a pool is used in this module, apart from the three flags that
+``core.execution`` reads before it uses a driver's cursor. ``tests/core/test_private_names.py`` pins all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NoReturn
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as CheckoutTimeout
+from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.util.queue import Empty
+
+from sqlalchemy_locks.errors import PoolTimeout
+
+
+def raise_translated(
+    connection: Connection, error: BaseException, sql: str | None = None, parameters: Any = None, cursor: Any = None
+) -> NoReturn:
+    """Raise a driver's error as SQLAlchemy raises it, and invalidate a connection that it has ended.
+
+    For an ``except`` clause around a call of the driver that SQLAlchemy doesn't know of. It asks the dialect whether
+    the connection is dead, calls ``handle_error`` listeners, and has the pool replace the dead connection's
+    contemporaries.
+    """
+    private: Any = connection
+    private._handle_dbapi_exception(error, sql, parameters, cursor, None)
+    raise AssertionError("SQLAlchemy raises every error that it is given")
+
+
+@contextlib.contextmanager
+def driver_calls(connection: Connection) -> Iterator[None]:
+    """Raise errors of direct calls to the driver's connection as SQLAlchemy raises them."""
+    try:
+        yield
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise_translated(connection, error)
+
+
+def on_driver_error(connection: Connection, listener: Callable[[BaseException], object]) -> None:
+    """Call a listener with each error of a statement on this connection, before SQLAlchemy handles it.
+
+    SQLAlchemy's ``handle_error`` event is one of all connections of the engine, and would slow all of them down. What
+    the listener raises is handled in the error's place.
+    """
+    private: Any = connection
+    handle = private._handle_dbapi_exception
+
+    def intercept(error: BaseException, *rest: Any, **named: Any) -> None:
+        try:
+            listener(error)
+        except BaseException as raised:
+            handle(raised, *rest, **named)
+        handle(error, *rest, **named)
+
+    private._handle_dbapi_exception = intercept
+
+
+def autobegin(connection: Connection) -> None:
+    """Begin a transaction as SQLAlchemy does before the first statement."""
+    private: Any = connection
+    private._autobegin()
+
+
+def begin_failed(connection: Connection) -> None:
+    """Forget a BEGIN that raised in the app's ``begin`` listener.
+
+    SQLAlchemy would go on as if the listener were still running, and execute what follows without a transaction.
+    """
+    connection.__dict__["_Connection__in_begin"] = False
+
+
+def closed(connection: Connection) -> bool:
+    """Return whether the server is known to have closed the connection.
+
+    Unread data doesn't tell: it may be the reply to another thread's statement, or rows that are still to be fetched.
+    """
+    driver: Any = connection.connection.driver_connection
+    owner: Any = driver if hasattr(driver, "fileno") else getattr(driver, "_sock", driver)
+    if owner is None:
+        return True
+    if not hasattr(owner, "fileno"):
+        return False
+    try:
+        descriptor = owner.fileno()
+        readable, ended = _events(descriptor)
+        if ended or not readable or hasattr(select, "POLLRDHUP"):
+            return ended
+        twin = socket.socket(fileno=descriptor)
+        try:
+            return not twin.recv(1, socket.MSG_PEEK)
+        finally:
+            twin.detach()
+    except Exception:  # each driver has its own error for a socket that is gone
+        return True
+
+
+def _events(descriptor: int) -> tuple[bool, bool]:
+    """Return whether there is something to read, and whether the other end is known to have closed the connection."""
+    monkey = sys.modules.get("gevent.monkey")
+    poll = getattr(select, "poll", None) if monkey is None else monkey.get_original("select", "poll")
+    if poll is None:  # Windows; elsewhere, select() takes no number above 1023
+        return bool(select.select([descriptor], [], [], 0)[0]), False
+    # macOS reports as POLLHUP what Linux reports only when asked for POLLRDHUP
+    end = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
+    asked = poll()
+    asked.register(descriptor, select.POLLIN | end)
+    events = sum(found for _, found in asked.poll(0))
+    return bool(events & select.POLLIN), bool(events & end)
+
+
+def most(pool: Any) -> float:
+    """Return the most connections that a pool gives out at the same time; infinite without a limit."""
+    if not isinstance(pool, QueuePool) or pool._max_overflow < 0:
+        return math.inf
+    return pool.size() + pool._max_overflow
+
+
+def one_for_all(pool: Any) -> bool:
+    """Return whether the pool shares one connection, and so one transaction, between checkouts."""
+    return isinstance(pool, (StaticPool, SingletonThreadPool))
+
+
+def connect(engine: Engine, within: float | None = None) -> Connection:
+    """Check a connection out of the engine's pool; ``engine.connect()`` without its leak on a dead connection.
+
+    ``engine.connect()`` sends a statement where the isolation level is an execution option of the engine. On a dead
+    connection it raises the driver's own error, and the connection stays checked out. Here SQLAlchemy's error is
+    raised, as where no connection can be made, and the pool replaces the dead connection and its contemporaries.
+
+    :param within: the longest wait for a free connection, in seconds; the pool's own ``pool_timeout`` without it.
+    :raises PoolTimeout: when no connection was free in time.
+    """
+    private: Any = engine.pool, Connection
+    pool, connection_class = private
+    pooled: Any = None
+    try:
+        if within is None or not isinstance(pool, QueuePool):
+            pooled = engine.raw_connection()
+        else:
+            hurried = _hurried(type(pool))  # type: ignore[arg-type]
+            pooled = hurried(pool, min(within, threading.TIMEOUT_MAX)).connect()
+        return engine._connection_cls(engine, pooled)
+    except CheckoutTimeout as error:
+        limit = "its own pool_timeout" if within is None else "the timeout"
+        raise PoolTimeout(
+            f"no connection was free in the pool within {limit}: all {most(pool):g} are in use"
+        ) from error
+    except engine.dialect.loaded_dbapi.Error as error:
+        if pooled is not None:
+            pool._invalidate(pooled, error)
+        connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+        raise
+    except BaseException:
+        if pooled is not None and pooled.is_valid:
+            pooled.invalidate()
+        raise
+
+
+@cache
+def _hurried(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePool]:
+    """Return a view of a pool class for one checkout, with a timeout of its own.
+
+    SQLAlchemy has one ``pool_timeout`` for a pool and none for a checkout. To ask first whether the pool has room is
+    no substitute: a moment later it may have none.
+    """
+
+    class Hurried(kind):  # type: ignore[misc,valid-type]
+        __slots__ = ("_seconds", "_shared")
+
+        def __init__(self, pool: QueuePool, seconds: float) -> None:
+            self.__dict__ = pool.__dict__  # type: ignore[misc]
+            self._shared, self._seconds = pool, seconds
+
+        @property
+        def _timeout(self) -> float:
+            return self._seconds
+
+        def _do_get(self) -> Any:
+            try:
+                # asyncio.wait_for(0) gives up even where a connection is free
+                return self._pool.get(False)
+            except Empty:
+                return super()._do_get()
+
+        def _create_connection(self) -> Any:
+            return self._shared._create_connection()  # the record keeps its pool, which must not be this view
+
+    return Hurried
+
+
+def give_back(connection: Connection) -> None:
+    """Return a connection to its pool; one that dies while its isolation level is reset is invalidated.
+
+    ``close()`` would raise the driver's error, and the pool would count the connection as checked out forever.
+    """
+    if not connection.closed and not connection.invalidated:
+        pooled: Any = connection.connection
+        record = pooled._connection_record
+        try:
+            if record is not None and record.finalize_callback:
+                if connection.in_transaction():
+                    connection.rollback()
+                while record.finalize_callback:
+                    record.finalize_callback.pop()(pooled.dbapi_connection)
+        except (connection.dialect.loaded_dbapi.Error, DBAPIError) as error:
+            connection.invalidate(error)
+    connection.close()
+
+
+@contextlib.contextmanager
+def connected(engine: Engine, within: float | None = None) -> Iterator[Connection]:
+    """Check a connection out for the length of a block, as :func:`connect`."""
+    connection = connect(engine, within)
+    try:
+        yield connection
+    finally:
+        give_back(connection)
+
+
+@contextlib.contextmanager
+def unattended(engine: Engine) -> Iterator[None]:
+    """Close the connections of a background task's engine when the app disposes of the engine meanwhile.
+
+    A connection that is returned after ``Engine.dispose()`` goes to the old pool, and would stay open until the
+    garbage collector finds it.
+    """
+    pool, process = engine.pool, os.getpid()
+    try:
+        yield
+    finally:
+        # after a fork the connections are the parent's
+        if engine.pool is not pool and os.getpid() == process:
+            pool.dispose()

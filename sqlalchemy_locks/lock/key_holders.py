@@ -1,0 +1,134 @@
+"""``lock.holders``: the holders of keys and their waiters, from the server's own tables.
+
+For people and dashboards, never for decisions: the answer may be outdated when it arrives. It is read from PostgreSQL's
+``pg_locks``, MySQL's ``performance_schema`` and MariaDB's ``information_schema``, not from anything that locks store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from sqlalchemy import literal, select
+from sqlalchemy.engine import Connection, IteratorResult
+from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql import Executable
+
+from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation, shaped_rows
+from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.errors import Unsupported
+from sqlalchemy_locks.keys import as_key
+from sqlalchemy_locks.sql.clock import utc
+from sqlalchemy_locks.values import KeyHolder, KeyWaiter
+
+
+class _Holders(OperationImpl):
+    name = "lock.holders"
+    writes = False
+
+    def __init__(self, of_keys: bool) -> None:
+        super().__init__()
+        self.of_keys = of_keys
+
+    def build(self, context: BuildContext) -> Executable | None:
+        held_keys = context.backend.held_keys
+        return None if held_keys is None else held_keys(context.tables.locked_keys, self.of_keys)
+
+    def several(self, context: BuildContext) -> str:
+        return _unavailable(context, context.backend.holders_unavailable)
+
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
+        if statement is None:
+            raise Unsupported(self.several(execution.context))
+        try:
+            rows = execution.execute(statement).all()
+        except DBAPIError as error:
+            why = execution.backend.lacks_privilege(error)
+            if why is None:
+                raise
+            raise Unsupported(_unavailable(execution.context, why)) from error
+        names: Mapping[int, Any] = execution.values.get("names", {})
+        return IteratorResult(SimpleResultMetaData(["holder"]), iter([(one,) for one in _with_waiters(rows, names)]))
+
+
+def _unavailable(context: BuildContext, why: str) -> str:
+    return f"the holders of keys are not available on {context.backend.name}, {why}"
+
+
+def _with_waiters(rows: Iterable[Any], names: Mapping[int, Any]) -> list[KeyHolder]:
+    """Return the holders, each with the waiters of its key; a session that holds a key twice is listed once."""
+    held: dict[Any, Any] = {}
+    waiting: dict[int, list[KeyWaiter]] = {}
+    for row in rows:
+        if row.granted:
+            # a prepared transaction has no session
+            holder = (row.key, row.session if row.session is not None else object())
+            if holder not in held or row.mode == "exclusive":
+                held[holder] = row
+        else:
+            waiting.setdefault(row.key, []).append(
+                KeyWaiter(
+                    row.mode, row.session, row.owner, row.user, row.host, utc(row.since), _sessions(row.waits_for)
+                )
+            )
+    return [
+        KeyHolder(
+            name=names.get(row.key, row.key),
+            owner=row.owner,
+            since=utc(row.since),
+            key=row.key,
+            mode=row.mode,
+            session=row.session,
+            user=row.user,
+            host=row.host,
+            state=row.state,
+            waiting=tuple(waiting.get(row.key, ())),
+        )
+        for row in held.values()
+    ]
+
+
+def holders_now(connection: Connection, names: Iterable[str | int]) -> tuple[KeyHolder, ...]:
+    """Return the holders of these keys for an error message; nothing if that fails or takes longer than a second.
+
+    Begins a transaction on the connection, which the caller ends.
+    """
+    backend = backend_for(connection.dialect)
+    if backend.held_keys is not None:
+        with contextlib.suppress(Exception), backend.statement_timeout(connection):
+            return tuple(connection.execute(holders(*names)).scalars())
+    return ()
+
+
+def _sessions(listed: Any) -> tuple[int, ...]:
+    # an array; on MySQL and MariaDB a string
+    numbers = listed.split(",") if isinstance(listed, str) else listed or ()
+    return tuple(sorted({int(number) for number in numbers}))
+
+
+_OF_ALL_KEYS, _OF_KEYS = _Holders(of_keys=False), _Holders(of_keys=True)
+
+
+@shaped_rows(select(literal(cast("KeyHolder", None))))
+def holders(*names: str | int) -> RowsOperation[Any]:
+    """Return the current holders of keys, since when each holds, and the waiters.
+
+    :param names: as in :func:`sqlalchemy_locks.lock.exclusive`; without any, every key that is held.
+    :return: a :class:`~sqlalchemy_locks.KeyHolder` for each holder of a key, with its waiters. Its ``name`` is the name
+        given here, or else the key: names are not stored.
+    :raises Unsupported: on SQLite and YugabyteDB, and where PostgreSQL has the table bodies; on MySQL for a user
+        without SELECT on ``performance_schema``, on MariaDB without the privilege ``PROCESS``.
+
+    PostgreSQL lists every holder; of other users' sessions only their number, unless the role is a member of
+    ``pg_read_all_stats``. MySQL lists a new key only once another session waits for it, MariaDB every key.
+
+    >>> for holder in locks.run(sl.lock.holders("invoice:42")):
+    ...     print(holder, holder.mode, len(holder.waiting))
+    """
+    if not names:
+        return RowsOperation(_OF_ALL_KEYS, {})
+    by_key = {as_key(name): name for name in names}
+    return RowsOperation(_OF_KEYS, {"keys": list(by_key), "names": by_key})

@@ -1,0 +1,213 @@
+"""``lock.row``: lock a row of the app's own, and return it as it is now.
+
+The pattern's own advice: where a row represents the business key, ``SELECT ... FOR UPDATE`` of that row.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Select, Table, and_, bindparam, delete, false, inspect, select, update
+from sqlalchemy.sql import Executable
+from sqlalchemy.sql.selectable import TypedReturnsRows
+
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, execute_in_session
+from sqlalchemy_locks.errors import LockTimeout, UnknownRow, Unsupported
+from sqlalchemy_locks.lock.write_lock import wait_for_write_lock
+from sqlalchemy_locks.sql.elements import Writable
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Mapper, Session
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Any)
+
+
+class _Row(OperationImpl):
+    """Lock rows of one mapped class or table; one instance for each."""
+
+    name = "lock.row"
+    held_by = "transaction"
+    needs_installation = False
+
+    def __init__(self, entity: Any) -> None:
+        super().__init__()
+        inspected: Any = inspect(entity, raiseerr=False)
+        if isinstance(entity, Table):
+            self.mapper: Mapper[Any] | None = None
+            self.tables: tuple[Any, ...] = (entity,)
+            self.key_columns: tuple[Any, ...] = tuple(entity.primary_key)
+            self.names = [column.key for column in self.key_columns]
+        elif getattr(inspected, "is_mapper", False):
+            self.mapper = inspected
+            self.tables = tuple(inspected.tables)
+            self.key_columns = inspected.primary_key
+            self.names = [inspected.get_property_by_column(column).key for column in self.key_columns]
+        else:
+            raise TypeError(f"lock.row takes a mapped class or a Table, not {entity!r}")
+        if not self.key_columns:
+            raise ValueError(f"lock.row needs a primary key, and {entity!r} has none")
+        #: weak, since the dictionary that keeps this must not keep classes alive
+        self.entity = weakref.ref(entity)
+
+    def build(self, context: BuildContext) -> Executable | None:
+        return self._select_row(context) if context.backend.row_locks else None
+
+    def because(self, context: BuildContext) -> str:
+        return "which has no row locks: the write lock is acquired first, by a statement of its own"
+
+    def _select_row(self, context: BuildContext) -> Select[Any]:
+        statement = self._where_key(self.entity())
+        if context.backend.locks_on_replicas:
+            statement = statement.where(Writable())
+        if context.backend.row_locks:
+            # OF: an eager join's nullable side can't be locked, and need not be
+            statement = statement.with_for_update(of=self.tables)
+        if self.mapper is not None:
+            from sqlalchemy.orm import lazyload
+
+            statement = statement.options(lazyload("*")).execution_options(populate_existing=True)
+        return statement
+
+    def _where_key(self, *selected: Any) -> Select[Any]:
+        pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
+        statement: Select[Any] = select(*selected)  # pyright: ignore[reportAssignmentType]
+        return statement.where(and_(*pairs))
+
+    def _exists(self, execution: Execution) -> bool:
+        """Return whether the row is there, read without a lock."""
+        keys = self.key_columns if self.mapper is None else [getattr(self.entity(), name) for name in self.names]
+        return self._select(execution, self._where_key(*keys)).first() is not None
+
+    def run(self, execution: Execution) -> Any:
+        if self.mapper is not None and execution.session is not None:
+            self._refuse_unflushed(self.mapper, execution.session, execution)
+        statement: Any = self.statement(execution.context)
+        if statement is None:
+            wait_for_write_lock(execution, delete(self.tables[0]).where(false()))
+            statement = self._select_row(execution.context)
+        for _ in execution.tries():
+            with execution.waiting():
+                found = self._select(execution, statement).freeze()
+            if found.data:
+                return found()
+            if not (execution.backend.misses_replaced and self._exists(execution)):
+                self._raise_missing(execution)
+        row_name = f"the row {_key_shown(execution)} of {self._entity_name()}"
+        raise LockTimeout(f"{row_name} was replaced each time that it was waited for: nothing was locked")
+
+    def _refuse_unflushed(self, mapper: Mapper[Any], session: Session, execution: Execution) -> None:
+        """Refuse to refresh an entity with changes that are not flushed; with autoflush on, they would be."""
+        key = mapper.identity_key_from_primary_key(tuple(execution.values.values()))
+        for changed in session.dirty:
+            state: Any = inspect(changed)
+            # as text: an id may be given as anything that the database converts, "7" for 7
+            same = state.key[0] is key[0] and [*map(str, state.key[1])] == [*map(str, key[1])]
+            if same and session.is_modified(changed):
+                raise Unsupported(
+                    f"lock.row refreshes {self._entity_name()} {_key_shown(execution)}, which would discard changes "
+                    "that are not flushed: flush the session first, since autoflush is off"
+                )
+
+    def _select(self, execution: Execution, statement: Any) -> Any:
+        if self.mapper is None or execution.session is None:
+            return execution.execute(statement)
+        added = execution.operation._with_options
+        return execute_in_session(execution, statement.options(*added) if added else statement, execution.values)
+
+    def _raise_missing(self, execution: Execution) -> None:
+        if execution.backend.locks_on_replicas and not execution.execute(select(Writable()), {}).scalar():
+            raise execution.backend.not_writable()
+        raise UnknownRow(f"{self._entity_name()} has no row {_key_shown(execution)}: nothing was locked")
+
+    def _entity_name(self) -> str:
+        entity: Any = self.entity()
+        return str(getattr(entity, "__name__", entity))
+
+    def route(self) -> dict[str, Any]:
+        if self.mapper is None:
+            return {"clause": update(self.tables[0])}
+        table: Any = self.mapper.local_table
+        return {"mapper": self.mapper, "clause": update(table)}
+
+
+def _key_shown(execution: Execution) -> str:
+    return ", ".join(repr(value) for value in execution.values.values())
+
+
+_IMPLS: weakref.WeakKeyDictionary[Any, _Row] = weakref.WeakKeyDictionary()
+
+
+def _row(entity: Any, ident: Any) -> Operation[Any]:
+    """Lock one row of your own exclusively until the transaction ends, and return it as it is now.
+
+    :param entity: a mapped class (a session returns the entity, refreshed, and has it in its identity map),
+        or a ``Table`` (which gives its row).
+    :param ident: its primary key, as ``Session.get`` takes it: a value, a tuple, or a dictionary by attribute.
+    :return: the entity or the row.
+    :raises UnknownRow: there is no such row, so nothing was locked.
+    :raises LockTimeout: the database's own limit, or the option ``locks_wait`` (seconds), ended the wait.
+    :raises Unsupported: when the entity has changes that are not flushed, since autoflush is off: refreshing it
+        would discard them.
+    :raises NotWritable: on a standby or replica, and in a read-only transaction. (A transaction begun READ ONLY on
+        a MySQL or MariaDB primary does lock rows against all others, and is accepted.)
+
+    On SQLite the database's write lock is acquired. Under REPEATABLE READ the row is as it is now on MySQL and
+    MariaDB, and PostgreSQL raises a serialization failure when it has changed since the snapshot.
+
+    >>> with Session(engine) as session, session.begin():
+    ...     customer = session.scalar(sl.lock.row(Customer, 42))
+    """
+    try:
+        impl = _IMPLS.get(entity)
+    except TypeError:
+        raise TypeError(f"lock.row takes a mapped class or a Table, not {entity!r}") from None
+    if impl is None:
+        impl = _IMPLS[entity] = _Row(entity)
+    operation: Operation[Any] = Operation(impl, _values(impl, ident))
+    if impl.mapper is not None:
+        operation._entity_is(entity)
+    return operation
+
+
+def _values(impl: _Row, ident: Any) -> dict[str, Any]:
+    if isinstance(ident, Mapping):
+        if set(ident) != set(impl.names):
+            raise ValueError(f"the primary key of {impl._entity_name()} is {', '.join(impl.names)}, not {list(ident)}")
+        parts: Sequence[Any] = [ident[name] for name in impl.names]
+    else:
+        parts = ident if isinstance(ident, (tuple, list)) else (ident,)
+    if len(parts) != len(impl.key_columns):
+        raise ValueError(
+            f"the primary key of {impl._entity_name()} has {len(impl.key_columns)} columns "
+            f"({', '.join(impl.names)}), and {len(parts)} values were given"
+        )
+    if any(part is None for part in parts):
+        raise ValueError(f"a primary key of {impl._entity_name()} can't be None")
+    return {f"pk_{n}": part for n, part in enumerate(parts)}
+
+
+# SQLAlchemy 2.0 and 2.1 spell the row shape of "an entity" differently, so it is that of select(). mypy carries the
+# generic through by the function's type, pyright by inference.
+MYPY = False
+if TYPE_CHECKING:
+    if MYPY:
+
+        def _like(
+            _select: Callable[[type[T]], TypedReturnsRows[R]],
+        ) -> Callable[[Callable[..., Operation[Any]]], Callable[[type[T], Any], Operation[R]]]: ...
+
+        @_like(select)
+        def row(entity: Any, ident: Any) -> Operation[Any]: ...  # pyright: ignore[reportRedeclaration]
+
+    else:
+
+        def _of_shape(shape: TypedReturnsRows[R]) -> Operation[R]: ...
+
+        def row(entity: type[T], ident: Any):
+            return _of_shape(select(entity))
+else:
+    row = _row
+    row.__name__ = row.__qualname__ = "row"

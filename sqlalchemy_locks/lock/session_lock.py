@@ -1,0 +1,160 @@
+"""The server's own session locks: held by a connection, across transactions, until unlocked or returned to the pool.
+
+PostgreSQL's ``pg_advisory_lock`` and MySQL's and MariaDB's ``GET_LOCK``. An ORM session returns its connection
+to the pool at each commit, and the next checkout would get it still locked: so these run on a
+``Connection``, or on a session bound to one, and the pool releases them when the connection returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Integer, bindparam, event, literal, select
+from sqlalchemy.engine import Connection
+from sqlalchemy.sql import Executable
+
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, shaped
+from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.errors import LockTimeout, Unsupported
+from sqlalchemy_locks.keys import as_key
+from sqlalchemy_locks.lock.key_locks import LOCK_KEY
+from sqlalchemy_locks.sql.elements import SessionLock, SessionUnlock
+
+_RELEASE = "sqlalchemy_locks.release"
+#: seconds, where GET_LOCK needs a limit
+_YEAR = 31_536_000
+
+
+class _SessionOperation(OperationImpl):
+    held_by = "connection"
+    needs_installation = False
+
+    def several(self, context: BuildContext) -> str:
+        return (
+            f"{self.name} locks a session of the server, and {context.backend.name} has none: "
+            "use lock.exclusive, which ends with the transaction"
+        )
+
+    def check_connection(self, execution: Execution) -> None:
+        if execution.backend.release_session_locks is None:
+            raise Unsupported(self.several(execution.context))
+        if execution.session is not None and not isinstance(
+            execution.session.get_bind(**execution.bind_arguments), Connection
+        ):
+            raise Unsupported(
+                f"{self.name} belongs to a connection, and a session returns its own at each commit, "
+                "still locked: execute it on a Connection, or on a session bound to one"
+            )
+        if execution.backend.behind_pooler(execution.connection):
+            raise Unsupported(
+                f"{self.name} locks a session of the server, and a pooler such as PgBouncer is in between, which may "
+                "give the next transaction another session: use lock.exclusive, which ends with the transaction; or, "
+                "if the pooler is in session mode, set the engine's execution option locks_session_pooling=True"
+            )
+
+
+class _SessionLock(_SessionOperation):
+    name = "lock.session_exclusive"
+
+    def build(self, context: BuildContext) -> Executable | None:
+        if context.backend.release_session_locks is None:
+            return None
+        return select(SessionLock(LOCK_KEY, bindparam("seconds", _YEAR, type_=Integer())))
+
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
+        assert statement is not None
+        if execution.wait is None:
+            answer = execution.execute(statement).scalar()
+        else:
+            with execution.backend.bounded(execution.connection, execution.wait):
+                answer = execution.execute(
+                    statement, {**execution.values, "seconds": max(1, round(execution.wait + 0.5))}
+                ).scalar()
+        if answer == "refused":
+            raise execution.backend.not_writable()
+        # None: the server stopped waiting, because the statement was killed or reached its own time limit
+        if answer in ("0", None):
+            raise LockTimeout(f"the session lock of key {execution.values['lock_key']} could not be acquired in time")
+        _release_on_return(execution.connection)
+        return None
+
+
+class _SessionUnlock(_SessionOperation):
+    name = "lock.session_unlock"
+
+    def build(self, context: BuildContext) -> Executable | None:
+        return None if context.backend.release_session_locks is None else select(SessionUnlock(LOCK_KEY))
+
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
+        assert statement is not None
+        return bool(execution.execute(statement).scalar())
+
+
+def _release_on_return(connection: Connection) -> None:
+    """Make the pool release what this connection holds before its next checkout."""
+    release = backend_for(connection.dialect).release_session_locks
+    connection.info[_RELEASE] = release
+    pool = connection.engine.pool
+    # not event.contains(), which identifies a pool by its address, where a collected one may have been
+    if _on_reset not in pool.dispatch.reset:
+        event.listen(pool, "reset", _on_reset)
+
+
+def _on_reset(dbapi_connection: Any, record: Any, reset_state: Any) -> None:
+    # a detached connection is closed; one that can only be terminated loses its locks
+    if record is None or reset_state.terminate_only:
+        return
+    release = record.info.pop(_RELEASE, None)
+    if release is None:
+        return
+    dbapi_connection.rollback()
+    cursor = dbapi_connection.cursor()
+    try:
+        cursor.execute(release)
+        cursor.fetchall()
+    finally:
+        cursor.close()
+    dbapi_connection.rollback()
+
+
+_LOCK, _UNLOCK = _SessionLock(), _SessionUnlock()
+
+
+@shaped(select(literal(None)))
+def session_exclusive(name: str | int) -> Operation[Any]:
+    """Wait for a lock that this connection holds across transactions, until unlocked, closed or returned to the pool.
+
+    :param name: as in :func:`sqlalchemy_locks.lock.exclusive`. On PostgreSQL and YugabyteDB it is the same lock as
+        ``lock.exclusive`` of that name (unless the table bodies are installed); elsewhere it is a separate one.
+    :return: ``None``, once it is held. Each further call needs a further unlock.
+    :raises Unsupported: on SQLite; in a session that isn't bound to a ``Connection``; through a pooler; on a YugabyteDB
+        that is configured to grant advisory locks without acquiring them.
+    :raises LockTimeout: the option ``locks_wait`` (seconds; whole ones on MySQL and MariaDB) ended the wait.
+    :raises NotWritable: on a standby or replica.
+
+    It is refused through PgBouncer, whose transaction mode may run a connection's next transaction in another session;
+    the engine's execution option ``locks_session_pooling=True`` allows it, for a pooler in session mode.
+
+    >>> with engine.connect() as connection:
+    ...     connection.execute(sl.lock.session_exclusive("nightly"))
+    ...     connection.execute(sl.lock.session_unlock("nightly"))
+    """
+    return Operation(_LOCK, {"lock_key": as_key(name)})
+
+
+@shaped(select(literal(True)))
+def session_unlock(name: str | int) -> Operation[Any]:
+    """Release a lock of :func:`session_exclusive`.
+
+    :return: ``True`` when this connection held it, ``False`` when it didn't.
+    :raises Unsupported: as :func:`session_exclusive`.
+
+    >>> with engine.connect() as connection:
+    ...     connection.execute(sl.lock.session_exclusive("nightly"))
+    ...     print(connection.scalar(sl.lock.session_unlock("nightly")))
+    <...>
+    True
+    """
+    return Operation(_UNLOCK, {"lock_key": as_key(name)})

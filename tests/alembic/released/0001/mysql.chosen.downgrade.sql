@@ -1,3 +1,0 @@
-DROP TABLE IF EXISTS `my_locked_keys`;
-
-DROP TABLE IF EXISTS `my_installed`;

@@ -1,0 +1,59 @@
+CREATE TABLE IF NOT EXISTS `my_installed` (step VARCHAR(32) NOT NULL, installed_by VARCHAR(32) NOT NULL, PRIMARY KEY (step)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS `my_locked_keys` (`key` BIGINT NOT NULL, ts DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), PRIMARY KEY (`key`)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS `my_task_state` (queue_id VARCHAR(255) NOT NULL DEFAULT 'default', id VARCHAR(255) NOT NULL, acquired BOOL NOT NULL DEFAULT false, owner VARCHAR(255), token VARCHAR(32), fence BIGINT NOT NULL DEFAULT 0, acquired_at DATETIME(6), retries_left INTEGER, PRIMARY KEY (queue_id, id)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS `my_task_timeout` (queue_id VARCHAR(255) NOT NULL DEFAULT 'default', id VARCHAR(255) NOT NULL, ts BIGINT NOT NULL DEFAULT 0, timeout BIGINT NOT NULL, token VARCHAR(32), fence BIGINT NOT NULL DEFAULT 0, retries_left INTEGER, PRIMARY KEY (queue_id, id)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS `my_task` (queue_id VARCHAR(255) NOT NULL DEFAULT 'default', id VARCHAR(255) NOT NULL, status VARCHAR(64) NOT NULL DEFAULT 'done', claim BIGINT NOT NULL DEFAULT 0, updated_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), timeout BIGINT, retries_left INTEGER, PRIMARY KEY (queue_id, id), INDEX `my_task_ready` (queue_id, status, id), INDEX `my_task_captured` (status, updated_at)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS `my_job` (internal_id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, external_id CHAR(32) NOT NULL, queue_id VARCHAR(255) NOT NULL DEFAULT 'default', payload JSON NOT NULL, priority INTEGER NOT NULL DEFAULT 0, run_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), claim BIGINT NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, max_attempts INTEGER NOT NULL DEFAULT 5, processing_host VARCHAR(255), heartbeat_at DATETIME(6), created_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), started_at DATETIME(6), completed_at DATETIME(6), failed_at DATETIME(6), error TEXT, INDEX `my_job_ready` (queue_id, started_at, priority, run_at, internal_id), UNIQUE INDEX `my_job_external_id` (external_id), INDEX `my_job_running` (heartbeat_at), INDEX `my_job_completed` (completed_at), INDEX `my_job_dead` (failed_at)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS `my_semaphore` (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, name VARCHAR(255) NOT NULL, capacity INTEGER, fence BIGINT NOT NULL DEFAULT 0, on_demand BOOL NOT NULL DEFAULT false, created_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), updated_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), CONSTRAINT `my_semaphore_by_name` UNIQUE (name)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS `my_permit_request` (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, external_id VARCHAR(255) NOT NULL, owner VARCHAR(255), state VARCHAR(16) NOT NULL, ttl_seconds DOUBLE, token VARCHAR(32), renewed_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), created_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), updated_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), CONSTRAINT `my_request_by_id` UNIQUE (external_id), INDEX `my_request_by_state` (state, updated_at)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS `my_permit` (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, semaphore_id BIGINT NOT NULL, permit_request_id BIGINT NOT NULL, count INTEGER NOT NULL, fence BIGINT NOT NULL, state VARCHAR(16) NOT NULL, INDEX `my_permit_held` (semaphore_id, state, permit_request_id, count), INDEX `my_permit_by_request` (permit_request_id)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS `my_semaphore_history` (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, semaphore_id BIGINT NOT NULL, old_capacity INTEGER, new_capacity INTEGER, changed_by VARCHAR(255), changed_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), INDEX `my_history_by_semaphore` (semaphore_id, id)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+INSERT IGNORE INTO `my_semaphore` (name) VALUES ('');
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_locked_keys` TO `app`@`10.%`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_task_state` TO `app`@`10.%`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_task_timeout` TO `app`@`10.%`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_task` TO `app`@`10.%`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_job` TO `app`@`10.%`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore` TO `app`@`10.%`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit_request` TO `app`@`10.%`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit` TO `app`@`10.%`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore_history` TO `app`@`10.%`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_locked_keys` TO `role`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_task_state` TO `role`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_task_timeout` TO `role`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_task` TO `role`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_job` TO `role`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore` TO `role`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit_request` TO `role`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit` TO `role`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore_history` TO `role`;
+
+INSERT INTO `my_installed` (step, installed_by) VALUES ('0001', 'directives') ON DUPLICATE KEY UPDATE step = step;

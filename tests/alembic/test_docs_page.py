@@ -1,0 +1,136 @@
+"""docs/alembic.md as a user follows it: its commands, its revision, its program, its SQL."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.config import Config
+from sqlalchemy import make_url
+
+from sqlalchemy_locks.alembic import Options
+from sqlalchemy_locks.alembic.steps import STEPS, load
+from tests.alembic.project import installed
+from tests.docs.pages import ROOT, Block, blocks
+
+PAGE = ROOT / "docs" / "alembic.md"
+BLOCKS = blocks(PAGE)
+RELEASED = Path(__file__).parent / "released"
+RECORD = [(step, "revisions") for step in STEPS]
+
+
+def section(title: str, language: str) -> list[Block]:
+    """The blocks under one heading."""
+    before, _, after = PAGE.read_text().partition(f"## {title}\n")
+    begin = before.count("\n")
+    end = begin + after.partition("\n## ")[0].count("\n")
+    return [block for block in BLOCKS if begin < block.line <= end + 1 and block.language == language]
+
+
+def sh(commands: str, folder: Path) -> None:
+    commands = commands.replace("$(python -c", f"$({sys.executable} -c")
+    commands = re.sub(r"^alembic ", f"{sys.executable} -m alembic ", commands, flags=re.M)
+    done = subprocess.run(["sh", "-ec", commands], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_new_project_then_its_drift(tmp_path: Path) -> None:
+    (commands,) = section("A new project", "sh")
+    sh(commands.text, tmp_path)
+    assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == RECORD
+    assert len(list((tmp_path / "migrations/versions").glob("*_my_first_revision.py"))) == 1
+    (program,) = (block for block in BLOCKS if block.mark == "drift")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program.text], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_shipped_revisions_in_a_project_of_alembics(tmp_path: Path) -> None:
+    """The settings and the lines of env.py that the page gives, put where they belong."""
+    (ini,) = section("Shipped revisions", "ini")
+    (env,) = section("Shipped revisions", "python")
+    heads, flags = section("Shipped revisions", "sh")
+    sh("alembic init migrations", tmp_path)
+    path = tmp_path / "alembic.ini"
+    path.write_text(
+        path.read_text()
+        .replace("path_separator = os\n", f"{ini.text}revision_environment = true\n")
+        .replace("driver://user:pass@localhost/dbname", "sqlite:///app.db")
+    )
+    lines = tmp_path / "migrations" / "env.py"
+    imports, _, call = env.text.partition("\n\n")
+    old = "context.configure(\n            connection=connection, target_metadata=target_metadata\n        )"
+    assert old in lines.read_text()
+    indented = call.strip().replace("\n", "\n        ")
+    lines.write_text(imports + "\n" + lines.read_text().replace(old, indented))
+    sh("alembic revision -m mine", tmp_path)
+    sh(heads.text.splitlines()[0], tmp_path)
+    assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == RECORD
+    sh(heads.text, tmp_path)
+    for made in (tmp_path / "migrations/versions").glob("*.py"):
+        made.unlink()
+    (tmp_path / "app.db").unlink()
+    sh(flags.text, tmp_path)
+    assert len(list((tmp_path / "migrations/versions").glob("*.py"))) == 2
+
+
+def test_shipped_revisions_in_pyproject_toml(tmp_path: Path) -> None:
+    (toml,) = section("Shipped revisions", "toml")
+    sh("alembic init -t pyproject migrations", tmp_path)
+    ini = tmp_path / "alembic.ini"
+    ini.write_text(ini.read_text().replace("driver://user:pass@localhost/dbname", "sqlite:///app.db"))
+    path = tmp_path / "pyproject.toml"
+    options = f'{toml.text}sqlalchemy_locks_prefix = "my_"\n'
+    path.write_text(path.read_text().replace("[tool.alembic]\n", f"[tool.alembic]\n{options}"))
+    sh("alembic upgrade heads", tmp_path)
+    assert installed(make_url(f"sqlite:///{tmp_path}/app.db"), prefix="my_") == RECORD
+
+
+@pytest.mark.parametrize("value", ["'app, other'", '["app", "other"]'])
+def test_roles_in_pyproject_toml(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_text(f"[tool.alembic]\nsqlalchemy_locks_grant_to = {value}\n")
+    assert Options.configured(Config(toml_file=path)).grant_to == ("app", "other")
+
+
+def test_directives_in_a_project_of_alembics(tmp_path: Path) -> None:
+    (revision,) = (block for block in BLOCKS if block.mark == "revision")
+    assert f'to="{STEPS[-1]}"' in revision.text
+    sh("alembic init migrations", tmp_path)
+    path = tmp_path / "alembic.ini"
+    path.write_text(path.read_text().replace("driver://user:pass@localhost/dbname", "sqlite:///app.db"))
+    (tmp_path / "migrations/versions/locks.py").write_text(revision.text)
+    sh("alembic upgrade head", tmp_path)
+    assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == [(step, "directives") for step in STEPS]
+    sh("alembic downgrade base", tmp_path)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_page_names_each_step(step: str) -> None:
+    rows = re.findall(rf"^\| `{step}` \|.*$", PAGE.read_text(), flags=re.MULTILINE)
+    for table in load(step).TABLES["postgresql"]:
+        assert any(f"`{table}`" in row for row in rows)
+
+
+def test_the_filter_of_the_page() -> None:
+    (block,) = section("Autogenerate", "python")
+    found: dict[str, object] = {}
+    exec(block.compiled(), found)
+    include_name = found["include_name"]
+    assert callable(include_name)
+    answers = {
+        name: include_name(name, "table", {"schema_name": schema})
+        for name, schema in [("installed", "locks"), ("locks_installed", None), ("spatial_ref_sys", None), ("a", None)]
+    }
+    assert answers == {"installed": False, "locks_installed": False, "spatial_ref_sys": False, "a": True}
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "sql"], ids=lambda block: block.id)
+def test_the_sql_of_the_page_is_released(block: Block) -> None:
+    kind, name = block.mark.split()
+    assert kind == "written:"
+    assert block.text.strip() in (RELEASED / f"{name}.sql").read_text()

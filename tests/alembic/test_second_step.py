@@ -1,0 +1,158 @@
+"""Two steps, the second one as a later release may bring it: run together, one by one, and halfway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.util import CommandError
+from sqlalchemy.engine import URL
+
+from sqlalchemy_locks.alembic import Refused, check, include_name, ops
+from sqlalchemy_locks.alembic.grants import missing
+from sqlalchemy_locks.alembic.options import Options
+from sqlalchemy_locks.health import examine
+from tests.alembic.project import Fresh, Project, catalog, connected, execute, installed, run, statements
+from tests.fixtures import second_step
+
+FIRST, SECOND = "0001", second_step.STEP
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(autouse=True)
+def _two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    second_step.add(monkeypatch)
+
+
+def drifts(url: URL) -> list[str]:
+    with connected(url) as connection:
+        return check(connection)
+
+
+def table(url: URL, name: str) -> str:
+    return f"lock.{name}" if url.get_backend_name() in ("postgresql", "yugabytedb") else f"lock_{name}"
+
+
+@pytest.mark.parametrize("by", ["revisions", "directives"])
+def test_steps_one_by_one(url: URL, by: str, tmp_path: Path) -> None:
+    project = Project(tmp_path, url, by, stepwise=True)
+    project.upgrade(FIRST)
+    first = catalog(url)
+    assert installed(url) == [(FIRST, by)]
+    assert drifts(url) == []
+    project.upgrade(SECOND)
+    second = catalog(url)
+    assert second != first
+    assert installed(url) == [(FIRST, by), (SECOND, by)]
+    assert drifts(url) == []
+    project.downgrade(FIRST)
+    assert catalog(url) == first
+    assert installed(url) == [(FIRST, by)]
+    assert drifts(url) == []
+    project.downgrade()
+    assert catalog(url) == {}
+    # together they do the same
+    Project(tmp_path / "together", url, "directives").upgrade() if by == "directives" else project.upgrade()
+    assert catalog(url) == second
+    project.downgrade()
+    assert catalog(url) == {}
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "sqlite"])
+def test_a_range_is_what_is_between_its_ends(dialect: str) -> None:
+    both = statements(dialect, "upgrade")
+    first, second = (statements(dialect, "upgrade", (step,)) for step in (FIRST, SECOND))
+    assert both == first + second
+    assert ops.UpgradeLocksOp(FIRST, SECOND, Options()).steps == (SECOND,)
+    assert ops.DowngradeLocksOp(SECOND, FIRST, Options()).steps == (SECOND,)
+    assert ops.UpgradeLocksOp("base", SECOND, Options()).steps == (FIRST, SECOND)
+    with pytest.raises(Refused, match="not upwards"):
+        ops.UpgradeLocksOp(SECOND, FIRST, Options())
+
+
+@pytest.mark.parametrize("step", [FIRST, SECOND])
+def test_an_interrupted_downgrade_of_one_step_runs_again(
+    url: URL, engine: tuple[str, str], step: str, tmp_path: Path
+) -> None:
+    commands = statements(engine[0].rstrip("0123456789"), "downgrade", (step,))
+    below = "base" if step == FIRST else FIRST
+    project = Project(tmp_path, url, "directives", stepwise=True)
+    left = []
+    # for each command: all before it were executed
+    for done in range(len(commands) + 1) if step == SECOND else (1, len(commands) // 2, len(commands)):
+        project.upgrade(step)
+        if done:
+            execute(url, "\n".join(commands[:done]))
+        project.downgrade(below)
+        left.append(catalog(url))
+    assert all(one == left[0] for one in left)
+
+
+def test_a_step_that_is_not_installed_is_no_drift_but_a_warning(url: URL, tmp_path: Path) -> None:
+    Project(tmp_path, url, "directives", stepwise=True).upgrade(FIRST)
+    assert drifts(url) == []
+    with connected(url) as connection:
+        (finding,) = (each for each in examine(connection) if each.subject == "installed")
+    assert finding.level == "warning"
+    assert "0002 is missing" in finding.says
+
+
+def test_drift_is_judged_by_the_last_step_that_declares_it(url: URL, tmp_path: Path) -> None:
+    Project(tmp_path, url, "directives").upgrade()
+    note = table(url, "note")
+    if url.get_backend_name() in ("postgresql", "yugabytedb"):
+        old = second_step.shipped("semaphore/semaphore_checked.sql")
+        run(
+            url,
+            old,
+            "ALTER TABLE lock.task_timeout DROP COLUMN note, DROP COLUMN token",
+            "DROP FUNCTION lock.noted(text)",
+        )
+        assert drifts(url) == [
+            "lock.task_timeout has lost its column token",
+            "lock.task_timeout has lost its column note",
+            "the body of lock.semaphore_checked(text, text) is not the one that was installed",
+            "lock.noted(text) is missing",
+        ]
+        run(url, "ALTER TABLE lock.note DROP CONSTRAINT note_by_text")
+        assert "lock.note has lost its index note_by_text" in drifts(url)
+    else:
+        run(url, f"DROP TABLE {note}")
+        (sentence,) = drifts(url)
+        assert sentence.endswith(f"{note}{sentence[0]} is missing")
+
+
+def test_directives_do_not_continue_after_revisions(fresh: Fresh, tmp_path: Path) -> None:
+    url = fresh("sqlite", "pysqlite")
+    Project(tmp_path / "revisions", url, "revisions").upgrade(FIRST)
+    made = catalog(url)
+    with connected(url) as connection, pytest.raises(CommandError, match="stay with the one that was used first"):
+        operations: Any = Operations(MigrationContext.configure(connection))
+        operations.upgrade_locks(from_=FIRST, to=SECOND)
+    assert catalog(url) == made
+
+
+def test_autogenerate_ignores_tables_of_every_step() -> None:
+    for name in ("note", "task", "lock_note", "lock_task"):
+        parents: dict[Any, str | None] = {"schema_name": None if name.startswith("lock_") else "lock"}
+        assert not include_name(name, "table", parents)
+    assert include_name("lock_notes", "table", {"schema_name": None})
+
+
+def test_a_grant_of_the_second_step_alone_is_missed(fresh: Fresh, tmp_path: Path) -> None:
+    url = fresh("postgresql15", "psycopg")
+    app = f"app_{url.database}"
+    run(url, f"CREATE ROLE {app} LOGIN")
+    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        operations: Any = Operations(MigrationContext.configure(connection))
+        operations.upgrade_locks(from_="base", to=FIRST, grant_to=app)
+        operations.upgrade_locks(from_=FIRST, to=SECOND)
+    with connected(url.set(username=app)) as connection:
+        assert [each.says for each in missing(connection, Options()) or ()] == [
+            f"{app} lacks SELECT, INSERT, UPDATE, DELETE on lock.note: "
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON lock.note TO {app}"
+        ]

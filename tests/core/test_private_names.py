@@ -1,0 +1,133 @@
+"""What SQLAlchemy keeps private and this library uses: each name still exists, and means what is relied on."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, QueuePool, Select, create_engine, event, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import CompileState
+from sqlalchemy.util.queue import Empty
+
+import sqlalchemy_locks
+from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, on_driver_error
+
+PACKAGE = pathlib.Path(sqlalchemy_locks.__file__).parent
+#: of a Connection, an Engine, a Dialect or a pool, and the only module that uses it
+OF_CONNECTIONS = {
+    "_handle_dbapi_exception": "dialects/connections.py",
+    "_handle_dbapi_exception_noconnection": "dialects/connections.py",
+    "_connection_cls": "dialects/connections.py",
+    "_connection_record": "dialects/connections.py",
+    "_max_overflow": "dialects/connections.py",
+    "_do_get": "dialects/connections.py",
+    "_create_connection": "dialects/connections.py",
+    "_autobegin": "dialects/connections.py",
+    "_Connection__in_begin": "dialects/connections.py",
+    "_has_events": "core/execution.py",
+    "_nested_transaction": "core/execution.py",
+    "_echo": "core/execution.py",
+    "_execute_on_connection": "core/operation.py",
+    "_execute_on_scalar": "core/operation.py",
+    "_get_plugin_class_for_plugin": "core/operation.py",
+    "_effective_plugin_target": "core/operation.py",
+    "_autoflush": "core/operation.py",
+}
+
+
+@pytest.mark.parametrize("name", OF_CONNECTIONS)
+def test_a_private_name_is_used_in_one_module(name: str) -> None:
+    users = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if re.search(rf"\b{name}\b", path.read_text())
+    }
+    assert users == {OF_CONNECTIONS[name]}
+
+
+def test_connection_attributes_exist() -> None:
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection:
+        checked: Any = connection
+        assert (checked._nested_transaction, checked._has_events, checked._echo) == (None, False, False)
+        assert (checked.engine._has_events, checked.dialect._has_events) == (False, False)
+        event.listen(connection, "before_cursor_execute", lambda *_: None)
+        assert checked._has_events
+        assert checked.connection._connection_record.finalize_callback is not None
+        with connection.begin_nested():
+            assert checked._nested_transaction is not None
+    assert engine._connection_cls is Connection
+    assert callable(Connection._handle_dbapi_exception_noconnection)
+
+
+def test_engine_events_are_seen() -> None:
+    engine = create_engine("sqlite://")
+    event.listen(engine, "before_cursor_execute", lambda *_: None)
+    assert engine._has_events
+    with engine.connect() as connection:
+        assert connection._has_events or connection.engine._has_events
+
+
+def test_echo_is_seen() -> None:
+    engine = create_engine("sqlite://", echo=True)
+    with engine.connect() as connection:
+        assert connection._echo
+
+
+def test_a_pool_has_what_a_checkout_overrides() -> None:
+    pool: Any = create_engine("sqlite:///x.db", poolclass=QueuePool, max_overflow=3, pool_timeout=7).pool
+    assert (pool._max_overflow, pool._timeout) == (3, 7)
+    for name in ("_do_get", "_create_connection", "_invalidate"):
+        assert callable(getattr(pool, name))
+    with pytest.raises(Empty):
+        pool._pool.get(False)
+
+
+def test_errors_are_heard_before_sqlalchemy_handles_them() -> None:
+    heard: list[BaseException] = []
+    with create_engine("sqlite://").connect() as connection:
+        on_driver_error(connection, heard.append)
+        with pytest.raises(OperationalError) as caught:
+            connection.execute(text("nonsense"))
+    assert heard == [caught.value.orig]
+
+
+def test_a_listener_that_raises_replaces_the_error() -> None:
+    def interrupted(error: BaseException) -> None:
+        raise KeyboardInterrupt
+
+    with create_engine("sqlite://").connect() as connection:
+        on_driver_error(connection, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            connection.execute(text("nonsense"))
+
+
+def test_a_begin_listener_is_called_again_after_it_failed() -> None:
+    engine, calls = create_engine("sqlite://"), []
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        calls.append(connection)
+        connection.exec_driver_sql("nonsense" if len(calls) == 1 else "BEGIN")
+
+    with engine.connect() as connection:
+        with pytest.raises(DBAPIError):
+            autobegin(connection)
+        begin_failed(connection)
+        connection.rollback()
+        autobegin(connection)
+        assert connection.in_transaction()
+    assert len(calls) == 2
+
+
+def test_statements_have_the_hooks_of_an_operation() -> None:
+    assert callable(Select._execute_on_connection)
+    assert callable(Select._execute_on_scalar)
+    assert callable(Session._autoflush)
+    plugin: Any = CompileState._get_plugin_class_for_plugin(select(text("1")), "orm")
+    assert callable(plugin.orm_pre_session_exec)
+    assert callable(plugin.orm_execute_statement)

@@ -1,0 +1,212 @@
+"""Fetch: what a worker sends for each batch, completing jobs and capturing others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.captures.query_plan import _as_text, search_statement
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.queue.fetch import Fetched
+from sqlalchemy_locks.workers.database import transaction
+from tests.fixtures.queues import MakeEngine, put, silenced
+from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_for, state_of
+
+
+def test_fetch_completes_and_captures(engine: Engine) -> None:
+    put(engine, *range(5))
+    first = fetched(engine, [], 2)
+    assert ([job.payload for job in first.jobs], first.completed) == ([0, 1], 0)
+    assert {(len(job), job.claim, job.processing_host) for job in first.jobs} == {(16, 1, "web-1")}
+    second = fetched(engine, first.jobs, 10)
+    assert ([job.payload for job in second.jobs], second.completed) == ([2, 3, 4], 2)
+    with engine.begin() as connection:
+        silenced(connection, second.jobs[0])
+        connection.execute(queue.requeue_stalled(3600))
+        connection.execute(queue.release(second.jobs[2]))
+    # two were returned to the queue
+    third = fetched(engine, second.jobs, 1)
+    assert (len(third.jobs), third.completed) == (1, 1)
+    assert third.jobs[0].claim == 2
+    assert fetched(engine, third.jobs, 10).completed == 1
+    assert counts(engine)["completed"] == 4
+    fourth = fetched(engine, [], 10)
+    assert fourth == ([], 0)
+
+
+def test_fetch_is_atomic(engine: Engine) -> None:
+    put(engine, *range(4))
+    mine = fetched(engine, [], 2).jobs
+    with pytest.raises(RuntimeError), transaction(engine) as short:
+        result = short.connection.scalar(queue._fetch(mine, 2, queue="default", host="h", after=None))
+        assert (len(result.jobs), result.completed) == (2, 2)
+        raise RuntimeError
+    assert counts(engine) == {"all": 4, "completed": 0, "dead": 0, "running": 2, "waiting": 2}
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_a_batch_is_one_statement_on_postgresql(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    put(engine, *range(30))
+    state = state_of(engine)
+    state.turn()
+    statements: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    for _round in range(3):
+        while (job := state.take()) is not None:
+            state.done(job, None)
+        state.turn()
+    assert len(statements) == 3
+    assert counts(engine)["completed"] == 30
+
+
+def test_fetch_from_a_class_with_other_names(engine_to: MakeEngine) -> None:
+    """The position for the next fetch is read from its columns."""
+    from tests.queue.test_own_table import Task, tasks
+
+    engine = engine_to("postgresql15")
+    Task.metadata.drop_all(engine)
+    Task.metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(tasks.put(1, 2, 3, queue="q"))
+    state = state_for(sl.Worker(tasks, print, bind=engine, name="q", batch=2, heartbeat=3600, stalled_after=None))
+    state.turn()
+    assert state.cursor._position is not None
+    assert len(state.waiting) == 2
+    Task.metadata.drop_all(engine)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_rows_by_cursor_equal_those_of_sqlalchemy(engine_to: MakeEngine, driver: str) -> None:
+    """Workers read jobs by the driver's own cursor, unless the engine has event listeners."""
+    engine, watched = engine_to("postgresql15", driver), engine_to("postgresql15", driver)
+    payloads = [
+        None,
+        0,
+        1.5,
+        "",
+        'a "quoted" {text}, \\ and a comma',
+        [],
+        {},
+        {"a": [{"b": None}], "c": "\u20ac"},
+        [[1], 2],
+    ]
+    put(engine, *payloads, run_in=0.0)
+    event.listen(watched, "before_cursor_execute", lambda *_: None)
+    given = []
+    for each in (engine, watched):
+        with transaction(each) as short:
+            jobs = short.connection.scalar(queue._fetch([], 20, queue="default", host="h", after=None)).jobs
+            connection = short.connection
+            connection.execute(queue.release(jobs))
+            given.append(jobs)
+    by_cursor, by_sqlalchemy = given
+    assert [job.payload for job in by_cursor] == payloads
+    fixed = [name for name in by_cursor[0]._fields if name not in ("claim", "started_at", "heartbeat_at")]
+    for job, other in zip(by_cursor, by_sqlalchemy, strict=True):
+        assert job._fields == other._fields
+        assert [type(value) for value in job] == [type(value) for value in other]
+        assert [getattr(job, name) for name in fixed] == [getattr(other, name) for name in fixed]
+
+
+def test_payloads_use_the_engines_json_deserializer(engine_to: MakeEngine) -> None:
+    def loads(text: str) -> Any:
+        return json.loads(text, parse_float=str)
+
+    engine = engine_to("postgresql15", json_deserializer=loads)
+    put(engine, {"price": 1.10}, [2.50])
+    assert [job.payload for job in fetched(engine, [], 2).jobs] == [{"price": "1.1"}, ["2.5"]]
+
+
+@pytest.mark.parametrize("batch", [1, 10, 100])
+def test_the_generic_plan_has_no_seq_scan(engine_to: MakeEngine, batch: int) -> None:
+    """Although the statistics are from a moment when no job ran."""
+    engine = engine_to("postgresql15", pool_size=1, max_overflow=0)
+    put(engine, *range(3000))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE lock.job"))
+    state = state_of(engine, batch=batch, concurrency=batch)
+    # search from the head
+    state.cursor._enabled = False
+    for _ in range(15):
+        state.turn()
+        assert len(finish_all(state)) == batch
+    with engine.connect() as connection:
+        prepared = text("SELECT name, generic_plans FROM pg_prepared_statements WHERE statement ~ 'locks_count'")
+        ((name, generic),) = connection.execute(prepared).all()
+        assert generic > 0
+        plan = connection.exec_driver_sql(f"EXPLAIN EXECUTE {name} ('{{1}}', '{{1}}', 'default', 'h')").scalars().all()
+    assert not [line for line in plan if "Seq Scan on job" in line]
+
+
+def test_jobs_of_a_dead_worker_are_requeued(engine: Engine) -> None:
+    put(engine, *range(4))
+    mine = fetched(engine, [], 2).jobs
+    fetched(engine, mine, 2)  # its worker dies before it reads the reply
+    assert counts(engine) == {"all": 4, "completed": 2, "dead": 0, "running": 2, "waiting": 0}
+    with engine.begin() as connection:
+        silenced(connection)
+        assert connection.scalar(queue.requeue_stalled(0)) == 2
+    requeued = fetched(engine, [], 5).jobs
+    assert [(job.payload, job.claim) for job in requeued] == [(2, 2), (3, 2)]
+    # a report of the former owner changes nothing
+    late = [(job.internal_id, 1) for job in requeued]
+    assert fetched(engine, late, 5) == ([], 0)
+    assert fetched(engine, requeued, 5) == ([], 2)
+
+
+def test_fetching_after_a_position_reads_fewer_pages(engine_to: MakeEngine) -> None:
+    """Index entries that an old snapshot may need are read by each search from the head."""
+    engine = engine_to("postgresql15", isolation_level="REPEATABLE READ")
+    with engine.connect() as old, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("TRUNCATE lock.job"))
+        connection.execute(queue.put(*range(3000)))
+        connection.execute(text("VACUUM ANALYZE lock.job"))
+        old.execute(text("SELECT count(*) FROM lock.job")).scalar()
+        result = Fetched([], 0)
+        for _ in range(20):
+            result = connection.scalar(queue._fetch(result.jobs, 100, queue="default", host="h", after=None))
+        last = queue._jobs.position(result.jobs[-1])
+
+        def read(after: Any) -> int:
+            operation = queue._fetch([], 10, queue="default", host="h", after=after)
+            body: Any = operation._body
+            context = build_context(connection.dialect, {})
+            statement = _as_text(search_statement(body, body.taken(context), context), operation, connection)
+            (plan,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}").one()
+            document = json.loads(plan) if isinstance(plan, str) else plan
+            return int(pages_searched(document[0]["Plan"]))
+
+        assert read(None) > 2 * read(last)
+
+
+def pages_searched(node: Any) -> int:
+    """Return the number of pages that the search has read."""
+    if node.get("Subplan Name") == "CTE locks_chosen":
+        return int(node["Shared Hit Blocks"] + node["Shared Read Blocks"])
+    return sum(pages_searched(below) for below in node.get("Plans", ()))
+
+
+def test_updates_use_the_primary_key(engine_to: MakeEngine) -> None:
+    """By the statistics no job runs, so that the index of running jobs looks like the cheapest."""
+    engine = engine_to("postgresql15")
+    put(engine, *range(3000))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE lock.job"))
+        for operation in (
+            queue.complete([(1, 1), (2, 1)]),
+            queue.heartbeat([(1, 1), (2, 1)]),
+            queue._fetch([(1, 1), (2, 1)], 10, queue="default", host="h", after=None),
+        ):
+            compiled: Any = operation.compile(engine, compile_kwargs={"render_postcompile": True})
+            plan = connection.exec_driver_sql(f"EXPLAIN {compiled}", compiled.params).scalars().all()
+            assert not [line for line in plan if "job_running" in line]
+            assert [line for line in plan if "job_pkey" in line]

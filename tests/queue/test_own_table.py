@@ -1,0 +1,343 @@
+"""A queue in a user's own table: by the mixin, under other column names, as a ``Table``."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import (
+    BigInteger,
+    Engine,
+    Index,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    inspect,
+    select,
+    text,
+)
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.queue.mixin import JobColumns
+from sqlalchemy_locks.sql.clock import Instant
+from sqlalchemy_locks.sql.tables import ExternalId, Payload
+from tests.conftest import PLAIN, Servers
+from tests.fixtures.parties import async_connected
+from tests.fixtures.queues import ENGINES, silenced
+from tests.fixtures.worker_states import state_for
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Mail(JobColumns, Base):
+    __tablename__ = "mail"
+    customer: Mapped[str | None] = mapped_column(String(20))
+    version: Mapped[int] = mapped_column(default=1)
+    __mapper_args__ = {"version_id_col": version}
+
+
+class Task(Base):
+    """The same under other names."""
+
+    __tablename__ = "odd_task"
+    number: Mapped[int] = mapped_column("no", primary_key=True)
+    public: Mapped[UUID] = mapped_column(ExternalId(), unique=True, default=uuid4)
+    channel: Mapped[str] = mapped_column(String(50))
+    body: Mapped[Any] = mapped_column(Payload())
+    urgency: Mapped[int]
+    due: Mapped[datetime] = mapped_column(Instant())
+    claim: Mapped[int] = mapped_column(default=0)
+    tries: Mapped[int] = mapped_column(default=0)
+    max_tries: Mapped[int]
+    worker: Mapped[str | None] = mapped_column(String(50))
+    seen: Mapped[datetime | None] = mapped_column(Instant())
+    created_at: Mapped[datetime | None] = mapped_column(Instant())
+    started_at: Mapped[datetime | None] = mapped_column(Instant())
+    completed_at: Mapped[datetime | None] = mapped_column(Instant())
+    failed_at: Mapped[datetime | None] = mapped_column(Instant())
+    error: Mapped[str | None] = mapped_column(String(16000))
+
+
+class Letter(sl.JobColumns, Base):
+    """A class with an attribute whose name is not its column's."""
+
+    __tablename__ = "letter"
+    claim: Mapped[int] = mapped_column("claims", BigInteger(), default=0, server_default=text("0"))
+
+
+mails = sl.Queue(Mail)
+
+
+tasks = sl.Queue(
+    Task,
+    internal_id=Task.number,
+    external_id=Task.public,
+    queue_id=Task.channel,
+    payload=Task.body,
+    priority=Task.urgency,
+    run_at=Task.due,
+    attempts=Task.tries,
+    max_attempts=Task.max_tries,
+    processing_host=Task.worker,
+    heartbeat_at=Task.seen,
+)
+
+
+letters = sl.Queue(Letter)
+
+
+mails.indexes()
+
+
+@pytest.fixture(params=ENGINES)
+def engine(servers: Servers, request: pytest.FixtureRequest) -> Any:
+    engine = create_engine(servers.fresh(request.param, PLAIN[request.param]), poolclass=NullPool)
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def test_jobs_are_entities_in_a_session(engine: Engine) -> None:
+    with Session(engine) as session:
+        mine, other = sorted([uuid4(), uuid4()])  # a batch is put in the order of its ids
+        assert session.scalars(mails.put({"a": 1}, {"a": 2}, external_id=[mine, other])).first() == mine
+        assert session.scalar(mails.put("again", external_id=mine)) == mine
+        session.add(Mail(payload={"a": 3}, customer="x"))
+        session.commit()
+        jobs = session.scalars(mails.capture(5, host="h")).all()
+        assert [(type(job), job.payload, job.claim, job.version) for job in jobs] == [
+            (Mail, {"a": 1}, 1, 2),
+            (Mail, {"a": 2}, 1, 2),
+            (Mail, {"a": 3}, 1, 2),
+        ]
+        assert (jobs[0].external_id, jobs[0].processing_host) == (mine, "h")
+        session.commit()
+        assert session.scalar(mails.complete(jobs[0])) == 1
+        assert session.scalar(mails.fail(jobs[1], error="x", retry_in=0)) == 1
+        assert session.scalar(mails.release(jobs[2])) == 1
+        session.commit()
+        assert [tuple(row)[1:5] for row in session.execute(mails.stats())] == [(2, 0, 0, 0)]
+        assert len(session.scalars(mails.capture(5)).all()) == 2
+        silenced(session.connection(), table=Mail.__table__)
+        assert session.scalar(mails.requeue_stalled(0)) == 2
+        session.commit()
+        assert session.scalar(mails.delete_finished(0)) == 1
+        session.commit()
+        assert len(session.scalars(select(Mail)).all()) == 2
+
+
+def test_columns_with_other_names(engine: Engine) -> None:
+    with Session(engine) as session:
+        session.execute(tasks.put(1, 2, 3, queue="q"))
+        session.execute(tasks.put(4, queue="q", run_in=3600))
+        session.commit()
+        jobs = session.scalars(tasks.capture(2, queue="q", host="h")).all()
+        assert [(job.body, job.tries, job.worker) for job in jobs] == [(1, 1, "h"), (2, 1, "h")]
+        assert session.scalar(tasks.heartbeat(jobs)) == 2
+        assert session.scalar(tasks.complete(jobs[0])) == 1
+        assert session.scalar(tasks.fail(jobs[1], error="x", retry=False)) == 1
+        session.commit()
+        assert [tuple(row)[:5] for row in session.execute(tasks.stats())] == [("q", 1, 1, 0, 1)]
+
+
+def test_a_table_gives_rows(engine: Engine) -> None:
+    table = Table("mail", MetaData(), autoload_with=engine)
+    queue = sl.Queue(table)
+    with engine.begin() as connection:
+        connection.execute(mails.put(1, 2))
+        jobs = connection.execute(queue.capture(5)).all()
+        assert len(jobs) == 2
+        assert connection.execute(queue.complete(jobs)).scalar() == 2
+
+
+def test_create_all_creates_the_indexes(engine: Engine) -> None:
+    made = {index["name"]: index for index in inspect(engine).get_indexes("mail")}
+    ready = "mail_ready" if engine.dialect.name in ("postgresql", "yugabytedb") else "mail_waiting"
+    assert {ready, "mail_running", "mail_completed", "mail_dead"} <= made.keys()
+    assert {"mail_ready", "mail_waiting"} - {ready} == {"mail_ready", "mail_waiting"} - made.keys()
+
+
+@pytest.mark.parametrize(("dialect", "first"), [("postgresql", "priority"), ("mysql", "started_at")])
+def test_the_indexes_of_one_engine(dialect: str, first: str) -> None:
+    class Other(DeclarativeBase):
+        pass
+
+    class Job(JobColumns, Other):
+        __tablename__ = "other_job"
+
+    made: list[Index] = sl.Queue(Job).indexes(dialect)
+    (ready,) = [index for index in made if index.name == "other_job_ready"]
+    assert [column.name for column in ready.columns][:2] == ["queue_id", first]
+    assert len(made) == 4
+
+
+def test_an_entity_keeps_the_claim_of_its_capture(engine: Engine) -> None:
+    with Session(engine) as first, Session(engine) as second:
+        first.execute(letters.put("x"))
+        first.commit()
+        lost = first.scalars(letters.capture()).one()
+        first.commit()
+        silenced(second.connection(), table=Letter.__table__)
+        assert second.scalar(letters.requeue_stalled(0)) == 1
+        mine = second.scalars(letters.capture()).one()
+        second.commit()
+        assert lost.claim == mine.claim == 2  # refreshed: it is the other owner's
+        first.rollback()
+        assert [first.scalar(letters.heartbeat(lost)), first.scalar(letters.complete([lost]))] == [0, 0]
+        assert first.scalar(letters.fail(lost, error="x")) == 0
+        first.rollback()
+        with pytest.raises(ValueError, match="was not captured"):
+            letters.complete(Letter())
+        assert second.scalar(letters.complete(mine)) == 1
+        second.commit()
+
+
+@pytest.mark.parametrize(("name", "driver"), [("postgresql15", "asyncpg"), ("mysql", "aiomysql")])
+def test_an_entity_keeps_its_claim_after_an_async_commit(servers: Servers, name: str, driver: str) -> None:
+    database = servers.database(name)
+    plain = create_engine(servers.url(name, PLAIN[name], database), poolclass=NullPool)
+    Base.metadata.create_all(plain)
+
+    async def work() -> list[Any]:
+        async with (
+            async_connected(servers.url(name, driver, database), poolclass=NullPool) as engine,
+            AsyncSession(engine) as session,
+        ):
+            await session.execute(letters.put(1, 2))
+            jobs = (await session.scalars(letters.capture(2))).all()
+            await session.commit()
+            found = [await session.scalar(letters.heartbeat(jobs)), await session.scalar(letters.complete(jobs[0]))]
+            found.append(await session.scalar(letters.complete(jobs)))
+            await session.commit()
+            return found
+
+    assert asyncio.run(work()) == [2, 1, 1]
+
+
+def test_a_loaded_entity_is_refused(engine: Engine) -> None:
+    with Session(engine) as session:
+        session.execute(letters.put("x"))
+        session.execute(letters.capture()).all()
+        session.commit()
+    with Session(engine) as session:
+        with pytest.raises(ValueError, match="was not captured"):
+            letters.complete(session.scalars(select(Letter)).one())
+
+
+def test_rows_of_a_class_with_other_attribute_names(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(letters.put(1, 2, 3))
+        jobs = connection.execute(letters.capture(3)).all()
+        assert connection.execute(letters.complete(jobs[0])).scalar() == 1
+        assert connection.execute(letters.complete([jobs[1]._mapping, jobs[2]])).scalar() == 2
+    with Session(engine) as session:
+        session.execute(letters.put(4, 5))
+        rows = session.execute(letters.capture(2)).all()  # an entity in each
+        assert session.scalar(letters.heartbeat(rows[0])) == 1
+        assert session.scalar(letters.complete(rows)) == 2
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_a_timestamp_without_time_zone_is_refused(servers: Servers, name: str) -> None:
+    class Other(DeclarativeBase):
+        pass
+
+    class Zoneless(sl.JobColumns, Other):
+        __tablename__ = "zoneless"
+        heartbeat_at: Mapped[datetime | None] = mapped_column()
+
+    class Task(Other):
+        __tablename__ = "zoneless_task"
+        name: Mapped[str] = mapped_column(String(20), primary_key=True)
+        status: Mapped[str]
+        at: Mapped[datetime | None]
+
+    tasks = sl.StateTransition(Task, id=Task.name, status=Task.status, updated_at=Task.at)
+    engine = create_engine(servers.url(name, PLAIN[name], servers.database(name)), poolclass=NullPool)
+    for operation in (sl.Queue(Zoneless).capture(), sl.Queue(Zoneless).put(1), tasks.capture()):
+        with engine.connect() as connection, pytest.raises(sl.Unsupported, match="must be DateTime"):
+            connection.execute(operation)
+    assert "zoneless" in str(sl.Queue(Zoneless).capture().compile(create_engine("sqlite://")))
+
+
+def test_a_class_without_the_columns_is_refused() -> None:
+    class Other(DeclarativeBase):
+        pass
+
+    class Thing(Other):
+        __tablename__ = "thing"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    class Twice(JobColumns, Other):
+        __tablename__ = "twice"
+        second: Mapped[int] = mapped_column(primary_key=True)
+
+    with pytest.raises(ValueError, match="has no column 'internal_id'"):
+        sl.Queue(Thing)
+    with pytest.raises(ValueError, match="primary key"):
+        sl.Queue(Twice)
+    with pytest.raises(TypeError, match="no role 'nothing'"):
+        sl.Queue(Mail, nothing=Mail.claim)
+    with pytest.raises(TypeError, match="mapped class"):
+        sl.Queue("mail")
+
+
+@pytest.mark.parametrize("engine", ["postgresql15", "sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "completed",
+        "count",
+        "chosen",
+        "numbered",
+        "captured",
+        "owned",
+        "one",
+        "unlocked",
+        "heartbeat",
+        "jobs",
+        "put",
+        "existing",
+    ],
+)
+def test_a_table_may_have_the_name_of_a_cte(engine: Engine, name: str) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(JobColumns, Base):
+        __tablename__ = name
+
+    own = sl.Queue(Job)
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    try:
+        with engine.begin() as connection:
+            id = connection.scalar(own.put(0))
+            assert connection.scalar(own.put(0, external_id=id)) == id
+            connection.execute(own.put(1, 2, 3))
+        state = state_for(sl.Worker(own, print, bind=engine, batch=2))
+        seen = []
+        for _ in range(3):
+            state._heartbeat_at = -float("inf")
+            state.turn()
+            state._heartbeat_at = -float("inf")
+            state._send_heartbeat()
+            while (job := state.take()) is not None:
+                seen.append(job._mapping["payload"])
+                state.done(job, None)
+        state.close()
+        assert seen == [0, 1, 2, 3]
+        with engine.begin() as connection:
+            assert connection.scalar(own.requeue_stalled(0)) == 0
+            connection.execute(own.delete_finished(0))
+    finally:
+        Base.metadata.drop_all(engine)

@@ -1,0 +1,199 @@
+"""PostgreSQL's statements: rows are chosen once, changed by key, and seen as they are when they are locked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, Text, create_engine, func, text, update
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import BuildContext, build_context
+from sqlalchemy_locks.queue import acknowledge
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.parties import PATIENCE, Watch, later
+from tests.fixtures.queues import MakeEngine, put
+from tests.fixtures.worker_states import counts, fetched, queue
+
+POSTGRESQL = ["postgresql15", "postgresql18"]
+
+
+#: an advisory lock that stops a statement after its snapshot and before its row locks
+PAUSE_KEY = 7_341_905
+
+
+#: what the planner is denied, for a subquery to be executed once for each row
+WITHOUT = {
+    "anything": (),
+    "joins of two sets": ("hashjoin", "mergejoin", "hashagg", "sort", "material"),
+    "indexes": ("hashjoin", "mergejoin", "material", "memoize", "indexscan", "bitmapscan"),
+}
+
+
+docks = Table("dock", MetaData(), Column("id", Integer, primary_key=True), Column("state", Text, nullable=False))
+
+
+@pytest.fixture(params=POSTGRESQL)
+def stale(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """A queue and a table with 1,000 rows, whose statistics are from when they had one."""
+    url = servers.fresh(request.param, PLAIN[request.param])
+    install(url)
+    engine = create_engine(url, poolclass=NullPool)
+    docks.create(engine)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for table in ("lock.job", "dock"):
+            connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
+        connection.execute(queue.put(0))
+        connection.execute(docks.insert().values(id=0, state="free"))
+        connection.execute(text("VACUUM ANALYZE lock.job, dock"))
+        connection.execute(queue.put(*range(1000)))
+        connection.execute(text("INSERT INTO dock SELECT n, 'free' FROM generate_series(1, 1000) AS n"))
+    yield engine
+    engine.dispose()
+
+
+#: what takes 3 jobs, and what all of them have to be for it, if they don't just wait
+THREE: dict[str, tuple[Any, str | None]] = {
+    "capture": (queue.capture(3), None),
+    "exchange": (queue._fetch([(1, 1)], 3, queue="default", host="h", after=None), None),
+    "requeue_stalled": (
+        queue.requeue_stalled(0, limit=3),
+        "started_at = now(), heartbeat_at = '2020-01-01', attempts = 1",
+    ),
+    "delete_finished": (queue.delete_finished(0, limit=3), "started_at = now(), completed_at = '2020-01-01'"),
+}
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_the_limit_holds_with_stale_statistics(stale: Engine, name: str) -> None:
+    """Unlike that of `WHERE id IN (SELECT ... LIMIT 3 FOR UPDATE SKIP LOCKED)`."""
+    operation, state = THREE[name]
+    if state is not None:
+        with stale.begin() as connection:
+            connection.execute(text(f"UPDATE lock.job SET {state}"))
+    with stale.connect() as connection, stale.connect() as other:
+        for without, settings in WITHOUT.items():
+            for setting in settings:
+                connection.execute(text(f"SET LOCAL enable_{setting} = off"))
+            connection.execute(operation).all()
+            free = other.execute(text("SELECT count(*) FROM (SELECT 1 FROM lock.job FOR UPDATE SKIP LOCKED) AS free"))
+            assert free.scalar_one() == 1001 - 3, without
+            other.rollback()
+            connection.rollback()
+
+
+def planned(connection: Connection, operation: Any) -> list[str]:
+    compiled = operation.compile(connection.engine, compile_kwargs={"render_postcompile": True})
+    return list(connection.exec_driver_sql(f"EXPLAIN {compiled}", compiled.params).scalars())
+
+
+@pytest.mark.parametrize("limit", [10, 1000])
+def test_captured_rows_are_updated_by_key(stale: Engine, limit: int) -> None:
+    """With many rows, too, for which the planner may prefer a scan of the whole table."""
+    with stale.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("INSERT INTO dock SELECT n, 'free' FROM generate_series(1001, 10000) AS n"))
+        connection.execute(text("ANALYZE dock"))
+        plan = planned(
+            connection,
+            sl.capture(
+                docks, where=docks.c.state == "free", values={"state": "taken"}, order_by=docks.c.id, limit=limit
+            ),
+        )
+    assert [line for line in plan if "Index Cond: (id = locks_numbered.id)" in line], plan
+    assert not [line for line in plan if "Seq Scan" in line], plan
+
+
+@pytest.mark.parametrize("operation", [THREE["capture"][0], THREE["exchange"][0]], ids=["capture", "exchange"])
+def test_jobs_are_not_numbered(stale: Engine, operation: Any) -> None:
+    """The columns of their order don't change, so that no row_number() is needed."""
+    with stale.connect() as connection:
+        plan = planned(connection, operation)
+    assert not [line for line in plan if "WindowAgg" in line], plan
+    assert [line for line in plan if "internal_id = ANY" in line], plan
+
+
+@pytest.fixture
+def pause(engine_to: MakeEngine, servers: Servers, request: pytest.FixtureRequest) -> Iterator[Connection]:
+    """Stops statements with PAUSE_KEY until this connection commits."""
+    with engine_to(request.getfixturevalue("name")).connect() as connection:
+        connection.execute(func.pg_advisory_xact_lock(PAUSE_KEY).select())
+        yield connection
+        connection.rollback()
+
+
+def paused() -> Any:
+    return func.pg_advisory_xact_lock_shared(PAUSE_KEY).is_not(None)
+
+
+@pytest.mark.parametrize("name", POSTGRESQL)
+def test_capture_sees_changes_made_before_its_lock(
+    engine_to: MakeEngine, servers: Servers, pause: Connection, name: str
+) -> None:
+    """Between snapshot and lock, another session captures one of them and changes another."""
+    engine = engine_to(name)
+    put(engine, *range(6))
+    held_up = sl.Queue()
+    take = held_up._capture
+    chosen = take.taken
+    take.taken = lambda context: replace(chosen(context), where=(*chosen(context).where, paused()))  # type: ignore[method-assign]
+    watch = Watch(servers, name)
+
+    def capture() -> list[Any]:
+        with engine.begin() as connection:
+            return list(connection.execute(held_up.capture(3)).all())
+
+    capturing = later(capture)
+    watch.until_waiting(capturing)
+    (other,) = fetched(engine, [], 1).jobs
+    with engine.begin() as connection:
+        job = build_context(connection.dialect, {}).tables.job
+        connection.execute(
+            update(job).where(job.c.internal_id == other.internal_id + 1).values(claim=job.c.claim + 1, max_attempts=77)
+        )
+    pause.commit()
+    taken = capturing.result(PATIENCE)
+    watch.close()
+    assert other.payload == 0
+    assert [(each.payload, each.claim, each.max_attempts) for each in taken] == [(1, 2, 77), (2, 1, 5), (3, 1, 5)]
+    assert counts(engine)["running"] == 4
+
+
+@pytest.mark.parametrize("name", POSTGRESQL)
+def test_completion_checks_the_claim_after_locking(
+    engine_to: MakeEngine, servers: Servers, pause: Connection, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Between snapshot and lock, another worker captures one of them."""
+    engine = engine_to(name)
+    put(engine, *range(2))
+    mine = fetched(engine, [], 2).jobs
+    held_up = sl.Queue()
+    complete, running = held_up._complete.skip_locked, acknowledge._running
+    changing = complete.update
+
+    def pausing(context: BuildContext) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(acknowledge, "_running", lambda at: (*running(at), paused()))
+            return changing(context)
+
+    complete.update = pausing  # type: ignore[method-assign]
+    watch = Watch(servers, name)
+
+    def fetch() -> Any:
+        with engine.begin() as connection:
+            return connection.scalar(held_up._fetch(mine, 2, queue="default", host="h", after=None))
+
+    fetching = later(fetch)
+    watch.until_waiting(fetching)
+    with engine.begin() as connection:
+        assert connection.scalar(queue.release(mine[0])) == 1
+        (other,) = connection.execute(queue.capture(1)).all()
+    pause.commit()
+    result = fetching.result(PATIENCE)
+    watch.close()
+    assert (result.jobs, result.completed) == ([], 1)
+    with engine.begin() as connection:
+        assert connection.scalar(queue.heartbeat(other)) == 1
+    assert counts(engine)["completed"] == 1

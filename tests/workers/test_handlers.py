@@ -1,0 +1,205 @@
+"""What a handler may be, and what its exceptions do."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select
+from sqlalchemy.exc import DataError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import build_context
+from tests.conftest import Servers
+from tests.fixtures.parties import until
+from tests.fixtures.queues import MakeEngine, put
+from tests.fixtures.worker_states import all_ended, counts, errors, queue, run_async, run_until_ended, running, state_of
+
+
+class AppError(BaseException):
+    """A BaseException of the app."""
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_an_exception_fails_its_job_only(engine: Engine, hold: bool) -> None:
+    if hold and engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has no held transactions")
+    put(engine, *range(20), max_attempts=1)
+
+    class AppError(BaseException):
+        pass
+
+    def handler(job: Any) -> None:
+        if job.payload == 7:
+            raise RuntimeError("seven \0 is unlucky")
+        if job.payload == 8 and not hold:
+            raise SystemExit("not even this")
+
+    failing = 1 if hold else 2
+    with running(sl.Worker(queue, handler, bind=engine, hold=hold, poll=0.05)):
+        until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == 20)
+    assert counts(engine) == {"all": 20, "completed": 20 - failing, "dead": failing, "running": 0, "waiting": 0}
+    with engine.connect() as connection:
+        job = build_context(connection.dialect, {}).tables.job
+        errors = list(connection.execute(select(job.c.error).where(job.c.failed_at.is_not(None))).scalars())
+    assert any("RuntimeError: seven \\0 is unlucky" in error and "in handler" in error for error in errors)
+
+
+@pytest.mark.parametrize(("name", "driver"), [("sqlite", "aiosqlite"), ("postgresql15", "asyncpg")])
+@pytest.mark.parametrize("kind", ["raised", "of a future", "its own task's"])
+def test_a_cancellation_inside_a_handler_fails_its_job(
+    engine_to: MakeEngine, servers: Servers, name: str, driver: str, kind: str
+) -> None:
+    engine = engine_to(name)
+    put(engine, *range(4), max_attempts=1)
+
+    async def handler(job: Any) -> None:
+        if job.payload == 1:
+            if kind == "raised":
+                raise asyncio.CancelledError("not the worker's doing")
+            if kind == "of a future":
+                future = asyncio.get_running_loop().create_future()
+                future.cancel()
+                await future
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    async def body(bind: AsyncEngine) -> None:
+        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, poll=0.05)
+        task = asyncio.create_task(worker.run())
+        await all_ended(engine, 4)
+        worker.stop()
+        await task
+
+    run_async(servers, name, driver, body)
+    assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
+    assert "CancelledError" in errors(engine)[0]
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), AppError()], ids=repr)
+@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
+def test_a_holding_thread_survives_any_exception(engine_to: MakeEngine, name: str, error: BaseException) -> None:
+    engine = engine_to(name)
+    put(engine, *range(4), max_attempts=1)
+
+    def handler(job: Any) -> None:
+        if job.payload == 0:
+            raise error
+
+    run_until_ended(sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, poll=0.05), engine, 4)
+    assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), AppError()], ids=repr)
+def test_a_holding_task_survives_any_exception(engine_to: MakeEngine, servers: Servers, error: BaseException) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, *range(4), max_attempts=1)
+
+    async def handler(job: Any) -> None:
+        if job.payload == 0:
+            raise error
+
+    async def body(bind: AsyncEngine) -> None:
+        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, hold=True, poll=0.05)
+        task = asyncio.create_task(worker.run())
+        await all_ended(engine, 4)
+        worker.stop()
+        await task
+
+    run_async(servers, "postgresql15", "asyncpg", body)
+    assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
+
+
+class Unformattable(Exception):
+    @property
+    def __notes__(self) -> list[str]:
+        raise RuntimeError("these notes can't be read")
+
+
+@pytest.fixture
+def raising_log() -> Iterator[None]:
+    class Raises(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the disk of the log is full")
+
+    handler, log = Raises(), logging.getLogger("sqlalchemy_locks.worker")
+    log.addHandler(handler)
+    yield
+    log.removeHandler(handler)
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_an_unformattable_error_fails_its_job(engine_to: MakeEngine, raising_log: None, hold: bool) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, *range(4), max_attempts=1)
+
+    def handler(job: Any) -> None:
+        if job.payload in (0, 1):
+            raise Unformattable
+
+    run_until_ended(sl.Worker(queue, handler, bind=engine, concurrency=1, hold=hold, poll=0.05), engine, 4)
+    assert counts(engine) == {"all": 4, "completed": 2, "dead": 2, "running": 0, "waiting": 0}
+    assert all("Unformattable" in error for error in errors(engine))
+
+
+class RefusingQueue(sl.Queue):
+    """A queue whose database can't store some texts."""
+
+    def fail(self, jobs: Any, *, error: str, **options: Any) -> Any:
+        if "unstorable" in error:
+            raise DataError("UPDATE", {}, ValueError("invalid byte sequence"))
+        return super().fail(jobs, error=error, **options)
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_an_unstorable_error_fails_its_job(engine_to: MakeEngine, hold: bool) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, *range(4), max_attempts=1)
+
+    def handler(job: Any) -> None:
+        if job.payload == 1:
+            raise RuntimeError("unstorable")
+
+    run_until_ended(sl.Worker(RefusingQueue(), handler, bind=engine, concurrency=1, hold=hold, poll=0.05), engine, 4)
+    assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
+    assert errors(engine) == ["the error could not be stored: see the log of the worker"]
+
+
+async def coroutine_function(job: Any) -> None:
+    pass
+
+
+class Awaitable:
+    async def __call__(self, job: Any) -> None:
+        pass
+
+
+def test_a_handler_of_the_other_kind_is_refused(lite: Engine) -> None:
+    for handler in (coroutine_function, Awaitable(), functools.partial(coroutine_function), Awaitable().__call__):
+        with pytest.raises(TypeError, match="use an AsyncWorker"):
+            sl.Worker(queue, handler, bind=lite)
+    bind = create_async_engine("sqlite+aiosqlite://")
+
+    @functools.wraps(coroutine_function)
+    def wrapping(job: Any) -> Any:
+        return coroutine_function(job)
+
+    for right in (coroutine_function, Awaitable(), functools.partial(coroutine_function), wrapping):
+        with pytest.raises(sl.Unsupported, match="StaticPool"):
+            sl.AsyncWorker(queue, right, bind=bind)
+    for plain in (print, lambda job: None, functools.partial(put, bind), state_of):
+        with pytest.raises(TypeError, match="use a Worker"):
+            sl.AsyncWorker(queue, plain, bind=bind)
+
+
+def test_a_handler_that_returns_an_awaitable_fails(lite: Engine) -> None:
+    put(lite, 1, max_attempts=1)
+    run_until_ended(sl.Worker(queue, lambda job: coroutine_function(job), bind=lite, poll=0.05), lite, 1)
+    assert "use an AsyncWorker" in errors(lite)[0]

@@ -1,0 +1,135 @@
+"""A finished job whose row another session has locked: the worker goes on, and reports it later."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, select
+
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.workers.state import WorkerState
+from tests.fixtures.queues import MakeEngine, put, silenced
+from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_of, worker_engine
+
+#: engines with row locks
+ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb"]
+
+
+@contextmanager
+def locking(engine: Engine, *jobs: Any) -> Iterator[Connection]:
+    """Lock the rows of these jobs in another transaction."""
+    with engine.connect() as connection:
+        job = build_context(connection.dialect, {}).tables.job
+        for each in jobs:
+            connection.execute(select(job.c.claim).where(job.c.internal_id == each.internal_id).with_for_update()).one()
+        yield connection
+        connection.rollback()
+
+
+def deferred_turn(state: WorkerState) -> None:
+    """Take a turn when the deferred jobs are due."""
+    state.acks._deferred_due = time.monotonic()
+    state.turn()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_locked_row_delays_its_own_report_only(
+    engine_to: MakeEngine, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = worker_engine(engine_to, name)
+    put(engine, *range(6))
+    state = state_of(engine, batch=2, concurrency=2)
+    state.turn()
+    with locking(engine_to(name), state.waiting[0]):
+        assert finish_all(state) == [0, 1]
+        state.turn()
+        assert counts(engine)["completed"] == 1
+        assert finish_all(state) == [2, 3]  # the next batch was captured
+        deferred_turn(state)
+        assert counts(engine)["completed"] == 3
+        assert state.pause() <= 1
+        assert [job.payload for job, _ in state.acks.deferred] == [0]
+        assert "their rows are locked" in caplog.text
+        assert "had another owner" not in caplog.text
+    deferred_turn(state)
+    assert (state.acks.deferred, counts(engine)["completed"]) == ([], 4)
+    assert finish_all(state) == [4, 5]
+    state.close()
+    assert counts(engine) == {"all": 6, "completed": 6, "dead": 0, "running": 0, "waiting": 0}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_locked_row_of_a_failed_job_does_the_same(engine_to: MakeEngine, name: str) -> None:
+    engine = worker_engine(engine_to, name)
+    put(engine, *range(4), max_attempts=1)
+    state = state_of(engine, batch=2, concurrency=2)
+    state.turn()
+    with locking(engine_to(name), state.waiting[0]):
+        for _ in range(2):
+            state.done(state.take(), ValueError("no"))
+        state.turn()
+        deferred_turn(state)
+        assert counts(engine)["dead"] == 1
+        assert finish_all(state) == [2, 3]
+    deferred_turn(state)
+    assert (state.acks.deferred, counts(engine)["dead"]) == ([], 2)
+    state.close()
+    assert counts(engine) == {"all": 4, "completed": 2, "dead": 2, "running": 0, "waiting": 0}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_job_completed_by_the_locker_is_not_reported(
+    engine_to: MakeEngine, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = worker_engine(engine_to, name)
+    put(engine, 0, 1)
+    state = state_of(engine, batch=2, concurrency=2)
+    state.turn()
+    mine = list(state.waiting)
+    with locking(engine_to(name), *mine) as connection:
+        finish_all(state)
+        state.turn()
+        assert len(state.acks.deferred) == 2
+        connection.execute(queue.complete(mine[0]))
+        connection.commit()
+    with caplog.at_level(logging.WARNING, "sqlalchemy_locks.worker"):
+        caplog.clear()
+        deferred_turn(state)
+    assert state.acks.deferred == []
+    assert "1 jobs were completed or failed elsewhere" in caplog.text
+    assert counts(engine)["completed"] == 2
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_locked_job_of_another_owner_is_dropped(engine_to: MakeEngine, name: str) -> None:
+    """Its row is locked, and its claim is another worker's."""
+    engine = worker_engine(engine_to, name)
+    put(engine, 0, 1)
+    state = state_of(engine, batch=2, concurrency=2)
+    state.turn()
+    with engine.begin() as connection:
+        silenced(connection)
+        assert connection.scalar(queue.requeue_stalled(3600)) == 2
+    (other, _) = fetched(engine, [], 2).jobs
+    with locking(engine_to(name), other):
+        finish_all(state)
+        state.turn()
+        assert state.acks.deferred == []
+    assert counts(engine)["running"] == 2
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
+def test_deferred_jobs_get_heartbeats(engine_to: MakeEngine, name: str) -> None:
+    engine = worker_engine(engine_to, name)
+    put(engine, 0)
+    state = state_of(engine, batch=1)
+    state.turn()
+    with locking(engine_to(name), state.waiting[0]):
+        finish_all(state)
+        state.turn()
+        assert len(state.jobs()) == 1

@@ -1,0 +1,161 @@
+"""A reply that is lost: the worker finds the jobs that its capture took."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+import sqlalchemy_locks as sl
+from tests.conditional.test_lost_replies import final, in_the_clear
+from tests.faults.drivers import asynchronous, clear, sync, through_an_async_proxy
+from tests.faults.proxy import Proxy
+from tests.fixtures.parties import PATIENCE
+from tests.fixtures.queues import MakeEngine, put
+from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_of, worker_engine
+
+
+@sync
+def test_a_lost_reply_loses_no_job(servers: Any, direct: Engine, name: str, driver: str) -> None:
+    put(direct, *range(8), max_attempts=1)
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        state = state_of(engine, batch=2, host="same")
+        state.turn()
+        done = finish_all(state)
+        proxy.lose_answer(final(name))
+        state.turn()
+        assert proxy.losses == 1
+        while state.waiting or counts(direct)["waiting"]:
+            done += finish_all(state)
+            state.turn()
+        done += finish_all(state)
+        state.close()
+    # each ran once, in its only attempt, those of the lost reply included
+    assert sorted(done) == list(range(8))
+    assert counts(direct) == {"all": 8, "completed": 8, "dead": 0, "running": 0, "waiting": 0}
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
+def test_only_jobs_of_the_same_run_are_found(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    put(engine, *range(6))
+    mine, others = state_of(engine, batch=2, host="same"), state_of(engine, batch=2, host="same")
+    mine.turn()
+    others.turn()
+    assert mine.take() is not None  # one of its jobs runs
+    lost = fetched(engine, [], 1, host=mine.host).jobs
+    mine._reply_lost = True
+    mine.turn()
+    assert [job.payload for job in mine.waiting] == [1, lost[0].payload]
+    assert [job.payload for job in others.waiting] == [2, 3]
+    for _ in range(2):
+        mine.turn()
+    assert len(mine.waiting) == 2
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_a_late_capture_is_found(engine_to: MakeEngine, name: str) -> None:
+    """The server commits the capture after the worker has searched for its jobs."""
+    engine = worker_engine(engine_to, name)
+    state = state_of(engine, batch=2)
+    state._reply_lost = True
+    state.turn()
+    assert not state.waiting
+    put(engine, 0, max_attempts=1)
+    assert len(fetched(engine, [], 1, host=state.host).jobs) == 1
+    state.turn()
+    assert not state.waiting
+    state._search_again_at = time.monotonic()
+    state.turn()
+    assert [job.payload for job in state.waiting] == [0]
+    state.close()
+    assert counts(engine)["waiting"] == 1
+
+
+def test_a_late_capture_is_released_at_a_stop(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    state = state_of(engine, batch=2)
+    state._reply_lost = True
+    state.turn()
+    put(engine, 0, max_attempts=1)
+    assert len(fetched(engine, [], 1, host=state.host).jobs) == 1
+    state.close()
+    assert counts(engine) == {"all": 1, "completed": 0, "dead": 0, "running": 0, "waiting": 1}
+
+
+def refuse_connections(proxy: Proxy) -> Callable[[], None]:
+    """Let new connections fail until the returned function is called."""
+    server = proxy._server
+    proxy._server = ("127.0.0.1", 1)
+
+    def again() -> None:
+        proxy._server = server
+
+    return again
+
+
+@sync
+@pytest.mark.parametrize("how", ["close", "turn"])
+def test_unknown_captures_are_released_at_the_end(
+    servers: Any, direct: Engine, name: str, driver: str, how: str
+) -> None:
+    put(direct, *range(4), max_attempts=1)
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        state = state_of(engine, batch=2)
+        state.database.sleep = lambda _: None
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+        back: list[Callable[[], None]] = []
+        proxy.lose_answer(final(name), lambda: back.append(refuse_connections(proxy)))
+        state.turn()
+        assert (proxy.losses, len(state.waiting), counts(direct)["running"]) == (1, 0, 2)
+        back[0]()
+        if how == "close":
+            state.close()
+        else:
+            state.stopping = True
+            state.turn()  # a turn while handlers still run
+    assert counts(direct) == {"all": 4, "completed": 0, "dead": 0, "running": 0, "waiting": 4}
+
+
+@asynchronous
+def test_a_cancelled_worker_releases_unknown_captures(servers: Any, direct: Engine, name: str, driver: str) -> None:
+    put(direct, *range(4), max_attempts=1)
+
+    running: list[int] = []
+
+    async def handler(job: Any) -> None:
+        raise AssertionError(job)
+
+    async def body(engine: AsyncEngine, proxy: Proxy) -> None:
+        worker = sl.AsyncWorker(queue, handler, bind=engine, batch=2, stalled_after=None, host="one of a kind")
+        loop, done = asyncio.get_running_loop(), threading.Event()
+
+        def cancel() -> None:
+            task.cancel()
+            loop.call_soon(done.set)
+
+        def meanwhile() -> None:
+            running.append(counts(direct)["running"])
+            loop.call_soon_threadsafe(cancel)
+            assert done.wait(PATIENCE)
+
+        # asyncpg sends the values once the statement is prepared
+        proxy.lose_answer(b"one of a kind" if name == "postgresql15" else final(name), meanwhile)
+        task = asyncio.create_task(worker.run())
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, PATIENCE)
+        assert running == [2]
+
+    async def main() -> None:
+        async with through_an_async_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
+            await body(engine, proxy)
+
+    asyncio.run(main())
+    assert counts(direct) == {"all": 4, "completed": 0, "dead": 0, "running": 0, "waiting": 4}

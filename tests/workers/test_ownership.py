@@ -1,0 +1,109 @@
+"""Which jobs a worker owns: heartbeats, stalled jobs, jobs that others have taken."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, update
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import build_context
+from tests.fixtures.parties import PATIENCE, until
+from tests.fixtures.queues import MakeEngine, put, silenced
+from tests.fixtures.worker_states import counts, queue, run_until_ended, running, state_for, state_of
+
+
+def test_heartbeats_keep_long_jobs_from_stalling(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(_: Any) -> None:
+        begun.set()
+        assert go_on.wait(4 * PATIENCE)
+
+    an_hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
+    job = build_context(engine.dialect, {}).tables.job
+
+    def heard_of() -> bool:
+        with engine.connect() as connection:
+            return bool(connection.scalar(select(job.c.heartbeat_at > an_hour_ago)))
+
+    with running(sl.Worker(queue, handler, bind=engine, heartbeat=0.2, stalled_after=3600)):
+        assert begun.wait(PATIENCE)
+        for _ in range(3):
+            with engine.begin() as connection:
+                connection.execute(update(job).values(heartbeat_at=an_hour_ago))
+            until(heard_of)
+            with engine.begin() as connection:
+                assert connection.scalar(queue.requeue_stalled(1800)) == 0
+        assert counts(engine)["running"] == 1
+        go_on.set()
+        until(lambda: counts(engine)["completed"] == 1)
+    with engine.connect() as connection:
+        assert connection.scalar(select(job.c.claim)) == 1
+
+
+def test_stalled_jobs_of_other_queues_are_left(lite: Engine) -> None:
+    put(lite, 1, queue="other")
+    put(lite, 2)
+    with lite.begin() as connection:
+        assert len(connection.execute(queue.capture(5, queue="other")).all()) == 1
+        assert len(connection.execute(queue.capture(5)).all()) == 1
+        silenced(connection)
+    state = state_of(lite, heartbeat=1, stalled_after=3600)
+    state.sweeper.run()
+    assert (counts(lite)["running"], counts(lite)["waiting"]) == (1, 1)
+
+
+def test_a_sweep_requeues_every_batch(lite: Engine) -> None:
+    put(lite, *range(1005))
+    with lite.begin() as connection:
+        connection.execute(queue.capture(1005)).all()
+        silenced(connection)
+    state_of(lite, heartbeat=1, stalled_after=3600).sweeper.run()
+    assert counts(lite)["running"] == 0
+
+
+def test_no_job_starts_after_missed_heartbeats(lite: Engine) -> None:
+    """The process was suspended: its jobs have other owners, though it has them in memory."""
+    put(lite, *range(3))
+    state = state_of(lite, heartbeat=1, stalled_after=None, batch=3)
+    state.turn()
+    assert len(state.waiting) == 3
+    with lite.begin() as connection:
+        silenced(connection)
+        connection.execute(queue.requeue_stalled(3600))
+        assert len(connection.execute(queue.capture(2)).all()) == 2
+    state._heartbeat_at -= 3
+    assert state.take() is None
+    state._fetch = lambda: None  # type: ignore[method-assign]
+    state.turn()
+    assert state.take() is None
+
+
+def test_jobs_completed_elsewhere_are_logged(lite: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    put(lite, 1)
+
+    def handler(job: Any) -> None:
+        with lite.begin() as connection:
+            connection.execute(queue.complete(job))
+
+    with caplog.at_level(logging.WARNING, "sqlalchemy_locks.worker"):
+        run_until_ended(sl.Worker(queue, handler, bind=lite, poll=0.05), lite, 1)
+        assert "completed or failed elsewhere" in caplog.text
+
+
+def test_a_forked_process_has_its_own_host(lite: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(lite, 1)
+    worker = sl.Worker(queue, print, bind=lite, stalled_after=None)
+    monkeypatch.setattr(os, "getpid", lambda: 12345)
+    state = state_for(worker)
+    state.turn()
+    (job,) = state.waiting
+    assert job.processing_host.split(":")[1] == "12345"

@@ -1,0 +1,382 @@
+"""How a worker stops: by ``stop()``, a signal or a cancellation, with no job lost or started afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, select
+from sqlalchemy.exc import DataError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import build_context
+from tests.conftest import PLAIN, Servers
+from tests.fixtures.parties import PATIENCE, async_connected, cancelled_at_every_await, until
+from tests.fixtures.queues import MakeEngine, put
+from tests.fixtures.worker_states import counts, queue, run_async, running, state_for
+
+ROOT = Path(__file__).parents[2]
+
+
+CAPTURE, COMPLETE, FAIL = "claim + 1", "completed_at=", "failed_at=CASE"
+
+
+def test_a_stop_releases_waiting_jobs(engine: Engine) -> None:
+    put(engine, *range(10))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(_: Any) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, batch=10, grace=2 * PATIENCE)
+    with running(worker) as thread:
+        assert begun.wait(PATIENCE)
+        worker.stop()
+        until(lambda: counts(engine)["waiting"] == 9)
+        assert thread.is_alive()
+        go_on.set()
+    assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 0, "waiting": 9}
+    with engine.begin() as connection:
+        # the attempt doesn't count
+        assert {job.attempts for job in connection.execute(queue.capture(10))} == {1}
+
+
+def test_jobs_that_outlive_the_grace_are_released(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(_: Any) -> None:
+        begun.set()
+        go_on.wait(2 * PATIENCE)
+
+    with running(sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0.2)):
+        assert begun.wait(PATIENCE)
+    go_on.set()
+    assert counts(engine)["waiting"] == 1
+
+
+def test_async_handlers_are_cancelled_after_the_grace(engine_to: MakeEngine, servers: Servers) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, 1, 2)
+
+    async def work() -> bool:
+        begun, cancelled = asyncio.Event(), False
+
+        async def handler(_: Any) -> None:
+            nonlocal cancelled
+            begun.set()
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                cancelled = True
+                raise
+
+        async with async_connected(servers.installed("postgresql15", "asyncpg")) as bind:
+            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, grace=0.1)
+            task = asyncio.create_task(worker.run())
+            await begun.wait()
+            worker.stop()
+            await asyncio.wait_for(task, PATIENCE)
+        return cancelled
+
+    assert asyncio.run(work())
+    assert counts(engine)["waiting"] == 2
+
+
+@pytest.mark.parametrize("error", [None, KeyError("the handler's")])
+def test_jobs_that_finish_during_close_are_reported(engine_to: MakeEngine, error: Exception | None) -> None:
+    engine = engine_to("sqlite")
+    put(engine, "runs", "waits", max_attempts=1)
+    state = state_for(sl.Worker(sl.Queue(), print, bind=engine, concurrency=1))
+    state.turn()
+    job = state.take()
+    give_back = state.release_waiting
+
+    def ends_meanwhile() -> None:
+        give_back()
+        if state.running:
+            state.done(job, error)
+
+    state.release_waiting = ends_meanwhile  # type: ignore[method-assign]
+    state.close()
+    ended = {"completed": 1, "dead": 0} if error is None else {"completed": 0, "dead": 1}
+    assert counts(engine) == {"all": 2, "running": 0, "waiting": 1, **ended}
+
+
+def test_a_permanent_error_still_releases_jobs(lite: Engine) -> None:
+    class Wrong(sl.Queue):
+        def complete(self, jobs: Any) -> Any:
+            raise DataError("UPDATE", {}, ValueError("never"))
+
+    put(lite, *range(5))
+    state = state_for(sl.Worker(Wrong(), print, bind=lite, concurrency=2, batch=5))
+    state.turn()
+    first, _ = state.take(), state.take()
+    state.done(first, None)
+    with pytest.raises(DataError):
+        state.close()
+    assert counts(lite)["waiting"] == 4
+
+
+def test_no_job_starts_after_a_stop(engine: Engine) -> None:
+    put(engine, *range(4))
+    worker = sl.Worker(queue, print, bind=engine, batch=2, heartbeat=3600, stalled_after=None)
+    state = state_for(worker)
+    state.turn()
+    first = state.take()
+    worker.stop()  # by another thread while the worker waits for the database
+    assert state.take() is None
+    state.done(first, None)
+    state.waiting.clear()
+    state.turn()
+    assert not state.waiting  # and no job is fetched
+    assert counts(engine)["waiting"] == 2
+
+
+@pytest.mark.parametrize(("name", "driver"), [("postgresql15", None), ("mysql", None), ("postgresql15", "asyncpg")])
+def test_a_held_job_is_released_after_a_stop(
+    servers: Any, engine_to: MakeEngine, name: str, driver: str | None
+) -> None:
+    engine = engine_to(name)
+    put(engine, *range(3), max_attempts=1)
+    begun: list[Any] = []
+    worker: Any
+
+    def stop(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if CAPTURE in statement.replace("`", ""):
+            worker.stop()
+
+    async def handler(job: Any) -> None:
+        begun.append(job)
+
+    async def main() -> None:
+        nonlocal worker
+        async with async_connected(servers.installed(name, driver)) as bind:
+            event.listen(bind.sync_engine, "after_cursor_execute", stop)
+            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, hold=True)
+            await asyncio.wait_for(worker.run(), PATIENCE)
+
+    if driver is None:
+        event.listen(engine, "after_cursor_execute", stop)
+        worker = sl.Worker(queue, begun.append, bind=engine, concurrency=1, hold=True)
+        worker.run()
+    else:
+        asyncio.run(main())
+    assert begun == []
+    with engine.connect() as connection:
+        job = build_context(connection.dialect, {}).tables.job
+        assert connection.execute(select(job.c.attempts, job.c.started_at)).all() == [(0, None)] * 3
+
+
+def test_a_slot_that_outlives_run_starts_no_job(engine_to: MakeEngine) -> None:
+    """It leaves no connection open, though its engine was disposed of before."""
+    engine = engine_to("postgresql15")
+    put(engine, 1, 2)
+    begun: list[Any] = []
+    threads: list[threading.Thread] = []
+    go = threading.Event()
+
+    def handler(job: Any) -> None:
+        begun.append(job.payload)
+        threads.append(threading.current_thread())
+        if len(begun) == 1:
+            worker.stop()
+            assert go.wait(PATIENCE)
+
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, grace=0)
+    pool = engine.pool
+    worker.run()
+    engine.dispose()
+    go.set()
+    until(lambda: len(begun) > 1 or not threads[0].is_alive())
+    assert begun == [1]
+    assert pool.checkedin() == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "postgresql15/psycopg", "mysql/aiomysql"])
+def test_cancellation_at_any_await_releases_jobs(
+    engine_to: MakeEngine, servers: Servers, which: str, hold: bool
+) -> None:
+    name, driver = which.split("/")
+    engine = engine_to(name)
+    put(engine, *range(5))
+
+    async def main() -> None:
+        began = asyncio.Event()
+
+        async def handler(_: object) -> None:
+            began.set()
+            await asyncio.sleep(3600)
+
+        async with async_connected(servers.installed(name, driver)) as bind:
+            worker = sl.AsyncWorker(
+                sl.Queue(), handler, bind=bind, concurrency=2, heartbeat=3600, stalled_after=None, hold=hold
+            )
+            task = asyncio.create_task(worker.run())
+            await began.wait()
+            await cancelled_at_every_await(task)
+            assert task.cancelled()
+
+    asyncio.run(main())
+    assert counts(engine) == {"all": 5, "completed": 0, "dead": 0, "running": 0, "waiting": 5}
+
+
+def test_a_cancelled_worker_releases_its_jobs(engine_to: MakeEngine, servers: Servers) -> None:
+    engine = engine_to("sqlite")
+    put(engine, *range(4), max_attempts=1)
+    begun = asyncio.Event()
+
+    async def handler(_: Any) -> None:
+        begun.set()
+        await asyncio.sleep(3600)
+
+    async def body(bind: AsyncEngine) -> None:
+        task = asyncio.create_task(sl.AsyncWorker(queue, handler, bind=bind, concurrency=2).run())
+        await begun.wait()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in others:  # as asyncio.run() does at its end
+            if each is task or "_run_slot" in repr(each):
+                each.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run_async(servers, "sqlite", "aiosqlite", body)
+    assert counts(engine) == {"all": 4, "completed": 0, "dead": 0, "running": 0, "waiting": 4}
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("later", range(6))
+def test_a_cancellation_during_a_wake_up_is_not_lost(
+    servers: Any, engine_to: MakeEngine, later: int, hold: bool
+) -> None:
+    name, driver = ("postgresql15", "asyncpg") if hold else ("sqlite", "aiosqlite")
+    engine_to(name)
+
+    async def handler(job: Any) -> None:
+        raise AssertionError(job)
+
+    async def main() -> None:
+        async with async_connected(servers.installed(name, driver)) as bind:
+            own = sl.Queue(notify=False)
+            worker = sl.AsyncWorker(own, handler, bind=bind, poll=3600, heartbeat=3600, stalled_after=None, hold=hold)
+            rings = [*worker._slot_wakes, worker._wake]
+            task = asyncio.create_task(worker.run())
+            while not all(ring._waiters for ring in rings):  # type: ignore[attr-defined]
+                await asyncio.sleep(0.01)
+            worker._wake_all()
+            for _ in range(later):  # until the worker is resumed
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, PATIENCE)
+
+    asyncio.run(main())
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+from sqlalchemy import create_engine
+import sqlalchemy_locks as sl
+
+sent = False
+
+def look(frame, what, arg):
+    # when the main thread starts to wait, holding the lock of what it waits for, if that has one
+    global sent
+    waits = what == "call" and frame.f_code is threading.Condition.wait.__code__
+    gets = what == "c_call" and getattr(arg, "__name__", "") == "get" and "SimpleQueue" in repr(arg)
+    if (waits or gets) and armed and not sent:
+        sent = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+worker = sl.Worker(sl.Queue(), print, bind=create_engine(sys.argv[1]), poll=3600, hold=len(sys.argv) > 2)
+armed = False
+# the last method that the main thread calls before it waits
+name = "_sweep" if worker.config.hold else "_turn"
+last = getattr(sl.Worker, name)
+
+def begin(*given):
+    global armed
+    armed = True
+    return last(*given)
+
+setattr(sl.Worker, name, begin)
+sys.setprofile(look)
+worker.run()
+sys.setprofile(None)
+print("ended", sent)
+"""
+
+
+@pytest.mark.parametrize("name", ["sqlite", "postgresql15"])
+def test_a_signal_at_any_moment_stops_run(servers: Servers, engine_to: MakeEngine, name: str) -> None:
+    engine_to(name)
+    command = [sys.executable, "-c", INTERRUPTED, servers.installed(name, PLAIN[name])]
+    if name != "sqlite":
+        command.append("hold")
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.stdout == "ended True\n", ended.stderr
+
+
+def test_a_stop_before_the_wait_is_not_missed(lite: Engine) -> None:
+    worker = sl.Worker(queue, print, bind=lite, poll=3600, heartbeat=3600, stalled_after=None)
+    turn = worker._turn
+
+    def late(*given: Any) -> bool:
+        worker.stop()  # before the wake-up event is cleared
+        return turn(*given)
+
+    worker._turn = late  # type: ignore[method-assign]
+    with running(worker) as thread:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+SIGNALLED = """
+import asyncio, signal, sys
+from sqlalchemy.ext.asyncio import create_async_engine
+import sqlalchemy_locks as sl
+
+async def main():
+    engine = create_async_engine(sys.argv[1])
+    queue, began = sl.Queue(bind=engine), [asyncio.Event() for _ in range(3)]
+
+    async def handler(job):
+        began[job.payload].set()
+
+    workers = [sl.AsyncWorker(queue, handler, name=f"q{number}") for number in range(3)]
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    for number, event in enumerate(began):
+        async with engine.begin() as connection:
+            await connection.execute(queue.put(number, queue=f"q{number}"))
+        await event.wait()
+    workers[2].stop()
+    await tasks[2]
+    print("one has ended", flush=True)
+    signal.raise_signal(signal.SIGTERM)
+    await asyncio.gather(*tasks)
+    await engine.dispose()
+    print("all have ended", signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_signal_stops_all_workers_of_a_loop(servers: Servers, engine_to: MakeEngine) -> None:
+    engine_to("postgresql15")
+    ran = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, servers.installed("postgresql15", "asyncpg")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ran.stdout == "one has ended\nall have ended True\n", ran.stderr

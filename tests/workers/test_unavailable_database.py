@@ -1,0 +1,208 @@
+"""A database that is unavailable, or refuses some statements: everything else is still reported."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, select, update
+from sqlalchemy.exc import OperationalError
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.workers.state import WorkerState
+from tests import servers as real
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.parties import PATIENCE, connected, until
+from tests.fixtures.queues import put
+from tests.fixtures.worker_states import counts, finish_all, queue, running, state_of
+
+CAPTURE, COMPLETE, FAIL = "claim + 1", "completed_at=", "failed_at=CASE"
+
+
+@contextmanager
+def refusing(engine: Engine, *parts: str) -> Iterator[None]:
+    """Let the database refuse statements that contain one of these texts, as after a statement timeout."""
+
+    def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if any(part in statement.replace("`", "") for part in parts):
+            raise OperationalError(statement, {}, Exception("canceling statement due to statement timeout"))
+
+    event.listen(engine, "before_cursor_execute", look)
+    try:
+        yield
+    finally:
+        event.remove(engine, "before_cursor_execute", look)
+
+
+def age_heartbeats(engine: Engine, state: WorkerState) -> None:
+    """Set the last heartbeat of the jobs to an hour ago."""
+    with engine.begin() as connection:
+        job = build_context(connection.dialect, {}).tables.job
+        for id, beat in connection.execute(select(job.c.internal_id, job.c.heartbeat_at)).all():
+            if beat is not None:
+                connection.execute(
+                    update(job).where(job.c.internal_id == id).values(heartbeat_at=beat - timedelta(hours=1))
+                )
+    state._heartbeat_at -= 3600
+
+
+def stalled(engine: Engine) -> int:
+    with engine.begin() as connection:
+        number: int = connection.scalar(queue.requeue_stalled(1800))
+        return number
+
+
+def three_taken(engine: Engine) -> tuple[WorkerState, list[Any]]:
+    put(engine, *range(10), max_attempts=1)
+    state = state_of(engine, batch=3, concurrency=4, heartbeat=600)
+    state.turn()
+    jobs = [state.take(), state.take(), state.take()]
+    assert None not in jobs
+    return state, jobs
+
+
+def test_failing_captures_keep_no_report_from_being_sent(engine: Engine) -> None:
+    state, jobs = three_taken(engine)
+    state.done(jobs[0], None)
+    age_heartbeats(engine, state)
+    with refusing(engine, CAPTURE):
+        state.turn()
+    assert state._error_pause > 0  # the capture was refused
+    assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 2, "waiting": 7}
+    assert stalled(engine) == 0
+    state.done(jobs[1], RuntimeError("wrong"))
+    state.done(jobs[2], None)
+    with refusing(engine, CAPTURE):
+        state.turn()
+    assert counts(engine) == {"all": 10, "completed": 2, "dead": 1, "running": 0, "waiting": 7}
+    while counts(engine)["waiting"]:
+        state.turn()
+        finish_all(state)
+    state.close()
+    assert counts(engine) == {"all": 10, "completed": 9, "dead": 1, "running": 0, "waiting": 0}
+
+
+def test_failing_reports_keep_no_heartbeat_from_being_sent(engine: Engine) -> None:
+    state, jobs = three_taken(engine)
+    state.done(jobs[0], None)
+    state.done(jobs[1], RuntimeError("wrong"))
+    age_heartbeats(engine, state)
+    with refusing(engine, COMPLETE, FAIL):
+        state.turn()
+        assert counts(engine)["running"] == 3
+    assert stalled(engine) == 0
+    with refusing(engine, FAIL):
+        state.turn()
+    assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 5, "waiting": 4}
+    state.turn()
+    assert counts(engine) == {"all": 10, "completed": 1, "dead": 1, "running": 4, "waiting": 4}
+
+
+def test_the_error_pause_ends_at_the_next_heartbeat(engine: Engine) -> None:
+    put(engine, 1)
+    state = state_of(engine, heartbeat=1)
+    with refusing(engine, CAPTURE):
+        for _ in range(8):
+            state.turn()
+    assert state._error_pause == 5
+    assert state.pause() <= 1
+    state._heartbeat_at = -float("inf")  # no heartbeat succeeds: the pause is not cut short again and again
+    assert state.pause() == 5
+
+
+def test_close_takes_every_step_that_succeeds(engine: Engine) -> None:
+    state, jobs = three_taken(engine)
+    state.database.sleep = lambda _: None
+    state.done(jobs[0], None)
+    state.done(jobs[1], RuntimeError("wrong"))
+    with refusing(engine, COMPLETE):
+        state.close()
+    # the completed job was not reported, the failed one was, and the running one was released
+    assert counts(engine) == {"all": 10, "completed": 0, "dead": 1, "running": 1, "waiting": 8}
+
+
+def test_lost_jobs_are_dropped_after_a_failed_attempt(lite: Engine) -> None:
+    put(lite, *range(4))
+    state = state_of(lite, heartbeat=0.01, stalled_after=None, batch=4)
+    state.turn()
+    jobs = list(state.waiting)
+    with lite.begin() as connection:
+        assert connection.scalar(queue.complete(jobs[1])) == 1
+    asked = 0
+    perform = state.database.perform
+
+    def failing(operation: Any, *rest: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise OperationalError("UPDATE", {}, OSError("gone"))
+        return perform(operation, *rest)
+
+    state.database.perform = failing  # type: ignore[method-assign]
+    time.sleep(0.02)
+    state.turn()
+    assert asked == 2
+    assert list(state.waiting) == jobs
+    assert state.take() is None  # until it is known which are still owned
+    state.turn()
+    assert list(state.waiting) == [jobs[0], *jobs[2:]]
+
+
+def test_a_standby_is_retried(lite: Engine) -> None:
+    put(lite, 1)
+    state = state_of(lite, stalled_after=None, heartbeat=3600)
+    perform = state.database.perform
+
+    def standby(*_: Any) -> Any:
+        raise sl.NotWritable("a standby")
+
+    state.database.perform = standby  # type: ignore[method-assign]
+    state.turn()
+    assert state.pause() > 0
+    state.database.perform = perform  # type: ignore[method-assign]
+    state.turn()
+    assert state.take() is not None
+
+
+def test_missing_tables_raise(servers: Servers) -> None:
+    engine = create_engine(servers.fresh("sqlite", "pysqlite"))
+    with pytest.raises(sl.NotInstalled):
+        sl.Worker(queue, print, bind=engine).run()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_a_server_restart_loses_no_job(name: str) -> None:
+    server = real.start(name)
+    assert isinstance(server, real.SQLServer)
+    try:
+        server.create_database("restarted")
+        url = server.url(PLAIN[name], "restarted")
+        install(url)
+        done: list[int] = []
+        halfway = threading.Event()
+
+        def handler(job: Any) -> None:
+            done.append(job.payload)
+            if len(done) == 100:
+                halfway.set()
+            time.sleep(0.002)
+
+        with connected(url) as engine, connected(url) as bind:
+            put(engine, *range(400))
+            with running(sl.Worker(queue, handler, bind=bind, heartbeat=0.5, stalled_after=2, poll=0.1, concurrency=2)):
+                assert halfway.wait(PATIENCE)
+                server.kill()
+                server.restart()
+                engine.dispose()
+                until(lambda: counts(engine)["completed"] == 400)
+            assert set(done) == set(range(400))
+            assert counts(engine)["running"] == 0
+    finally:
+        server.close()

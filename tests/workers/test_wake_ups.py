@@ -1,0 +1,147 @@
+"""What wakes a worker, and when it reports."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+import sqlalchemy_locks as sl
+from tests.conftest import Servers
+from tests.fixtures.parties import PATIENCE, async_connected, later, until
+from tests.fixtures.queues import MakeEngine, put
+from tests.fixtures.worker_states import all_ended, counts, queue, run_async, running, state_of
+
+
+@contextmanager
+def awaiting(url: str, handler: Callable[[Any], Any]) -> Iterator[None]:
+    """Run an ``AsyncWorker`` in a loop of its own."""
+    stop: list[Callable[[], Any]] = []
+
+    async def work() -> None:
+        async with async_connected(url) as bind:
+            worker = sl.AsyncWorker(queue, handler, bind=bind, poll=3600)
+            stop.append(partial(asyncio.get_running_loop().call_soon_threadsafe, worker.stop))
+            await worker.run()
+
+    ended = later(lambda: asyncio.run(work()))
+    until(lambda: stop, unless=ended)
+    try:
+        yield
+    finally:
+        stop[0]()
+        ended.result(PATIENCE)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg", "async psycopg"])
+def test_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) -> None:
+    """It polls once an hour: only NOTIFY can wake it."""
+    engine = engine_to("postgresql15")
+    done = threading.Event()
+
+    async def handler(_: Any) -> None:
+        done.set()
+
+    at_work: Any
+    if driver in ("psycopg", "psycopg2"):
+        bind = engine_to("postgresql15", driver)
+        at_work = running(sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600))
+    else:
+        at_work = awaiting(servers.installed("postgresql15", driver.removeprefix("async ")), handler)
+    with at_work, engine.connect() as connection:
+
+        def listening() -> Any:
+            connection.rollback()
+            return connection.scalar(
+                text(
+                    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"
+                )
+            )
+
+        until(listening)
+        # it fetches once more when it listens: only then is it idle
+        put(engine, 0)
+        assert done.wait(PATIENCE)
+        until(lambda: counts(engine)["completed"] == 1)
+        for number in range(3):
+            done.clear()
+            put(engine, number)
+            assert done.wait(PATIENCE)
+
+
+def test_listening_resumes_after_an_error(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    bind = engine_to("postgresql15", pool_size=1, max_overflow=1)
+    raw, failed = bind.raw_connection, threading.Event()
+
+    def full() -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise PoolTimeout("the pool is exhausted")
+        return raw()
+
+    bind.raw_connection = full  # type: ignore[method-assign]
+    done = threading.Event()
+    worker = sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600, heartbeat=3600, stalled_after=None)
+    with running(worker):
+        assert failed.wait(PATIENCE)
+        time.sleep(0.2)  # most likely it is idle then, and only a notification wakes it
+        put(engine, 1)
+        assert done.wait(PATIENCE)
+
+
+def test_holding_slots_are_woken_without_polling(engine_to: MakeEngine, servers: Servers) -> None:
+    engine = engine_to("postgresql15")
+
+    async def body(bind: AsyncEngine) -> None:
+        done = asyncio.Event()
+
+        async def handler(_: Any) -> None:
+            done.set()
+
+        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=2, hold=True, poll=3600, grace=3600)
+        task = asyncio.create_task(worker.run())
+        for number in range(3):
+            done.clear()
+            await asyncio.to_thread(put, engine, number)
+            await done.wait()
+        await all_ended(engine, 3)
+        worker.stop()
+        await task
+
+    run_async(servers, "postgresql15", "asyncpg", body)
+
+
+def test_a_completed_job_is_reported_within_a_second(lite: Engine) -> None:
+    put(lite, *range(6))
+    go_on = threading.Event()
+
+    def handler(job: Any) -> None:
+        if job.payload:
+            assert go_on.wait(2 * PATIENCE)
+
+    terms = {"heartbeat": 3600, "poll": 3600, "stalled_after": None}
+    with running(sl.Worker(queue, handler, bind=lite, concurrency=2, batch=6, **terms)):
+        try:
+            until(lambda: counts(lite)["completed"] == 1)
+        finally:
+            go_on.set()
+
+
+def test_no_turn_is_due_while_all_slots_are_busy(lite: Engine) -> None:
+    put(lite, 1, 2)
+    state = state_of(lite, concurrency=2, batch=2, stalled_after=None, heartbeat=3600)
+    state.turn()
+    assert state.take() is not None
+    assert state.take() is not None
+    state.turn()
+    assert state.pause() > 5
