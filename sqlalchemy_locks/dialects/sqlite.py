@@ -1,4 +1,4 @@
-"""SQLite: any lock takes the database's one write lock, and holds it until the transaction ends."""
+"""SQLite: every lock is the database's one write lock, held until the transaction ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SQLite(Backend):
     single_writer = True
     on_conflict = True
     row_locks = False
-    holders_unavailable = "whose one lock is the file's, which keeps no list of who has it"
+    holders_unavailable = "whose one lock is the file's, which keeps no list of holders"
     explain_prefix = "EXPLAIN QUERY PLAN"
     update_returning = True
     partial_indexes = True
@@ -50,9 +50,9 @@ class SQLite(Backend):
     def translate(self, error: DBAPIError) -> LockError | None:
         message = str(error.orig)
         if getattr(error.orig, "sqlite_errorname", None) == _BUSY_SNAPSHOT:
-            return must_rollback()
+            return _must_rollback()
         if "database is locked" in message or "database table is locked" in message:
-            return LockTimeout("the database was not free in time (busy timeout): another transaction writes")
+            return LockTimeout("the database is locked by another writer (busy timeout)")
         if "readonly database" in message:
             return self.not_writable()
         return None
@@ -82,43 +82,55 @@ class SQLite(Backend):
 
     @contextlib.contextmanager
     def committing(self, connection: Connection, wait: float | None) -> Iterator[None]:
-        with _Patience(connection) as patience:
+        with _BusyTimeout(connection) as busy_timeout:
             if wait is not None:
-                patience.set(wait)
+                busy_timeout.set(wait)
             try:
                 yield
             except DBAPIError as error:
                 if not self.transient(error):
                     raise
                 raise LockTimeout(
-                    "COMMIT waits until nobody reads, and somebody still did when the busy timeout was over (a process "
-                    "that is stopped while it reads reads for ever; in WAL mode, readers are in nobody's way): nothing "
-                    "is committed"
+                    "COMMIT waits for readers, and some were still reading at the end of the busy timeout (a process "
+                    "that is stopped during a SELECT doesn't end it; in WAL mode, COMMIT doesn't wait for readers): "
+                    "nothing is committed"
                 ) from error
 
     def autocommit(self, connection: Connection) -> bool:
-        return False  # Python's driver begins with the first write; see `began`
+        return False  # Python's driver begins with the first write; see `transaction_begun`
 
-    def transaction_begun(self, connection: Connection) -> bool:
+    def transaction_begin_within(self, connection: Connection) -> bool:
         return in_transaction(connection)
 
     def marker_lost(self, connection: Connection) -> bool:
-        return not in_transaction(connection)  # a full disk, or an I/O error, rolls back by itself
+        return not in_transaction(connection)  # a full disk or an I/O error ends it
 
     def transaction_ended(self, connection: Connection) -> bool:
-        return not in_transaction(connection)  # the driver would begin another one by itself
+        return not in_transaction(connection)  # the driver begins another one with the next write
 
     def error_rolled_back(self, error: Exception) -> bool:
-        return True  # ON CONFLICT ROLLBACK, RAISE(ROLLBACK), a full disk: what fails commits nothing
+        return True  # ON CONFLICT ROLLBACK, RAISE(ROLLBACK), a full disk: an error never commits
 
-    def classify_timeouts(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        return judged(connection)
+    @contextlib.contextmanager
+    def classify_timeouts(self, connection: Connection) -> Iterator[None]:
+        # BUSY well before the busy timeout, inside a transaction: SQLite doesn't let a transaction that has read wait,
+        # because waiting couldn't help it
+        begun = in_transaction(connection)
+        with _BusyTimeout(connection) as busy_timeout:
+            timeout = busy_timeout.get()
+        started = time.monotonic()
+        try:
+            yield
+        except LockTimeout as error:
+            if begun and timeout and time.monotonic() - started < timeout / 2:
+                raise _must_rollback() from error
+            raise
 
     def wait_value(self, seconds: float) -> int:
         return math.ceil(min(seconds * 1000, 2**31 - 1))
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
-        transaction = _begun(connection, wait, connection.begin)
+        transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
             connection.exec_driver_sql("BEGIN")
         return transaction, nothing
@@ -126,15 +138,15 @@ class SQLite(Backend):
     def begin_writing(
         self, connection: Connection, wait: float | None = None
     ) -> tuple[RootTransaction, Callable[[], None]]:
-        transaction = _begun(connection, wait, connection.begin)
+        transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
             take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
         return transaction, nothing
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
-        # not by the statement that is run again: SQLAlchemy calls an event that begins, and fails, no second time
+        # before the statement that is tried repeatedly: SQLAlchemy doesn't call the event again after a failure
         if not connection.in_transaction():
-            _begun(connection, wait, lambda: autobegin(connection))
+            _begin_within(connection, wait, lambda: autobegin(connection))
 
     def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
         if in_transaction(connection):
@@ -177,32 +189,32 @@ class SQLite(Backend):
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
-        with _Patience(connection) as patience:
-            patience.set(seconds)
+        with _BusyTimeout(connection) as busy_timeout:
+            busy_timeout.set(seconds)
             yield
 
 
-def _begun(connection: Connection, wait: float | None, begin: Callable[[], T]) -> T:
-    # the app's own event may begin with BEGIN IMMEDIATE, which waits
-    with _Patience(connection) as patience:
+def _begin_within(connection: Connection, wait: float | None, begin: Callable[[], T]) -> T:
+    """Begin, and wait ``wait`` seconds at most if an event of the app executes BEGIN IMMEDIATE."""
+    with _BusyTimeout(connection) as busy_timeout:
         if wait is not None and wait < math.inf:
-            patience.set(wait)
+            busy_timeout.set(wait)
         try:
             return begin()
         except BaseException:
-            # else SQLAlchemy takes it that the event is still under way, and what follows is committed by itself
+            # otherwise SQLAlchemy assumes that the event is still running, and the next statement commits by itself
             begin_failed(connection)
             raise
 
 
-class _Patience:
-    """How long SQLite waits: changed, and afterwards as it was. Not through SQLAlchemy, which would begin for it."""
+class _BusyTimeout:
+    """The connection's busy timeout, restored at the end. It is set without SQLAlchemy, which would begin for it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._was: int | None = None
 
-    def __enter__(self) -> _Patience:
+    def __enter__(self) -> _BusyTimeout:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -210,7 +222,7 @@ class _Patience:
             _driver_rows(self._connection, f"PRAGMA busy_timeout = {self._was}")
 
     def get(self) -> float:
-        """As the app has it, in seconds."""
+        """Return the app's setting, in seconds."""
         if self._was is None:
             ((self._was,),) = _driver_rows(self._connection, "PRAGMA busy_timeout")
         return (self._was or 0) / 1000
@@ -221,10 +233,10 @@ class _Patience:
 
 
 def _driver_rows(connection: Connection, sql: str) -> list[Any]:
-    """Rows from the driver itself, which begins nothing for a PRAGMA."""
+    """Execute on the driver's own connection, which begins no transaction for a PRAGMA."""
     raw: Any = connection.connection.driver_connection
     if connection.dialect.is_async:
-        return list(await_only(raw.execute_fetchall(sql)))  # to its thread and back once, not four times
+        return list(await_only(raw.execute_fetchall(sql)))  # one round trip to its thread instead of four
     cursor = raw.execute(sql)
     try:
         return list(cursor.fetchall())
@@ -235,26 +247,26 @@ def _driver_rows(connection: Connection, sql: str) -> list[Any]:
 def take_write_lock(
     connection: Connection, take: Callable[[], T], wait: float | None = None, *, commits: bool = False
 ) -> T:
-    """Take the write lock, outside of any transaction, trying every few milliseconds.
+    """Take the write lock, outside of any transaction; try every few milliseconds.
 
-    :param take: takes it, or raises what SQLite says when it is not free; begins nothing in that case.
+    :param take: takes it, or raises SQLite's error if it isn't free, and then has begun nothing.
     :param wait: the longest wait in seconds; by default the connection's busy timeout.
-    :param commits: the statement also commits. SQLite then admits no new readers while it waits for those that it has
-        found, so the whole wait is left to it.
+    :param commits: the statement also commits: SQLite admits no new readers while it waits for the present ones, so
+        the whole wait is left to SQLite.
     """
-    with _Patience(connection) as patience:
-        left = patience.get() if wait is None else wait
+    with _BusyTimeout(connection) as busy_timeout:
+        left = busy_timeout.get() if wait is None else wait
         until = time.monotonic() + left
         while True:
-            patience.set(left if commits else min(left, _BUSY_WAIT))
-            asked = time.monotonic()
+            busy_timeout.set(left if commits else min(left, _BUSY_WAIT))
+            started = time.monotonic()
             try:
                 return take()
             except Exception as error:
                 now = time.monotonic()
-                # Without any wait SQLite refuses a connection with an unfinished SELECT, which the holder's COMMIT
-                # waits for.
-                refused = now - asked < _BUSY_WAIT / 2
+                # SQLite doesn't wait at all if this connection has an unfinished SELECT: the holder's COMMIT may be
+                # waiting for that
+                refused = now - started < _BUSY_WAIT / 2
                 if refused or now >= until or not _busy(error):
                     raise
             _pause(connection, min(until - now, random.uniform(_SHORTEST_PAUSE, _LONGEST_PAUSE)))
@@ -262,7 +274,7 @@ def take_write_lock(
 
 
 def _pause(connection: Connection, seconds: float) -> None:
-    """Sleep, whatever the world."""
+    """Sleep, synchronously or not."""
     if connection.dialect.is_async:
         await_only(asyncio.sleep(seconds))
     else:
@@ -270,7 +282,7 @@ def _pause(connection: Connection, seconds: float) -> None:
 
 
 def _busy(error: BaseException | None) -> bool:
-    """Whether it came of a busy file, whatever the app's own ``handle_error`` has made of that."""
+    """Return whether a busy file caused the error, which an app's ``handle_error`` may have replaced."""
     if isinstance(error, MustRollback):
         return False
     while error is not None:
@@ -329,35 +341,16 @@ def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
 
 
 def in_transaction(connection: Connection) -> bool:
-    """Whether SQLite itself is in a transaction; Python's driver begins one only when it must."""
+    """Return whether SQLite is in a transaction; Python's driver begins one with the first write only."""
     raw: Any = connection.connection.driver_connection
     return bool(raw.in_transaction)
 
 
-def must_rollback() -> MustRollback:
+def _must_rollback() -> MustRollback:
     return MustRollback(
-        "this SQLite transaction has read before it asked for a lock, and somebody has written since or is "
+        "this SQLite transaction has read before it asked for a lock, and another one has written since, or is "
         "writing: roll back and lock first, or install sqlalchemy_locks.sqlite.begin_immediate(engine)"
     )
-
-
-@contextlib.contextmanager
-def judged(connection: Connection) -> Iterator[None]:
-    """Tell "not free in time" from "can never become free in this transaction".
-
-    A transaction that has read waits for nobody: SQLite answers BUSY at once, whatever the busy timeout, since
-    waiting could not help. An answer well before the timeout, inside a transaction, is therefore that case.
-    """
-    began = in_transaction(connection)
-    with _Patience(connection) as patience:
-        timeout = patience.get()
-    began_at = time.monotonic()
-    try:
-        yield
-    except LockTimeout as error:
-        if began and timeout and time.monotonic() - began_at < timeout / 2:
-            raise must_rollback() from error
-        raise
 
 
 BACKEND = SQLite()
