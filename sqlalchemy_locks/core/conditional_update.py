@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Select, Update, and_, func, or_, select, true, update
 from sqlalchemy.sql import Executable
@@ -149,7 +149,8 @@ class ConditionalUpdate(OperationImpl):
             selected.append((columns["token"] == role_param(columns["token"], "nonce")).label("has_nonce"))
         if self.retries_replaced and context.backend.misses_replaced:
             selected.append(and_(true(), *self.condition(columns)).label("meets_condition"))
-        probe: Select[Any] = select(*selected).where(*self.mapping.row_condition(columns))
+        # select() of ten columns and more has another type
+        probe: Select[Any] = cast(Any, select(*selected).where(*self.mapping.row_condition(columns)))
         return probe
 
     def _is_hidden(self, execution: Execution) -> bool:

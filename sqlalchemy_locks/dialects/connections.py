@@ -129,6 +129,13 @@ def most(pool: Any) -> float:
     return pool.size() + pool._max_overflow
 
 
+def has_room(engine: Engine) -> bool:
+    """Return whether the engine's pool has a connection to give out without a wait."""
+    pool: Any = engine.pool
+    limit = most(pool)
+    return limit == math.inf or pool.checkedout() < limit
+
+
 def one_for_all(pool: Any) -> bool:
     """Return whether the pool shares one connection, and so one transaction, between checkouts."""
     return isinstance(pool, (StaticPool, SingletonThreadPool))
@@ -202,10 +209,13 @@ def _hurried(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePool]:
     return Hurried
 
 
-def give_back(connection: Connection) -> None:
+def give_back(connection: Connection, *, committed: bool = False) -> None:
     """Return a connection to its pool; one that dies while its isolation level is reset is invalidated.
 
     ``close()`` would raise the driver's error, and the pool would count the connection as checked out forever.
+
+    :param committed: COMMIT was the last statement, so that no transaction is open: the pool then sends no ROLLBACK,
+        which is a round trip on MySQL and MariaDB.
     """
     if not connection.closed and not connection.invalidated:
         pooled: Any = connection.connection
@@ -218,6 +228,9 @@ def give_back(connection: Connection) -> None:
                     record.finalize_callback.pop()(pooled.dbapi_connection)
         except (connection.dialect.loaded_dbapi.Error, DBAPIError) as error:
             connection.invalidate(error)
+        if committed and not connection.invalidated and not connection.in_transaction():
+            # as Connection.close() does after a transaction that it has ended itself; close() then only closes
+            pooled._close_special(transaction_reset=True)
     connection.close()
 
 

@@ -1,11 +1,10 @@
-"""AsyncLocks: the same code as ``Locks``, awaited. Nothing is decided here.
+"""``AsyncLocks``: ``Locks``, awaited.
 
-Each method hands its synchronous twin to SQLAlchemy's greenlet, where the drivers' waits become ``await``.
+Each method runs its synchronous twin in SQLAlchemy's greenlet, where the drivers' waits become ``await``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -37,7 +36,7 @@ AsyncAlive = Callable[[list[str]], Awaitable[Iterable[str]]]
 
 
 def awaited(alive: Alive | AsyncAlive | None) -> Alive | None:
-    """The same question to a coroutine function, asked in SQLAlchemy's greenlet."""
+    """Return a plain function that calls ``alive``, and awaits it in SQLAlchemy's greenlet if it is a coroutine."""
     if alive is None:
         return None
 
@@ -71,7 +70,6 @@ class AsyncLocks:
         self._engine = engine
         self._session_maker = maker
         self._sync = Locks(engine.sync_engine, owner=owner)
-        self._sync._sleep = lambda delay: await_only(asyncio.sleep(delay))
         self._sync._undisturbed = _undisturbed  # type: ignore[method-assign]
 
     @property
@@ -90,7 +88,7 @@ class AsyncLocks:
 
     @property
     def dispatch(self) -> Any:
-        """Who listens to :class:`~sqlalchemy_locks.events.LockEvents` of this one."""
+        """The listeners to :class:`~sqlalchemy_locks.runtime.events.LockEvents`."""
         return self._sync.dispatch
 
     @property
@@ -243,7 +241,7 @@ class AsyncLocks:
 
 
 class AsyncMutexes:
-    """As :class:`sqlalchemy_locks.mutexes.Mutexes`, awaited."""
+    """As :class:`sqlalchemy_locks.facade.mutexes.Mutexes`, awaited."""
 
     def __init__(self, mutexes: Mutexes) -> None:
         self._mutexes = mutexes
@@ -262,7 +260,7 @@ class AsyncMutexes:
 
 
 class AsyncHeld:
-    """As :class:`sqlalchemy_locks.locks.Held`."""
+    """As :class:`sqlalchemy_locks.facade.exclusive.Held`, awaited."""
 
     def __init__(self, held: Held, locks: AsyncLocks) -> None:
         self._held = held
@@ -271,7 +269,7 @@ class AsyncHeld:
 
     @property
     def session(self) -> AsyncSession:
-        """An ``AsyncSession`` in the very transaction that holds the lock; see ``Held.session``."""
+        """An ``AsyncSession`` in the transaction that holds the lock; see ``Held.session``."""
         if self._session is None:
             connection = AsyncConnection(self._locks._engine, self._held._short.connection)
             session: AsyncSession = self._locks._session_maker(bind=connection, **IN_BLOCK)
@@ -296,17 +294,19 @@ class AsyncExclusiveBlock:
     ... async def report() -> None: ...
     """
 
-    def __init__(self, locks: AsyncLocks, hold: ExclusiveBlock) -> None:
+    def __init__(self, locks: AsyncLocks, block: ExclusiveBlock) -> None:
         self._locks = locks
-        self._hold = hold
+        self._block = block
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        return in_async_block(function, self._hold.shown, lambda: AsyncExclusiveBlock(self._locks, self._hold.again()))
+        return in_async_block(
+            function, self._block.shown, lambda: AsyncExclusiveBlock(self._locks, self._block.again())
+        )
 
     async def __aenter__(self) -> AsyncHeld:
-        return AsyncHeld(await greenlet_spawn(self._hold.__enter__), self._locks)
+        return AsyncHeld(await greenlet_spawn(self._block.__enter__), self._locks)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await greenlet_spawn(self._hold.__exit__, kind, error, trace)
+        await greenlet_spawn(self._block.__exit__, kind, error, trace)

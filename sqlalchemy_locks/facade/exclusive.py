@@ -1,7 +1,7 @@
 """The blocks of ``Locks.exclusive`` and ``Locks.shared``: one transaction, from the wait for its keys to its end.
 
-What is promised: whoever is in a block holds its keys, or is told that they are lost; whoever left it holds none, has
-no connection, and left no setting behind, in whatever way he left.
+Guarantees: a block that was entered holds its keys, or reports that they are lost; a block that was left, in whatever
+way, holds none, has no connection, and leaves no setting behind.
 """
 
 from __future__ import annotations
@@ -13,26 +13,30 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from itertools import repeat
 from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import lock
 from sqlalchemy_locks._validation import timeout_seconds
+from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connected
-from sqlalchemy_locks.errors import LockLost, LockTimeout, PoolTimeout, ReentryError, StaleSnapshot
+from sqlalchemy_locks.dialects.connections import connected, has_room
+from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block
 from sqlalchemy_locks.runtime.events import Observed
 from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
-from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, has_room, retried
+from sqlalchemy_locks.runtime.retry import Sleep, retried
+from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.values import Holder, KeyHolder
 
 if TYPE_CHECKING:
@@ -42,7 +46,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Name = str | int
-#: how a session is made that is to work in a block's transaction, whatever its maker was told
+#: options of a session that works in a block's transaction, whatever the options of its maker
 IN_BLOCK: dict[str, Any] = {
     "binds": None,
     "join_transaction_mode": "rollback_only",
@@ -71,18 +75,18 @@ class Held:
         self,
         short: ShortTransaction,
         session_maker: Callable[..., Session],
-        told: Callable[[BaseException | None], object] | None = None,
+        on_lost: Callable[[BaseException | None], object],
     ) -> None:
         self._short = short
         self._session_maker = session_maker
         self._session: Session | None = None
         self._lost = False
-        #: is to hear, once, that it is lost
-        self._told = told
+        #: called once, when it is lost
+        self._on_lost: Callable[[BaseException | None], object] | None = on_lost
 
     @property
     def session(self) -> Session:
-        """A session in the very transaction that holds the lock; what it did is committed when the block ends.
+        """A session in the transaction that holds the lock; its work is committed when the block ends.
 
         Its own ``commit()`` flushes and commits nothing yet; its ``rollback()`` ends the transaction, and with
         it the lock.
@@ -93,39 +97,45 @@ class Held:
         return self._session
 
     def adopt(self, session: Session) -> None:
-        """Keep a session to the transaction that holds the lock, even one whose class routes elsewhere."""
-        connection = self._short.connection
-        session.get_bind = lambda *arguments, **named: connection  # type: ignore[method-assign]
-        event.listen(session, "after_begin", self._stay)
-        self._session = session
+        """Keep a session in the transaction that holds the lock, even one whose class routes elsewhere."""
+        short, connection = self._short, self._short.connection
 
-    def _stay(self, *_: Any) -> None:
-        if (why := self._short.over(wire=False)) is not None:
-            # what follows would be another transaction, which commits, and which no lock guards
-            raise LockLost(why)
-        if not self._short.used:
-            self._short.use()
-            self._short.guard(self.lose)
+        def get_bind(*_: Any, **named: Any) -> Any:
+            if connection.closed:
+                return connection  # after the block: SQLAlchemy refuses it
+            # a session asks for its bind before it begins: after the end of this transaction it would begin another
+            # one, which commits, and which no lock guards
+            if (why := short.loss(poll=False)) is not None:
+                error = LockLost(why)
+                self.lose(error)
+                raise error
+            if not short.used:
+                short.use()
+                short.guard(self.lose)
+            return connection
+
+        session.get_bind = get_bind  # type: ignore[method-assign]
+        self._session = session
 
     @property
     def lost(self) -> bool:
         """Whether the lock is known to be gone, without asking the server; :meth:`check` asks."""
-        if not self._lost and self._short.over() is not None:
+        if not self._lost and self._short.loss() is not None:
             self.lose(None)
         return self._lost
 
     def lose(self, error: BaseException | None) -> None:
-        """It is known to be gone."""
+        """Record that the lock is gone."""
         self._lost = True
-        told, self._told = self._told, None
-        if told is not None:
-            told(error)
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost(error)
 
     def check(self) -> None:
-        """Ask the server.
+        """Ask the server whether the lock is still held.
 
         :raises LockLost: when the transaction that holds the lock is over, or its connection is dead.
-        :raises Unsupported: on MySQL and MariaDB inside ``begin_nested()``, whose savepoint would not outlive it.
+        :raises Unsupported: on MySQL and MariaDB inside ``begin_nested()``, whose savepoint this would release.
 
         >>> with locks.exclusive("invoice:42") as held:
         ...     held.check()
@@ -154,188 +164,186 @@ class ExclusiveBlock:
             raise ValueError("give at least one name to lock")
         self._locks = locks
         self._shared = shared
-        self._take, self._try = (lock.shared, lock.try_shared) if shared else (lock.exclusive, lock.try_exclusive)
-        # by key: in one order for everybody, whatever their names sort like
-        self._names = dict(sorted(((as_key(name), name) for name in names), key=itemgetter(0)))
+        #: by key, and sorted by key: every block acquires in the same order
+        self._names: dict[int, Name] = dict(sorted(zip(map(as_key, names), names, strict=True), key=itemgetter(0)))
+        #: on SQLite any two keys are one lock
+        self._one_lock = backend_for(locks._engine.dialect).single_writer
         self._timeout = timeout_seconds(timeout)
         self._entered: tuple[Held, reentry.HeldEntry, float] | None = None
-        #: whoever is inside, or about to be
-        self._use = threading.Lock()
+        #: held by the one use that this block has at a time
+        self._in_use = threading.Lock()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         return in_block(function, self.shown, self.again)
 
     @property
     def shown(self) -> str:
-        """What sentences call it."""
+        """What error messages call it."""
         return "shared()" if self._shared else "exclusive()"
 
     def again(self) -> ExclusiveBlock:
-        """The same, for one more use at the same time."""
+        """Return a copy, for another use at the same time."""
         twin = copy.copy(self)
-        twin._entered, twin._use = None, threading.Lock()
+        twin._entered, twin._in_use = None, threading.Lock()
         return twin
 
     def __enter__(self) -> Held:
-        # while it is waited for, too: of two who are let in, the first to leave would end what the other has
-        if not self._use.acquire(blocking=False):
+        # during the wait, too: with two uses at a time, the first to leave would end the transaction of the other
+        if not self._in_use.acquire(blocking=False):
             raise ReentryError("this block is entered already: make one for each use")
-        asked = time.monotonic()
+        started = time.monotonic()
         try:
-            held = self._enter(asked)
+            entry = self._enter_context()
+            try:
+                held = self._queue_and_acquire(started)
+            except BaseException as error:
+                reentry.leave(entry)
+                if isinstance(error, LockTimeout):
+                    self._tell("waited", waited=time.monotonic() - started, error=error)
+                raise
         except BaseException:
-            self._use.release()
+            self._in_use.release()
             raise
+        entered = time.monotonic()
+        self._entered = held, entry, entered
         if self._locks._heard:
             try:
-                waited = time.monotonic() - asked
-                self._tell("waited", waited=waited)
-                self._tell("acquired", waited=waited)
+                self._tell("waited", waited=entered - started)
+                self._tell("acquired", waited=entered - started)
             except BaseException as error:
-                self.__exit__(type(error), error, None)  # which nobody else would do
+                self.__exit__(type(error), error, None)  # Python doesn't call it when __enter__ raises
                 raise
-        return held
-
-    def _enter(self, asked: float) -> Held:
-        mine = self._enter_thread()
-        try:
-            held = self._open(asked)
-        except BaseException as error:
-            reentry.leave(mine)
-            if isinstance(error, LockTimeout):
-                self._tell("waited", waited=time.monotonic() - asked, error=error)
-            raise
-        self._entered = held, mine, time.monotonic()
         return held
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._entered is not None
-        (held, mine, began), self._entered = self._entered, None
-        self._use.release()
-        reentry.leave(mine)
-        told, held._told = held._told, None  # what is given back is lost to nobody, whoever still looks
+        (held, entry, entered), self._entered = self._entered, None
+        self._in_use.release()
+        reentry.leave(entry)
+        on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
         try:
             self._close(held, error)
         except BaseException as failed:
             if isinstance(failed, LockLost):
-                held._told = told
+                held._on_lost = on_lost
                 held.lose(failed)
-            self._tell("released", held=time.monotonic() - began, error=failed)
+            self._tell("released", held=time.monotonic() - entered, error=failed)
             raise
         if self._locks._heard:
-            self._tell("released", held=time.monotonic() - began, error=error)
+            self._tell("released", held=time.monotonic() - entered, error=error)
 
-    def _tell(self, what: str, **told: Any) -> None:
-        self._locks._tell(what, "lock", self._names.values(), shared=self._shared, **told)
+    def _tell(self, event: str, **details: Any) -> None:
+        self._locks._tell(event, "lock", self._names.values(), shared=self._shared, **details)
 
-    def _enter_thread(self) -> reentry.HeldEntry:
-        """Refuse what would wait for itself: this thread's, or this task's, own transaction."""
-        dialect, me = self._locks._engine.dialect, reentry.current_owner()
-        # on SQLite any two keys are one lock
-        keys = [0] if backend_for(dialect).locking == "file" else self._names
-        mine = {(dialect, key): 1 for key in keys}
-        for one in reentry.held_by("key", me):
-            for held in one.held:
-                if held in mine:
+    def _enter_context(self) -> reentry.HeldEntry:
+        """Record the keys as held by this thread or task.
+
+        :raises ReentryError: when it holds one of them already, so that acquiring it again would deadlock.
+        """
+        dialect, owner = self._locks._engine.dialect, reentry.current_owner()
+        wanted = dict.fromkeys(zip(repeat(dialect), (0,) if self._one_lock else self._names), 1)
+        for entry in reentry.held_by("key", owner):
+            for held in entry.held:
+                if held in wanted:
                     name = self._names.get(held[1], "another lock of this database")
-                    raise ReentryError(
-                        f"this thread or task holds {name!r} already: taking it again would wait for itself"
-                    )
-        return reentry.enter("key", me, mine)
+                    raise ReentryError(f"this thread or task holds {name!r} already: acquiring it again would deadlock")
+        return reentry.enter("key", owner, wanted)
 
-    def _open(self, asked: float) -> Held:
-        deadline = None if self._timeout is None else asked + self._timeout
-        dialect, options = self._locks._engine.dialect, self._locks._engine.get_execution_options()
-        file = backend_for(dialect).locking == "file"
-        # sharers don't wait for one another, unless there is one lock for all; and a try waits for nobody
-        if (self._shared and not file) or self._timeout == 0:
-            return self._wait(deadline, None)
-        # the key that the first wait is for, in the schema whose rows may stand for it
-        first = 0 if file else next(iter(self._names))
+    def _queue_and_acquire(self, started: float) -> Held:
+        """Wait in the queue of this process for the first key, then in the database."""
+        deadline = None if self._timeout is None else started + self._timeout
+        engine = self._locks._engine
+        options = engine.get_execution_options()
+        # sharers don't wait for one another, unless all keys are one lock; and timeout=0 doesn't wait
+        if (self._shared and not self._one_lock) or self._timeout == 0:
+            return self._acquire(deadline, None)
+        # the options decide in which table the key is
+        first = 0 if self._one_lock else next(iter(self._names))
         where = (options.get("locks_prefix"), str(options.get("schema_translate_map"))) if options else None
-        turn = local_queues(dialect).turn(("key", where, first))
+        ticket = local_queues(engine.dialect).turn(("key", where, first))
         try:
-            if not turn.come(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                raise self._timed_out(self._holders_aside())
-            return self._wait(deadline, turn)
+            if not ticket.come(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise self._timed_out(self._holders_now())
+            return self._acquire(deadline, ticket)
         finally:
-            turn.give()
+            ticket.give()
 
-    def _wait(self, deadline: float | None, turn: Ticket | None) -> Held:
+    def _acquire(self, deadline: float | None, ticket: Ticket | None) -> Held:
         locks = self._locks
 
-        def told(error: BaseException, count: int) -> None:
+        def on_retry(error: BaseException, count: int) -> None:
             self._tell("retried", error=error, count=count)
 
-        while True:
-            try:
-                return retried(lambda: self._attempt(deadline, turn), locks._engine, locks._sleep, told=told)
-            except PoolTimeout:
-                raise
-            except LockTimeout as error:
-                # a limit that the database sets of itself ends the wait, and not the caller's patience
-                if deadline is not None:
-                    raise self._timed_out(error.holders) from error
+        held = None
+        while held is None:
+            held = retried(partial(self._attempt, deadline, ticket), locks._engine, locks._sleep, on_retry=on_retry)
+        return held
 
-    def _attempt(self, deadline: float | None, turn: Ticket | None) -> Held:
-        short = ShortTransaction(self._locks._engine)
-        # Setting the level costs about a round trip's time, and most apps run at READ COMMITTED as it is. Where
-        # the server would refuse another level anyway, it is set from the first refusal on.
-        trusting = short.backend.refuses_stale_snapshots and not self._locks._sets_isolation
+    def _attempt(self, deadline: float | None, ticket: Ticket | None) -> Held | None:
+        """Acquire the keys in a new transaction.
+
+        :return: ``None`` when a limit that the database sets itself ended the wait, and the caller set none.
+        :raises LockTimeout: when the caller's has ended. :raises PoolTimeout: when no connection was free until then.
+        """
+        locks, short = self._locks, ShortTransaction(self._locks._engine)
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        short.open(as_it_is=trusting, wait=math.inf if left is None else left, within=left)
+        short.check_out(left)
+        # Setting the level takes about a round trip's time, and most apps run at READ COMMITTED. Where the server
+        # refuses another level, it is set from the first refusal on.
+        keep_isolation = short.backend.refuses_stale_snapshots and not locks._sets_isolation
         try:
+            short.begin(keep_isolation=keep_isolation, wait=math.inf if left is None else left)
             for key in self._names:
-                self._acquire(short, key, deadline)
-                if turn is not None:
-                    turn.give()
+                self._acquire_key(short, key, deadline)
+                if ticket is not None:
+                    ticket.give()
         except StaleSnapshot:
             short.abandon()
-            if not trusting:
+            if not keep_isolation:
                 raise
-            self._locks._sets_isolation = True
-            return self._attempt(deadline, turn)
+            locks._sets_isolation = True
+            return self._attempt(deadline, ticket)
         except LockTimeout as error:
             try:
-                # a try is to be cheap: who makes one, and wants to know, can ask
-                if deadline is not None and self._timeout != 0:
-                    error.holders = self._holders(short)
+                if deadline is None:
+                    return None
+                # not for timeout=0, which is to be cheap; a caller can ask
+                holders = () if self._timeout == 0 else self._holders(short)
             finally:
                 short.abandon()
-            raise
+            raise self._timed_out(holders) from error
         except BaseException:
             short.abandon()
             raise
-        return Held(short, self._locks._session_maker, lambda error: self._tell("lost", error=error))
+        return Held(short, locks._session_maker, lambda error: self._tell("lost", error=error))
 
-    def _acquire(self, short: ShortTransaction, key: int, deadline: float | None) -> None:
+    def _acquire_key(self, short: ShortTransaction, key: int, deadline: float | None) -> None:
         left = None if deadline is None else deadline - time.monotonic()
+        operation: Operation[Any]
         if left is not None and left <= 0:
-            # what is free is had, however long it took to come to ask for it
-            if not short.connection.execute(self._try(key)).scalar():
-                raise self._timed_out(())
+            # a free key is acquired, however late this is
+            operation = lock.try_shared(key) if self._shared else lock.try_exclusive(key)
+            if not operation.value(short.connection, {}):
+                raise LockTimeout(f"the key {key} is locked")
             return
-        operation = self._take(key)
-        if left is not None:
-            operation = operation.execution_options(locks_wait=left)
+        operation = lock.shared(key) if self._shared else lock.exclusive(key)
         try:
-            short.connection.execute(operation)
+            operation.value(short.connection, {} if left is None else {"locks_wait": left})
         except DriverTimeout as error:
-            raise LockTimeout("the lock was not free in time (the driver's own limit of a statement)") from error
+            raise LockTimeout("the driver's own limit of a statement ended the wait for the lock") from error
 
     def _holders(self, short: ShortTransaction) -> tuple[KeyHolder, ...]:
-        """Who has them, asked on the connection that waited in vain, before anybody else gets it."""
-        if short.connection.invalidated:
-            return ()
+        """Return the holders of the keys, read on the connection that has waited in vain."""
         with contextlib.suppress(DBAPIError):
-            short.connection.rollback()
-            return holders_now(short.connection, self._names.values())
+            if not short.connection.closed and not short.connection.invalidated:
+                short.connection.rollback()
+                return holders_now(short.connection, self._names.values())
         return ()
 
-    def _holders_aside(self) -> tuple[KeyHolder, ...]:
-        """The same without such a connection, where the pool has one to spare."""
+    def _holders_now(self) -> tuple[KeyHolder, ...]:
+        """Return the holders of the keys, read on a connection of its own if the pool has a free one."""
         engine = self._locks._engine
         if has_room(engine):
             with contextlib.suppress(Exception), connected(engine, 0) as connection:
@@ -344,23 +352,25 @@ class ExclusiveBlock:
 
     def _timed_out(self, holders: tuple[Holder, ...]) -> LockTimeout:
         names = ", ".join(repr(name) for name in self._names.values())
-        within = "at the only try" if self._timeout == 0 else f"within {self._timeout:g} s"
-        return LockTimeout(f"{names} {'was' if len(self._names) == 1 else 'were'} not free {within}", holders)
+        if self._timeout == 0:
+            return LockTimeout(f"{names} {'is' if len(self._names) == 1 else 'are'} locked (timeout=0)", holders)
+        return LockTimeout(f"{names} could not be acquired within {self._timeout:g} s", holders)
 
     def _close(self, held: Held, error: BaseException | None) -> None:
-        session = held._session
+        """Commit the transaction, or roll it back for an error of the block."""
+        short, session = held._short, held._session
         if error is not None:
             try:
                 if session is not None:
                     session.close()
             finally:
-                held._short.abandon()
+                short.abandon()
             return
         try:
-            if session is not None and held._short.over() is None:
+            if session is not None and short.loss() is None:
                 session.commit()
                 session.close()
         except BaseException:
-            held._short.abandon()
+            short.abandon()
             raise
-        held._short.commit()
+        short.commit()

@@ -1,51 +1,40 @@
-"""Locks: the ready-made way. It opens the transaction, waits, retries and cleans up; it knows no SQL.
+"""``Locks``: the ready-made locks. It opens transactions, waits, retries and cleans up; it contains no SQL.
 
-``AsyncLocks`` (``aio.py``) runs this very code in SQLAlchemy's greenlet, and awaits it.
+``AsyncLocks`` (``async_locks.py``) runs the same code in SQLAlchemy's greenlet, and awaits it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from sqlalchemy import Engine
-from sqlalchemy.engine import Connection
 
-from sqlalchemy_locks._validation import seconds, valid_name
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import (
-    Operation,
     RowsOperation,
     ValueOperation,
-    build_context,
     fresh_nonce,
-    listed,
 )
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.connections import connected, one_for_all
+from sqlalchemy_locks.dialects.connections import one_for_all
 from sqlalchemy_locks.errors import (
-    IdempotencyConflict,
-    LockLost,
-    LockTimeout,
-    OutcomeUnknown,
-    PoolTimeout,
-    UnknownSemaphore,
     UnknownTask,
     Unsupported,
 )
-from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Held, LockHost, Name
+from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, LockHost, Name
 from sqlalchemy_locks.facade.maintenance import Maintained
 from sqlalchemy_locks.facade.mutexes import Mutexes
+from sqlalchemy_locks.facade.run import OperationRunner
 from sqlalchemy_locks.facade.semaphores import SemaphoreMethods
 from sqlalchemy_locks.runtime.decorators import when_due
-from sqlalchemy_locks.runtime.transaction import NotCommitted, ShortTransaction, Sleep, retried, run_one
+from sqlalchemy_locks.runtime.retry import Sleep, sleep_for
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, sessionmaker
@@ -53,18 +42,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: errors that say that no try has done anything, an earlier one without an answer included
-_NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
-#: so many dead connections of the pool are passed over
-_DEAD = 20
-
 
 class Locks(SemaphoreMethods, Maintained, LockHost):
     """Locks that open their own transactions, on the engine that the app already has.
 
     :param bind: an ``Engine``, or a ``sessionmaker`` bound to one: its class and options are then those of
         ``held.session``.
-    :param owner: who acquires what is stored with an owner; the host, the process and a nonce when not given.
+    :param owner: stored with what is acquired; by default made of the host, the process and a nonce.
 
     >>> locks = sl.Locks(engine)
     >>> with locks.exclusive("invoice:42", timeout=5) as held:
@@ -80,26 +64,28 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
             raise TypeError(f"Locks takes an Engine, or a sessionmaker bound to one, not {bind!r}")
         if one_for_all(engine.pool):
             raise Unsupported(
-                f"Locks can't work with a {type(engine.pool).__name__}, where who asks again has the same connection "
-                "and so the same transaction: use another pool, and on SQLite a file instead of :memory:"
+                f"Locks can't work with a {type(engine.pool).__name__}, which shares one connection, and so one "
+                "transaction, between checkouts: use another pool, and on SQLite a file instead of :memory:"
             )
         self._engine = engine
         self._session_maker: Callable[..., Session] = maker
-        self._sleep: Sleep = time.sleep
+        self._sleep: Sleep = sleep_for(engine)
         self._sets_isolation = False
         self._owner = None if owner is None else valid_name(owner, "an owner")
         self._nonce = secrets.token_hex(4)
-        #: the process that this was in when it was last asked, and the owner's name there
+        #: the process of the last call of ``owner``, and the name for it
         self._process = 0, ""
+        #: runs one operation in a transaction of its own
+        self._run = OperationRunner(engine, maker, self._sleep, self._tell_retry).run
         self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._tell)
 
     @property
     def owner(self) -> str:
-        """Who acquires what is stored with an owner."""
+        """The owner that is stored with what is acquired."""
         if self._owner is not None:
             return self._owner
         process, name = self._process
-        if process != os.getpid():  # asked for each time: a fork is another process
+        if process != os.getpid():  # a fork is another process
             process = os.getpid()
             name = f"{socket.gethostname()[:200]}:{process}:{self._nonce}"
             self._process = process, name
@@ -107,7 +93,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
 
     @property
     def engine_name(self) -> str:
-        """The engine, as this library's sentences call it."""
+        """The engine's name in error messages and events."""
         return backend_for(self._engine.dialect).name
 
     @property
@@ -183,21 +169,23 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         return when_due(due, f"scheduled({name!r})")
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
-        """Hold keys alone while the block runs; a transaction holds them, and the block's end commits it.
+        """Hold keys exclusively while the block runs; a transaction holds them, and the block's end commits it.
 
-        :param names: one or more keys, as :func:`sqlalchemy_locks.lock.exclusive` takes them; they are taken in
-            one order everywhere, so that two callers can't deadlock.
-        :param timeout: the longest wait for all of them together, in seconds (MySQL and MariaDB count whole
-            seconds); ``None`` waits, ``0`` tries once.
+        :param names: one or more keys, as :func:`sqlalchemy_locks.lock.exclusive` takes them; every block acquires them
+            in the same order, so that two can't deadlock.
+        :param timeout: the longest wait for all of them together, in seconds or as a ``timedelta`` (MySQL and MariaDB
+            count whole seconds); ``None`` for no limit, ``0`` for a single attempt.
         :return: a context manager; ``as held`` gives a :class:`Held`. It decorates functions, too: each call then has a
             block of its own.
-        :raises LockTimeout: when they were not free in time; its ``holders`` are those who had them, where the engine
-            tells it, and unless it was a try (``timeout=0``).
+        :raises LockTimeout: when they could not be acquired in time; its ``holders`` are those of the keys, where the
+            engine lists them, unless ``timeout`` is 0. :raises PoolTimeout: when no pooled connection was free in time.
         :raises ReentryError: when this thread or task holds one of them already (on SQLite: any lock).
-        :raises LockLost: at the end of the block, when the connection died inside it and nothing was committed.
+        :raises LockLost: at the end of the block, when its transaction failed or ended inside it, or the connection
+            died, so that nothing is committed.
+        :raises OutcomeUnknown: at the end of the block, when the connection died during COMMIT.
 
         Of the threads or tasks of this process that want the same first key, one waits on a connection, and the others
-        in memory, in turn.
+        in memory, in FIFO order.
 
         >>> with locks.exclusive("invoice:42", timeout=5) as held:
         ...     held.session.add(Payment(invoice=42))
@@ -207,7 +195,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         return ExclusiveBlock(self, names, False, timeout)
 
     def shared(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
-        """Hold keys together with other sharers while the block runs. Everything else as :meth:`exclusive`.
+        """Hold keys together with other sharers while the block runs. All else as :meth:`exclusive`.
 
         Each sharer waits on a connection of its own.
 
@@ -215,6 +203,9 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         ...     read_prices()
         """
         return ExclusiveBlock(self, names, True, timeout)
+
+    def _tell_retry(self, operation: str, error: BaseException, count: int) -> None:
+        self._tell("retried", operation, (), error=error, count=count)
 
     @overload
     def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...
@@ -229,8 +220,9 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
 
         :param operation: any operation whose effect outlives its transaction.
         :return: what ``session.scalar`` would return for it. For one that gives rows, a list: of values or entities
-            (detached), as ``session.scalars`` gives them, or of rows where a row is more than that.
-        :raises Unsupported: for a lock, which would be gone when this returns: use :meth:`exclusive` or a session.
+            (detached), as ``session.scalars`` gives them, or of rows of more than one value.
+        :raises Unsupported: for a lock, which would be released when this returns: use :meth:`exclusive` or a session.
+        :raises OutcomeUnknown: when the connection died, the operation can't be repeated, or no retry succeeded.
 
         >>> locks.run(sl.lock.vacuum())
         0
@@ -238,92 +230,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         body = operation._body
         if body.held_by is not None:
             raise Unsupported(
-                f"{body.name} ends with its {body.held_by}, so run() would give the lock back at once: use "
+                f"{body.name} ends with its {body.held_by}, so run() would release the lock when it returns: use "
                 "locks.exclusive() or locks.shared(), or execute it in a transaction of your own"
             )
         return self._run(operation, fresh_nonce())
-
-    def _run(self, operation: Operation[Any], nonce: str, short: bool = False) -> Any:
-        options: dict[str, Any] = {"locks_nonce": nonce, "locks_short": short}
-
-        repeatable = operation._body.repeatable(operation)
-
-        def attempt() -> Any:
-            try:
-                return self._run_once(operation, options, repeatable)
-            except OutcomeUnknown as error:
-                if not operation._body.writes and error.__cause__ is not None:
-                    raise error.__cause__ from None  # there was nothing to be done
-                options["locks_again"] = True
-                raise
-            except _NEVER_DONE:
-                raise  # an earlier try has met with the same
-            except Exception as error:
-                if "locks_again" not in options:
-                    raise
-                # whatever this try met with, an earlier one may have been carried out
-                raise OutcomeUnknown(
-                    f"{operation.name}: an answer was lost, and the next try failed: it was done, or it was not"
-                ) from error
-
-        def told(error: BaseException, count: int) -> None:
-            self._tell("retried", operation.name, (), error=error, count=count)
-
-        return retried(attempt, self._engine, self._sleep, repeatable=repeatable, told=told)
-
-    def _run_once(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool) -> Any:
-        engine = self._engine
-        given = operation.get_execution_options()
-        every: Mapping[str, Any] = {**engine.get_execution_options(), **given} if given else engine._execution_options
-        context = build_context(engine.dialect, every)
-        # entities come of a session
-        entity = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
-        whole = entity or options["locks_short"]
-        within, wait = every.get("locks_checkout"), every.get("locks_wait")
-        wait, began = None if wait is None else seconds(wait, "locks_wait"), time.monotonic()
-        if not whole and operation._body.statement(context) is not None:
-            bounded = wait is not None and not operation._body.sends_wait
-            with self._connected(0 if repeatable else _DEAD, within) as connection:
-                if context.backend.allows_autocommit(connection, bounded):
-                    return run_one(connection, operation, options, wait)
-        short = ShortTransaction(self._engine)
-        try:
-            short.open(writes=operation._body.writes, wait=0 if operation._body.impatient else wait, within=within)
-        except PoolTimeout:
-            raise
-        except LockTimeout:
-            if not operation._body.impatient:
-                raise
-            return operation._body.refused
-        try:
-            short.use()
-            value = self._rows(short, operation, options) if entity else operation.value(short.connection, options)
-        except BaseException:
-            short.abandon()
-            raise
-        try:
-            short.commit(None if wait is None else max(0.0, wait - (time.monotonic() - began)))
-        except LockLost as error:
-            if isinstance(error, OutcomeUnknown):
-                raise
-            raise NotCommitted(str(error)) from error
-        return value
-
-    @contextlib.contextmanager
-    def _connected(self, dead: int, within: float | None) -> Iterator[Connection]:
-        """A connection of the pool; so many are replaced that the server has closed, as far as that is known."""
-        while True:
-            with connected(self._engine, within) as connection:
-                if not dead or not backend_for(connection.dialect).server_closed(connection):
-                    yield connection
-                    return
-                connection.invalidate()  # nothing was sent yet, and so nothing is lost
-            dead -= 1
-
-    def _rows(self, short: ShortTransaction, operation: Operation[Any], options: Mapping[str, Any]) -> list[Any]:
-        held = Held(short, lambda **named: self._session_maker(**named, expire_on_commit=False))
-        found = listed(held.session.execute(operation, execution_options=options))
-        held.session.commit()
-        held.session.expunge_all()
-        held.session.close()
-        return found

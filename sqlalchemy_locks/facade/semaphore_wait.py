@@ -38,7 +38,8 @@ from sqlalchemy_locks.errors import (
 from sqlalchemy_locks.keys import key
 from sqlalchemy_locks.runtime.local_queue import Backoff, local_queues
 from sqlalchemy_locks.runtime.renewal import clock
-from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep
+from sqlalchemy_locks.runtime.retry import Sleep
+from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.semaphore.availability import in_turn, place_key, room, short_of
 from sqlalchemy_locks.semaphore.reclaim import reclaim
 from sqlalchemy_locks.values import Grant

@@ -20,12 +20,14 @@ from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import timeout_seconds, valid_name
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.connections import has_room
 from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown
 from sqlalchemy_locks.facade.lease import LeaseContext
 from sqlalchemy_locks.facade.semaphore_wait import PATIENCE, SemaphoreWaiter
 from sqlalchemy_locks.runtime.events import Observed
 from sqlalchemy_locks.runtime.renewal import RenewalThread
-from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, has_room
+from sqlalchemy_locks.runtime.retry import Sleep
+from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.semaphore.release import withdraw
 from sqlalchemy_locks.semaphore.sweep import overdue, owned, stale, strays, taken
 from sqlalchemy_locks.values import Grant, PermitHolder, Released

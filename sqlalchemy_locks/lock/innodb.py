@@ -120,7 +120,7 @@ def _acquire_by_nowait_insert(execution: Execution, key: int, shared: bool) -> i
 
 
 def _acquire_by_guarded_insert(execution: Execution, key: int, shared: bool) -> int:
-    """MySQL: a locking read that waits; and where there is no row, an INSERT under the guard, which nobody else has."""
+    """MySQL: a locking read that waits; and where there is no row, an INSERT under the guard."""
     table, values = execution.context.tables.locked_keys, {"lock_key": key}
     if not execution.read_committed and not execution.moved and (execution.context, key) in _committed_keys(execution):
         settings: Any = execution.execute(_read_committed_and_writable, {}).one()

@@ -1,6 +1,6 @@
-"""What can be decorated: a plain function by ``Locks``, a coroutine function by ``AsyncLocks``, each refusing the rest.
+"""Decorators: plain functions by ``Locks``, coroutine functions by ``AsyncLocks``; each refuses all others.
 
-A lock around a function that only makes a coroutine or a generator would be over before any of its code has run.
+A lock around a function that returns a coroutine or a generator would be released before any of its code has run.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ async def _async_manager() -> AsyncIterator[None]:
     yield
 
 
-#: a context manager whose code is a generator's has no public name of its own
+#: the classes of what contextlib.contextmanager makes have no public names
 _MANAGERS = type(_manager()), type(_async_manager())
 
 
 def check_plain(function: Any, what: str) -> None:
-    """Refuse what isn't done when its call returns."""
+    """Refuse a function whose code has not run when its call returns."""
     _check(function, what)
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         raise TypeError(f"{what} of Locks decorates plain functions, and {_named(function)} is async: use AsyncLocks")
 
 
 def check_coroutine(function: Any, what: str) -> None:
-    """Refuse what can't be awaited."""
+    """Refuse a function that is no coroutine function."""
     _check(function, what)
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"{what} of AsyncLocks decorates async functions, and {_named(function)} is none: use Locks")
@@ -46,7 +46,7 @@ def check_coroutine(function: Any, what: str) -> None:
 def in_block(
     function: Callable[P, T], what: str, block: Callable[[], contextlib.AbstractContextManager[Any]]
 ) -> Callable[P, T]:
-    """The function, each call of which has a block of its own around it."""
+    """Return the function with a block around each call."""
     check_plain(function, what)
 
     @functools.wraps(function)
@@ -60,7 +60,7 @@ def in_block(
 def in_async_block(
     function: Callable[P, Awaitable[T]], what: str, block: Callable[[], contextlib.AbstractAsyncContextManager[Any]]
 ) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The same of a coroutine function."""
+    """Return the coroutine function with a block around each call."""
     check_coroutine(function, what)
 
     @functools.wraps(function)
@@ -72,7 +72,7 @@ def in_async_block(
 
 
 def when_due(due: Callable[[], bool], what: str) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """A decorator of functions that run when ``due`` says so, and give ``None`` otherwise."""
+    """Return a decorator: a call runs the function when ``due()`` is true, and else returns ``None``."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T | None]:
         check_plain(function, what)
@@ -87,14 +87,14 @@ def when_due(due: Callable[[], bool], what: str) -> Callable[[Callable[P, T]], C
 
 
 def check_done(result: T, what: str) -> T:
-    """Refuse a result whose code has still to run: a wrapper gave it, which looks like a plain function.
+    """Refuse a result whose code has still to run, from a wrapper that looks like a plain function.
 
     :raises TypeError: for what has to be awaited, a generator, and what ``contextlib.contextmanager`` makes.
     """
     if isinstance(result, _MANAGERS) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-        kind = "runs when the lock is over already: use a with block inside it"
+        kind = "runs when the lock is released already: use a with block inside it"
     elif inspect.isawaitable(result):
-        kind = "has to be awaited, when the lock is over already: use AsyncLocks, on the async function itself"
+        kind = "has to be awaited, when the lock is released already: use AsyncLocks, on the async function itself"
         if inspect.iscoroutine(result):
             result.close()
     else:
@@ -109,7 +109,7 @@ def _check(function: Any, what: str) -> None:
         raise TypeError(f"{what} decorates functions, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            f"{what} can't decorate {_named(function)}: a generator's code runs when the lock is over already; "
+            f"{what} can't decorate {_named(function)}: a generator's code runs when the lock is released already; "
             "use a with block inside it"
         )
 

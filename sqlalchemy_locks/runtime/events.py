@@ -1,7 +1,7 @@
-"""What happens to locks, told to who listens and to the log ``sqlalchemy_locks``; costs next to nothing unheard.
+"""Events of locks, for listeners and for the log ``sqlalchemy_locks``.
 
-Listeners are SQLAlchemy's: ``event.listen(locks, "acquired", told)``. What one of them raises is logged, and breaks no
-lock. Each emission is one line where it happens, and nothing is put together for it while nobody listens.
+Listeners are SQLAlchemy's: ``event.listen(locks, "acquired", on_event)``. What a listener raises is logged, and breaks
+no lock. Without listeners, and without debug logging, an event costs two comparisons.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _DEBUG = logging.DEBUG
 
 
 class Observed(EventTarget):
-    """What can be listened to: ``Locks``, and ``AsyncLocks`` by way of it."""
+    """The target of listeners: ``Locks``, and ``AsyncLocks`` through it."""
 
-    #: somebody listens, or has listened
+    #: it has, or had, a listener
     _listened = False
 
     @property
     def _heard(self) -> bool:
-        """Whether telling may be worth its while: to be asked before what happens all the time."""
+        """Whether an event may have a listener or a log; checked before frequent events."""
         return self._listened or log.isEnabledFor(_DEBUG)
 
     @property
     def owner(self) -> str:
-        """Who acquires."""
+        """The owner that is stored with what is acquired."""
         raise NotImplementedError
 
     @property
     def engine_name(self) -> str:
-        """The engine, as this library's sentences call it."""
+        """The engine's name in error messages and events."""
         raise NotImplementedError
 
     def _tell(
@@ -59,13 +59,16 @@ class Observed(EventTarget):
         count: int | None = None,
         error: BaseException | None = None,
     ) -> None:
-        """Tell that something happened: one of the methods of ``LockEvents``."""
+        """Emit an event.
+
+        :param what: its name: one of the methods of ``LockEvents``.
+        """
         listeners = getattr(self.dispatch, what)
         level = _LEVELS.get(what, _DEBUG)
         logged = log.isEnabledFor(level)
         if not listeners and not logged:
             return
-        told = LockEvent(
+        lock_event = LockEvent(
             event=what,
             kind=kind,
             names=tuple(names),
@@ -80,29 +83,29 @@ class Observed(EventTarget):
             error=error,
         )
         if logged:
-            with contextlib.suppress(Exception):  # a handler of logs that raises is not the lock's trouble, either
-                log.log(level, "%s", told)
+            with contextlib.suppress(Exception):  # a log handler that raises breaks no lock, either
+                log.log(level, "%s", lock_event)
         for listener in listeners:
-            _hear(listener, told)
+            _call(listener, lock_event)
 
 
-def _hear(listener: Callable[[LockEvent], object], told: LockEvent) -> None:
+def _call(listener: Callable[[LockEvent], object], lock_event: LockEvent) -> None:
     try:
-        listener(told)
+        listener(lock_event)
     except Exception:
         with contextlib.suppress(Exception):
-            log.exception("a listener failed that was told: %s", told)
+            log.exception("a listener failed at the event: %s", lock_event)
 
 
 class LockEvents(event.Events[Observed]):
-    """What can be listened to, by SQLAlchemy's own ``event.listen`` and ``event.listens_for``.
+    """The events, for SQLAlchemy's own ``event.listen`` and ``event.listens_for``.
 
-    Listeners are plain functions of one :class:`~sqlalchemy_locks.LockEvent`, called where it happens: in the thread
+    Listeners are plain functions of one :class:`~sqlalchemy_locks.LockEvent`, called where it occurs: in the thread
     that holds the lock, or in the event loop. They must not block, and can't be coroutines.
 
     >>> from sqlalchemy import event
     >>> @event.listens_for(locks, "lost")
-    ... def told(event: sl.LockEvent) -> None:
+    ... def on_lost(event: sl.LockEvent) -> None:
     ...     alarm(event.names)
     """
 
@@ -115,19 +118,19 @@ class LockEvents(event.Events[Observed]):
         event_key.base_listen(**kw)
 
     def waited(self, event: LockEvent) -> None:
-        """A wait is over: with the lock, and then ``acquired`` follows, or in vain, with the ``error``."""
+        """A wait has ended: with the lock, and ``acquired`` follows, or without it, and there is an ``error``."""
 
     def acquired(self, event: LockEvent) -> None:
-        """Something is held now."""
+        """A lock, a mutex, permits or a period were acquired."""
 
     def released(self, event: LockEvent) -> None:
-        """Something is held no longer; each block that was ``acquired`` ends so, with its ``error`` if it had one."""
+        """It was released; every block that was ``acquired`` ends with this, and with its ``error`` if it had one."""
 
     def lost(self, event: LockEvent) -> None:
-        """Something was held and is gone, before who held it had finished."""
+        """It was lost before its holder released it."""
 
     def retried(self, event: LockEvent) -> None:
-        """A transient error: it is run again, for the ``count``-th time."""
+        """A transient error is followed by a retry, the ``count``-th."""
 
     def swept(self, event: LockEvent) -> None:
-        """A sweep has released what nobody would give back: ``count`` requests."""
+        """A sweep has released ``count`` requests whose holders would not."""

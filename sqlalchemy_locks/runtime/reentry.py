@@ -1,8 +1,8 @@
-"""Who holds what, in blocks: what tells a thread, task or greenlet that it would wait for itself.
+"""What each thread, task or greenlet holds in blocks: acquiring it again inside them would deadlock.
 
-It is in the context, and so in those of the tasks that begin inside a block: there it is another's, and is over when
-the block is, whatever becomes of the copies. A block that nobody can leave any more (an exception that came from
-outside just before its first line) is over, too. A fork has none of its parent's.
+The entries are in the context, and so also in the contexts of tasks that are created inside a block: there they have
+another owner, and are closed when the block is left, in every copy of the context. An entry whose block can't be left
+any more (an exception from outside hit its first line) is garbage-collected. A fork has none of its parent's.
 """
 
 from __future__ import annotations
@@ -17,69 +17,75 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class _Me:
-    """A thread: its number may be another's when it has ended."""
+class _ThreadToken:
+    """A thread's identity; its number may be reused when it has ended."""
 
     __slots__ = ("__weakref__",)
 
 
-class _Mine(threading.local):
+class _ThreadLocal(threading.local):
     def __init__(self) -> None:
-        self.me = _Me()
+        self.token = _ThreadToken()
 
 
 class HeldEntry:
-    """What one block holds; it is kept by the block alone."""
+    """What one block holds: how often, by key. Only the block keeps a reference to it."""
 
-    __slots__ = ("__weakref__", "held", "kind", "me", "over")
+    __slots__ = ("__weakref__", "closed", "held", "kind", "owner")
 
-    def __init__(self, kind: str, current_owner: tuple[Any, ...], held: Mapping[Any, int]) -> None:
-        self.kind, self.me, self.held = kind, current_owner, held
-        self.over = False
+    def __init__(self, kind: str, owner: tuple[Any, ...], held: Mapping[Any, int]) -> None:
+        self.kind, self.owner, self.held = kind, owner, held
+        self.closed = False
 
 
-_mine = _Mine()
-_inside: contextvars.ContextVar[tuple[weakref.ref[HeldEntry], ...]] = contextvars.ContextVar(
-    "sqlalchemy_locks_inside", default=()
+_local = _ThreadLocal()
+_entries: contextvars.ContextVar[tuple[weakref.ref[HeldEntry], ...]] = contextvars.ContextVar(
+    "sqlalchemy_locks_held", default=()
 )
 
 
 def current_owner() -> tuple[Any, ...]:
-    """This process, this thread, and the task or the greenlet that it runs."""
-    running: Any = None
+    """Return the identity of this process, this thread, and the task or greenlet that it runs."""
     try:
-        # a task's greenlets are SQLAlchemy's, and others each time
-        running = asyncio.current_task() or _greenlet()
+        running: Any = asyncio.current_task()
     except RuntimeError:
-        running = _greenlet()
-    # no id(), which is another's when this one is gone; and no task is kept by what it has held
-    return os.getpid(), _mine.me, None if running is None else weakref.ref(running)
+        running = None  # no event loop runs
+    if running is None:  # a task's greenlets are SQLAlchemy's, new ones at each call
+        greenlet = sys.modules.get("greenlet")
+        current = None if greenlet is None else greenlet.getcurrent()
+        # the greenlet that a thread begins with has no parent, and is the thread; one of gevent's is not
+        running = None if current is None or current.parent is None else current
+    # no id(), which is reused when this one is gone; and a task is not kept alive by what it has held
+    return os.getpid(), _local.token, None if running is None else weakref.ref(running)
 
 
-def _greenlet() -> Any:
-    """The greenlet that runs, but for the one that a thread begins with; one of gevent's has a thread of others."""
-    greenlet = sys.modules.get("greenlet")
-    running: Any = None if greenlet is None else greenlet.getcurrent()
-    return None if running is None or running.parent is None else running
+def held_by(kind: str, owner: tuple[Any, ...]) -> list[HeldEntry]:
+    """Return what an owner holds in blocks of a kind."""
+    found = []
+    for ref in _entries.get():
+        entry = ref()
+        if entry is not None and not entry.closed and entry.kind == kind and entry.owner == owner:
+            found.append(entry)
+    return found
 
 
-def held_by(kind: str, mine: tuple[Any, ...]) -> list[HeldEntry]:
-    """What this thread or task holds in blocks of a kind."""
-    return [one for one in _going_on() if one.kind == kind and one.me == mine] if _inside.get() else []
+def enter(kind: str, owner: tuple[Any, ...], held: Mapping[Any, int]) -> HeldEntry:
+    """Record that an owner holds this from now on: how often, by key."""
+    entry = HeldEntry(kind, owner, held)
+    _entries.set((*_open_entries(), weakref.ref(entry)))
+    return entry
 
 
-def enter(kind: str, mine: tuple[Any, ...], held: Mapping[Any, int]) -> HeldEntry:
-    """It holds this from now on: how often, by key."""
-    entered = HeldEntry(kind, mine, held)
-    _inside.set(tuple(weakref.ref(one) for one in (*_going_on(), entered)))
-    return entered
+def leave(entry: HeldEntry) -> None:
+    """Record that it is held no longer."""
+    entry.closed = True
+    _entries.set(_open_entries())
 
 
-def leave(entered: HeldEntry) -> None:
-    """It does so no longer."""
-    entered.over = True
-    _inside.set(tuple(weakref.ref(one) for one in _going_on()))
-
-
-def _going_on() -> list[HeldEntry]:
-    return [one for one in (kept() for kept in _inside.get()) if one is not None and not one.over]
+def _open_entries() -> tuple[weakref.ref[HeldEntry], ...]:
+    kept = []
+    for ref in _entries.get():
+        entry = ref()
+        if entry is not None and not entry.closed:
+            kept.append(ref)
+    return tuple(kept)

@@ -1,38 +1,30 @@
-"""The short transaction that ``Locks`` gives an operation: READ COMMITTED, retried as a whole, and no trace left.
+"""A short transaction: one pooled connection in one READ COMMITTED transaction, and no trace of it afterwards.
 
-The isolation level that the app gave its engine, or sets in a ``connect`` event, is on the connection again
-when this is over; so are the wait settings. What is retried has had no effect: a deadlock or a serialization
-failure has rolled everything back, and so has the death of a connection before COMMIT was sent.
+The isolation level that the app gave its engine, or sets in a ``connect`` event, is on the connection again when the
+transaction is over; so are the wait settings.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import random
 import sys
-import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.core.operation import Operation, translated
-from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.core.operation import translated
+from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, driver_calls, give_back, most, on_driver_error
-from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, OutcomeUnknown, Unsupported
+from sqlalchemy_locks.dialects.connections import connect, driver_calls, give_back, on_driver_error
+from sqlalchemy_locks.errors import LockLost, OutcomeUnknown, Unsupported
 
-T = TypeVar("T")
-
-Sleep = Callable[[float], None]
-RETRIES = 3
-#: why a lock is gone, and what has become of the work
-_OVER = (
+# why a lock is gone, and what has become of the work
+_FAILED = (
     "the transaction that held the lock has failed or is over, or its connection died: nothing that was done in it is "
     "committed"
 )
@@ -44,167 +36,174 @@ _ENDED = (
     "the transaction that held the lock was ended inside its block: what was done before is committed or rolled back, "
     "by what ended it, and nothing that was done afterwards is committed"
 )
-_ANOTHERS = "the lock is held by the process that forked this one: nothing that was done in it is committed here"
-#: what a fork has of its parent's transactions: whatever becomes of it here, they go on there
+_FORKED = "the lock is held by the process that forked this one: nothing that was done in it is committed here"
+#: a fork's copies of its parent's transactions, kept so that they are not closed: there they continue
 _inherited: list[Any] = []
 
 
-class NotCommitted(LockLost):
-    """Nothing of an operation is committed: it may be run again."""
-
-
 class ShortTransaction:
-    """One connection of the pool, in one READ COMMITTED transaction."""
+    """One connection of the pool, in one READ COMMITTED transaction.
+
+    :meth:`use` and :meth:`guard` are for a transaction in which the caller works, too: its end is then detected, even
+    where SQLAlchemy doesn't know of it.
+    """
 
     connection: Connection
+    backend: Backend
     transaction: RootTransaction
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.backend = backend_for(engine.dialect)
-        #: somebody works in it, besides the lock
+        #: other work than the lock is done in it
         self.used = False
-        #: the driver has told since that one is open: only the first statement that needs it may begin it
-        self._open = False
+        #: a transaction was open at the last look at the driver; before it, only the first statement may begin one
+        self._seen_open = False
         #: how many statements were sent since it is guarded
         self._sent: int | None = None
-        #: its last statement failed and left it aborted, in a way that the driver doesn't remember
-        self._aborted = False
-        #: what ended it was the error of a statement
+        #: the statement (by number) that failed and left it aborted, in a way that the driver doesn't remember
+        self._aborted_at: int | None = None
+        #: it was ended by the error of a statement
         self._rolled_back = False
         #: COMMIT was asked for
         self._ending = False
         self._committed = False
-        self._known: str | None = None
+        self._loss: str | None = None
+        self._restore: Callable[[], None] | None = None
         self._process = os.getpid()
 
-    def open(
-        self, *, writes: bool = True, as_it_is: bool = False, wait: float | None = None, within: float | None = None
-    ) -> None:
-        """Check a connection out and begin.
-
-        :param writes: what is to be done writes, or locks.
-        :param as_it_is: leave the isolation level alone, for an operation that refuses a wrong one by itself.
-        :param wait: how long beginning may wait, in seconds, where it can.
-        :param within: how long to wait for a free connection of the pool; as long as the pool lets one wait without it.
-        :raises PoolTimeout: when there was none.
-        """
-        self.connection = connect(self.engine, within)
-        # known for certain only now: a mysql:// URL may have led to MariaDB
-        self.backend = backend_for(self.connection.dialect)
-        self._restore: Callable[[], None] | None = None
+    def open(self, *, writes: bool = True, wait: float | None = None, within: float | None = None) -> None:
+        """Check a connection out, and begin; see :meth:`check_out` and :meth:`begin`."""
+        self.check_out(within)
         try:
-            with translated(self.backend):
-                if as_it_is and not self.backend.autocommit(self.connection):
-                    self.transaction = self.connection.begin()
-                else:
-                    begin = self.backend.begin_writing if writes else self.backend.begin
-                    self.transaction, self._restore = begin(self.connection, wait)
+            self.begin(writes=writes, wait=wait)
         except BaseException:
             self.abandon()
             raise
 
+    def check_out(self, within: float | None = None) -> None:
+        """Check a connection out.
+
+        :param within: how long to wait for a free connection of the pool, in seconds; without it the pool's own limit.
+        :raises PoolTimeout: when none was free in time.
+        """
+        self.connection = connect(self.engine, within)
+        # certain only now: a mysql:// URL may lead to MariaDB
+        self.backend = backend_for(self.connection.dialect)
+
+    def begin(self, *, writes: bool = True, keep_isolation: bool = False, wait: float | None = None) -> None:
+        """Begin on the connection.
+
+        :param writes: the transaction writes, or locks.
+        :param keep_isolation: leave the isolation level alone, for an operation that refuses a wrong one by itself.
+        :param wait: how long BEGIN may wait, in seconds, where it can.
+        :raises LockTimeout: when that was not enough.
+        """
+        try:
+            if keep_isolation and not self.backend.autocommit(self.connection):
+                self.transaction = self.connection.begin()
+            else:
+                begin = self.backend.begin_writing if writes else self.backend.begin
+                self.transaction, self._restore = begin(self.connection, wait)
+        except DBAPIError:
+            with translated(self.backend):
+                raise
+
     @property
     def active(self) -> bool:
-        """Whether the transaction is still the one that was begun."""
+        """Whether the transaction is still the one that was begun, as far as SQLAlchemy knows."""
         connection = self.connection
-        return not self._forked and not connection.closed and not connection.invalidated and self.transaction.is_active
+        return (
+            os.getpid() == self._process
+            and not connection.closed
+            and not connection.invalidated
+            and self.transaction.is_active
+        )
 
-    @property
-    def _forked(self) -> bool:
-        return os.getpid() != self._process
+    def loss(self, *, poll: bool = True) -> str | None:
+        """Return why the lock is known to be gone, without asking the server; ``None`` if it isn't.
 
-    def over(self, *, wire: bool = True) -> str | None:
-        """Why the lock is known to be gone, without asking the server; ``None`` as long as nothing tells so.
-
-        :param wire: look at the connection, too, which the server may have closed.
+        :param poll: look at the socket, too, which the server may have closed.
         """
-        if self._known is None:
-            self._known = self._look(wire)
-        return self._known
+        if self._loss is None:
+            self._loss = self._find_loss(poll)
+        return self._loss
 
-    def _look(self, wire: bool) -> str | None:
-        if self._forked:
-            return _ANOTHERS
+    def _find_loss(self, poll: bool) -> str | None:
+        if os.getpid() != self._process:
+            return _FORKED
         connection, guarded = self.connection, self._sent is not None
         if not self.active:
             if self._ending and not self._committed:
                 return _ENDED
-            return _DIED if guarded and connection.invalidated else _OVER
+            return _DIED if guarded and connection.invalidated else _FAILED
         if self.used and not self._ending:
             ended = self.backend.transaction_ended(connection)
-            if ended and self._open:
-                return _ENDED if guarded and not self._rolled_back else _OVER
-            self._open = not ended
-            if self._failed():
-                return _OVER
-        return _OVER if wire and self.backend.server_closed(connection) else None
+            if ended and self._seen_open:
+                return _ENDED if guarded and not self._rolled_back else _FAILED
+            self._seen_open = not ended
+            # Inside begin_nested() an error costs only what was done there. After its rollback the server still has its
+            # savepoint, and keeps the lock for it when a later statement fails; but SQLAlchemy never returns to it.
+            # Another thread may create or release a savepoint during this: hence the second look.
+            sent = self._sent
+            if (
+                self._is_aborted()
+                and not connection.in_nested_transaction()
+                and self._is_aborted()
+                and sent == self._sent
+            ):
+                return _FAILED
+        return _FAILED if poll and self.backend.server_closed(connection) else None
 
-    def _failed(self) -> bool:
-        """Whether the server has given it up for an error, and with it the lock.
-
-        An error inside ``begin_nested()`` costs what was done there only. Once that was rolled back, the server still
-        has its savepoint, and keeps the lock for it when something fails later; but SQLAlchemy never returns to it.
-        """
-
-        def aborted() -> bool:
-            return self._aborted or self.backend.transaction_aborted(self.connection)
-
-        sent = self._sent
-        # looked at from another thread, a savepoint may come or go meanwhile: then the next look tells
-        return (
-            self.used and aborted() and not self.connection.in_nested_transaction() and aborted() and sent == self._sent
-        )
+    def _is_aborted(self) -> bool:
+        # an aborted transaction accepts no statement except the one that ends it, or returns to a savepoint
+        at = self._aborted_at
+        return (at is not None and at == self._sent) or self.backend.transaction_aborted(self.connection)
 
     def use(self) -> None:
-        """Somebody is about to work in the transaction: its end, from here on, must not pass unnoticed."""
+        """Detect the end of the transaction from here on: other work is about to be done in it."""
         if not self.used:
             self.backend.set_marker(self.connection)
             self.used = True
-            self._open = not self.backend.transaction_ended(self.connection)
+            self._seen_open = not self.backend.transaction_ended(self.connection)
 
-    def guard(self, lost: Callable[[LockLost], object]) -> None:
-        """From here on, no statement is executed when the transaction is known to be over.
+    def guard(self, on_lost: Callable[[LockLost], object]) -> None:
+        """Refuse every statement from here on once the transaction is known to be over.
 
-        :param lost: hears of it when it is.
+        :param on_lost: called with the error, before it is raised.
         """
-        connection: Any = self.connection
+        connection = self.connection
         self._sent = 0
 
-        def before(*_: Any) -> None:
+        def before_statement(*_: Any) -> None:
             assert self._sent is not None
-            if (why := self.over(wire=False)) is not None:
+            if (why := self.loss(poll=False)) is not None:
                 error = LockLost(why)
-                lost(error)
+                on_lost(error)
                 raise error
             self._sent += 1
 
-        def after(*_: Any) -> None:
-            self._aborted = False  # an aborted transaction takes no statement but the one that ends it, or goes back
-
-        def failed(error: BaseException) -> None:
+        def on_error(error: BaseException) -> None:
             if isinstance(error, Exception) and self.active and not self._ending:
                 with contextlib.suppress(Exception):  # without an answer, the block's end finds out
-                    self._aborted = self.backend.check_after_error(self.connection, error)
-                    self._rolled_back |= self.backend.error_rolled_back(error) and self.backend.transaction_ended(
-                        self.connection
-                    )
+                    self._aborted_at = self._sent if self.backend.check_after_error(connection, error) else None
+                    if self.backend.error_rolled_back(error):
+                        self._rolled_back |= self.backend.transaction_ended(connection)
 
-        def commit(_: Connection) -> None:
+        def on_commit(_: Connection) -> None:
             self._ending = True
 
-        event.listen(connection, "before_cursor_execute", before)
-        event.listen(connection, "after_cursor_execute", after)
-        event.listen(connection, "commit", commit)
-        on_driver_error(connection, failed)
+        # each listener costs a block as much as its checkout: no more than these two
+        event.listen(connection, "before_cursor_execute", before_statement)
+        event.listen(connection, "commit", on_commit)
+        on_driver_error(connection, on_error)
 
     def check(self) -> None:
         """Ask the server whether the transaction is still the one that was begun.
 
         :raises LockLost: when it is not, can only be rolled back, or its connection is dead.
-        :raises Unsupported: where asking would take the caller's savepoint away.
+        :raises Unsupported: where asking would release the caller's savepoint.
         """
-        why = self.over()
+        why = self.loss()
         nested = self.active and self.connection.in_nested_transaction()
         if why is None and self.backend.marker_is_savepoint and nested:
             raise Unsupported(
@@ -214,39 +213,39 @@ class ShortTransaction:
         try:
             if why is None and self.used and self.backend.marker_is_savepoint:
                 if self.backend.marker_lost(self.connection):
-                    why = self._known = self._mark_lost
+                    why = self._loss = self._marker_loss
                 else:
                     self.backend.set_marker(self.connection)
             elif why is None:
                 self.connection.exec_driver_sql("SELECT 1")
         except DBAPIError as error:
-            # the server has refused it for an error behind a savepoint, and so it is there, and holds the lock
+            # refused because of an error behind a savepoint: the transaction is there, and holds the lock
             if not nested or error.connection_invalidated:
-                self._known = _OVER
-                raise LockLost(_OVER) from error
+                self._loss = _FAILED
+                raise LockLost(_FAILED) from error
         if why is not None:
             raise LockLost(why)
 
     @property
-    def _mark_lost(self) -> str:
-        # a deadlock that was passed over takes the mark along, and so does a COMMIT: only a guard sees which it was
-        return _OVER if self._sent is None else _ENDED
+    def _marker_loss(self) -> str:
+        # both a deadlock that the caller ignored and a COMMIT remove the marker: only a guard sees which it was
+        return _FAILED if self._sent is None else _ENDED
 
     def commit(self, wait: float | None = None) -> None:
         """Commit, and give the connection back.
 
-        :param wait: how long COMMIT may wait for others, where it does; as long as the app lets it without it.
-        :raises LockTimeout: when that was not enough; it is rolled back.
-        :raises LockLost: when the transaction had ended or failed before, so that nothing is committed by this.
-        :raises OutcomeUnknown: when work was done in it, and the connection died while COMMIT was under way.
+        :param wait: how long COMMIT may wait for others, in seconds, where it does; without it the app's own limit.
+        :raises LockTimeout: when that was not enough; the transaction is rolled back.
+        :raises LockLost: when the transaction had ended or failed before, so that this commits nothing.
+        :raises OutcomeUnknown: when work was done in it, and the connection died during COMMIT.
         """
         try:
-            why = self.over() if self.used or not self.active else None
+            why = self.loss() if self.used or not self.active else None
             try:
                 if why is None and self.used and self.backend.marker_lost(self.connection):
-                    why = self._mark_lost if self.backend.marker_is_savepoint else _OVER
+                    why = self._marker_loss if self.backend.marker_is_savepoint else _FAILED
             except DBAPIError as error:
-                raise LockLost(_OVER) from error
+                raise LockLost(_FAILED) from error
             if why is not None:
                 raise LockLost(why)
             self._ending = True
@@ -263,9 +262,9 @@ class ShortTransaction:
                     roll_back(self.connection)
                     raise
                 if not self.used:
-                    raise LockLost(_OVER) from error
+                    raise LockLost(_FAILED) from error
                 raise OutcomeUnknown(
-                    "the connection died while COMMIT was under way: what was done is committed, or it is not"
+                    "the connection died during COMMIT: what was done is committed, or it is not"
                 ) from error
         finally:
             self.abandon()
@@ -273,37 +272,36 @@ class ShortTransaction:
     def abandon(self) -> None:
         """Roll back what isn't committed, and give the connection back; never raises over a dead connection."""
         connection = self.connection
-        if self._forked:
-            _inherited.append(self)  # the socket is the parent's, too
+        if os.getpid() != self._process:
+            _inherited.append(self)  # the parent uses the socket
             return
-        forget(sys.exc_info()[1])
+        if (error := sys.exc_info()[1]) is not None:
+            release_cursors(error)
         try:
             if connection.in_transaction() or connection.invalidated:
                 connection.rollback()
             if self._restore is not None and not connection.invalidated:
                 self._restore()
-            if self._committed:
-                nothing_open(connection)
         except BaseException as error:
-            # in what state it is nobody knows
+            # its state is unknown
             if not connection.closed:
                 connection.invalidate(error)
             if not isinstance(error, DBAPIError):
                 raise
         finally:
-            give_back(connection)
+            give_back(connection, committed=self._committed)
 
 
-def forget(error: BaseException | None) -> None:
-    """Let go of the cursors of what was cancelled: SQLite's keep their locks, connection or not, while known of."""
-    if error is not None and not isinstance(error, Exception):
+def release_cursors(error: BaseException) -> None:
+    """Drop the traceback's references to cursors of what was cancelled: an open cursor of SQLite's keeps its lock."""
+    if not isinstance(error, Exception):
         traceback.clear_frames(error.__traceback__)
 
 
 def roll_back(connection: Connection) -> None:
-    """Leave nothing open, even where COMMIT has failed: for SQLAlchemy the transaction is then over, for SQLite not.
+    """Roll back, even after a COMMIT that failed: SQLAlchemy's transaction is over then, and SQLite's isn't.
 
-    A connection that dies of it is invalidated, and nothing is open on it either.
+    A connection that dies at that is invalidated.
     """
     try:
         if not connection.invalidated and not connection.closed:
@@ -313,122 +311,3 @@ def roll_back(connection: Connection) -> None:
         if not error.connection_invalidated:
             raise
     connection.rollback()
-
-
-def run_one(
-    connection: Connection, operation: Operation[Any], options: Mapping[str, Any], wait: float | None = None
-) -> Any:
-    """Run an operation of one statement by itself: without BEGIN and COMMIT where that can be had for nothing.
-
-    Once the answer to what commits is there, it is the result: a connection that dies while it is put back as the app
-    had it is replaced.
-
-    :param wait: how long it may wait for others, in seconds, COMMIT included where that waits.
-    :raises LockTimeout: when COMMIT could not be done in time; it is rolled back.
-    :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
-    """
-    backend = backend_for(connection.dialect)
-    until = None if wait is None else time.monotonic() + wait
-    one_trip = backend.cheap_autocommit
-    committed = final = one_trip or backend.autocommit(connection)
-    if one_trip:
-        options = {**options, "locks_alone": True}
-    with backend.autocommitted(connection) if one_trip else contextlib.nullcontext():
-        try:
-            if not one_trip:
-                with translated(backend):
-                    connection.begin()
-            value = operation.value(connection, options)
-            if connection.in_transaction():
-                try:
-                    final = True
-                    with backend.committing(connection, None if until is None else max(0.0, until - time.monotonic())):
-                        connection.commit()
-                except DBAPIError as error:
-                    if not (committed and error.connection_invalidated):
-                        raise
-        except LockTimeout:
-            if final and not one_trip:
-                roll_back(connection)  # its COMMIT has failed: for SQLAlchemy it is over, and nobody else would
-            raise
-        except (DBAPIError, DriverTimeout) as error:
-            if final and (isinstance(error, DriverTimeout) or error.connection_invalidated):
-                raise OutcomeUnknown(
-                    f"{operation.name}: the connection died before the answer came: it was done, or it was not"
-                ) from error
-            roll_back(connection)
-            raise
-        except BaseException as error:
-            forget(error)
-            raise
-    nothing_open(connection)
-    return value
-
-
-def nothing_open(connection: Connection) -> None:
-    """COMMIT was the last thing, so the pool need not send a ROLLBACK: on MySQL that is a round trip."""
-    if not connection.invalidated and not connection.in_transaction():
-        ended: Any = _Ended(connection)
-        connection._transaction = ended
-
-
-class _Ended:
-    """What SQLAlchemy takes for a transaction that it has rolled back itself when it closes a connection."""
-
-    is_active = False
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def close(self) -> None:
-        # whoever has kept the connection is told by SQLAlchemy that it is closed
-        self._connection._transaction = None
-
-
-def has_room(engine: Engine) -> bool:
-    """Whether the pool would give a connection without a wait, as far as it tells."""
-    pool: Any = engine.pool
-    limit = most(pool)
-    return limit == math.inf or pool.checkedout() < limit
-
-
-def retried(
-    attempt: Callable[[], T],
-    engine: Engine,
-    sleep: Sleep,
-    *,
-    repeatable: bool = False,
-    told: Callable[[BaseException, int], object] = lambda error, count: None,
-) -> T:
-    """Run ``attempt`` again, three times at most, after an error that leaves nothing behind.
-
-    :param repeatable: it may also be run again when nobody knows whether it was done.
-    :param told: hears of each error that is followed by another try, and which one that will be.
-    """
-
-    def worth(error: BaseException) -> bool:
-        if isinstance(error, DBAPIError):
-            return error.connection_invalidated or backend_for(engine.dialect).transient(error)
-        return isinstance(error, (MustRollback, NotCommitted)) or (repeatable and isinstance(error, OutcomeUnknown))
-
-    try:
-        return attempt()  # by itself, since a retrying object costs as much as a round trip
-    except Exception as error:
-        if not worth(error):
-            raise
-        told(error, 1)
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
-
-    def again(state: Any) -> None:
-        told(state.outcome.exception(), state.attempt_number + 1)
-
-    sleep(random.uniform(0, 0.01))
-    retrying = Retrying(
-        stop=stop_after_attempt(RETRIES),
-        wait=wait_random_exponential(multiplier=0.01, max=0.5),
-        retry=retry_if_exception(worth),
-        sleep=sleep,
-        before_sleep=again,
-        reraise=True,
-    )
-    return retrying(attempt)

@@ -17,7 +17,8 @@ from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
-from sqlalchemy_locks.runtime.transaction import ShortTransaction, Sleep, retried
+from sqlalchemy_locks.runtime.retry import Sleep, retried
+from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.workers.config import WorkerConfig
 
 logger = logging.getLogger("sqlalchemy_locks.worker")

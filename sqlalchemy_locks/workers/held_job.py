@@ -27,7 +27,9 @@ class HeldJob:
         short, queue = self._transaction, self.config.queue
         short.open()
         try:
-            jobs = list(short.connection.execute(queue.capture(1, queue=self.config.name, host=self.config.host)))
+            jobs: list[Any] = list(
+                short.connection.execute(queue.capture(1, queue=self.config.name, host=self.config.host))
+            )
             if jobs and not stopped():
                 short.use()
                 return jobs[0]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy_locks.core.operation import fresh_nonce
-from sqlalchemy_locks.runtime.transaction import Sleep
+from sqlalchemy_locks.runtime.retry import Sleep
 from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, is_about_statement, is_temporary, log
 from sqlalchemy_locks.workers.fetch_cursor import FetchCursor

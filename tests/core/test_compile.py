@@ -183,7 +183,7 @@ def test_compiled_is_what_is_executed(engine_to: MakeEngine, name: str) -> None:
         for make in MAKE.values():
             operation = make()
             if operation.name == "lock.row":
-                continue  # no such table here; see test_row.py
+                continue  # no such table here; see test_row_lock.py
             try:
                 compiled = str(operation.compile(engine))
             except CompileError:

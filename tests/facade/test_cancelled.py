@@ -95,7 +95,7 @@ def held_by_whom(pool_of: AsyncEngine) -> int:
 
 @pytest.mark.parametrize("how", BLOCKS)
 @pytest.mark.parametrize("which", SERVERS_ASYNC)
-def test_a_cancelled_wait(servers: Any, watch: Callable[[str], Watch], which: str, how: str) -> None:
+def test_cancelled_wait_for_a_key(servers: Any, watch: Callable[[str], Watch], which: str, how: str) -> None:
     name, driver = ASYNC[which]
     server = watch(name)
 
@@ -124,7 +124,7 @@ def test_a_cancelled_wait(servers: Any, watch: Callable[[str], Watch], which: st
 
 
 @pytest.mark.parametrize("which", SERVERS_ASYNC)
-def test_a_cancelled_wait_for_a_row(servers: Any, watch: Callable[[str], Watch], which: str) -> None:
+def test_cancelled_wait_for_a_row(servers: Any, watch: Callable[[str], Watch], which: str) -> None:
     """What is cancelled is a statement through the driver's own cursor."""
     name, driver = ASYNC[which]
     server = watch(name)
@@ -149,7 +149,7 @@ def test_a_cancelled_wait_for_a_row(servers: Any, watch: Callable[[str], Watch],
     asyncio.run(main())
 
 
-def test_a_cancelled_statement_of_sqlite(servers: Any) -> None:
+def test_cancelled_statement_of_sqlite(servers: Any) -> None:
     """Its driver takes no other one through a connection that is invalidated, and says so."""
     entered, goes_on = threading.Event(), threading.Event()
 
@@ -181,7 +181,7 @@ def test_a_cancelled_statement_of_sqlite(servers: Any) -> None:
 
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "mysql/aiomysql"])
-def test_one_in_line_in_memory(servers: Any, watch: Callable[[str], Watch], which: str) -> None:
+def test_cancelled_wait_in_the_local_queue(servers: Any, watch: Callable[[str], Watch], which: str) -> None:
     """The second waits behind the first, without a connection; whoever goes leaves the others their turns."""
     name, driver = ASYNC[which]
     server = watch(name)
@@ -214,7 +214,7 @@ def test_one_in_line_in_memory(servers: Any, watch: Callable[[str], Watch], whic
 
 
 @pytest.mark.parametrize("which", ASYNC)
-def test_a_task_that_is_cancelled_inside_a_block(servers: Any, which: str) -> None:
+def test_task_cancelled_inside_a_block(servers: Any, which: str) -> None:
     name, driver = ASYNC[which]
 
     async def main() -> None:
@@ -241,7 +241,7 @@ def test_a_task_that_is_cancelled_inside_a_block(servers: Any, which: str) -> No
 
 
 @pytest.mark.parametrize("which", ASYNC)
-def test_cancelled_at_any_moment(servers: Any, which: str) -> None:
+def test_cancelled_at_every_await(servers: Any, which: str) -> None:
     """A task that takes locks all the time is cancelled after so many steps of the loop, from one to many."""
     name, driver = ASYNC[which]
 
@@ -273,7 +273,7 @@ def test_cancelled_at_any_moment(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "postgresql15/psycopg", "mysql/aiomysql", "mysql/asyncmy"])
-def test_waiting_for_room(servers: Any, which: str) -> None:
+def test_cancelled_wait_for_a_semaphore(servers: Any, which: str) -> None:
     name, driver = ASYNC[which]
 
     async def main() -> None:
@@ -296,7 +296,7 @@ def test_waiting_for_room(servers: Any, which: str) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout and TaskGroup are of Python 3.11")
-def test_timeouts_and_groups_of_asyncio(servers: Any) -> None:
+def test_asyncio_timeouts_and_task_groups(servers: Any) -> None:
     async def main() -> None:
         key = unused()
         url = installed(servers, "postgresql15", "asyncpg")
@@ -345,7 +345,7 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize(("name", "driver"), [("postgresql15", "psycopg"), ("mysql", "pymysql")])
-def test_an_interrupt_from_the_keyboard(
+def test_keyboard_interrupt_during_a_wait(
     engine_to: MakeEngine, watch: Callable[[str], Watch], servers: Any, name: str, driver: str
 ) -> None:
     """psycopg2 hears of it when its wait is over: it waits in C, in libpq."""
@@ -382,7 +382,7 @@ def test_an_interrupt_from_the_keyboard(
 
 
 @pytest.mark.parametrize("which", SERVERS_ASYNC)
-def test_inside_a_statement_of_a_block_the_lock_is_lost_before_the_task_goes_on(
+def test_statement_cancelled_inside_a_block_loses_the_lock(
     servers: Any, watch: Callable[[str], Watch], engine_to: MakeEngine, which: str
 ) -> None:
     """The driver ends its connection, or the statement and so the transaction: a ``finally`` runs without the lock."""

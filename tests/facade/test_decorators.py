@@ -16,7 +16,7 @@ from tests.fixtures.parties import ENGINES, PATIENCE, all_of, async_connected, i
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_each_call_has_a_block_of_its_own(engine_to: MakeEngine, name: str) -> None:
+def test_each_call_enters_its_own_block(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
     locks, key = sl.Locks(engine), unused()
     inside = 0
@@ -39,7 +39,7 @@ def test_each_call_has_a_block_of_its_own(engine_to: MakeEngine, name: str) -> N
         pass
 
 
-def test_a_recursion_would_wait_for_itself(engine_to: MakeEngine) -> None:
+def test_recursion_is_refused(engine_to: MakeEngine) -> None:
     locks = sl.Locks(engine_to("postgresql15"))
 
     @locks.exclusive(unused())
@@ -53,7 +53,7 @@ def test_a_recursion_would_wait_for_itself(engine_to: MakeEngine) -> None:
     again(0)
 
 
-def test_an_error_goes_through_and_gives_the_lock_back(engine_to: MakeEngine) -> None:
+def test_error_is_raised_and_the_lock_released(engine_to: MakeEngine) -> None:
     locks, key = sl.Locks(engine_to("postgresql15")), unused()
 
     @locks.exclusive(key)
@@ -66,7 +66,7 @@ def test_an_error_goes_through_and_gives_the_lock_back(engine_to: MakeEngine) ->
         pass
 
 
-def test_sharers_are_in_together(engine_to: MakeEngine) -> None:
+def test_sharers_run_concurrently(engine_to: MakeEngine) -> None:
     locks, together = sl.Locks(engine_to("postgresql15")), threading.Barrier(3)
 
     @locks.shared(unused())
@@ -127,7 +127,9 @@ class Awaited:
         ("name", "decorates functions, not"),
     ],
 )
-def test_what_it_would_not_guard_is_refused(engine_to: MakeEngine, make: str, what: Any, sentence: str) -> None:
+def test_results_that_run_after_the_lock_are_refused(
+    engine_to: MakeEngine, make: str, what: Any, sentence: str
+) -> None:
     locks = sl.Locks(engine_to("sqlite"))
     made = locks.scheduled("a", every=60) if make == "scheduled" else getattr(locks, make)("a")
     with pytest.raises(TypeError, match=sentence):
@@ -135,7 +137,7 @@ def test_what_it_would_not_guard_is_refused(engine_to: MakeEngine, make: str, wh
 
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "sqlite/aiosqlite"])
-def test_awaited(servers: Any, which: str) -> None:
+def test_async_decorators(servers: Any, which: str) -> None:
     name, driver = which.split("/")
 
     async def main() -> None:
@@ -192,7 +194,7 @@ def test_once_a_period(engine_to: MakeEngine, name: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"every": 0}, {"every": True}, {"every": 60, "tz": "Europe/Paris"}])
-def test_bad_input_is_refused_before_any_question(engine_to: MakeEngine, bad: Any) -> None:
+def test_bad_input_is_refused_when_decorating(engine_to: MakeEngine, bad: Any) -> None:
     locks = sl.Locks(engine_to("sqlite"))
     for asked in (locks.once_per, locks.scheduled):
         with pytest.raises((TypeError, ValueError)):

@@ -26,7 +26,7 @@ def listened(locks: Any) -> list[sl.LockEvent]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_block(engine_to: MakeEngine, name: str) -> None:
+def test_events_of_a_block(engine_to: MakeEngine, name: str) -> None:
     locks, key = sl.Locks(engine_to(name), owner="ann"), unused()
     told = listened(locks)
     with locks.exclusive(key):
@@ -44,7 +44,7 @@ def test_a_block(engine_to: MakeEngine, name: str) -> None:
     assert key in str(acquired)
 
 
-def test_errors(engine_to: MakeEngine) -> None:
+def test_events_of_errors(engine_to: MakeEngine) -> None:
     engine, key = engine_to("postgresql15"), unused()
     locks = sl.Locks(engine)
     told = listened(locks)
@@ -64,7 +64,7 @@ def test_errors(engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
-def test_a_loss_is_told_once(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
+def test_lost_is_emitted_once(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
     locks, server = sl.Locks(engine_to(name)), watch(name)
     told = listened(locks)
     with pytest.raises(sl.LockLost), locks.exclusive(unused()) as held:
@@ -76,7 +76,7 @@ def test_a_loss_is_told_once(engine_to: MakeEngine, watch: Callable[[str], Watch
     assert isinstance(told[-1].error, sl.LockLost)
 
 
-def test_retries(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
+def test_events_of_retries(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
     """A connection that died while its key was waited for."""
     engine, key, server = engine_to("postgresql15"), unused(), watch("postgresql15")
     locks = sl.Locks(engine)
@@ -106,7 +106,7 @@ def test_retries(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
     assert told[0].error is not None
 
 
-def test_mutexes_and_periods(engine_to: MakeEngine) -> None:
+def test_events_of_mutexes_and_timeouts(engine_to: MakeEngine) -> None:
     locks, name = sl.Locks(engine_to("postgresql15")), unused()
     told = listened(locks)
     assert locks.mutex.acquire(name)
@@ -124,7 +124,7 @@ def test_mutexes_and_periods(engine_to: MakeEngine) -> None:
     ]
 
 
-def test_a_listener_breaks_nothing(engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_of_a_listener_is_logged(engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     locks, key = sl.Locks(engine_to("postgresql15")), unused()
 
     def breaks(told: sl.LockEvent) -> None:
@@ -155,14 +155,14 @@ def heard_of_all() -> Iterator[list[sl.LockEvent]]:
     event.remove(sl.Locks, "acquired", hear)
 
 
-def test_every_locks_at_once(heard_of_all: list[sl.LockEvent], engine_to: MakeEngine) -> None:
+def test_class_level_listener(heard_of_all: list[sl.LockEvent], engine_to: MakeEngine) -> None:
     key = unused()
     with sl.Locks(engine_to("sqlite")).exclusive(key):
         assert [one.names for one in heard_of_all] == [(key,)]
 
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "sqlite/aiosqlite"])
-def test_awaited(servers: Any, which: str) -> None:
+def test_events_of_async_locks(servers: Any, which: str) -> None:
     name, driver = which.split("/")
 
     async def main() -> None:
@@ -177,7 +177,7 @@ def test_awaited(servers: Any, which: str) -> None:
     asyncio.run(main())
 
 
-def test_the_log(engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines(engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     locks, key = sl.Locks(engine_to("postgresql15")), unused()
     with caplog.at_level(logging.DEBUG, "sqlalchemy_locks"), locks.exclusive(key):
         pass
@@ -189,7 +189,7 @@ def test_the_log(engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> Non
 
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
-def test_a_timeout_tells_who_has_it(engine_to: MakeEngine, name: str) -> None:
+def test_lock_timeout_names_the_holders(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name), unused()
     locks = sl.Locks(engine)
     locks.run(sl.lock.create(key))
@@ -208,13 +208,13 @@ def test_a_timeout_tells_who_has_it(engine_to: MakeEngine, name: str) -> None:
     (holder,) = refused.value.holders
     assert isinstance(holder, sl.KeyHolder)
     assert (holder.name, holder.session) == (key, number)
-    assert f"was not free within 0.1 s: held by session {number} (locks@" in str(refused.value)
+    assert f"could not be acquired within 0.1 s: held by session {number} (locks@" in str(refused.value)
     again = pickle.loads(pickle.dumps(refused.value))
     assert (str(again), again.holders) == (str(refused.value), refused.value.holders)
 
 
 @pytest.mark.parametrize("name", ["sqlite", "mariadb", "postgresql15-table"])
-def test_a_timeout_where_nothing_is_told(engine_to: MakeEngine, name: str) -> None:
+def test_lock_timeout_without_holders(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name), unused()
     locks = sl.Locks(engine)
 
@@ -225,7 +225,7 @@ def test_a_timeout_where_nothing_is_told(engine_to: MakeEngine, name: str) -> No
     with locks.exclusive(key), pytest.raises(sl.LockTimeout) as refused:
         later(wait).result(PATIENCE)
     assert refused.value.holders == ()
-    assert str(refused.value) == f"{key!r} was not free within 0.1 s"
+    assert str(refused.value) == f"{key!r} could not be acquired within 0.1 s"
     pool: Any = engine.pool
     assert pool.checkedout() == 0
     if name == "mariadb":

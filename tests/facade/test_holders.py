@@ -46,7 +46,7 @@ def contended(engine: Engine, watch: Watch, holder: Connection, waiter: Connecti
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", TOLD)
-def test_who_holds_and_who_waits(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, shared: bool) -> None:
+def test_holders_and_waiters(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, shared: bool) -> None:
     engine, key = engine_to(name), unused()
     with closing(engine.connect()) as holder, closing(engine.connect()) as waiter:
         started = datetime.now(timezone.utc)
@@ -74,7 +74,7 @@ def test_who_holds_and_who_waits(engine_to: MakeEngine, watch: Callable[[str], W
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_without_names_every_key(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
+def test_every_key_without_names(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
     engine, key = engine_to(name), -(2**63) + 7
     with closing(engine.connect()) as holder, closing(engine.connect()) as waiter:
         waiting = contended(engine, watch(name), holder, waiter, key, False)
@@ -88,7 +88,7 @@ def test_without_names_every_key(engine_to: MakeEngine, watch: Callable[[str], W
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql18", "mysql"])
-def test_what_nobody_waits_for_is_told_as_well(engine_to: MakeEngine, name: str) -> None:
+def test_uncontended_key_is_listed(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name), unused()
     sl.Locks(engine).run(sl.lock.create(key))
     with engine.connect() as one, engine.connect() as other:
@@ -103,7 +103,7 @@ def test_what_nobody_waits_for_is_told_as_well(engine_to: MakeEngine, name: str)
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
-def test_a_session_is_called_by_its_application(engine_to: MakeEngine, name: str) -> None:
+def test_owner_is_the_application_name(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name, connect_args={"application_name": "billing"}), unused()
     with Session(engine) as session, session.begin():
         session.execute(sl.lock.exclusive(key))
@@ -112,7 +112,7 @@ def test_a_session_is_called_by_its_application(engine_to: MakeEngine, name: str
         assert "billing" in str(one)
 
 
-def test_a_program_has_a_name_on_mysql(engine_to: MakeEngine) -> None:
+def test_owner_is_the_program_name_on_mysql(engine_to: MakeEngine) -> None:
     engine, key = engine_to("mysql", connect_args={"program_name": "billing"}), unused()
     sl.Locks(engine).run(sl.lock.create(key))
     with Session(engine) as session, session.begin():
@@ -121,7 +121,7 @@ def test_a_program_has_a_name_on_mysql(engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_the_zone_of_a_session_is_no_part_of_it(
+def test_since_is_independent_of_the_session_time_zone(
     engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
 ) -> None:
     engine, key = engine_to(name, connect_args={"init_command": "SET time_zone = '+05:00'"}), unused()
@@ -145,18 +145,18 @@ def test_the_zone_of_a_session_is_no_part_of_it(
         ("yugabytedb", "where the table bodies are installed"),
     ],
 )
-def test_what_cannot_be_told_is_refused(engine_to: MakeEngine, name: str, sentence: str) -> None:
+def test_unsupported_where_the_server_lists_no_locks(engine_to: MakeEngine, name: str, sentence: str) -> None:
     with pytest.raises(sl.Unsupported, match=sentence):
         told(engine_to(name), "a")
 
 
-def test_yugabytedb_by_its_own_url(engine_to: MakeEngine) -> None:
+def test_unsupported_with_a_yugabytedb_url(engine_to: MakeEngine) -> None:
     with pytest.raises(sl.Unsupported, match="on YugabyteDB, whose locks are row locks"):
         told(engine_to("yugabytedb", "yugabytedb"), "a")
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_who_may_not_look_is_told_so(engine_to: MakeEngine, servers: Any, name: str) -> None:
+def test_missing_privilege_is_named(engine_to: MakeEngine, servers: Any, name: str) -> None:
     admin = engine_to(name)
     user = f"looks{admin.url.database}"[:32]
     with admin.begin() as connection:
@@ -172,7 +172,7 @@ def test_who_may_not_look_is_told_so(engine_to: MakeEngine, servers: Any, name: 
 
 
 @pytest.mark.parametrize("which", ASYNC)
-def test_awaited(servers: Any, which: str) -> None:
+def test_async_holders(servers: Any, which: str) -> None:
     name, driver = ASYNC[which]
 
     async def main() -> None:
@@ -193,12 +193,12 @@ def test_awaited(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", True, 2**63, None])
-def test_bad_names_are_refused_before_any_sql(name: Any) -> None:
+def test_bad_names_are_refused(name: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         sl.lock.holders(name)
 
 
-def test_the_schema_can_be_another(engine_to: MakeEngine, servers: Any) -> None:
+def test_translated_schema(engine_to: MakeEngine, servers: Any) -> None:
     """The view of what is held is asked under the schema that it was moved to."""
     url = servers.fresh("postgresql15", "psycopg")
     install(url, schema="mine")
@@ -210,7 +210,7 @@ def test_the_schema_can_be_another(engine_to: MakeEngine, servers: Any) -> None:
         told(engine, "a")
 
 
-def test_another_role_sees_that_it_is_held_and_little_more(engine_to: MakeEngine, servers: Any) -> None:
+def test_other_role_sees_only_that_it_is_held(engine_to: MakeEngine, servers: Any) -> None:
     admin, key = engine_to("postgresql15"), unused()
     user = f"looks_{admin.url.database}"
     with admin.begin() as connection:

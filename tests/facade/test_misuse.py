@@ -63,7 +63,9 @@ def free(engine: Engine, key: str) -> bool:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_block_that_is_waited_for_is_entered(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
+def test_second_use_of_a_waiting_block_is_refused(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
+) -> None:
     engine, key, server = engine_to(name), unused(), watch(name)
     locks = sl.Locks(engine)
     locks.run(sl.lock.create(key))
@@ -81,7 +83,7 @@ def test_a_block_that_is_waited_for_is_entered(engine_to: MakeEngine, watch: Cal
         pass
 
 
-def test_a_block_that_could_not_be_entered_can_be_entered(engine_to: MakeEngine) -> None:
+def test_block_is_usable_after_a_failed_entry(engine_to: MakeEngine) -> None:
     engine, key = engine_to("postgresql15"), unused()
     block = sl.Locks(engine).exclusive(key, timeout=0)
     with sl.Locks(engine_to("postgresql15")).exclusive(key), pytest.raises(sl.LockTimeout):
@@ -91,7 +93,7 @@ def test_a_block_that_could_not_be_entered_can_be_entered(engine_to: MakeEngine)
 
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "mysql/aiomysql"])
-def test_two_tasks_at_once(servers: Any, which: str) -> None:
+def test_two_tasks_with_one_block(servers: Any, which: str) -> None:
     name, driver = which.split("/")
 
     async def main() -> None:
@@ -157,9 +159,11 @@ async def async_manager() -> Any:
 
 @pytest.mark.parametrize("make", ["exclusive", "shared", "lease"])
 @pytest.mark.parametrize("function", [manager, async_manager, Generator(), lambda: Generator()(), lambda: coroutine()])
-def test_what_runs_after_the_lock_is_refused(engine_to: MakeEngine, make: str, function: Callable[[], Any]) -> None:
+def test_function_that_runs_after_the_lock_is_refused(
+    engine_to: MakeEngine, make: str, function: Callable[[], Any]
+) -> None:
     decorated = getattr(sl.Locks(engine_to("sqlite")), make)(unused())(function)
-    with pytest.raises(TypeError, match="when the lock is over already"):
+    with pytest.raises(TypeError, match="when the lock is released already"):
         decorated()
 
 
@@ -170,7 +174,7 @@ class Stop(BaseException): ...
 
 
 @pytest.mark.parametrize("what", ["waited", "acquired"])
-def test_a_listener_that_ends_everything_leaves_no_lock(engine_to: MakeEngine, what: str) -> None:
+def test_exit_raised_by_a_listener_leaves_no_lock(engine_to: MakeEngine, what: str) -> None:
     engine, name = engine_to("postgresql15", pool_size=1, max_overflow=0), unused()
     locks = sl.Locks(engine)
     locks.run(sl.semaphore.create(name, 1))
@@ -206,7 +210,7 @@ def full() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("full")
-def test_a_log_that_fails_loses_no_lock(engine_to: MakeEngine) -> None:
+def test_failing_log_handler_loses_no_lock(engine_to: MakeEngine) -> None:
     engine, key = engine_to("postgresql15"), unused()
     locks = sl.Locks(engine)
 
@@ -273,7 +277,7 @@ FORKED = """
 
 
 @pytest.mark.parametrize(("name", "how"), [*((name, "ends") for name in ENGINES), ("postgresql15", "raises")])
-def test_a_fork_that_leaves_its_parents_block(servers: Any, name: str, how: str) -> None:
+def test_fork_leaves_the_block_of_its_parent_intact(servers: Any, name: str, how: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED), installed(servers, name), unused("fork"), how],
         capture_output=True,
@@ -293,9 +297,7 @@ def test_a_fork_that_leaves_its_parents_block(servers: Any, name: str, how: str)
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("option", [{"autobegin": False}, {"twophase": True}], ids=str)
-def test_a_session_that_the_app_begins_itself(
-    noting: Callable[..., Engine], name: str, option: dict[str, bool]
-) -> None:
+def test_session_with_explicit_begin(noting: Callable[..., Engine], name: str, option: dict[str, bool]) -> None:
     engine = noting(name)
     locks = sl.Locks(sessionmaker(engine, **option))  # type: ignore[call-overload]
     with locks.exclusive(unused()) as held:
@@ -308,7 +310,7 @@ def test_a_session_that_the_app_begins_itself(
     assert note.read == 1
 
 
-def test_the_same_awaited(noting: Callable[..., Engine], servers: Any) -> None:
+def test_async_session_with_explicit_begin(noting: Callable[..., Engine], servers: Any) -> None:
     engine = noting("postgresql15")
 
     async def main() -> None:
@@ -322,7 +324,7 @@ def test_the_same_awaited(noting: Callable[..., Engine], servers: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_session_that_is_kept_works_no_longer(noting: Callable[..., Engine], name: str) -> None:
+def test_session_is_unusable_after_the_block(noting: Callable[..., Engine], name: str) -> None:
     """What comes when the lock is over (a stream, a thread) would be done without it."""
     engine = noting(name)
     with sl.Locks(engine).exclusive(unused()) as held:
@@ -337,7 +339,7 @@ def test_a_session_that_is_kept_works_no_longer(noting: Callable[..., Engine], n
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_check_takes_no_savepoint_away(noting: Callable[..., Engine], name: str) -> None:
+def test_check_releases_no_savepoint(noting: Callable[..., Engine], name: str) -> None:
     engine = noting(name)
     with sl.Locks(engine).exclusive(unused()) as held:
         session = held.session
@@ -361,7 +363,7 @@ def test_a_check_takes_no_savepoint_away(noting: Callable[..., Engine], name: st
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 @pytest.mark.parametrize("what", ["begin", "commit", "rollback"])
-def test_an_engines_listener_that_raises_leaves_no_setting(engine_to: MakeEngine, name: str, what: str) -> None:
+def test_settings_are_restored_after_a_listener_raised(engine_to: MakeEngine, name: str, what: str) -> None:
     engine, key = engine_to(name, isolation_level="SERIALIZABLE", pool_size=1, max_overflow=0), unused()
 
     def settings() -> Any:
@@ -392,7 +394,7 @@ def free_at_all(locks: sl.Locks, key: str) -> bool:
         return True
 
 
-def test_autocommit_is_as_it_was_when_no_transaction_began(engine_to: MakeEngine) -> None:
+def test_autocommit_is_restored_when_begin_failed(engine_to: MakeEngine) -> None:
     for name in ("postgresql15", "mysql"):
         engine = engine_to(name, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
 

@@ -73,7 +73,7 @@ def engine(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Engine:
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block(engine: Engine, block: Callable[..., Any], timeout: float) -> None:
+def test_checkout_timeout_of_a_block(engine: Engine, block: Callable[..., Any], timeout: float) -> None:
     locks, name = sl.Locks(engine), unused()
     locks.run(sl.semaphore.create(name, capacity=1))
     with engine.connect():
@@ -87,7 +87,7 @@ def test_a_block(engine: Engine, block: Callable[..., Any], timeout: float) -> N
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
-def test_acquire(engine: Engine, timeout: float) -> None:
+def test_checkout_timeout_of_acquire(engine: Engine, timeout: float) -> None:
     locks, name = sl.Locks(engine), unused()
     locks.run(sl.semaphore.create(name, capacity=1))
     with engine.connect():
@@ -97,7 +97,7 @@ def test_acquire(engine: Engine, timeout: float) -> None:
     locks.release(locks.acquire({name: 1}, timeout=PATIENCE, ttl=3600))
 
 
-def test_a_connection_that_waits_in_the_pool_is_had_at_the_only_try(engine: Engine) -> None:
+def test_single_attempt_uses_a_free_connection(engine: Engine) -> None:
     locks, name = sl.Locks(engine), unused()
     for _ in range(3):
         with locks.exclusive(name, timeout=0):
@@ -105,19 +105,17 @@ def test_a_connection_that_waits_in_the_pool_is_had_at_the_only_try(engine: Engi
     assert out(engine) == 0
 
 
-def test_a_lock_that_another_has_is_told_apart(engine: Engine, engine_to: MakeEngine) -> None:
+def test_locked_key_is_not_a_pool_timeout(engine: Engine, engine_to: MakeEngine) -> None:
     locks, name = sl.Locks(engine), unused()
     with connected(engine.url.render_as_string(hide_password=False)) as other, sl.Locks(other).exclusive(name):
-        with pytest.raises(sl.LockTimeout, match="not free at the only try") as late:
+        with pytest.raises(sl.LockTimeout, match=r"is locked \(timeout=0\)") as late:
             locks.exclusive(name, timeout=0).__enter__()
     assert not isinstance(late.value, sl.PoolTimeout)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("name", ENGINES)
-def test_without_a_timeout_the_pool_has_the_last_word(
-    name: str, engine_to: MakeEngine, block: Callable[..., Any]
-) -> None:
+def test_without_a_timeout_the_pool_decides(name: str, engine_to: MakeEngine, block: Callable[..., Any]) -> None:
     engine = engine_to(name, **ONE | {"pool_timeout": 0.1})
     locks, key = sl.Locks(engine), unused()
     locks.run(sl.semaphore.create(key, capacity=1))
@@ -132,7 +130,7 @@ def test_without_a_timeout_the_pool_has_the_last_word(
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_it_is_waited_for_as_long_as_asked_whatever_the_pool_would_wait(name: str, engine_to: MakeEngine) -> None:
+def test_timeout_overrides_the_pool_timeout(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, **ONE | {"pool_timeout": 0.01})
     locks, key, pool = sl.Locks(engine), unused(), engine.pool
 
@@ -147,7 +145,7 @@ def test_it_is_waited_for_as_long_as_asked_whatever_the_pool_would_wait(name: st
     assert out(engine) == 0
 
 
-def test_threads_that_want_one_connection_wait_for_no_longer_than_asked(engine: Engine) -> None:
+def test_threads_wait_for_a_connection_within_the_timeout(engine: Engine) -> None:
     """A pool that had room when it was asked may have none a moment later."""
     locks = sl.Locks(engine)
 
@@ -163,7 +161,7 @@ def test_threads_that_want_one_connection_wait_for_no_longer_than_asked(engine: 
 
 
 @pytest.mark.parametrize("place", ASYNC)
-def test_async(place: str, servers: Any) -> None:
+def test_async_checkout_timeout(place: str, servers: Any) -> None:
     name, driver = ASYNC[place]
 
     async def main() -> None:
@@ -207,7 +205,7 @@ class Chosen(QueuePool):
 
 
 @pytest.mark.parametrize("pool", [Own, Chosen])
-def test_a_pool_of_ones_own(pool: type[QueuePool], engine_to: MakeEngine) -> None:
+def test_custom_pool_class(pool: type[QueuePool], engine_to: MakeEngine) -> None:
     own = {"pool_timeout": PATIENCE if pool is Own else 0.1}
     engine = engine_to("postgresql15", poolclass=pool, **ONE | own)
     with engine.connect():
@@ -217,7 +215,7 @@ def test_a_pool_of_ones_own(pool: type[QueuePool], engine_to: MakeEngine) -> Non
         pass
 
 
-def test_a_pool_that_checks_out_in_its_own_way(engine_to: MakeEngine) -> None:
+def test_pool_with_its_own_checkout(engine_to: MakeEngine) -> None:
     asked: list[object] = []
 
     class Counting(QueuePool):
@@ -231,7 +229,7 @@ def test_a_pool_that_checks_out_in_its_own_way(engine_to: MakeEngine) -> None:
     assert out(engine) == 0
 
 
-def test_a_listener_that_finds_it_dead(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
+def test_checkout_listener_that_reports_a_dead_connection(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
     """As those do that ask the server when a connection is checked out: another takes its place, without a warning."""
     watched = watch("postgresql15")
     engine = engine_to("postgresql15", **ONE)
@@ -249,14 +247,14 @@ def test_a_listener_that_finds_it_dead(engine_to: MakeEngine, watch: Callable[[s
     assert out(engine) == 0
 
 
-def test_a_pool_without_a_limit(engine_to: MakeEngine) -> None:
+def test_pool_without_a_limit(engine_to: MakeEngine) -> None:
     for options in ({"poolclass": NullPool}, {"pool_size": 1, "max_overflow": -1}, {"pool_size": 0}):
         engine = engine_to("postgresql15", **options)
         with engine.connect(), engine.connect(), sl.Locks(engine).exclusive(unused(), timeout=0):
             pass
 
 
-def test_a_checkout_with_a_limit_is_a_checkout(engine_to: MakeEngine) -> None:
+def test_checkout_with_a_timeout_fires_pool_events(engine_to: MakeEngine) -> None:
     """Events, options and the pool's own accounts are those of ``engine.connect()``."""
     engine = engine_to("postgresql15", **ONE, pool_pre_ping=True, execution_options={"mine": 1})
     heard: list[str] = []
@@ -280,7 +278,7 @@ def test_a_checkout_with_a_limit_is_a_checkout(engine_to: MakeEngine) -> None:
     assert out(engine) == 0
 
 
-def test_a_server_that_is_not_there_is_sqlalchemys_error(engine_to: MakeEngine) -> None:
+def test_unreachable_server_raises_sqlalchemys_error(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15", **ONE)
     away = engine.url.set(port=1)
     with connected(away.render_as_string(hide_password=False), **ONE) as unreachable:

@@ -63,7 +63,7 @@ class Alone:
 
 @pytest.mark.parametrize("keys", [1, 10])
 @pytest.mark.parametrize("which", DRIVERS)
-def test_a_thousand_blocks(servers: Any, which: str, keys: int) -> None:
+def test_many_blocks_on_a_small_pool(servers: Any, which: str, keys: int) -> None:
     async def main() -> None:
         names, alone = [unused() for _ in range(keys)], Alone()
         async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
@@ -83,7 +83,7 @@ def test_a_thousand_blocks(servers: Any, which: str, keys: int) -> None:
 
 
 @pytest.mark.parametrize("which", DRIVERS)
-def test_a_thousand_blocks_of_two_keys(servers: Any, which: str) -> None:
+def test_many_blocks_of_two_keys(servers: Any, which: str) -> None:
     async def main() -> None:
         one, two, alone = unused(), unused(), Alone()
         async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
@@ -105,7 +105,7 @@ def test_a_thousand_blocks_of_two_keys(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", DRIVERS)
-def test_a_thousand_permits(servers: Any, which: str) -> None:
+def test_many_permits_on_a_small_pool(servers: Any, which: str) -> None:
     async def main() -> None:
         name, alone = unused("room"), Alone()
         async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
@@ -126,7 +126,7 @@ def test_a_thousand_permits(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", DRIVERS)
-def test_a_thousand_mutexes(servers: Any, which: str) -> None:
+def test_many_mutexes_on_a_small_pool(servers: Any, which: str) -> None:
     async def main() -> None:
         name = unused("mutex")
         async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
@@ -143,7 +143,7 @@ def test_a_thousand_mutexes(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
-def test_a_hundred_threads(engine_to: MakeEngine, name: str) -> None:
+def test_many_threads_on_a_small_pool(engine_to: MakeEngine, name: str) -> None:
     locks = sl.Locks(engine_to(name, **SMALL))
     key, mutex, alone = unused(), unused("mutex"), Alone()
 
@@ -166,9 +166,7 @@ def test_a_hundred_threads(engine_to: MakeEngine, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_who_waits_for_a_key_leaves_the_pool_to_others(
-    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
-) -> None:
+def test_waiters_leave_connections_to_others(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
     """A hundred threads want what one has: two connections are busy, and the holder gets one more for its work."""
     engine, server, key = engine_to(name, **SMALL), watch(name), unused()
     locks, had = sl.Locks(engine), []
@@ -211,7 +209,7 @@ def line(engine: Any) -> int:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_the_time_in_line_counts(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
+def test_timeout_includes_the_local_queue(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
     engine, key = engine_to("postgresql15", **SMALL), unused()
     locks = sl.Locks(engine)
 
@@ -224,7 +222,7 @@ def test_the_time_in_line_counts(engine_to: MakeEngine, watch: Callable[[str], W
         server.until_nobody_waits()
         patient = later(wait, 600)
         server.until_waiting(patient)
-        with pytest.raises(sl.LockTimeout, match="not free within 0.2 s: held by session") as refused:
+        with pytest.raises(sl.LockTimeout, match="could not be acquired within 0.2 s: held by session") as refused:
             later(wait, 0.2).result(PATIENCE)
         assert len(refused.value.holders) == 1
         with pytest.raises(sl.LockTimeout, match="at the only try"):
@@ -233,7 +231,7 @@ def test_the_time_in_line_counts(engine_to: MakeEngine, watch: Callable[[str], W
     wait(None)
 
 
-def test_sharers_have_no_line(engine_to: MakeEngine) -> None:
+def test_sharers_have_no_local_queue(engine_to: MakeEngine) -> None:
     """They are in together: each would wait for all before it."""
     locks = sl.Locks(engine_to("postgresql15", pool_size=20, pool_timeout=PATIENCE))
     key, together = unused(), threading.Barrier(20)

@@ -31,7 +31,7 @@ def semaphore(locks: sl.Locks, name: str) -> None:
     ("name", "driver"), [("postgresql15", "psycopg"), ("postgresql15", "psycopg2"), ("postgresql18", "psycopg")]
 )
 @pytest.mark.parametrize(("pair", "expected"), [(mutex, 2), (exclusive, 3), (semaphore, 2)])
-def test_a_pair_waits_no_more_often(
+def test_round_trips_of_a_pair(
     servers: Any, name: str, driver: str, pair: Callable[[sl.Locks, str], None], expected: int
 ) -> None:
     url, used = make_url(installed(servers, name, driver)), unused()

@@ -16,7 +16,7 @@ async def used(locks: sl.AsyncLocks, name: str) -> int:
 
 
 @pytest.mark.parametrize("which", ASYNC)
-def test_a_block_that_is_cancelled(servers: Any, which: str) -> None:
+def test_block_in_a_cancelled_scope(servers: Any, which: str) -> None:
     async def main() -> None:
         async with async_connected(installed(servers, *ASYNC[which])) as engine:
             locks, name = sl.AsyncLocks(engine), unused("semaphore")
@@ -41,7 +41,7 @@ def test_a_block_that_is_cancelled(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ASYNC)
-def test_an_acquire_that_is_cancelled(servers: Any, which: str) -> None:
+def test_acquire_in_a_cancelled_scope(servers: Any, which: str) -> None:
     """At whatever moment: permits that nobody was told of, nobody else could give back."""
 
     async def main() -> None:

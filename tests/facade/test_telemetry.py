@@ -82,7 +82,7 @@ def held(request: pytest.FixtureRequest) -> Any:
     provider.shutdown()
 
 
-def test_only_blocks_are_held(engine_to: MakeEngine, held: Any) -> None:
+def test_held_counts_blocks_only(engine_to: MakeEngine, held: Any) -> None:
     locks, name = sl.Locks(engine_to("postgresql15")), unused("semaphore")
     held(locks, first=True)
     locks.run(sl.semaphore.create(name, 2))

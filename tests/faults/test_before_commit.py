@@ -39,9 +39,7 @@ def dying(engine: Engine, watched: Watch) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize(("name", "driver"), SYNC)
-def test_an_operation_is_done_again(
-    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str
-) -> None:
+def test_operation_is_retried(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str) -> None:
     engine, watched, sem = engine_to(name, driver), watch(name), unused("semaphore")
     locks, done = sl.Locks(engine), []
 
@@ -68,7 +66,7 @@ def test_an_operation_is_done_again(
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
-def test_the_same_awaited(servers: Any, watch: Callable[[str], Watch], name: str, driver: str) -> None:
+def test_async_operation_is_retried(servers: Any, watch: Callable[[str], Watch], name: str, driver: str) -> None:
     watched, sem = watch(name), unused("semaphore")
 
     async def main() -> None:
@@ -89,7 +87,7 @@ def test_the_same_awaited(servers: Any, watch: Callable[[str], Watch], name: str
 
 
 @pytest.mark.parametrize(("name", "driver"), SYNC)
-def test_a_block_is_lost(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str) -> None:
+def test_block_raises_lock_lost(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str) -> None:
     """Only its user can do the work again."""
     engine, watched = engine_to(name, driver), watch(name)
     with dying(engine, watched) as cut:

@@ -33,7 +33,7 @@ def payments(engine: Engine) -> list[int]:
         return list(connection.scalars(text("SELECT id FROM payment ORDER BY id")))
 
 
-def test_an_error_that_was_passed_over_does_not_pass_for_success(engine: Engine) -> None:
+def test_ignored_error_is_not_reported_as_success(engine: Engine) -> None:
     survives = engine.dialect.name in ("mysql", "mariadb", "sqlite")  # there a failed statement is that alone
     locks = sl.Locks(engine)
 
@@ -65,7 +65,7 @@ def test_work_after_a_rollback_is_refused(engine: Engine) -> None:
     assert payments(engine) == []
 
 
-def test_a_commit_inside_the_block_keeps_the_lock(engine: Engine) -> None:
+def test_session_commit_inside_the_block_keeps_the_lock(engine: Engine) -> None:
     locks = sl.Locks(engine)
     with locks.exclusive("committed") as held:
         held.session.execute(text("INSERT INTO payment (id) VALUES (1)"))
@@ -80,7 +80,7 @@ def test_a_commit_inside_the_block_keeps_the_lock(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("engine", ["mysql", "mariadb"], indirect=True)
-def test_a_deadlock_that_was_passed_over_is_a_lost_lock(engine: Engine) -> None:
+def test_ignored_deadlock_is_a_lost_lock(engine: Engine) -> None:
     """InnoDB has rolled all of it back, and would go on in a new transaction that nothing guards."""
     with engine.begin() as connection:
         connection.exec_driver_sql("INSERT INTO payment (id) VALUES (1), (2)")
@@ -110,7 +110,7 @@ def test_a_deadlock_that_was_passed_over_is_a_lost_lock(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("option", ["stream_results", "yield_per"])
-def test_a_lock_is_held_when_the_call_returns_whatever_cursor_is_asked_for(engine: Engine, option: str) -> None:
+def test_lock_is_held_on_return_with_streaming_options(engine: Engine, option: str) -> None:
     streaming = engine.execution_options(**{option: 10})
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has no server-side cursors")
@@ -120,7 +120,7 @@ def test_a_lock_is_held_when_the_call_returns_whatever_cursor_is_asked_for(engin
 
 
 @pytest.mark.parametrize("engine", ["postgresql15", "mysql", "mariadb"], indirect=True)
-def test_a_reply_to_commit_that_is_lost_is_an_unknown_outcome(engine: Engine) -> None:
+def test_lost_reply_to_commit_is_an_unknown_outcome(engine: Engine) -> None:
     def lose(connection: Any) -> None:
         # COMMIT has arrived, its answer never will
         driver = connection.connection.driver_connection
@@ -136,14 +136,14 @@ def test_a_reply_to_commit_that_is_lost_is_an_unknown_outcome(engine: Engine) ->
             event.listen(held.session.connection(), "commit", lose, once=True)
 
 
-def test_a_pool_of_one_connection_for_all_is_refused() -> None:
+def test_pool_that_shares_one_connection_is_refused() -> None:
     engine = create_engine("sqlite://", poolclass=StaticPool)
     with pytest.raises(sl.Unsupported, match="StaticPool"):
         sl.Locks(engine)
 
 
 @pytest.mark.parametrize("engine", ["mysql", "mariadb"], indirect=True)
-def test_a_wait_for_a_session_lock_that_was_killed_is_no_lock(engine: Engine) -> None:
+def test_killed_wait_for_a_session_lock_raises(engine: Engine) -> None:
     waits = text("SELECT count(*) FROM information_schema.processlist WHERE id = :id AND state = 'User lock'")
     with engine.connect() as holder, engine.connect() as waiter, engine.connect() as killer:
         holder.execute(sl.lock.session_exclusive("killed"))
@@ -158,7 +158,7 @@ def test_a_wait_for_a_session_lock_that_was_killed_is_no_lock(engine: Engine) ->
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("engine", SERVERS, indirect=True)
-def test_of_two_tries_at_once_on_a_free_key_one_wins(engine: Engine, isolation: str) -> None:
+def test_one_of_two_concurrent_tries_wins(engine: Engine, isolation: str) -> None:
     if engine.dialect.name not in ("mysql", "mariadb") and isolation != "READ COMMITTED":
         pytest.skip("this engine refuses locks above READ COMMITTED")
     keys = [f"both {isolation} {n}" for n in range(40)]

@@ -962,7 +962,7 @@ def at_every_way(pairs: list[tuple[str, str]]) -> Any:
 
 @pytest.mark.parametrize("executed", [False, True], ids=["unsent", "executed"])
 @at_every_way(CELLS)
-def test_what_is_said_is_true(way: Way, name: str, executed: bool) -> None:
+def test_outcome_after_a_connection_died(way: Way, name: str, executed: bool) -> None:
     act, judge = CASES[name](way)
     way.proxy.die_at(0, executed=executed)
     judge(said(way, act))
@@ -988,7 +988,7 @@ def test_what_is_said_is_true(way: Way, name: str, executed: bool) -> None:
 
 
 @at_every_way([(each, case.__name__) for each in WAYS for case in BRIEF])
-def test_a_pool_whose_connections_the_server_has_closed(way: Way, name: str) -> None:
+def test_pool_of_connections_that_the_server_closed(way: Way, name: str) -> None:
     """As after each failover, and each time that the server ends what was idle."""
     act, judge = CASES[name](way)
     connections = [way.engine.connect() for _ in range(3)] if isinstance(way.locks, sl.Locks) else []

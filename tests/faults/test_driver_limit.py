@@ -38,7 +38,7 @@ def limited(servers: Any) -> Any:
     )
 
 
-def test_a_commit_that_takes_longer(servers: Any, other: Engine) -> None:
+def test_commit_beyond_the_limit(servers: Any, other: Engine) -> None:
     async def main() -> None:
         async with limited(servers) as engine:
             with pytest.raises(sl.OutcomeUnknown):
@@ -71,7 +71,7 @@ async def cut_off(engine: AsyncEngine, waiting: asyncio.Task[Any]) -> None:
     assert not waiting.done(), waiting
 
 
-def test_a_wait_that_takes_longer(servers: Any, other: Engine) -> None:
+def test_wait_beyond_the_limit(servers: Any, other: Engine) -> None:
     key = unused()
 
     async def main() -> None:
@@ -87,7 +87,7 @@ def test_a_wait_that_takes_longer(servers: Any, other: Engine) -> None:
                 await cut_off(engine, waiting)
             await waiting
             with sl.Locks(other).exclusive(key):
-                with pytest.raises(sl.LockTimeout, match="not free within") as late:
+                with pytest.raises(sl.LockTimeout, match="could not be acquired within") as late:
                     async with locks.exclusive(key, timeout=LIMIT + 1):
                         pass
             assert type(late.value) is sl.LockTimeout
@@ -96,7 +96,7 @@ def test_a_wait_that_takes_longer(servers: Any, other: Engine) -> None:
     asyncio.run(main())
 
 
-def test_a_wait_in_line_that_takes_longer(servers: Any, other: Engine) -> None:
+def test_wait_in_a_queue_beyond_the_limit(servers: Any, other: Engine) -> None:
     room = made(other, 1)
 
     def in_line() -> bool:

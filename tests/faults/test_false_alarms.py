@@ -18,7 +18,7 @@ _ROWS = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n
 
 
 @SYNC
-def test_rows_that_are_fetched_bit_by_bit(servers: Any, name: str, driver: str) -> None:
+def test_unread_rows_are_no_loss(servers: Any, name: str, driver: str) -> None:
     with connected(installed(servers, name, driver)) as engine, sl.Locks(engine).exclusive(unused()) as held:
         rows = held.session.execute(text(_ROWS), {"wide": "x" * 999}, execution_options={"yield_per": 10})
         assert not any(held.lost for _ in rows)
@@ -26,7 +26,7 @@ def test_rows_that_are_fetched_bit_by_bit(servers: Any, name: str, driver: str) 
 
 
 @SYNC
-def test_an_answer_that_comes_while_another_thread_asks(servers: Any, name: str, driver: str) -> None:
+def test_reply_to_another_thread_is_no_loss(servers: Any, name: str, driver: str) -> None:
     over = threading.Event()
 
     def lost(held: Any) -> bool:
@@ -49,7 +49,7 @@ def test_an_answer_that_comes_while_another_thread_asks(servers: Any, name: str,
 
 
 @SYNC
-def test_a_block_that_is_over(servers: Any, name: str, driver: str) -> None:
+def test_block_that_has_ended(servers: Any, name: str, driver: str) -> None:
     """Whoever still looks finds that nothing is held, which is nobody's loss."""
     told: list[object] = []
     with connected(installed(servers, name, driver)) as engine:

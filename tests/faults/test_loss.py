@@ -86,7 +86,7 @@ def plain(servers: Servers) -> Any:
 
 
 @pytest.mark.parametrize("name", [*PLAIN])
-def test_a_lock_is_gone_with_its_process(servers: Servers, name: str) -> None:
+def test_killed_process_releases_its_lock(servers: Servers, name: str) -> None:
     url = servers.installed(name, PLAIN[name])
     locks = sl.Locks(create_engine(url, poolclass=NullPool))
     command = [sys.executable, "-c", HOLDER, url]
@@ -105,7 +105,7 @@ def test_a_lock_is_gone_with_its_process(servers: Servers, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "driver"), SYNC)
 @pytest.mark.parametrize("asked", [True, False], ids=["check", "exit"])
-def test_a_cut_connection_is_a_lost_lock(
+def test_cut_connection_is_a_lost_lock(
     servers: Servers,
     plain: Callable[[str], Engine],
     name: str,
@@ -132,7 +132,7 @@ def test_a_cut_connection_is_a_lost_lock(
 
 
 @pytest.mark.parametrize(("name", "driver"), SYNC)
-def test_a_connection_that_the_server_has_closed_is_not_asked_to_release(
+def test_nothing_is_sent_on_a_closed_connection(
     servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, one_connection: Callable[..., Engine]
 ) -> None:
     engine, other = one_connection(servers.installed(name, driver)), plain(name)
@@ -150,7 +150,7 @@ def test_a_connection_that_the_server_has_closed_is_not_asked_to_release(
 
 
 @pytest.mark.parametrize(("name", "driver"), SYNC)
-def test_the_users_own_error_is_not_masked(
+def test_error_of_the_block_is_not_masked(
     servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, one_connection: Callable[..., Engine]
 ) -> None:
     engine, other = one_connection(servers.installed(name, driver)), plain(name)
@@ -166,7 +166,7 @@ def test_the_users_own_error_is_not_masked(
 
 
 @pytest.mark.parametrize(("name", "driver"), [*SYNC, ("sqlite", "pysqlite")])
-def test_a_timeout_leaks_nothing(
+def test_timeout_leaks_no_connection(
     servers: Servers, plain: Callable[[str], Engine], name: str, driver: str, one_connection: Callable[..., Engine]
 ) -> None:
     engine, other = one_connection(servers.installed(name, driver)), plain(name)
@@ -179,7 +179,7 @@ def test_a_timeout_leaks_nothing(
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
-def test_an_asynchronous_cut_connection_is_a_lost_lock(
+def test_async_cut_connection_is_a_lost_lock(
     servers: Servers, plain: Callable[[str], Engine], name: str, driver: str
 ) -> None:
     other = plain(name)
@@ -209,7 +209,7 @@ async def usable_again(engine: AsyncEngine) -> None:
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
-def test_a_cancelled_waiter_leaves_nothing_behind(
+def test_cancelled_waiter_leaks_nothing(
     servers: Servers, plain: Callable[[str], Engine], name: str, driver: str
 ) -> None:
     other = plain(name)
@@ -241,7 +241,7 @@ def test_a_cancelled_waiter_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
-def test_a_cancelled_holder_lets_go(servers: Servers, plain: Callable[[str], Engine], name: str, driver: str) -> None:
+def test_cancelled_holder_releases(servers: Servers, plain: Callable[[str], Engine], name: str, driver: str) -> None:
     other = plain(name)
 
     async def story() -> None:
@@ -285,7 +285,7 @@ def app_settings(engine: Engine, name: str) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(("name", "driver"), SYNC)
 @pytest.mark.parametrize("how", ["option", "event", "autocommit"])
-def test_what_the_app_set_is_on_the_connection_again(
+def test_settings_of_the_app_are_restored(
     servers: Servers,
     plain: Callable[[str], Engine],
     name: str,
@@ -333,9 +333,7 @@ def test_what_the_app_set_is_on_the_connection_again(
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_after_a_restart_of_the_server_the_next_block_works(
-    servers: Servers, name: str, one_connection: Callable[..., Engine]
-) -> None:
+def test_block_works_after_a_server_restart(servers: Servers, name: str, one_connection: Callable[..., Engine]) -> None:
     from tests import servers as real
 
     server: Any = real.start(name)
@@ -359,7 +357,7 @@ def test_after_a_restart_of_the_server_the_next_block_works(
         server.close()
 
 
-def test_two_blocks_with_the_same_keys_in_another_order_never_deadlock(servers: Servers) -> None:
+def test_blocks_with_keys_in_another_order_never_deadlock(servers: Servers) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     def work(names: tuple[str, str]) -> int:
@@ -371,26 +369,3 @@ def test_two_blocks_with_the_same_keys_in_another_order_never_deadlock(servers: 
     with connected(servers.installed("postgresql15", "psycopg")) as engine, ThreadPoolExecutor(4) as threads:
         locks = sl.Locks(engine)
         assert list(threads.map(work, [("first", "second"), ("second", "first")] * 2)) == [100] * 4
-
-
-def test_the_two_faces_have_the_same_names_and_signatures() -> None:
-    import inspect
-
-    def face(kind: type) -> dict[str, list[str]]:
-        return {
-            # a callback may be awaited by the one, and not by the other
-            name: [
-                str(parameter).replace(" | AsyncAlive", "")
-                for parameter in inspect.signature(member).parameters.values()
-            ]
-            for name, member in inspect.getmembers(kind, inspect.isfunction)
-            if not name.startswith("_") or name == "__init__"
-        }
-
-    sync, asynchronous = face(sl.Locks), face(sl.AsyncLocks)
-    assert sync.keys() == asynchronous.keys()
-    assert {name: value for name, value in sync.items() if name != "__init__"} == {
-        name: value for name, value in asynchronous.items() if name != "__init__"
-    }
-    assert all(inspect.getdoc(getattr(kind, name)) for kind in (sl.Locks, sl.AsyncLocks) for name in sync)
-    assert all(inspect.getdoc(getattr(sl, name)) for name in sl.__all__)

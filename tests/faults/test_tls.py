@@ -40,7 +40,7 @@ Options = Callable[[str], dict[str, Any]]
         ("mysql", "pymysql", True),
     ],
 )
-def test_which_are_encrypted(engine_to: MakeEngine, name: str, driver: str, tls: bool) -> None:
+def test_encrypted_connections(engine_to: MakeEngine, name: str, driver: str, tls: bool) -> None:
     with engine_to(name, driver).connect() as connection:
         assert bool(connection.scalar(text(MYSQL if name == "mysql" else POSTGRESQL))) is tls
 
@@ -56,9 +56,7 @@ def test_which_are_encrypted(engine_to: MakeEngine, name: str, driver: str, tls:
         ("mysql", "asyncmy", encrypted, True),
     ],
 )
-def test_which_of_the_asynchronous_are(
-    servers: Any, name: str, driver: str, options: Options | None, tls: bool
-) -> None:
+def test_encrypted_async_connections(servers: Any, name: str, driver: str, options: Options | None, tls: bool) -> None:
     async def main() -> None:
         given = options(driver) if options else {}
         async with async_connected(installed(servers, name, driver), **given) as engine, engine.connect() as one:
@@ -69,7 +67,7 @@ def test_which_of_the_asynchronous_are(
 
 @EITHER
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "cut"])
-def test_the_end_of_a_connection_to_mysql(
+def test_end_of_a_mysql_connection_is_seen(
     servers: Any, watch: Callable[[str], Watch], options: Options, killed: bool
 ) -> None:
     watched = watch("mysql")
@@ -88,7 +86,7 @@ def test_the_end_of_a_connection_to_mysql(
 @EITHER
 @MYSQL_ASYNC
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "cut"])
-def test_the_end_of_an_asynchronous_connection_to_mysql(
+def test_end_of_an_async_mysql_connection_is_seen(
     servers: Any, watch: Callable[[str], Watch], options: Options, driver: str, killed: bool
 ) -> None:
     watched = watch("mysql")

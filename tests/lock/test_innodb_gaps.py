@@ -114,7 +114,7 @@ def until_waiting(engine: Engine, *calls: Future[Any]) -> None:
 @databases
 @pytest.mark.parametrize("table", ["small", "empty", "vacuumed"], indirect=True)
 @waits
-def test_a_block_that_waited_for_one_that_is_rolled_back(table: Engine, shared: bool) -> None:
+def test_block_that_waited_for_a_rollback_locks_no_gap(table: Engine, shared: bool) -> None:
     locks, number = sl.Locks(table), 5000
     first = Block(locks.exclusive(number))
     first.entered.result(PATIENCE)
@@ -128,7 +128,7 @@ def test_a_block_that_waited_for_one_that_is_rolled_back(table: Engine, shared: 
 
 @databases
 @pytest.mark.parametrize("how", ["exclusive", "shared", "mixed"])
-def test_several_that_waited_for_one_that_is_rolled_back(table: Engine, how: str) -> None:
+def test_several_waiters_for_a_rollback_lock_no_gap(table: Engine, how: str) -> None:
     """Also while the last of them waits still."""
     number = 5000
     # each of its own process, as it were: in one process they wait in a line, and one of them in the server
@@ -156,7 +156,7 @@ def test_several_that_waited_for_one_that_is_rolled_back(table: Engine, how: str
 @databases
 @level
 @waits
-def test_a_session_that_waited_for_a_block_that_is_rolled_back(table: Engine, level: str, shared: bool) -> None:
+def test_session_that_waited_for_a_rollback_locks_no_gap(table: Engine, level: str, shared: bool) -> None:
     number = 5000
     first = Block(sl.Locks(table).exclusive(number))
     first.entered.result(PATIENCE)
@@ -173,7 +173,7 @@ def test_a_session_that_waited_for_a_block_that_is_rolled_back(table: Engine, le
 @databases
 @pytest.mark.parametrize("takes", [sl.lock.try_exclusive, sl.lock.try_shared, sl.lock.create], ids=lambda f: f.__name__)
 @level
-def test_a_session_that_waited_for_whatever_made_the_row(table: Engine, level: str, takes: Any) -> None:
+def test_session_that_waited_for_any_insert_locks_no_gap(table: Engine, level: str, takes: Any) -> None:
     number = 5000
     with (
         table.connect().execution_options(isolation_level=level) as a,
@@ -190,7 +190,7 @@ def test_a_session_that_waited_for_whatever_made_the_row(table: Engine, level: s
 
 @databases
 @level
-def test_a_create_that_waited_for_a_row_that_is_rolled_back(table: Engine, level: str) -> None:
+def test_create_that_waited_for_a_rollback_locks_no_gap(table: Engine, level: str) -> None:
     number = 5000
     first = Block(sl.Locks(table).exclusive(number))
     first.entered.result(PATIENCE)
@@ -207,7 +207,7 @@ def test_a_create_that_waited_for_a_row_that_is_rolled_back(table: Engine, level
 @databases
 @pytest.mark.parametrize("one_shot", LEVELS[:2])
 @waits
-def test_a_session_whose_transaction_was_set_to_another_level(table: Engine, one_shot: str, shared: bool) -> None:
+def test_transaction_at_another_level_locks_no_gap(table: Engine, one_shot: str, shared: bool) -> None:
     """A SET TRANSACTION is for one transaction, and no variable of the server tells of it."""
     number, make = 5000, sl.lock.shared if shared else sl.lock.exclusive
     with table.connect() as a, table.connect() as b:
@@ -225,7 +225,7 @@ def test_a_session_whose_transaction_was_set_to_another_level(table: Engine, one
 @databases
 @level
 @waits
-def test_one_that_is_killed_while_it_waits(table: Engine, level: str, shared: bool) -> None:
+def test_waiter_that_is_killed_locks_no_gap(table: Engine, level: str, shared: bool) -> None:
     number, locks = 5000, sl.Locks(table)
     first, third = Block(locks.exclusive(number)), None
     first.entered.result(PATIENCE)
@@ -246,7 +246,7 @@ def test_one_that_is_killed_while_it_waits(table: Engine, level: str, shared: bo
 
 
 @databases
-def test_blocks_tries_and_a_vacuum_on_names_that_come_and_go(servers: Servers, name: str) -> None:
+def test_blocks_tries_and_vacuums_on_changing_keys(servers: Servers, name: str) -> None:
     """Many clients over few brand-new names, with rollbacks: no overlap, no error, no try that waits.
 
     Whoever has a key keeps it until a try of it has answered, and one of a name that was never used: a try that waited

@@ -35,7 +35,7 @@ class LosesLocksMariaDB(real.MariaDB):
 
 
 @pytest.mark.parametrize(("name", "make"), [("mysql", LosesLocks), ("mariadb", LosesLocksMariaDB)], ids=INNODB)
-def test_a_server_that_loses_locks_is_refused(servers: Any, name: str, make: type[real.SQLServer]) -> None:
+def test_innodb_rollback_on_timeout_is_refused(servers: Any, name: str, make: type[real.SQLServer]) -> None:
     servers.server(name)  # skips, with its sentence, where there is none
     with make() as server:
         url = server.url(PLAIN[name])
@@ -54,7 +54,7 @@ def test_a_server_that_loses_locks_is_refused(servers: Any, name: str, make: typ
                     pass
 
 
-def test_the_setting_is_asked_for_once_for_an_engine(engine_to: MakeEngine) -> None:
+def test_setting_is_read_once_per_engine(engine_to: MakeEngine) -> None:
     for name in INNODB:
         engine = engine_to(name)
         with seen(engine) as statements:
@@ -93,7 +93,7 @@ def read_only(servers: Any, request: pytest.FixtureRequest) -> Iterator[tuple[En
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
-def test_a_replica_is_refused(read_only: tuple[Engine, Engine], level: str) -> None:
+def test_acquire_on_a_replica_is_refused(read_only: tuple[Engine, Engine], level: str) -> None:
     """The rows of a replica can be locked, but not against who locks them on the primary."""
     _, engine = read_only
     with engine.execution_options(isolation_level=level).connect() as connection:
@@ -112,7 +112,7 @@ def test_a_replica_is_refused(read_only: tuple[Engine, Engine], level: str) -> N
             connection.rollback()
 
 
-def test_locks_on_a_replica_are_refused(read_only: tuple[Engine, Engine]) -> None:
+def test_every_operation_on_a_replica_is_refused(read_only: tuple[Engine, Engine]) -> None:
     locks = sl.Locks(read_only[1])
     for timeout in (None, 0, 5):
         for method in (locks.exclusive, locks.shared):
@@ -125,7 +125,7 @@ def test_locks_on_a_replica_are_refused(read_only: tuple[Engine, Engine]) -> Non
 
 
 @pytest.mark.parametrize("make", ACQUIRE, ids=lambda make: make.__name__)
-def test_an_administrator_gets_no_lock_on_a_replica_either(read_only: tuple[Engine, Engine], make: Any) -> None:
+def test_administrator_gets_no_lock_on_a_replica(read_only: tuple[Engine, Engine], make: Any) -> None:
     """``read_only`` doesn't keep administrators from writing, so their locks would be had, and bind nobody."""
     administrator, _ = read_only
     with administrator.execution_options(isolation_level="READ COMMITTED").connect() as connection:
@@ -146,7 +146,7 @@ URLS = {
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize(("name", "scheme"), URLS.values(), ids=URLS)
-def test_each_url_from_its_first_connection_on(servers: Any, name: str, scheme: str, level: str) -> None:
+def test_mysql_url_to_mariadb_from_the_first_connection(servers: Any, name: str, scheme: str, level: str) -> None:
     """A mysql:// URL may lead to MariaDB, which is known once it has answered: also to the very first operation."""
     url = make_url(installed(servers, name)).set(drivername=scheme).render_as_string(hide_password=False)
     for make in (*ACQUIRE, sl.lock.create, sl.lock.unlock, lambda key: sl.lock.vacuum(), sl.lock.session_exclusive):
@@ -165,7 +165,7 @@ def test_each_url_from_its_first_connection_on(servers: Any, name: str, scheme: 
         assert sl.Locks(engine).run(sl.lock.create(unused())) == 1
 
 
-def test_the_two_urls_of_yugabytedb(servers: Any) -> None:
+def test_both_urls_of_yugabytedb(servers: Any) -> None:
     for driver in ("psycopg2", "yugabytedb"):
         with connected(installed(servers, "yugabytedb", driver)) as engine:
             assert engine.dialect.name == ("yugabytedb" if driver == "yugabytedb" else "postgresql")

@@ -35,7 +35,7 @@ def engine(engine_to: MakeEngine, name: str, level: str) -> Engine:
 @databases
 @level
 @pytest.mark.parametrize("make", TRIES, ids=lambda make: make.__name__)
-def test_a_key_that_is_held_or_being_made(engine: Engine, make: Any) -> None:
+def test_try_on_a_held_or_uncommitted_key(engine: Engine, make: Any) -> None:
     """Brand-new and known, in a transaction that has read before and in one that has not."""
     for held_by in TAKES:
         new, known = unused(), unused()
@@ -64,7 +64,7 @@ def test_a_key_that_is_held_or_being_made(engine: Engine, make: Any) -> None:
 @databases
 @level
 @pytest.mark.parametrize("first", [*TAKES, sl.lock.unlock], ids=lambda make: make.__name__)
-def test_other_keys_go_on(engine: Engine, first: Any) -> None:
+def test_try_blocks_no_other_key(engine: Engine, first: Any) -> None:
     """The first use of one key doesn't wait for the first use of another, wherever in the table the two are."""
     for second in [*TAKES, sl.lock.unlock]:
         number = sl.lock.key(unused())
@@ -76,7 +76,7 @@ def test_other_keys_go_on(engine: Engine, first: Any) -> None:
 
 @databases
 @level
-def test_a_vacuum_holds_up_no_other_key(engine: Engine, name: str, level: str) -> None:
+def test_vacuum_blocks_no_other_key(engine: Engine, name: str, level: str) -> None:
     """Not even above READ COMMITTED, where a locking scan of the table would hold all of it."""
     if level == "SERIALIZABLE":
         # there even a plain read of the keys would
@@ -97,7 +97,7 @@ def test_a_vacuum_holds_up_no_other_key(engine: Engine, name: str, level: str) -
 @databases
 @level
 @pytest.mark.parametrize("make", TRIES, ids=lambda make: make.__name__)
-def test_many_at_once_on_one_new_key(engine: Engine, make: Any) -> None:
+def test_concurrent_tries_on_one_new_key(engine: Engine, make: Any) -> None:
     """Nobody waits, nobody fails, and of the exclusive ones at most one has it."""
     for _ in range(5):
         key, connections = unused(), [engine.connect() for _ in range(5)]
@@ -112,9 +112,7 @@ def test_many_at_once_on_one_new_key(engine: Engine, make: Any) -> None:
 @databases
 @pytest.mark.parametrize("level", ["READ COMMITTED"])
 @pytest.mark.parametrize("make", TAKES[2:4], ids=lambda make: make.__name__)
-def test_a_key_that_was_removed_and_is_made_again_behind_its_back(
-    servers: Any, engine: Engine, name: str, make: Any
-) -> None:
+def test_key_deleted_and_inserted_again_during_a_try(servers: Any, engine: Engine, name: str, make: Any) -> None:
     """By one who remembers it, in the instant before the try inserts: the holder ends when the try has answered."""
     key, asked = unused(), list[str]()
     with connected(installed(servers, name), isolation_level="REPEATABLE READ") as remembers:
@@ -141,7 +139,7 @@ def test_a_key_that_was_removed_and_is_made_again_behind_its_back(
 
 @databases
 @level
-def test_a_try_that_fails_keeps_what_was_done_before(engine: Engine) -> None:
+def test_failed_try_keeps_earlier_work(engine: Engine) -> None:
     taken, mine, row = unused(), unused(), sl.lock.key(unused())
     with engine.connect() as holder, engine.connect() as other, engine.connect() as third:
         holder.execute(sl.lock.exclusive(taken))
@@ -157,7 +155,7 @@ def test_a_try_that_fails_keeps_what_was_done_before(engine: Engine) -> None:
 
 @databases
 @level
-def test_a_wait_that_ends_in_vain_keeps_what_was_done_before(engine: Engine) -> None:
+def test_timeout_keeps_earlier_work(engine: Engine) -> None:
     taken, mine = unused(), unused()
     with engine.connect() as holder, engine.connect() as other, engine.connect() as third:
         holder.execute(sl.lock.exclusive(taken))
@@ -172,7 +170,7 @@ def test_a_wait_that_ends_in_vain_keeps_what_was_done_before(engine: Engine) -> 
 @level
 @pytest.mark.parametrize("waits", TAKES[2:4], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("end", ["rollback", "unlock"])
-def test_a_neighbour_after_a_wait_for_a_row_that_went_away(
+def test_neighbour_key_after_a_wait_for_a_deleted_row(
     engine: Engine, watch: Callable[[str], Watch], name: str, level: str, waits: Any, end: str
 ) -> None:
     """A holds a new key, B waits for it, A takes the row away: what B then holds is its key and no gap beside it."""

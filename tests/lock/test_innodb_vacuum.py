@@ -21,7 +21,7 @@ TURNS = {"READ COMMITTED": 120, "REPEATABLE READ": 60}
 
 @pytest.mark.parametrize("size", [10, 60, 900])
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_it_waits_for_nobody(servers: Servers, name: str, size: int) -> None:
+def test_vacuum_never_waits(servers: Servers, name: str, size: int) -> None:
     """However many keys there are, and though the server would rather read the whole table than look them up."""
     url, names = servers.fresh(name, PLAIN[name]), [f"key {number}" for number in range(size)]
     install(url)
@@ -34,7 +34,7 @@ def test_it_waits_for_nobody(servers: Servers, name: str, size: int) -> None:
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_no_overlap_and_no_error(engine_to: MakeEngine, name: str, level: str) -> None:
+def test_vacuum_causes_no_overlap_and_no_error(engine_to: MakeEngine, name: str, level: str) -> None:
     engine = engine_to(name, isolation_level=level, pool_size=10)
     guard, turns = threading.Lock(), TURNS[level]
     inside: dict[str, int] = {}

@@ -17,7 +17,7 @@ HELD = "SELECT key, mode, pid = pg_backend_pid(), ts IS NOT NULL FROM lock.locke
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_held_key_is_seen_with_its_mode(engine_to: MakeEngine, name: str) -> None:
+def test_view_lists_each_held_key_with_its_mode(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
     with engine.connect() as connection, engine.connect() as other:
         for n, key in enumerate(KEYS):
@@ -31,7 +31,7 @@ def test_each_held_key_is_seen_with_its_mode(engine_to: MakeEngine, name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_waits_holds_nothing(engine_to: MakeEngine, name: str) -> None:
+def test_view_lists_no_waiters(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name), sl.lock.key(unused())
     with engine.connect() as holder, engine.connect() as other:
         holder.execute(sl.lock.exclusive(key))
@@ -41,7 +41,7 @@ def test_who_waits_holds_nothing(engine_to: MakeEngine, name: str) -> None:
         assert other.execute(text(HELD)).all() == [(key, "exclusive", False, True)]
 
 
-def test_the_keys_of_another_database_are_its_own(engine_to: MakeEngine, servers: Any) -> None:
+def test_view_lists_keys_of_this_database_only(engine_to: MakeEngine, servers: Any) -> None:
     key = sl.lock.key(unused())
     with connected(servers.fresh("postgresql15", "psycopg")) as elsewhere, engine_to("postgresql15").connect() as here:
         with elsewhere.connect() as connection:
@@ -50,7 +50,7 @@ def test_the_keys_of_another_database_are_its_own(engine_to: MakeEngine, servers
             assert here.scalar(sl.lock.try_exclusive(key)) is True
 
 
-def test_two_numbers_are_no_key(engine_to: MakeEngine) -> None:
+def test_two_argument_advisory_locks_are_not_listed(engine_to: MakeEngine) -> None:
     """The server's other kind of advisory lock, of two 32-bit numbers, is the app's own business."""
     with engine_to("postgresql15").connect() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(1, 2)"))
@@ -58,7 +58,7 @@ def test_two_numbers_are_no_key(engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql15-table", "yugabytedb"])
-def test_psql_and_the_library_take_the_same_lock(engine_to: MakeEngine, name: str) -> None:
+def test_psql_and_the_library_use_the_same_lock(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name), unused()
     call = text("SELECT lock.exclusive(lock.key(:name))")
     with engine.connect() as psql, engine.connect() as library:
@@ -75,13 +75,13 @@ def test_psql_and_the_library_take_the_same_lock(engine_to: MakeEngine, name: st
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql15-table", "yugabytedb"])
 @pytest.mark.parametrize("call", ["exclusive(NULL)", "shared(NULL)", "try_exclusive(NULL)", "try_shared(NULL)"])
-def test_no_key_is_no_lock(engine_to: MakeEngine, name: str, call: str) -> None:
+def test_null_key_is_refused(engine_to: MakeEngine, name: str, call: str) -> None:
     """A NULL that psql passes must not look like a lock."""
     with engine_to(name).connect() as connection, pytest.raises(Exception, match=r"(?i)null"):
         connection.execute(text(f"SELECT lock.{call}"))
 
 
-def test_a_database_without_them(servers: Any) -> None:
+def test_database_without_the_functions(servers: Any) -> None:
     with connected(servers.fresh("postgresql15", "psycopg")) as engine, engine.connect() as connection:
         for operation in (sl.lock.exclusive("a"), sl.lock.try_shared("a"), sl.lock.vacuum(), sl.lock.create("a")):
             with pytest.raises(sl.NotInstalled, match="alembic upgrade sqlalchemy_locks@head"):

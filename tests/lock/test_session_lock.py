@@ -56,7 +56,7 @@ def free(other: Engine, key: str) -> bool:
         return bool(connection.scalar(text(FREE.get(dialect, FREE["mysql"])), {"key": sl.lock.key(key)}))
 
 
-def test_held_over_transactions_until_unlocked(engine: Engine, other: Engine) -> None:
+def test_held_across_transactions_until_unlocked(engine: Engine, other: Engine) -> None:
     key = unused()
     with engine.connect() as connection:
         assert connection.scalar(sl.lock.session_exclusive(key)) is None
@@ -80,7 +80,7 @@ def test_each_lock_needs_an_unlock(engine: Engine, other: Engine) -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "rollback", "error", "detach", "invalidate"])
-def test_a_connection_that_goes_back_leaves_it_behind(engine: Engine, other: Engine, end: str) -> None:
+def test_released_when_the_connection_returns_to_its_pool(engine: Engine, other: Engine, end: str) -> None:
     key = unused()
     connection = engine.connect()
     connection.execute(sl.lock.session_exclusive(key))
@@ -103,7 +103,7 @@ def test_a_connection_that_goes_back_leaves_it_behind(engine: Engine, other: Eng
 
 @pytest.mark.parametrize("options", [{"pool_reset_on_return": None}, {"isolation_level": "AUTOCOMMIT"}], ids=str)
 @pytest.mark.parametrize("name", SERVERS)
-def test_whatever_the_pool_does_on_return(engine_to: MakeEngine, name: str, options: Any) -> None:
+def test_released_whatever_reset_on_return_is(engine_to: MakeEngine, name: str, options: Any) -> None:
     key = unused()
     engine, other = engine_to(name, pool_size=1, max_overflow=0, **options), engine_to(name, poolclass=NullPool)
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_whatever_the_pool_does_on_return(engine_to: MakeEngine, name: str, opti
         assert free(other, key)
 
 
-def test_engines_that_come_and_go(servers: Any) -> None:
+def test_pools_at_reused_addresses(servers: Any) -> None:
     """Where a pool was disposed of another one may stand, at the same place in memory: it is another pool."""
     url = installed(servers, "postgresql15")
     first = create_engine(url)
@@ -132,7 +132,7 @@ def test_engines_that_come_and_go(servers: Any) -> None:
         assert left_behind is False
 
 
-def test_the_pool_is_asked_to_release_only_what_was_locked(engine: Engine) -> None:
+def test_only_locked_connections_are_released(engine: Engine) -> None:
     with engine.connect() as connection:
         connection.execute(sl.lock.session_exclusive(unused()))
     cursors: list[str] = []
@@ -153,7 +153,7 @@ def test_the_pool_is_asked_to_release_only_what_was_locked(engine: Engine) -> No
     engine.dispose()
 
 
-def test_a_session_of_a_connection(engine: Engine, other: Engine) -> None:
+def test_session_bound_to_a_connection(engine: Engine, other: Engine) -> None:
     key = unused()
     with engine.connect() as connection, Session(connection) as session:
         session.execute(sl.lock.session_exclusive(key))
@@ -164,7 +164,7 @@ def test_a_session_of_a_connection(engine: Engine, other: Engine) -> None:
         assert free(other, key)
 
 
-def test_a_session_of_an_engine_is_refused(engine: Engine) -> None:
+def test_session_bound_to_an_engine_is_refused(engine: Engine) -> None:
     engine.connect().close()
     with seen(engine) as statements:
         for operation in (sl.lock.session_exclusive(unused()), sl.lock.session_unlock(unused())):
@@ -184,7 +184,7 @@ def test_locks_run_refuses_them(engine: Engine) -> None:
             sl.Locks(engine).run(operation)
 
 
-def test_it_waits_for_another_and_has_it_then(
+def test_waiter_acquires_after_unlock(
     engine: Engine, other: Engine, watch: Callable[[str], Watch], request: pytest.FixtureRequest
 ) -> None:
     key = unused()
@@ -198,7 +198,7 @@ def test_it_waits_for_another_and_has_it_then(
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_wait_is_bounded(engine_to: MakeEngine, name: str) -> None:
+def test_locks_wait_limits_the_wait(engine_to: MakeEngine, name: str) -> None:
     key, engine = unused(), engine_to(name, poolclass=NullPool)
     with engine.connect() as holder, engine.connect() as waiter:
         holder.execute(sl.lock.session_exclusive(key))
@@ -209,7 +209,7 @@ def test_a_wait_is_bounded(engine_to: MakeEngine, name: str) -> None:
         assert not free(engine, key)
 
 
-def test_a_wait_leaves_no_setting_behind(engine: Engine) -> None:
+def test_wait_settings_are_restored(engine: Engine) -> None:
     ask = "SHOW lock_timeout" if engine.dialect.name == "postgresql" else "SELECT @@innodb_lock_wait_timeout"
     with engine.connect() as connection:
         before = connection.exec_driver_sql(ask).scalar()
@@ -217,7 +217,7 @@ def test_a_wait_leaves_no_setting_behind(engine: Engine) -> None:
         assert connection.exec_driver_sql(ask).scalar() == before
 
 
-def test_it_is_the_lock_of_that_name_on_postgresql_only(engine: Engine, other: Engine) -> None:
+def test_same_lock_as_exclusive_on_postgresql_only(engine: Engine, other: Engine) -> None:
     key = unused()
     with engine.connect() as connection, other.connect() as stranger:
         connection.execute(sl.lock.session_exclusive(key))
@@ -225,7 +225,7 @@ def test_it_is_the_lock_of_that_name_on_postgresql_only(engine: Engine, other: E
         assert got is (engine.dialect.name != "postgresql")
 
 
-def test_databases_of_one_server_have_locks_of_their_own(servers: Any, engine: Engine) -> None:
+def test_each_database_has_its_own_locks(servers: Any, engine: Engine) -> None:
     name = {"postgresql": "postgresql15"}.get(engine.dialect.name, engine.dialect.name)
     driver = {"mariadb": "mariadb+pymysql", "mysql": "pymysql", "postgresql15": "psycopg"}[name]
     key = unused()
@@ -234,7 +234,7 @@ def test_databases_of_one_server_have_locks_of_their_own(servers: Any, engine: E
         assert free(elsewhere, key)
 
 
-def test_sqlite_has_none(engine_to: MakeEngine) -> None:
+def test_unsupported_on_sqlite(engine_to: MakeEngine) -> None:
     engine = engine_to("sqlite")
     with engine.connect() as connection, Session(connection) as session, Session(engine) as unbound:
         for execute in (connection.execute, session.execute, unbound.execute):
@@ -244,7 +244,7 @@ def test_sqlite_has_none(engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC_SERVERS.values(), ids=ASYNC_SERVERS)
-def test_async(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
+def test_async_connection(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
     other = engine_to(name, poolclass=NullPool)
 
     async def main() -> None:

@@ -81,7 +81,7 @@ def deadlock(other: Engine, ready: threading.Event) -> None:
 
 
 @pytest.mark.parametrize(**named(POSTGRESQL))
-def test_the_lock_is_lost_at_once(servers: Any, rows: Engine, name: str, driver: str) -> None:
+def test_lock_is_lost_immediately(servers: Any, rows: Engine, name: str, driver: str) -> None:
     key = unused()
     with connected(installed(servers, name, driver)) as engine:
         locks = sl.Locks(engine)
@@ -99,7 +99,7 @@ def test_the_lock_is_lost_at_once(servers: Any, rows: Engine, name: str, driver:
 
 
 @pytest.mark.parametrize(**named([*POSTGRESQL, *INNODB]))
-def test_a_savepoint_keeps_it(servers: Any, rows: Engine, name: str, driver: str) -> None:
+def test_savepoint_keeps_the_lock(servers: Any, rows: Engine, name: str, driver: str) -> None:
     key = unused()
     with connected(installed(servers, name, driver)) as engine, sl.Locks(engine).exclusive(key) as held:
         with pytest.raises(DBAPIError), held.session.begin_nested():
@@ -121,7 +121,7 @@ def test_a_savepoint_keeps_it(servers: Any, rows: Engine, name: str, driver: str
 
 
 @pytest.mark.parametrize(**named(POSTGRESQL))
-def test_a_savepoint_that_is_not_there_any_more_does_not(servers: Any, rows: Engine, name: str, driver: str) -> None:
+def test_released_savepoint_does_not_keep_the_lock(servers: Any, rows: Engine, name: str, driver: str) -> None:
     key = unused()
     with connected(installed(servers, name, driver)) as engine:
         locks = sl.Locks(engine)
@@ -136,7 +136,7 @@ def test_a_savepoint_that_is_not_there_any_more_does_not(servers: Any, rows: Eng
 
 @pytest.mark.parametrize(**named(INNODB))
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_deadlock_is_a_lost_lock(servers: Any, rows: Engine, name: str, driver: str, nested: bool) -> None:
+def test_deadlock_is_a_lost_lock(servers: Any, rows: Engine, name: str, driver: str, nested: bool) -> None:
     """InnoDB has rolled all of it back, and would go on in a new transaction that nothing guards."""
     key, ready = unused(), threading.Event()
     with connected(installed(servers, name, driver)) as engine:
@@ -163,7 +163,7 @@ def test_a_deadlock_is_a_lost_lock(servers: Any, rows: Engine, name: str, driver
 
 @pytest.mark.parametrize("name", ["sqlite"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_sqlite_rolls_back_by_itself(servers: Any, rows: Engine, name: str, nested: bool) -> None:
+def test_rollback_by_sqlite_itself(servers: Any, rows: Engine, name: str, nested: bool) -> None:
     with connected(installed(servers, name)) as engine:
         locks = sl.Locks(engine)
         with losing(locks), locks.exclusive(unused()) as held:
@@ -179,7 +179,7 @@ def test_what_sqlite_rolls_back_by_itself(servers: Any, rows: Engine, name: str,
 
 
 @pytest.mark.parametrize(**named([("postgresql15", "psycopg"), ("postgresql15", "asyncpg")]))
-def test_awaited(servers: Any, rows: Engine, name: str, driver: str) -> None:
+def test_async_lock_is_lost_immediately(servers: Any, rows: Engine, name: str, driver: str) -> None:
     async def main() -> None:
         async with async_connected(installed(servers, name, driver)) as engine:
             locks, key = sl.AsyncLocks(engine), unused()
@@ -214,7 +214,7 @@ def test_awaited(servers: Any, rows: Engine, name: str, driver: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15"])
-def test_an_error_of_asyncpg_itself_costs_nothing(servers: Any, rows: Engine, name: str) -> None:
+def test_asyncpg_error_before_sending_keeps_the_lock(servers: Any, rows: Engine, name: str) -> None:
     async def main() -> None:
         async with async_connected(installed(servers, name, "asyncpg")) as engine:
             async with sl.AsyncLocks(engine).exclusive(unused()) as held:
@@ -230,7 +230,7 @@ def test_an_error_of_asyncpg_itself_costs_nothing(servers: Any, rows: Engine, na
 
 
 @pytest.mark.parametrize("name", ["postgresql15"])
-def test_a_limit_of_asyncpg_itself_costs_the_lock(servers: Any, rows: Engine, name: str) -> None:
+def test_asyncpg_command_timeout_loses_the_lock(servers: Any, rows: Engine, name: str) -> None:
     async def main() -> None:
         async with async_connected(installed(servers, name, "asyncpg"), connect_args={"command_timeout": 5}) as engine:
             locks, key = sl.AsyncLocks(engine), unused()
@@ -247,7 +247,7 @@ def test_a_limit_of_asyncpg_itself_costs_the_lock(servers: Any, rows: Engine, na
 
 
 @pytest.mark.parametrize(**named([pair for pair in AWAITED if not pair[0].startswith("postgresql")]))
-def test_a_deadlock_awaited(servers: Any, rows: Engine, name: str, driver: str) -> None:
+def test_async_deadlock_is_a_lost_lock(servers: Any, rows: Engine, name: str, driver: str) -> None:
     ready = threading.Event()
 
     async def main() -> None:
@@ -271,7 +271,7 @@ def test_a_deadlock_awaited(servers: Any, rows: Engine, name: str, driver: str) 
 
 
 @pytest.mark.parametrize(**named(POSTGRESQL[:2]))
-def test_an_error_of_the_drivers_own_cursor(servers: Any, rows: Engine, name: str, driver: str) -> None:
+def test_error_of_a_driver_cursor(servers: Any, rows: Engine, name: str, driver: str) -> None:
     """What SQLAlchemy doesn't see, such as a COPY, the driver remembers."""
     key = unused()
     with connected(installed(servers, name, driver)) as engine:

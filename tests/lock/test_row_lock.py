@@ -60,7 +60,7 @@ def free(engine: Engine, entity: Any, *criteria: Any) -> bool:
         return True
 
 
-def test_it_locks_that_row(engine: Engine) -> None:
+def test_row_is_locked_exclusively(engine: Engine) -> None:
     with Session(engine) as session:
         customer = session.scalar(sl.lock.row(Customer, 1))
         assert (customer.id, customer.name) == (1, "old")
@@ -71,7 +71,7 @@ def test_it_locks_that_row(engine: Engine) -> None:
         assert free(engine, CUSTOMER, CUSTOMER.c.id == 1)
 
 
-def test_a_loaded_object_gets_what_is_committed_now(engine: Engine) -> None:
+def test_loaded_entity_is_refreshed(engine: Engine) -> None:
     with Session(engine) as session:
         customer = session.get_one(Customer, 2)
         if engine.dialect.name != "postgresql":
@@ -90,7 +90,7 @@ def test_a_loaded_object_gets_what_is_committed_now(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_a_second_session_waits_and_sees_what_the_first_did(
+def test_waiter_sees_what_the_holder_committed(
     urls: Callable[[str], str], watch: Callable[[str], Watch], name: str
 ) -> None:
     with connected(urls(name)) as engine:
@@ -105,7 +105,7 @@ def test_a_second_session_waits_and_sees_what_the_first_did(
             assert waiting.result(PATIENCE) == amount + 1
 
 
-def test_the_forms_of_a_primary_key(engine: Engine) -> None:
+def test_forms_of_a_primary_key(engine: Engine) -> None:
     with Session(engine) as session:
         for ident in ((1, "b"), [1, "b"], {"customer_id": 1, "number": "b"}, {"number": "b", "customer_id": 1}):
             assert session.scalar(sl.lock.row(Order, ident)).number == "b"
@@ -114,7 +114,7 @@ def test_the_forms_of_a_primary_key(engine: Engine) -> None:
             assert session.scalar(sl.lock.row(Customer, ident)).id == 1
 
 
-def test_a_table(engine: Engine) -> None:
+def test_row_of_a_table(engine: Engine) -> None:
     with engine.connect() as connection:
         row = connection.execute(sl.lock.row(STOCK, (1, "cup"))).one()
         assert row == (1, "cup", 9)
@@ -125,7 +125,7 @@ def test_a_table(engine: Engine) -> None:
         assert session.execute(sl.lock.row(STOCK, (1, "cup"))).one().item == "cup"
 
 
-def test_a_class_on_a_connection_gives_its_columns(engine: Engine) -> None:
+def test_class_on_a_connection_returns_columns(engine: Engine) -> None:
     with engine.connect() as connection:
         row = connection.execute(sl.lock.row(Customer, 1)).one()
         assert row._mapping["name"] == "old"
@@ -144,7 +144,7 @@ def test_joined_inheritance_locks_both_tables(engine: Engine) -> None:
         assert not free(engine, person, person.c.id == 2)
 
 
-def test_a_row_of_another_kind_is_no_such_row(engine: Engine) -> None:
+def test_row_of_another_subclass_is_unknown(engine: Engine) -> None:
     with Session(engine) as session:
         assert session.scalar(sl.lock.row(Manager, 3)).name == "M"
         for entity, ident in ((Manager, 2), (Manager, 1), (Engineer, 3), (Engineer, 1)):
@@ -152,7 +152,7 @@ def test_a_row_of_another_kind_is_no_such_row(engine: Engine) -> None:
                 session.scalar(sl.lock.row(entity, ident))
 
 
-def test_a_row_that_is_not_there(engine: Engine) -> None:
+def test_unknown_row(engine: Engine) -> None:
     with Session(engine) as session:
         for entity, ident, words in (
             (Customer, 99, "Customer has no row 99"),
@@ -165,7 +165,7 @@ def test_a_row_that_is_not_there(engine: Engine) -> None:
         assert session.scalar(sl.lock.row(Customer, 1)).name == "old"
 
 
-def test_an_eager_join_is_left_out(engine: Engine) -> None:
+def test_eager_join_is_not_loaded(engine: Engine) -> None:
     """Its nullable side can't be locked on PostgreSQL, and its rows would repeat the one that is asked for."""
     with Session(engine) as session, seen(engine) as statements:
         assert session.scalars(sl.lock.row(Customer, 2)).one().agent is None
@@ -175,14 +175,14 @@ def test_an_eager_join_is_left_out(engine: Engine) -> None:
         assert [order.number for order in customer.orders] == ["a", "b", "c"]
 
 
-def test_a_missing_table_of_the_apps_own_is_its_own_error(engine: Engine) -> None:
+def test_missing_table_of_the_app_raises_the_driver_error(engine: Engine) -> None:
     """Even where its name has "lock" in it: it isn't the library's that is missing."""
     with pytest.raises(DBAPIError, match="clock"), engine.connect() as connection:
         connection.execute(sl.lock.row(ABSENT, 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_async(urls: Callable[[str], str], servers: Any, name: str) -> None:
+def test_row_lock_in_async_session(urls: Callable[[str], str], servers: Any, name: str) -> None:
     driver = {"postgresql15": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}.get(name, "mysql+aiomysql")
     url = f"{driver}://{urls(name).partition('://')[2]}"
 
@@ -248,7 +248,7 @@ def read(session: Session, entity: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("entity", [Customer, STOCK, Engineer])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_that_its_holder_replaced(
+def test_row_replaced_by_its_holder_is_locked(
     kept: Callable[..., Engine], watch: Callable[[str], Watch], name: str, entity: Any, level: str
 ) -> None:
     if name == "sqlite":
@@ -272,7 +272,7 @@ def test_a_row_that_its_holder_replaced(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_that_its_holder_deleted_is_no_such_row(
+def test_row_deleted_by_its_holder_is_unknown(
     kept: Callable[..., Engine], watch: Callable[[str], Watch], name: str
 ) -> None:
     engine = kept(name)
@@ -316,7 +316,7 @@ def replaced_while(watch: Callable[[str], Watch], engine: Engine, tries: int) ->
             return waiting.exception(PATIENCE) or waiting.result(), limits
 
 
-def test_what_is_left_of_the_wait_is_what_the_next_try_may_wait(
+def test_next_attempt_waits_for_the_rest_of_locks_wait(
     kept: Callable[..., Engine], watch: Callable[[str], Watch]
 ) -> None:
     found, limits = replaced_while(watch, kept("postgresql15"), 3)
@@ -327,7 +327,7 @@ def test_what_is_left_of_the_wait_is_what_the_next_try_may_wait(
     assert left[0] == PATIENCE * 1000 > left[-1]
 
 
-def test_a_row_that_is_replaced_all_the_time(
+def test_row_that_is_replaced_repeatedly_times_out(
     kept: Callable[..., Engine], watch: Callable[[str], Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "_MAX_REPLACED", 2)
@@ -337,7 +337,7 @@ def test_a_row_that_is_replaced_all_the_time(
 
 
 @pytest.mark.parametrize("way", ["autoflush=False", "no_autoflush", "option"])
-def test_changes_that_are_not_flushed_are_not_discarded(engine: Engine, way: str) -> None:
+def test_unflushed_changes_are_not_discarded(engine: Engine, way: str) -> None:
     """Whoever flushes first has them kept; without a flush, refreshing the row would discard them."""
     with Session(engine, autoflush=way != "autoflush=False") as session, ExitStack() as off:
         customer, other = session.get_one(Customer, 2), session.get_one(Customer, 1)
@@ -363,7 +363,7 @@ def test_changes_that_are_not_flushed_are_not_discarded(engine: Engine, way: str
         assert session.scalar(operations[0]).name == "alone"
 
 
-def test_changes_that_are_not_flushed_of_an_inherited_class(engine: Engine) -> None:
+def test_unflushed_changes_of_a_subclass_are_refused(engine: Engine) -> None:
     with Session(engine, autoflush=False) as session:
         session.get_one(Person, 2).machine = "mill"
         for entity in (Engineer, Person):

@@ -70,7 +70,9 @@ def losing(locks: sl.Locks, key: str, said: str) -> Iterator[Any]:
     [("COMMIT", [1]), ("/* audit */ commit work", [1]), ("-- so\nROLLBACK", []), ("rollback;", [])],
 )
 @pytest.mark.parametrize("asked", ["lost", "check", "statement", "end"])
-def test_a_statement_that_ends_it(noting: Any, which: str, statement: str, kept: list[int], asked: str) -> None:
+def test_statement_that_ends_the_transaction(
+    noting: Any, which: str, statement: str, kept: list[int], asked: str
+) -> None:
     if "work" in statement and which.startswith("sqlite"):
         statement = statement.replace("work", "transaction")
     engine, key = noting(which), unused()
@@ -104,7 +106,7 @@ def test_a_statement_that_ends_it(noting: Any, which: str, statement: str, kept:
         "FLUSH STATUS",
     ],
 )
-def test_a_statement_that_commits_without_saying_so(noting: Any, which: str, statement: str) -> None:
+def test_statement_with_an_implicit_commit(noting: Any, which: str, statement: str) -> None:
     engine, key = noting(which), unused()
     with losing(sl.Locks(engine), key, SAID) as held:
         held.session.execute(write(1))
@@ -119,7 +121,7 @@ def test_a_statement_that_commits_without_saying_so(noting: Any, which: str, sta
 
 @pytest.mark.parametrize("which", INNODB)
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_statement_that_commits_and_fails(noting: Any, which: str, nested: bool) -> None:
+def test_failing_statement_with_an_implicit_commit(noting: Any, which: str, nested: bool) -> None:
     """What the server says of an error doesn't tell what has become of the transaction."""
     engine, key = noting(which), unused()
     with losing(sl.Locks(engine), key, SAID) as held:
@@ -140,7 +142,7 @@ def test_a_statement_that_commits_and_fails(noting: Any, which: str, nested: boo
     "statement", ["BEGIN", "START TRANSACTION READ ONLY", "COMMIT AND CHAIN", "ANALYZE TABLE ended"]
 )
 @pytest.mark.parametrize("asked", [True, False], ids=["check", "end"])
-def test_one_transaction_for_another(noting: Any, which: str, statement: str, asked: bool) -> None:
+def test_transaction_replaced_by_another(noting: Any, which: str, statement: str, asked: bool) -> None:
     """No driver sees it, nor a commit after the rows of an answer; the mark that was left in the first one tells."""
     engine, key = noting(which), unused()
     with losing(sl.Locks(engine), key, SAID) as held:
@@ -157,7 +159,7 @@ def test_one_transaction_for_another(noting: Any, which: str, statement: str, as
 
 
 @pytest.mark.parametrize("which", SYNC)
-def test_a_commit_of_its_connection(noting: Any, which: str) -> None:
+def test_commit_of_the_connection(noting: Any, which: str) -> None:
     engine, key = noting(which), unused()
     with losing(sl.Locks(engine), key, SAID) as held:
         held.session.execute(write(1))
@@ -169,7 +171,7 @@ def test_a_commit_of_its_connection(noting: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", INNODB)
-def test_what_commits_nothing_is_executed(noting: Any, which: str) -> None:
+def test_statements_that_commit_nothing_are_executed(noting: Any, which: str) -> None:
     engine, key = noting(which), unused()
     with sl.Locks(engine).exclusive(key) as held:
         driver = held.session.connection().exec_driver_sql
@@ -194,7 +196,7 @@ def test_what_commits_nothing_is_executed(noting: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", [which for which in SYNC if which not in INNODB])
-def test_a_table_is_created_where_that_commits_nothing(noting: Any, which: str) -> None:
+def test_ddl_where_it_commits_nothing(noting: Any, which: str) -> None:
     engine, key = noting(which), unused()
     with pytest.raises(ZeroDivisionError), sl.Locks(engine).exclusive(key) as held:
         held.session.execute(text("CREATE TEMPORARY TABLE passing (id INTEGER)"))
@@ -205,7 +207,7 @@ def test_a_table_is_created_where_that_commits_nothing(noting: Any, which: str) 
 
 
 @pytest.mark.parametrize("which", SYNC)
-def test_a_savepoint_is_rolled_back_to(noting: Any, which: str) -> None:
+def test_rollback_to_a_savepoint(noting: Any, which: str) -> None:
     engine = noting(which)
     with sl.Locks(engine).exclusive(unused()) as held:
         held.session.execute(write(1))
@@ -220,7 +222,7 @@ def test_a_savepoint_is_rolled_back_to(noting: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_one_text_of_several_statements(noting: Any, driver: str) -> None:
+def test_several_statements_in_one_text(noting: Any, driver: str) -> None:
     engine, key = noting(f"postgresql15/{driver}"), unused()
     with losing(sl.Locks(engine), key, SAID) as held:
         held.session.execute(text("INSERT INTO ended VALUES (1); COMMIT; INSERT INTO ended VALUES (2)"))
@@ -231,7 +233,7 @@ def test_one_text_of_several_statements(noting: Any, driver: str) -> None:
 
 
 @pytest.mark.parametrize("case", ASYNC)
-def test_the_same_awaited(servers: Any, noting: Any, case: str) -> None:
+def test_async_block_whose_transaction_ended(servers: Any, noting: Any, case: str) -> None:
     name, driver = ASYNC[case]
     engine, key = noting(f"{name}/{ENGINES[name]}"), unused()
 

@@ -39,7 +39,7 @@ def engine(engine_to: MakeEngine, level: str) -> Engine:
 
 @level
 @every
-def test_it_is_passed_and_left(engine: Engine, make: Any) -> None:
+def test_guard_is_released(engine: Engine, make: Any) -> None:
     with engine.connect() as connection, engine.connect() as other:
         with seen(engine) as statements:
             connection.execute(make(unused()))
@@ -49,7 +49,7 @@ def test_it_is_passed_and_left(engine: Engine, make: Any) -> None:
 
 @level
 @every
-def test_after_a_wait_in_vain(engine: Engine, level: str, make: Any) -> None:
+def test_guard_is_released_after_a_timeout(engine: Engine, level: str, make: Any) -> None:
     key = unused()
     with engine.connect() as holder, engine.connect() as other:
         holder.execute(sl.lock.exclusive(key))
@@ -67,7 +67,7 @@ def test_after_a_wait_in_vain(engine: Engine, level: str, make: Any) -> None:
 
 @level
 @pytest.mark.parametrize("make", EVERY[:2], ids=lambda make: make.__name__)
-def test_it_is_nobodys_while_a_row_is_waited_for(
+def test_guard_is_free_during_the_wait_for_a_row(
     engine: Engine, watch: Callable[[str], Watch], make: Any, level: str
 ) -> None:
     """A holder that acquires its key again would wait at the gate for the one that waits for the row."""
@@ -84,7 +84,7 @@ def test_it_is_nobodys_while_a_row_is_waited_for(
 
 
 @level
-def test_after_a_deadlock(engine: Engine, watch: Callable[[str], Watch]) -> None:
+def test_guard_is_released_after_a_deadlock(engine: Engine, watch: Callable[[str], Watch]) -> None:
     """Each holds a new key and asks for the other's; InnoDB ends one of them."""
     a, b = unused(), unused()
     with engine.connect() as one, engine.connect() as other, engine.connect() as third:
@@ -100,7 +100,7 @@ def test_after_a_deadlock(engine: Engine, watch: Callable[[str], Watch]) -> None
 
 
 @level
-def test_a_new_key_while_somebody_has_the_gate(engine: Engine) -> None:
+def test_new_key_while_another_holds_the_guard(engine: Engine) -> None:
     """A try answers False there: somebody is just putting the row in its place. A wait goes on, and has it."""
     key = unused()
     with engine.connect() as gatekeeper, engine.connect() as other:
@@ -115,7 +115,9 @@ def test_a_new_key_while_somebody_has_the_gate(engine: Engine) -> None:
         all_left(gatekeeper)
 
 
-def test_a_cancelled_wait_leaves_no_gate(servers: Any, watch: Callable[[str], Watch], engine_to: MakeEngine) -> None:
+def test_guard_is_released_after_a_cancellation(
+    servers: Any, watch: Callable[[str], Watch], engine_to: MakeEngine
+) -> None:
     """The server learns of it when the key is free at the latest; the lock is nobody's then, and the gate neither."""
     key, watched = unused(), watch("mysql")
 
@@ -137,7 +139,7 @@ def test_a_cancelled_wait_leaves_no_gate(servers: Any, watch: Callable[[str], Wa
         until(lambda: other.scalar(sl.lock.try_exclusive(key)))
 
 
-def test_databases_of_one_server_have_gates_of_their_own(servers: Any, engine_to: MakeEngine) -> None:
+def test_each_database_has_its_own_guards(servers: Any, engine_to: MakeEngine) -> None:
     url, key = servers.fresh("mysql", "pymysql"), unused()
     with connected(url) as elsewhere, elsewhere.connect() as gatekeeper:
         gatekeeper.execute(text(f"SELECT GET_LOCK({GATE}, 0)"), {"key": sl.lock.key(key)})

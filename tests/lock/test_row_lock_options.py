@@ -39,7 +39,7 @@ def engine(database: Engine) -> Engine:
     return database
 
 
-def test_options_of_the_caller(engine: Engine) -> None:
+def test_loader_options_of_the_caller(engine: Engine) -> None:
     with Session(engine) as session, seen(engine) as statements:
         customer = session.scalar(
             sl.lock.row(Customer, 1).options(selectinload(Customer.orders), joinedload(Customer.agent))
@@ -58,7 +58,7 @@ def test_options_of_the_caller(engine: Engine) -> None:
         assert "name" not in inspect(customer).unloaded
 
 
-def test_a_collection_that_is_joined_by_the_caller(engine: Engine) -> None:
+def test_collection_joined_by_the_caller(engine: Engine) -> None:
     operation = sl.lock.row(Customer, 1).options(joinedload(Customer.orders))
     with Session(engine) as session:
         assert len(session.scalar(operation).orders) == 3
@@ -76,7 +76,7 @@ def test_loader_criteria(engine: Engine) -> None:
         assert [order.number for order in customer.orders] == ["a", "c"]
 
 
-def test_criteria_that_an_event_adds_to_every_select(engine: Engine) -> None:
+def test_criteria_added_by_an_event(engine: Engine) -> None:
     """Such as soft deletion, or the tenant, by SQLAlchemy's documented recipe."""
     with Session(engine) as session:
 
@@ -90,7 +90,7 @@ def test_criteria_that_an_event_adds_to_every_select(engine: Engine) -> None:
         assert session.scalar(sl.lock.row(Customer, 2)).name == "alone"
 
 
-def test_what_is_pending_is_flushed_and_then_read_back(engine: Engine) -> None:
+def test_pending_changes_are_flushed_first(engine: Engine) -> None:
     with Session(engine) as session:
         customer = session.get_one(Customer, 1)
         session.rollback()
@@ -100,7 +100,7 @@ def test_what_is_pending_is_flushed_and_then_read_back(engine: Engine) -> None:
         assert not session.dirty
 
 
-def test_only_the_row_asked_for_is_refreshed(engine: Engine) -> None:
+def test_only_the_locked_row_is_refreshed(engine: Engine) -> None:
     with Session(engine, expire_on_commit=False) as session:
         one, two = session.get_one(Customer, 1), session.get_one(Customer, 2)
         agent = one.agent
@@ -115,7 +115,7 @@ def test_only_the_row_asked_for_is_refreshed(engine: Engine) -> None:
         assert agent.__dict__["name"] == "Ada"
 
 
-def test_a_loaded_collection_is_read_anew(engine: Engine) -> None:
+def test_loaded_collection_is_refreshed(engine: Engine) -> None:
     """It may have changed before the lock was had, as the columns may."""
     with Session(engine, expire_on_commit=False) as session:
         customer = session.get_one(Customer, 1)
@@ -127,7 +127,7 @@ def test_a_loaded_collection_is_read_anew(engine: Engine) -> None:
         assert [order.number for order in customer.orders] == ["a", "b", "c", "d"]
 
 
-def test_an_object_of_another_session_is_left_alone(engine: Engine) -> None:
+def test_entity_of_another_session_is_unchanged(engine: Engine) -> None:
     with Session(engine) as one, Session(engine) as other:
         mine = one.scalar(sl.lock.row(Customer, 1))
         one.rollback()
@@ -143,7 +143,7 @@ def test_partitions_and_mappings(engine: Engine) -> None:
         assert frozen().scalar_one().id == 2
 
 
-def test_a_savepoint_around_a_row_that_is_not_there(engine: Engine) -> None:
+def test_savepoint_around_an_unknown_row(engine: Engine) -> None:
     with Session(engine) as session:
         session.scalar(sl.lock.row(Customer, 1)).name = "kept"
         with pytest.raises(sl.UnknownRow), session.begin_nested():

@@ -27,7 +27,7 @@ from tests.fixtures.parties import PATIENCE, Watch, later, until, unused
 
 
 @sync
-def test_who_waits_has_it_and_the_block_says_so(
+def test_waiter_acquires_and_the_block_raises(
     servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str
 ) -> None:
     key, other = unused(), engine_to(name, poolclass=NullPool)
@@ -53,7 +53,7 @@ def take(engine: Engine, key: str) -> None:
 
 
 @sync
-def test_it_is_noticed_without_being_asked(servers: Any, name: str, driver: str) -> None:
+def test_lost_is_set_without_a_round_trip(servers: Any, name: str, driver: str) -> None:
     with through_a_proxy(servers, name, driver) as (engine, proxy):
         with pytest.raises(sl.LockLost), sl.Locks(engine).shared(unused()):
             proxy.cut()
@@ -61,7 +61,7 @@ def test_it_is_noticed_without_being_asked(servers: Any, name: str, driver: str)
 
 
 @sync
-def test_an_error_of_the_users_own_goes_first(servers: Any, name: str, driver: str) -> None:
+def test_error_of_the_block_is_not_replaced(servers: Any, name: str, driver: str) -> None:
     with through_a_proxy(servers, name, driver) as (engine, proxy):
         for touched in (False, True):
             with pytest.raises(KeyError, match="mine"), sl.Locks(engine).exclusive(unused()) as held:
@@ -73,7 +73,7 @@ def test_an_error_of_the_users_own_goes_first(servers: Any, name: str, driver: s
 
 
 @sync
-def test_work_on_it_fails_as_ever_and_leaves_the_block(servers: Any, name: str, driver: str) -> None:
+def test_work_fails_with_the_driver_error(servers: Any, name: str, driver: str) -> None:
     with through_a_proxy(servers, name, driver) as (engine, proxy):
         with pytest.raises(DBAPIError) as failed, sl.Locks(engine).exclusive(unused()) as held:
             proxy.cut()
@@ -83,7 +83,7 @@ def test_work_on_it_fails_as_ever_and_leaves_the_block(servers: Any, name: str, 
 
 
 @sync
-def test_work_that_failed_and_was_passed_over(servers: Any, name: str, driver: str) -> None:
+def test_ignored_failure_raises_at_the_end(servers: Any, name: str, driver: str) -> None:
     with through_a_proxy(servers, name, driver) as (engine, proxy):
         with pytest.raises(sl.LockLost), sl.Locks(engine).exclusive(unused()) as held:
             proxy.cut()
@@ -94,7 +94,7 @@ def test_work_that_failed_and_was_passed_over(servers: Any, name: str, driver: s
 
 
 @sync
-def test_a_waiter_that_is_cut_waits_anew(
+def test_cut_waiter_waits_again(
     servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str
 ) -> None:
     """Nothing was held, so it is asked for again, on another connection."""
@@ -112,7 +112,7 @@ def test_a_waiter_that_is_cut_waits_anew(
 
 
 @sync
-def test_a_connection_that_died_in_the_pool(servers: Any, name: str, driver: str) -> None:
+def test_stale_pooled_connection(servers: Any, name: str, driver: str) -> None:
     """As after a restart of the server: the next use is not the one that pays for it."""
     with through_a_proxy(servers, name, driver) as (engine, proxy):
         locks = sl.Locks(engine)
@@ -129,7 +129,7 @@ def test_a_connection_that_died_in_the_pool(servers: Any, name: str, driver: str
 
 
 @sync
-def test_several_that_died_in_the_pool(servers: Any, name: str, driver: str) -> None:
+def test_several_stale_pooled_connections(servers: Any, name: str, driver: str) -> None:
     """All of them are known to be dead after the first one's death."""
     with through_a_proxy(servers, name, driver, pool_size=8) as (engine, proxy):
         connections = [engine.connect() for _ in range(8)]
@@ -140,7 +140,7 @@ def test_several_that_died_in_the_pool(servers: Any, name: str, driver: str) -> 
 
 
 @sync
-def test_a_session_of_ones_own(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
+def test_cut_session_of_the_app(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
     key, other = unused(), engine_to(name, poolclass=NullPool)
     with through_a_proxy(servers, name, driver) as (engine, proxy):
         with Session(engine) as session:
@@ -188,7 +188,7 @@ def test_async_block(servers: Any, engine_to: MakeEngine, name: str, driver: str
 
 
 @asynchronous
-def test_async_without_being_asked(servers: Any, name: str, driver: str) -> None:
+def test_async_lost_is_set_without_a_round_trip(servers: Any, name: str, driver: str) -> None:
     """``lost`` costs no round trip, and turns by itself once the loop has run."""
 
     async def main() -> None:
@@ -237,7 +237,7 @@ async def atake(engine: AsyncEngine, key: str) -> None:
 
 
 @asynchronous
-def test_async_session_of_ones_own(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
+def test_async_cut_session_of_the_app(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
     key, other = unused(), engine_to(name, poolclass=NullPool)
 
     async def main() -> None:

@@ -1,0 +1,226 @@
+"""How ``Locks`` runs one operation: in autocommit or in a short transaction, with retries, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from sqlalchemy_locks._validation import seconds
+from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation, build_context, listed, translated
+from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.base import DriverTimeout
+from sqlalchemy_locks.dialects.connections import connect, give_back
+from sqlalchemy_locks.errors import (
+    IdempotencyConflict,
+    LockLost,
+    LockTimeout,
+    OutcomeUnknown,
+    UnknownSemaphore,
+    UnknownTask,
+)
+from sqlalchemy_locks.facade.exclusive import IN_BLOCK
+from sqlalchemy_locks.runtime.retry import NotCommitted, Sleep, retried
+from sqlalchemy_locks.runtime.transaction import ShortTransaction, release_cursors, roll_back
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+#: errors which say that no attempt has done anything, including one without a reply
+_NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
+#: maximum number of stale pooled connections to discard
+_MAX_STALE = 20
+
+
+class OperationRunner:
+    """Runs operations on connections of one engine.
+
+    :param session_maker: makes the session of an operation that gives entities.
+    :param on_retry: called with the operation's name, the error, and the number of the retry.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        session_maker: Callable[..., Session],
+        sleep: Sleep,
+        on_retry: Callable[[str, BaseException, int], object],
+    ) -> None:
+        self._engine, self._session_maker, self._sleep, self._on_retry = engine, session_maker, sleep, on_retry
+
+    def run(self, operation: Operation[Any], nonce: str, short: bool = False) -> Any:
+        """Run an operation, and again after an error that leaves nothing behind.
+
+        :param nonce: identifies this call in all its attempts.
+        :param short: in a short transaction, even where autocommit would be one round trip.
+        :raises OutcomeUnknown: when it is not known whether it was done, and it can't be repeated.
+        """
+        impl = operation._body
+        options: dict[str, Any] = {"locks_nonce": nonce}
+        repeatable = impl.repeatable(operation)
+
+        def attempt() -> Any:
+            try:
+                return self._attempt(operation, options, repeatable, short)
+            except OutcomeUnknown as error:
+                if not impl.writes and error.__cause__ is not None:
+                    raise error.__cause__ from None  # it has nothing to do
+                options["locks_again"] = True
+                raise
+            except _NEVER_DONE:
+                raise  # an earlier attempt would have failed with the same error
+            except Exception as error:
+                if "locks_again" not in options:
+                    raise
+                # whatever the error of this attempt, an earlier one may have been carried out
+                raise OutcomeUnknown(
+                    f"{operation.name}: a reply was lost, and the next attempt failed: it was done, or it was not"
+                ) from error
+
+        def on_retry(error: BaseException, count: int) -> None:
+            self._on_retry(operation.name, error, count)
+
+        return retried(attempt, self._engine, self._sleep, repeatable=repeatable, on_retry=on_retry)
+
+    def _attempt(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool, short: bool) -> Any:
+        engine, impl = self._engine, operation._body
+        given = operation.get_execution_options()
+        every: Mapping[str, Any] = {**engine.get_execution_options(), **given} if given else engine._execution_options
+        context = build_context(engine.dialect, every)
+        wait = every.get("locks_wait")
+        deadline = None if wait is None else time.monotonic() + seconds(wait, "locks_wait")
+        within = every.get("locks_checkout")
+        entities = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
+        if not short and not entities and impl.statement(context) is not None:
+            connection = self._check_out(0 if repeatable else _MAX_STALE, within)
+            committed = False
+            try:
+                # a wait that is not sent along is set before the statement, and restored after it
+                if context.backend.allows_autocommit(connection, wait is not None and not impl.sends_wait):
+                    value = run_in_autocommit(connection, operation, options, deadline)
+                    committed = True
+                    return value
+            finally:
+                give_back(connection, committed=committed)
+        return self._run_in_transaction(operation, options, context, deadline, within, entities)
+
+    def _check_out(self, stale: int, within: float | None) -> Connection:
+        """Check a connection out, replacing as many as ``stale`` that the server is known to have closed."""
+        while True:
+            connection = connect(self._engine, within)
+            try:
+                if not stale or not backend_for(connection.dialect).server_closed(connection):
+                    return connection
+                connection.invalidate()  # nothing was sent yet, and so nothing is lost
+            except BaseException:
+                give_back(connection)
+                raise
+            give_back(connection)
+            stale -= 1
+
+    def _run_in_transaction(
+        self,
+        operation: Operation[Any],
+        options: Mapping[str, Any],
+        context: BuildContext,
+        deadline: float | None,
+        within: float | None,
+        entities: bool,
+    ) -> Any:
+        impl, transaction = operation._body, ShortTransaction(self._engine)
+        transaction.check_out(within)
+        try:
+            try:
+                transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
+            except LockTimeout:
+                if not impl.impatient:
+                    raise
+                transaction.abandon()
+                return impl.refused
+            transaction.use()
+            if entities:
+                value = self._entities(transaction, operation, options)
+            else:
+                value = operation.value(transaction.connection, options)
+        except BaseException:
+            transaction.abandon()
+            raise
+        try:
+            transaction.commit(_left(deadline))
+        except LockLost as error:
+            if isinstance(error, OutcomeUnknown):
+                raise
+            raise NotCommitted(str(error)) from error
+        return value
+
+    def _entities(
+        self, transaction: ShortTransaction, operation: Operation[Any], options: Mapping[str, Any]
+    ) -> list[Any]:
+        """Return the rows of an operation that gives entities, which only a session makes, and detach these."""
+        connection = transaction.connection
+        session = self._session_maker(bind=connection, expire_on_commit=False, **IN_BLOCK)
+        session.get_bind = lambda *_, **named: connection  # type: ignore[method-assign]
+        found = listed(session.execute(operation, execution_options=options))
+        session.commit()
+        session.expunge_all()
+        session.close()
+        return found
+
+
+def run_in_autocommit(
+    connection: Connection, operation: Operation[Any], options: Mapping[str, Any], deadline: float | None
+) -> Any:
+    """Run an operation of one statement: without BEGIN and COMMIT where autocommit takes no round trip.
+
+    Once the reply to what commits is there, it is the result: a connection that dies while its settings are restored is
+    replaced.
+
+    :param deadline: when COMMIT must be done, where it can wait.
+    :raises LockTimeout: when it was not; it is rolled back.
+    :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
+    """
+    backend = backend_for(connection.dialect)
+    one_trip = backend.cheap_autocommit
+    #: the statement commits; what was sent last commits
+    commits = final = one_trip or backend.autocommit(connection)
+    if one_trip:
+        options = {**options, "locks_alone": True}
+    with backend.autocommitted(connection) if one_trip else contextlib.nullcontext():
+        try:
+            if not one_trip:
+                with translated(backend):
+                    connection.begin()
+            value = operation.value(connection, options)
+            if connection.in_transaction():
+                try:
+                    final = True
+                    with backend.committing(connection, _left(deadline)):
+                        connection.commit()
+                except DBAPIError as error:
+                    if not (commits and error.connection_invalidated):
+                        raise
+        except LockTimeout:
+            if final and not one_trip:
+                roll_back(connection)  # its COMMIT has failed: SQLAlchemy's transaction is over, and the server's isn't
+            raise
+        except (DBAPIError, DriverTimeout) as error:
+            if final and (isinstance(error, DriverTimeout) or error.connection_invalidated):
+                raise OutcomeUnknown(
+                    f"{operation.name}: the connection died before the reply arrived: it was done, or it was not"
+                ) from error
+            roll_back(connection)
+            raise
+        except BaseException as error:
+            release_cursors(error)
+            raise
+    return value
+
+
+def _left(deadline: float | None) -> float | None:
+    """Return the seconds until a deadline, 0 when it has passed."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

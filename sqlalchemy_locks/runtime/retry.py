@@ -1,0 +1,77 @@
+"""Retries: a transaction is run again, as a whole, after an error that has left nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.util import await_only
+
+from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.errors import LockLost, MustRollback, OutcomeUnknown
+
+T = TypeVar("T")
+
+Sleep = Callable[[float], None]
+RETRIES = 3
+
+
+class NotCommitted(LockLost):
+    """Nothing of an operation is committed: it may be run again."""
+
+
+def sleep_for(engine: Engine) -> Sleep:
+    """Return what sleeps between retries: the thread, or, under an async driver, the task."""
+    if engine.dialect.is_async:
+        return lambda seconds: await_only(asyncio.sleep(seconds))
+    return time.sleep
+
+
+def retried(
+    attempt: Callable[[], T],
+    engine: Engine,
+    sleep: Sleep,
+    *,
+    repeatable: bool = False,
+    on_retry: Callable[[BaseException, int], object] = lambda error, count: None,
+) -> T:
+    """Run ``attempt``, and again, three times at most, after an error that leaves nothing behind.
+
+    A deadlock or a serialization failure has rolled everything back, and so has the death of a connection before COMMIT
+    was sent.
+
+    :param repeatable: it may also be run again when it is not known whether it was done.
+    :param on_retry: called with each error that is followed by a retry, and the number of that retry.
+    """
+
+    def retryable(error: BaseException) -> bool:
+        if isinstance(error, DBAPIError):
+            return error.connection_invalidated or backend_for(engine.dialect).transient(error)
+        return isinstance(error, (MustRollback, NotCommitted)) or (repeatable and isinstance(error, OutcomeUnknown))
+
+    try:
+        return attempt()  # outside tenacity, whose setup takes as long as a round trip
+    except Exception as error:
+        if not retryable(error):
+            raise
+        on_retry(error, 1)
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+    def before_sleep(state: Any) -> None:
+        on_retry(state.outcome.exception(), state.attempt_number + 1)
+
+    sleep(random.uniform(0, 0.01))
+    retrying = Retrying(
+        stop=stop_after_attempt(RETRIES),
+        wait=wait_random_exponential(multiplier=0.01, max=0.5),
+        retry=retry_if_exception(retryable),
+        sleep=sleep,
+        before_sleep=before_sleep,
+        reraise=True,
+    )
+    return retrying(attempt)
