@@ -99,7 +99,7 @@ class SQLite(Backend):
     def autocommit(self, connection: Connection) -> bool:
         return False  # Python's driver begins with the first write; see `transaction_begun`
 
-    def transaction_begin_within(self, connection: Connection) -> bool:
+    def transaction_begun(self, connection: Connection) -> bool:
         return in_transaction(connection)
 
     def marker_lost(self, connection: Connection) -> bool:
