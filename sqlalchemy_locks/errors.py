@@ -220,7 +220,7 @@ class Unsupported(LockError):
     ...     locks.run(sl.lock.exclusive("report"))
     ... except sl.Unsupported as refusal:
     ...     print(refusal)
-    lock.exclusive ends with its transaction, so run() would give the lock back at once: use ...
+    lock.exclusive ends with its transaction, so run() would release the lock when it returns: use ...
     """
 
 

@@ -17,7 +17,8 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
 
 from sqlalchemy_locks.core.entities import MappedTable
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import StaleToken, Unsupported
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class _FencedUpdate(OperationImpl):
         if not self.single:
             self._refuse_autocommit(execution)
         written = 0
-        for _ in execution.tries():
+        for _ in execution.attempts():
             with execution.waiting():
                 written = execution.execute(self._fenced_update(), {}).rowcount
             if written or not (execution.backend.misses_replaced and self._still_matches(execution)):
@@ -129,7 +130,7 @@ class _FencedUpdate(OperationImpl):
     def _refuse_autocommit(self, execution: Execution) -> None:
         backend = execution.backend
         if not backend.transaction_begun(execution.connection):
-            execution.take_file(self.target.table)
+            execution.take_write_lock(self.target.table)
         if backend.autocommit(execution.connection) or not backend.transaction_begun(execution.connection):
             raise backend.refuse_autocommit(self.name)
 

@@ -1,6 +1,6 @@
 """The servers of a test run: real ones, each started once, when the first test asks for it.
 
-An engine that can't be had here is skipped with a sentence; under ``CI=true`` that is a failure.
+Tests of an engine that can't be started here are skipped with the reason; under ``CI=true`` they fail.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Servers:
         return self._had(name, lambda: self._behind(name) or real.start(name))
 
     def pair(self) -> tuple[real.PostgreSQL, real.PostgreSQL]:
-        """A PostgreSQL and its hot standby, both of nobody else: a standby begins as a copy of all that there is."""
+        """A PostgreSQL and its hot standby, not shared with other tests: a standby begins as a copy of everything."""
         primary = self._had("primary", lambda: real.start("postgresql15"))
         assert isinstance(primary, real.PostgreSQL)
         standby = self._had("standby", primary.standby)
@@ -119,7 +119,7 @@ class Servers:
 
 
 def not_here(why: real.Unavailable) -> NoReturn:
-    """A server that can't be had here: a skipped test, and under ``CI=true`` a failure."""
+    """Skip the test for a server that can't be started here; fail it under ``CI=true``."""
     if os.environ.get("CI") == "true":
         pytest.fail(str(why))
     pytest.skip(str(why))

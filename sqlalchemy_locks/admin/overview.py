@@ -23,7 +23,7 @@ from sqlalchemy_locks.facade.maintenance import QUEUE
 from sqlalchemy_locks.health import Finding, examine
 from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.semaphore import look
+from sqlalchemy_locks.semaphore.queries import holding_ages, oldest_holders
 from sqlalchemy_locks.sql.clock import Now, utc
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA
 
@@ -71,12 +71,12 @@ def semaphores(locks: Locks) -> Rows:
 
 def holders(each: int, name: str | None = None) -> Callable[[Locks], Rows]:
     """Return a query for the oldest holders: up to ``each`` of every semaphore."""
-    return lambda locks: _dicts(locks.run(look.oldest(each, name)))
+    return lambda locks: _dicts(locks.run(oldest_holders(each, name)))
 
 
 def ages(locks: Locks) -> Rows:
     """Return how many permits are held, by age: one row."""
-    return _dicts(locks.run(look.ages()))
+    return _dicts(locks.run(holding_ages()))
 
 
 def queues(locks: Locks, queue: Queue[Any] | None = None) -> Rows:

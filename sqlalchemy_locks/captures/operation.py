@@ -114,7 +114,7 @@ class CaptureImpl(OperationImpl):
         """Take the write lock first, which a statement that begins with WITH doesn't take by itself."""
         with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
             if not execution.backend.transaction_begun(execution.connection):
-                execution.take_file(spec.table)
+                execution.take_write_lock(spec.table)
                 several = self.statement(execution.context) is None or self._needs_order(execution, spec)
                 if several and not execution.backend.transaction_begun(execution.connection):
                     raise execution.backend.refuse_autocommit(self.name)

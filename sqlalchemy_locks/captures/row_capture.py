@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Table
 
-    from sqlalchemy_locks.core.typing import E, R, Selects, T, Vague, class_of, of_shape
+    from sqlalchemy_locks.core.typing import AnyRowsOperation, E, R, SelectOf, T, class_of, of_shape
 
 
 class _RowCapture(CaptureImpl):
@@ -109,7 +109,7 @@ if TYPE_CHECKING:
             RowsOperation[R],
         ]
 
-        def _of_class(selects: Selects[T, R]) -> Callable[[Vague], _Typed[T, R]]: ...
+        def _of_class(selects: SelectOf[T, R]) -> Callable[[AnyRowsOperation], _Typed[T, R]]: ...
 
         @overload
         def capture(  # pyright: ignore[reportOverlappingOverload]

@@ -21,9 +21,9 @@ from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, inlined
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
-from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, incremented, param_name, retries_left, role_param
-from sqlalchemy_locks.core.typing import MYPY, E, Given
+from sqlalchemy_locks.core.typing import MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.sql.clock import Ago, Now
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Table
 
-    from sqlalchemy_locks.core.typing import R, Selects, T, Vague, class_in, of_shape
+    from sqlalchemy_locks.core.typing import AnyRowsOperation, R, SelectOf, T, class_in, of_shape
 
     if MYPY:
         from mypy_extensions import DefaultArg, DefaultNamedArg
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
             ["StateTransition[T]", DefaultArg(int, "limit"), DefaultNamedArg(Any, "queue")], RowsOperation[R]
         ]
 
-        def _of_class(selects: Selects[T, R]) -> Callable[[Vague], _Typed[T, R]]: ...
+        def _of_class(selects: SelectOf[T, R]) -> Callable[[AnyRowsOperation], _Typed[T, R]]: ...
 
 
 _ROLES = ("queue", "id", "status", "claim", "updated_at", "timeout", "retries")
 _LONGEST_STATUS = 64
 
 
-class StateTransition(Given[E]):
+class StateTransition(EntityPattern[E]):
     """Tasks that are captured and released by their status.
 
     :param entity: a mapped class or ``Table``; by default the shipped table ``lock.task``.

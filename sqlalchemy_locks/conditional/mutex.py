@@ -20,7 +20,7 @@ from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, labelled
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalAcquire, ConditionalUpdate
-from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, shaped, shaped_rows
+from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import (
     ID,
     ID_PARAM,
@@ -30,6 +30,7 @@ from sqlalchemy_locks.core.roles import (
     RoleMapping,
     role_param,
 )
+from sqlalchemy_locks.core.typing import shaped, shaped_rows
 from sqlalchemy_locks.errors import OutcomeUnknown
 from sqlalchemy_locks.sql.clock import Fresh
 
@@ -120,7 +121,7 @@ class Mutex:
         >>> session.scalar(sl.Mutex().acquire("task_b")), session.scalar(sl.Mutex().acquire("task_b"))
         (True, False)
         """
-        values = self._with_owner(self._mapping.identity(id, queue), owner)
+        values = self._mapping.with_owner(self._mapping.identity(id, queue), owner)
         return Operation(self._impls.acquire[bool(nowait)], values)
 
     @shaped(select(literal(1)))
@@ -135,7 +136,7 @@ class Mutex:
         1
         """
         self._mapping.require("fence", "a fencing token")
-        values = self._with_owner(self._mapping.identity(id, queue), owner)
+        values = self._mapping.with_owner(self._mapping.identity(id, queue), owner)
         return Operation(self._impls.acquire_token[bool(nowait)], values)
 
     @shaped(select(literal(True)))
@@ -175,7 +176,7 @@ class Mutex:
         ['task_b', 'task_c']
         """
         values = self._mapping.queue(queue) | row_admin.limit(limit)
-        return RowsOperation(self._impls.capture, self._with_owner(values, owner))
+        return RowsOperation(self._impls.capture, self._mapping.with_owner(values, owner))
 
     def held(self, limit: int = 1000) -> RowsOperation[Any]:
         """List held mutexes for monitoring: rows of ``queue, id, owner, acquired_at`` (UTC, by the server's clock).
@@ -201,14 +202,6 @@ class Mutex:
         """
         left = row_admin.retries(self._mapping, retries, required=True)
         return Operation(self._impls.set_retries, self._mapping.identity(id, queue) | left)
-
-    def _with_owner(self, values: dict[str, Any], owner: Any) -> dict[str, Any]:
-        if owner is not None:
-            self._mapping.require("owner", "owner")
-            values[OWNER_PARAM] = valid_name(owner, "an owner")
-        elif self._mapping.has("owner"):
-            values[OWNER_PARAM] = None
-        return values
 
 
 class _MutexAcquire(ConditionalAcquire):
@@ -251,7 +244,7 @@ class _MutexRelease(ConditionalUpdate):
         return {columns["acquired"]: _flag(columns["acquired"], False)}
 
     def refusal(self, execution: Execution, row: Any) -> Any:
-        if not execution.again:
+        if not execution.is_retry:
             return False
         # an earlier try of this release took effect if the row is free and still has the nonce; with another nonce it
         # is unknown which release freed the acquisition

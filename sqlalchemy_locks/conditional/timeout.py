@@ -40,14 +40,7 @@ from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, labelled
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalAcquire, ConditionalUpdate
-from sqlalchemy_locks.core.operation import (
-    BuildContext,
-    Execution,
-    Operation,
-    RowsOperation,
-    shaped,
-    shaped_rows,
-)
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import (
     ID,
     NONCE_PARAM,
@@ -56,6 +49,7 @@ from sqlalchemy_locks.core.roles import (
     param_name,
     role_param,
 )
+from sqlalchemy_locks.core.typing import shaped, shaped_rows
 from sqlalchemy_locks.sql.clock import Epoch
 
 _ROLES = ("queue", "id", "ts", "timeout", "token", "fence", "retries")

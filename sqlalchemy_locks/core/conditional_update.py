@@ -149,7 +149,7 @@ class ConditionalUpdate(OperationImpl):
             selected.append((columns["token"] == role_param(columns["token"], "nonce")).label("has_nonce"))
         if self.retries_replaced and context.backend.misses_replaced:
             selected.append(and_(true(), *self.condition(columns)).label("meets_condition"))
-        # select() of ten columns and more has another type
+        # cast, since select() is typed differently from ten columns on
         probe: Select[Any] = cast(Any, select(*selected).where(*self.mapping.row_condition(columns)))
         return probe
 
@@ -278,10 +278,9 @@ class ConditionalAcquire(ConditionalUpdate):
         return {NONCE_PARAM: self.mapping.nonce_type(execution.nonce)} if self._stores_nonce else {}
 
     def update(self, execution: Execution) -> Any:
-        execution.values = {**execution.values, **self.call_values(execution)}
         if self.waiting is None:
             return self.send(execution, self.update_statement(execution.context))
-        if execution.again:
+        if execution.is_retry:
             # an earlier try, whose answer was lost, may be about to commit: wait for it to end
             return self.send(execution, self.waiting.update_statement(execution.context))
         return self._update_unless_locked(execution, self.waiting)
@@ -301,12 +300,13 @@ class ConditionalAcquire(ConditionalUpdate):
 
     def answer(self, execution: Execution, statement: Executable) -> Any:
         plain = self.mapping.target is None
+        values = execution.values = {**execution.values, **self.call_values(execution)}
         if not self.returns_token:
-            return execution.by_cursor(statement, execution.values, _rowcount, plain=plain) > 0
+            return execution.by_cursor(statement, values, _rowcount, plain=plain) > 0
         if execution.backend.update_returning:
-            row = execution.by_cursor(statement, execution.values, _fetch_one, plain=plain)
+            row = execution.by_cursor(statement, values, _fetch_one, plain=plain)
             return None if row is None else row[0]
-        changed, token = execution.by_cursor(statement, execution.values, _rowcount_and_id, plain=plain)
+        changed, token = execution.by_cursor(statement, values, _rowcount_and_id, plain=plain)
         return token if changed else None
 
     def refusal(self, execution: Execution, row: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Columns of a user's own mapped class or ``Table``, for the patterns that work on them.
+"""MappedTable: a user's own mapped class or ``Table``, for the patterns that work on one.
 
 Patterns execute the documented Core statements on the one table behind the class, independently of the session's state.
 The ORM's guarantees still hold: rows of sibling classes in the same table are not touched, a version counter is

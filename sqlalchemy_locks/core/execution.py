@@ -100,13 +100,13 @@ class Execution:
         self.backend = cache.backend
         self.context = BuildContext(cache.backend, every.get("locks_prefix", DEFAULT_PREFIX))
         #: a ``schema_translate_map`` moves the tables
-        self.moved = "schema_translate_map" in every
+        self.schema_translated = "schema_translate_map" in every
         #: this transaction was begun at READ COMMITTED, whatever the server's variable says of the session
         self.read_committed = bool(every.get("locks_read_committed"))
         #: an earlier attempt at this very call may have come into effect, its reply lost
-        self.again = bool(every.get("locks_again"))
+        self.is_retry = bool(every.get("locks_again"))
         #: the driver is in autocommit for this one statement: there is no transaction
-        self.alone = "locks_alone" in every
+        self.in_autocommit = "locks_alone" in every
         #: the first statement of a transaction may have to wait for its turn to write
         self.first_writes: bool = operation._body.writes and cache.backend.single_writer
         wait = every.get("locks_wait")
@@ -137,7 +137,7 @@ class Execution:
         """Limit the lock waits of the statements inside to ``wait`` seconds."""
         return contextlib.nullcontext() if self.wait is None else self.backend.bounded(self.connection, self.wait)
 
-    def tries(self) -> Iterator[int]:
+    def attempts(self) -> Iterator[int]:
         """Number the attempts at a row that may be replaced while a statement waits for it.
 
         One, unless the engine then finds no row. Each attempt may wait for what is left of ``wait``.
@@ -148,7 +148,7 @@ class Execution:
                 self.wait = max(0.0, wait - (time.monotonic() - started))
             yield number
 
-    def take_file(self, table: Table) -> None:
+    def take_write_lock(self, table: Table) -> None:
         """Take SQLite's write lock, by a DELETE of no row.
 
         Python's driver begins a transaction before it, which it doesn't do before a statement that begins with WITH.
@@ -173,13 +173,13 @@ class Execution:
         connection: Any = self.connection
         if (
             not plain
-            or self.moved
+            or self.schema_translated
             or connection._nested_transaction is not None
             or connection._has_events
             or connection.engine._has_events
             or connection.dialect._has_events
             or connection._echo
-            or not (self.alone or connection.in_transaction())
+            or not (self.in_autocommit or connection.in_transaction())
         ):
             return read(self.execute(statement, values))
         if self.first_writes:

@@ -18,9 +18,9 @@ These hooks of SQLAlchemy are private or semi-private. They are used in this fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import sqlalchemy
 from sqlalchemy import Table, update
@@ -56,15 +56,11 @@ __all__ = [
     "execute_in_session",
     "fresh_nonce",
     "listed",
-    "shaped",
-    "shaped_rows",
     "side_connection",
     "translated",
 ]
 
 R = TypeVar("R", bound=Any)
-Shape = TypeVar("Shape", covariant=True)
-P = ParamSpec("P")
 
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
@@ -274,15 +270,6 @@ class RowsOperation(Operation[R]):
         return listed(result)
 
 
-class ValueOperation(Protocol[Shape]):
-    """To type checkers, an :class:`Operation` of any shape that is not a :class:`RowsOperation`."""
-
-    @property
-    def _gives_rows(self) -> Literal[False]: ...
-
-    def _shape(self) -> Shape: ...
-
-
 @CompileState.plugin_for("orm", Operation.__visit_name__)
 class _InSession:
     """How a ``Session`` executes an operation."""
@@ -332,26 +319,6 @@ def execute_in_session(execution: Execution, statement: Any, values: Mapping[str
             session, prepared[0], values, prepared[1], execution.bind_arguments, execution.connection
         )
     return result
-
-
-def shaped(_shape: TypedReturnsRows[R]) -> Callable[[Callable[P, Operation[Any]]], Callable[P, Operation[R]]]:
-    """Type an operation by its rows, as ``Select`` is: SQLAlchemy 2.0 and 2.1 spell that shape differently."""
-
-    def declare(function: Callable[P, Operation[Any]]) -> Callable[P, Operation[R]]:
-        return function
-
-    return declare
-
-
-def shaped_rows(
-    _shape: TypedReturnsRows[R],
-) -> Callable[[Callable[P, RowsOperation[Any]]], Callable[P, RowsOperation[R]]]:
-    """As ``shaped``, for an operation that returns rows."""
-
-    def declare(function: Callable[P, RowsOperation[Any]]) -> Callable[P, RowsOperation[R]]:
-        return function
-
-    return declare
 
 
 def listed(result: Result[Any]) -> list[Any]:

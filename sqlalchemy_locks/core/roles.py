@@ -186,6 +186,19 @@ class RoleMapping:
             raise TypeError(f"{self.pattern}: an id can't be {id!r}")
         return {ID_PARAM: self._typed(self._mapped["id"], id, "an id")} | self.queue(queue)
 
+    def with_owner(self, values: dict[str, Any], owner: Any) -> dict[str, Any]:
+        """Add the owner to store to the values of a call, if there is a column for it.
+
+        :raises ValueError: for an owner without a column.
+        """
+        if owner is not None:
+            if "owner" not in self._present:
+                self.require("owner", "owner")
+            values[OWNER_PARAM] = valid_name(owner, "an owner")
+        elif "owner" in self._present:
+            values[OWNER_PARAM] = None
+        return values
+
     def _typed(self, column: Any, value: Any, what: str) -> Any:
         """Return a value of the column's type: the server might convert others, '07' to 7 and 'x' to 0."""
         try:

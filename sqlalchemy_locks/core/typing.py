@@ -1,42 +1,73 @@
-"""How the class that somebody gave becomes the type of what comes back, for mypy and for pyright.
+"""Types of operations for mypy and pyright: the rows that an operation over a mapped class returns.
 
-SQLAlchemy 2.0 and 2.1 spell the row shape of "an entity" differently, so it is taken from ``select()``. Each checker
-has its own way of carrying a generic through: mypy by the type of a function, pyright by inference. Without a class,
-and with a ``Table``, rows are of any shape.
+SQLAlchemy 2.0 and 2.1 have different types for the row shape of an entity, so the shape is taken from ``select()``.
+Each checker carries a generic through in its own way: mypy by the type of a function, pyright by inference. Without a
+class, and with a ``Table``, rows are of any shape.
 """
 
 from __future__ import annotations
 
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic
-
-from sqlalchemy_locks.core.operation import RowsOperation
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol
 
 MYPY = False
+P = ParamSpec("P")
+Shape = typing.TypeVar("Shape", covariant=True)
 if TYPE_CHECKING:
     from sqlalchemy import Table
     from sqlalchemy.sql.selectable import TypedReturnsRows
     from typing_extensions import TypeVar
 
+    from sqlalchemy_locks.core.operation import Operation, RowsOperation
+
     T = TypeVar("T")
     E = TypeVar("E", default=Any)
     R = TypeVar("R", bound=Any)
     #: a function from a class to the SELECT of it
-    Selects = Callable[[type[T]], TypedReturnsRows[R]]
-    #: whatever it was said to give, a decorator says it better
-    Vague = Callable[..., RowsOperation[Any]]
+    SelectOf = Callable[[type[T]], TypedReturnsRows[R]]
+    #: an operation whose row shape a decorator declares
+    AnyRowsOperation = Callable[..., RowsOperation[Any]]
 
-    # for pyright, which infers what these calls give
+    # for pyright, which infers the types of these calls
 
     def of_shape(shape: TypedReturnsRows[R]) -> RowsOperation[R]: ...
 
     def class_of(entity: type[E] | Table | None) -> type[E]: ...
 
-    def class_in(pattern: Given[E]) -> type[E]: ...
+    def class_in(pattern: EntityPattern[E]) -> type[E]: ...
 else:
     E = typing.TypeVar("E")
 
 
-class Given(Generic[E]):
-    """A pattern over a class that somebody gave."""
+class EntityPattern(Generic[E]):
+    """A pattern over a mapped class."""
+
+
+class ValueOperation(Protocol[Shape]):
+    """To type checkers, an :class:`Operation` of any shape that is not a :class:`RowsOperation`."""
+
+    @property
+    def _gives_rows(self) -> Literal[False]: ...
+
+    def _shape(self) -> Shape: ...
+
+
+def shaped(_shape: TypedReturnsRows[R]) -> Callable[[Callable[P, Operation[Any]]], Callable[P, Operation[R]]]:
+    """Type an operation by its rows, as ``Select`` is: SQLAlchemy 2.0 and 2.1 spell that shape differently."""
+
+    def declare(function: Callable[P, Operation[Any]]) -> Callable[P, Operation[R]]:
+        return function
+
+    return declare
+
+
+def shaped_rows(
+    _shape: TypedReturnsRows[R],
+) -> Callable[[Callable[P, RowsOperation[Any]]], Callable[P, RowsOperation[R]]]:
+    """As ``shaped``, for an operation that returns rows."""
+
+    def declare(function: Callable[P, RowsOperation[Any]]) -> Callable[P, RowsOperation[R]]:
+        return function
+
+    return declare

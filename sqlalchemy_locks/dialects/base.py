@@ -63,6 +63,8 @@ class Backend:
     update_returning: ClassVar[bool] = False
     #: an index can have a condition (``CREATE INDEX ... WHERE``)
     partial_indexes: ClassVar[bool] = False
+    #: above READ COMMITTED a plain SELECT reads the transaction's snapshot, and one with a lock the latest rows
+    stale_reads: ClassVar[bool] = False
     #: a CTE of an UPDATE can lock the rows that the UPDATE changes (FOR UPDATE)
     locking_ctes: ClassVar[bool] = False
     #: an INSERT can ignore rows that are present, and no other error (ON CONFLICT DO NOTHING)

@@ -53,6 +53,7 @@ class MySQL(Backend):
     name = "MySQL"
     locking = "rows"
     key_rows = True
+    stale_reads = True
     updates_past_snapshot = True
     locks_on_replicas = True
     marker_is_savepoint = True

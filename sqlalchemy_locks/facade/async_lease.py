@@ -1,4 +1,4 @@
-"""The blocks of ``AsyncLocks``: those of ``lease.py``, awaited, and renewed by a task of the loop that runs them."""
+"""The blocks of ``AsyncLocks``: those of ``lease.py``, awaited, and renewed by a task of their event loop."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
 
-from sqlalchemy_locks.facade.lease import GrantView
-from sqlalchemy_locks.facade.lease_block import LeaseBlock
-from sqlalchemy_locks.facade.semaphore_wait import PATIENCE
+from sqlalchemy_locks.facade.lease import GrantView, LeaseContext
 from sqlalchemy_locks.runtime.decorators import in_async_block
-from sqlalchemy_locks.runtime.local_queue import rung
+from sqlalchemy_locks.runtime.local_queue import wait_for_future
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, clock
 from sqlalchemy_locks.values import Grant
 
@@ -28,17 +26,17 @@ class AsyncLostEvent:
 
     def __init__(self, lost: LostEvent) -> None:
         self._lost = lost
-        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lost.told.append(self._tell)
+        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        lost.on_set.append(self._notify)
 
-    def _tell(self) -> None:
-        # whoever looks may be another thread's, and the loop may be gone
+    def _notify(self) -> None:
+        # it may be set in another thread, and the loop may be closed
         with contextlib.suppress(RuntimeError):
-            self._gone.get_loop().call_soon_threadsafe(self._wake)
+            self._future.get_loop().call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        if not self._gone.done():
-            self._gone.set_result(None)
+        if not self._future.done():
+            self._future.set_result(None)
 
     def is_set(self) -> bool:
         """As ``LostEvent.is_set``."""
@@ -56,7 +54,7 @@ class AsyncLostEvent:
                 if rest <= 0:
                     return False
                 left = min(left, rest)
-            await rung(self._gone, left)
+            await wait_for_future(self._future, left)
         return True
 
     def __repr__(self) -> str:
@@ -64,7 +62,7 @@ class AsyncLostEvent:
 
 
 class AsyncLease(GrantView):
-    """As :class:`~sqlalchemy_locks.lease.Lease`.
+    """As :class:`~sqlalchemy_locks.facade.lease.Lease`.
 
     >>> async with locks.lease("nightly-import", ttl=60) as grant:
     ...     await grant.check()
@@ -88,19 +86,19 @@ class AsyncLeaseContext:
     ... async def nightly_import() -> None: ...
     """
 
-    def __init__(self, block: LeaseBlock) -> None:
-        self._block = block
+    def __init__(self, context: LeaseContext) -> None:
+        self._context = context
         self._task: asyncio.Task[None] | None = None
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        decorated = in_async_block(function, self._block.shown, lambda: AsyncLeaseContext(self._block.again()))
-        self._block.again()  # which refuses what can't be used again
+        decorated = in_async_block(function, self._context.shown, lambda: AsyncLeaseContext(self._context.again()))
+        self._context.again()  # which refuses what can't be used again
         return decorated
 
     async def __aenter__(self) -> AsyncLease:
-        grant, renewed = await greenlet_spawn(self._block.enter)
-        self._task = asyncio.create_task(_renewing(renewed))
-        return AsyncLease(grant, renewed.lost, lambda: greenlet_spawn(self._block.check))
+        grant, renewable = await greenlet_spawn(self._context.enter)
+        self._task = asyncio.create_task(_renew(renewable))
+        return AsyncLease(grant, renewable.lost, lambda: greenlet_spawn(self._context.check))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,34 +109,10 @@ class AsyncLeaseContext:
         try:
             await asyncio.wait({task})
         finally:
-            await greenlet_spawn(self._block.leave, error)
+            await greenlet_spawn(self._context.leave, error)
 
 
-async def undisturbed(work: Coroutine[Any, Any, T], *, forgetful: bool = True) -> T:
-    """Await what has to be done though its caller was cancelled, and may be so at every ``await`` from then on.
-
-    That is how the scopes of anyio cancel, and with them Starlette and FastAPI. The work itself is cancelled when it
-    takes ``PATIENCE`` seconds more.
-
-    :param forgetful: the caller raises what it was cancelled by, when this is over; otherwise it is raised here.
-    """
-    task = asyncio.create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    patience: asyncio.TimerHandle | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-            patience = patience or asyncio.get_running_loop().call_later(PATIENCE, task.cancel)
-    if patience is not None:
-        patience.cancel()
-    if cancelled is not None and not forgetful:
-        raise cancelled
-    return task.result()
-
-
-async def _renewing(lease: RenewableLease) -> None:
+async def _renew(lease: RenewableLease) -> None:
     while True:
         pause = lease.due - clock()
         if pause > 0:

@@ -18,8 +18,9 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import RowsOperation, ValueOperation
-from sqlalchemy_locks.facade.async_lease import AsyncLeaseContext, undisturbed
+from sqlalchemy_locks.core.operation import RowsOperation
+from sqlalchemy_locks.core.typing import ValueOperation
+from sqlalchemy_locks.facade.async_lease import AsyncLeaseContext
 from sqlalchemy_locks.facade.exclusive import IN_BLOCK, ExclusiveBlock, Held, Name
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import AsyncMaintenance
@@ -47,10 +48,6 @@ def awaited(alive: Alive | AsyncAlive | None) -> Alive | None:
     return ask
 
 
-def _undisturbed(work: Callable[[], Any]) -> Any:
-    return await_only(undisturbed(greenlet_spawn(work)))
-
-
 class AsyncLocks:
     """As :class:`~sqlalchemy_locks.Locks`, with the same names, awaited.
 
@@ -70,7 +67,6 @@ class AsyncLocks:
         self._engine = engine
         self._session_maker = maker
         self._sync = Locks(engine.sync_engine, owner=owner)
-        self._sync._undisturbed = _undisturbed  # type: ignore[method-assign]
 
     @property
     def owner(self) -> str:

@@ -166,12 +166,10 @@ class ExclusiveBlock:
         self._shared = shared
         #: by key, and sorted by key: every block acquires in the same order
         self._names: dict[int, Name] = dict(sorted(zip(map(as_key, names), names, strict=True), key=itemgetter(0)))
-        #: on SQLite any two keys are one lock
-        self._one_lock = backend_for(locks._engine.dialect).single_writer
         self._timeout = timeout_seconds(timeout)
         self._entered: tuple[Held, reentry.HeldEntry, float] | None = None
         #: held by the one use that this block has at a time
-        self._in_use = threading.Lock()
+        self._use = threading.Lock()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         return in_block(function, self.shown, self.again)
@@ -184,25 +182,26 @@ class ExclusiveBlock:
     def again(self) -> ExclusiveBlock:
         """Return a copy, for another use at the same time."""
         twin = copy.copy(self)
-        twin._entered, twin._in_use = None, threading.Lock()
+        twin._entered, twin._use = None, threading.Lock()
         return twin
 
     def __enter__(self) -> Held:
         # during the wait, too: with two uses at a time, the first to leave would end the transaction of the other
-        if not self._in_use.acquire(blocking=False):
+        if not self._use.acquire(blocking=False):
             raise ReentryError("this block is entered already: make one for each use")
         started = time.monotonic()
         try:
-            entry = self._enter_context()
+            one_lock = backend_for(self._locks._engine.dialect).single_writer
+            entry = self._enter_context(one_lock)
             try:
-                held = self._queue_and_acquire(started)
+                held = self._queue_and_acquire(one_lock, started)
             except BaseException as error:
                 reentry.leave(entry)
                 if isinstance(error, LockTimeout):
                     self._tell("waited", waited=time.monotonic() - started, error=error)
                 raise
         except BaseException:
-            self._in_use.release()
+            self._use.release()
             raise
         entered = time.monotonic()
         self._entered = held, entry, entered
@@ -220,7 +219,7 @@ class ExclusiveBlock:
     ) -> None:
         assert self._entered is not None
         (held, entry, entered), self._entered = self._entered, None
-        self._in_use.release()
+        self._use.release()
         reentry.leave(entry)
         on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
         try:
@@ -237,13 +236,14 @@ class ExclusiveBlock:
     def _tell(self, event: str, **details: Any) -> None:
         self._locks._tell(event, "lock", self._names.values(), shared=self._shared, **details)
 
-    def _enter_context(self) -> reentry.HeldEntry:
+    def _enter_context(self, one_lock: bool) -> reentry.HeldEntry:
         """Record the keys as held by this thread or task.
 
+        :param one_lock: any two keys are one lock.
         :raises ReentryError: when it holds one of them already, so that acquiring it again would deadlock.
         """
         dialect, owner = self._locks._engine.dialect, reentry.current_owner()
-        wanted = dict.fromkeys(zip(repeat(dialect), (0,) if self._one_lock else self._names), 1)
+        wanted = dict.fromkeys(zip(repeat(dialect), (0,) if one_lock else self._names), 1)
         for entry in reentry.held_by("key", owner):
             for held in entry.held:
                 if held in wanted:
@@ -251,24 +251,24 @@ class ExclusiveBlock:
                     raise ReentryError(f"this thread or task holds {name!r} already: acquiring it again would deadlock")
         return reentry.enter("key", owner, wanted)
 
-    def _queue_and_acquire(self, started: float) -> Held:
+    def _queue_and_acquire(self, one_lock: bool, started: float) -> Held:
         """Wait in the queue of this process for the first key, then in the database."""
         deadline = None if self._timeout is None else started + self._timeout
         engine = self._locks._engine
         options = engine.get_execution_options()
         # sharers don't wait for one another, unless all keys are one lock; and timeout=0 doesn't wait
-        if (self._shared and not self._one_lock) or self._timeout == 0:
+        if (self._shared and not one_lock) or self._timeout == 0:
             return self._acquire(deadline, None)
         # the options decide in which table the key is
-        first = 0 if self._one_lock else next(iter(self._names))
+        first = 0 if one_lock else next(iter(self._names))
         where = (options.get("locks_prefix"), str(options.get("schema_translate_map"))) if options else None
-        ticket = local_queues(engine.dialect).turn(("key", where, first))
+        ticket = local_queues(engine.dialect).ticket(("key", where, first))
         try:
-            if not ticket.come(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            if not ticket.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise self._timed_out(self._holders_now())
             return self._acquire(deadline, ticket)
         finally:
-            ticket.give()
+            ticket.leave()
 
     def _acquire(self, deadline: float | None, ticket: Ticket | None) -> Held:
         locks = self._locks
@@ -298,7 +298,7 @@ class ExclusiveBlock:
             for key in self._names:
                 self._acquire_key(short, key, deadline)
                 if ticket is not None:
-                    ticket.give()
+                    ticket.leave()
         except StaleSnapshot:
             short.abandon()
             if not keep_isolation:

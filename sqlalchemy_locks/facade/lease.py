@@ -1,41 +1,73 @@
-"""Leases: permits of semaphores, held while a block runs, and renewed behind its back.
+"""Leases: permits of semaphores, held while a block runs, and renewed in the background.
 
-What is promised: while ``grant.lost`` is not set, their time has not run out by the server's clock, unless that clock
-and this machine's ran apart by more than a twentieth of the time to live. Who releases or sweeps them meanwhile, by
-their id or their owner, is noticed at the next renewal. That is for stopping early. What must not be written by a
-holder that came too late is written under ``guarded`` or ``fenced``, and the database refuses it.
+As long as ``grant.lost`` is not set, their time has not run out by the server's clock, unless that clock and this
+machine's drifted apart by more than a twentieth of the time to live. A release or a sweep by their id or owner is
+noticed at the next renewal. That is for stopping early. Writes that a holder must not make too late belong under
+``guarded`` or ``fenced``, where the database refuses them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from sqlalchemy_locks.errors import ReentryError
-from sqlalchemy_locks.facade.lease_block import LeaseBlock
+from sqlalchemy_locks import semaphore
+from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds
+from sqlalchemy_locks.errors import (
+    IdempotencyConflict,
+    LockLost,
+    OutcomeUnknown,
+    ReentryError,
+    RequestHeld,
+    RequestOver,
+    UnknownSemaphore,
+    Unsupported,
+)
+from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
+from sqlalchemy_locks.facade.semaphores import Semaphores
+from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block
-from sqlalchemy_locks.runtime.renewal import LostEvent
-from sqlalchemy_locks.values import Grant
+from sqlalchemy_locks.runtime.renewal import NOT_HELD, LostEvent, RenewableLease, clock
+from sqlalchemy_locks.semaphore.acquire import repeated
+from sqlalchemy_locks.semaphore.admin import create_for_lease
+from sqlalchemy_locks.semaphore.availability import availability, is_held, time_to_live
+from sqlalchemy_locks.semaphore.base import permit_count
+from sqlalchemy_locks.semaphore.release import release_once
+from sqlalchemy_locks.values import Grant, Released
 
 T = TypeVar("T")
 P = ParamSpec("P")
+C = TypeVar("C", bound="LeaseContext")
+
+_log = logging.getLogger("sqlalchemy_locks")
+_IDS = "_sqlalchemy_locks_ids"
+#: attempts to make the semaphore of a lease before a clean-up removes it again
+_ROUNDS = 100
+_guard = threading.Lock()
 
 
 class GrantView(Grant):
-    """A grant, with what it is asked for; ``expires_at`` is as it was granted, and later by now."""
+    """A grant with more attributes; ``expires_at`` is the value at grant time, renewals do not update it."""
 
     def __init__(self, grant: Grant) -> None:
         self.__dict__.update(vars(grant))
 
     def __reduce__(self) -> Any:
-        # a copy, or what another process is sent, is the grant alone
-        return Grant, tuple(getattr(self, one.name) for one in fields(Grant))
+        # a copy, or what is sent to another process, is the grant alone
+        return Grant, tuple(getattr(self, field.name) for field in fields(Grant))
 
 
 class Lease(GrantView):
-    """What a block holds: a :class:`~sqlalchemy_locks.Grant`, and whether it still does.
+    """What a block holds: a :class:`~sqlalchemy_locks.Grant`, and whether it is still held.
 
     >>> with locks.lease("nightly-import", ttl=60) as grant:
     ...     token = grant.fence["nightly-import"]
@@ -43,7 +75,7 @@ class Lease(GrantView):
 
     def __init__(self, grant: Grant, lost: LostEvent, check: Callable[[], None]) -> None:
         super().__init__(grant)
-        #: set when it is lost: true in a condition, and to be waited for. It asks nobody
+        #: set when it is lost: true in a condition, and to be waited for. It costs no round trip
         self.lost = lost
         self._check = check
 
@@ -58,12 +90,72 @@ class Lease(GrantView):
         self._check()
 
 
-class LeaseContext(LeaseBlock):
+class LeaseContext:
     """The context manager of ``Locks.semaphore`` and ``Locks.lease``, for one thread at a time; a decorator, too.
+
+    :param single: the semaphore has one permit, and is made when it doesn't exist.
+    :param resume: enter with an external id that is held already, too.
+    :param reclaim: treat an external id whose time ran out as a new one.
 
     >>> @locks.lease("nightly-import")
     ... def nightly_import() -> None: ...
     """
+
+    def __init__(
+        self,
+        semaphores: Semaphores,
+        permits: str | Mapping[str, int],
+        count: int | None,
+        ttl: float | timedelta,
+        timeout: float | timedelta | None,
+        external_id: str | None,
+        owner: str | None,
+        single: bool = False,
+        resume: bool = True,
+        reclaim: bool = False,
+    ) -> None:
+        if isinstance(permits, str):
+            permits = {permits: 1 if count is None else permit_count(count, "a count of permits", 1)}
+        elif count is not None:
+            raise TypeError("count is for one semaphore that is given by its name: a mapping has its counts in it")
+        if ttl is None:
+            raise TypeError(
+                "a block needs a ttl, after which the permits of a process that died are released: use locks.acquire "
+                "for what is held until it is released"
+            )
+        if reclaim and resume:
+            raise TypeError(
+                "reclaim=True is for blocks with resume=False: otherwise all that ask with one external_id at the same "
+                "time would enter"
+            )
+        self._semaphores = semaphores
+        self._ttl = bounded_seconds(ttl, "ttl")
+        if self._ttl < 1:
+            raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
+        self._timeout = timeout_seconds(timeout)
+        self._external_id, self._owner = external_id, owner
+        self._single, self._resume, self._reclaim = single, resume, reclaim
+        self._request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=self._ttl)
+        self._permits: dict[str, int] = self._request._values["permits"]
+        self._kind = "lease" if single else "semaphore"
+        self._entered: tuple[Grant, RenewableLease, reentry.HeldEntry, float] | None = None
+        #: held from before the permits are acquired until they are released
+        self._use = threading.Lock()
+
+    @property
+    def shown(self) -> str:
+        """What error messages call it."""
+        return f"{self._kind}()"
+
+    def again(self: C) -> C:
+        """Return a context manager with the same arguments, for one more use at the same time."""
+        if self._external_id is not None:
+            raise TypeError(
+                f"{self.shown} with an external_id can't decorate: that stands for one request, and each call is one"
+            )
+        twin = copy.copy(self)
+        twin._entered, twin._use = None, threading.Lock()
+        return twin
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         decorated = in_block(function, self.shown, self.again)
@@ -71,13 +163,13 @@ class LeaseContext(LeaseBlock):
         return decorated
 
     def __enter__(self) -> Lease:
-        grant, renewed = self.enter()
+        grant, renewable = self.enter()
         try:
-            self._leases._renewals().add(renewed)
+            self._semaphores.renewals().add(renewable)
         except BaseException as error:
             self.leave(error)
             raise
-        return Lease(grant, renewed.lost, self.check)
+        return Lease(grant, renewable.lost, self.check)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -85,6 +177,234 @@ class LeaseContext(LeaseBlock):
         if self._entered is None:
             raise ReentryError("this block is not entered")
         try:
-            self._leases._renewals().remove(self._entered[1])
+            self._semaphores.renewals().remove(self._entered[1])
         finally:
             self.leave(error)
+
+    def enter(self) -> tuple[Grant, RenewableLease]:
+        """Acquire the permits; return the grant, and what has to be renewed."""
+        # held during the wait, too: if two entered, the first to leave would release what the other holds
+        if not self._use.acquire(blocking=False):
+            raise ReentryError("this block is entered already: make one for each use")
+        grant, began = None, 0.0
+        try:
+            caller, dialect = reentry.current_owner(), self._semaphores.engine.dialect
+            held = self._held_by(caller, dialect)
+            self._claim_id()
+            grant, asked_at, ttl = self._acquire(held)
+            began = time.monotonic()
+            if self._single:
+                self._refuse_several(grant)
+            if clock() >= asked_at + ttl / 3:
+                # the reply took so long that the renewal is due already, or the time is over
+                asked_at = clock()
+                if not self._semaphores.run_on_request(semaphore.renew(grant)):
+                    raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
+            lost = LostEvent(ttl, asked_at)
+            description = f"the lease {grant.external_id!r}"
+            renewable = RenewableLease(description, lost, asked_at, self._semaphores.renewal_of(grant))
+            lost.on_lost.append(_weakly(self._on_lost, grant))
+            if lost:
+                raise self._lost(grant, lost)
+        except BaseException as error:
+            try:
+                if grant is not None:
+                    self._release(grant)
+                    self._tell("released", grant, held=time.monotonic() - began, error=error)
+            finally:
+                self._unclaim_id()
+                self._use.release()
+            raise
+        entry = reentry.enter("permits", caller, {(dialect, name): count for name, count in self._permits.items()})
+        self._entered = grant, renewable, entry, began
+        return grant, renewable
+
+    def check(self) -> None:
+        """Ask the database whether the permits are held. :raises LockLost: when they are not."""
+        if self._entered is None:
+            raise LockLost("the block has ended, and its permits are released")
+        grant, renewable, _, _ = self._entered
+        if not renewable.lost and not self._semaphores.run(is_held(grant)):
+            renewable.lost.set(NOT_HELD)
+        if renewable.lost:
+            raise self._lost(grant, renewable.lost)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Release the permits. :raises LockLost: when they were lost before, unless the block ends with an error."""
+        assert self._entered is not None
+        (grant, renewable, entry, began), self._entered = self._entered, None
+        self._use.release()
+        reentry.leave(entry)
+        renewable.closed = True
+        lost = renewable.lost
+        if lost.process != os.getpid():
+            return  # a forked process doesn't hold them
+        kept, outcome = not lost, error
+        try:
+            if self._release(grant) is not Released.RELEASED:
+                lost.set("it had been released or swept when its block ended")
+                kept = False
+            if not kept:
+                gone = self._lost(grant, lost)
+                if error is None:
+                    raise gone
+                if hasattr(error, "add_note"):
+                    error.add_note(str(gone))
+        except BaseException as raised:
+            outcome = raised
+            raise
+        finally:
+            lost.close()
+            self._unclaim_id()
+            self._tell("released", grant, held=time.monotonic() - began, error=outcome)
+
+    def _held_by(self, caller: tuple[Any, ...], dialect: Any) -> dict[str, int]:
+        """Return how many permits of its semaphores the caller holds in blocks."""
+        held: dict[str, int] = {}
+        for entry in reentry.held_by("permits", caller):
+            for (where, name), count in entry.held.items():
+                if where is dialect and name in self._permits:
+                    held[name] = held.get(name, 0) + count
+        if self._single and held:
+            raise ReentryError(
+                f"this thread or task holds {next(iter(held))!r} already: acquiring it again would deadlock"
+            )
+        return held
+
+    def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float, float]:
+        """Return the grant, from when its time counts, and its time to live in seconds."""
+        known = self._external_id is not None
+        owner = self._semaphores.locks.owner if self._owner is None else self._owner
+        request = repeated(self._request, owner, new_id=not known)
+        options: dict[str, Any] = {"kind": self._kind, "known": known, "held": held, "reclaim": self._reclaim}
+        for _ in range(_ROUNDS):
+            waiter = SemaphoreWaiter(self._semaphores, request, self._timeout, **options)
+            try:
+                grant = waiter.wait()
+                break
+            except UnknownSemaphore:
+                if not self._single:
+                    raise
+                # it may be made again: a clean-up may remove it before it is used
+                make = create_for_lease(*self._permits)
+                self._semaphores.run(make.execution_options(locks_checkout=self._timeout))
+        else:
+            waiter = SemaphoreWaiter(self._semaphores, request, self._timeout, **options)
+            grant = waiter.wait()
+        if not grant.replayed:
+            return grant, waiter.asked_at, self._ttl
+        if not self._resume:
+            # it may be held by the first caller: it must not be released here
+            raise RequestHeld(f"the request {grant.external_id!r} was granted before, and is held")
+        try:
+            return (grant, *self._resumed(grant))
+        except BaseException as error:
+            if not known:
+                self._release(grant)
+            self._tell("released", grant, held=0.0, error=error)
+            raise
+
+    def _resumed(self, grant: Grant) -> tuple[float, float]:
+        """Renew what an earlier attempt was granted; return from when its time counts, and its own time to live."""
+        asked_at = clock()
+        if not self._semaphores.run_on_request(semaphore.renew(grant)):
+            message = f"the request {grant.external_id!r} was granted before, and its time ran out"
+            raise RequestOver(message, "EXPIRED")
+        ttl = self._semaphores.run(time_to_live(grant))
+        if ttl is None:
+            raise IdempotencyConflict(
+                f"the request {grant.external_id!r} was granted without a ttl, to be held until it is released, and a "
+                "block has one: use locks.acquire, or another external_id"
+            )
+        return asked_at, float(ttl)
+
+    def _refuse_several(self, grant: Grant) -> None:
+        """Refuse a lease on a semaphore of more than one permit.
+
+        It is asked each time, with the permit held: permits acquired before the semaphore was resized are counted.
+        """
+        for row in self._semaphores.run(availability(grant)):
+            if row.capacity != 1 or row.used > 1:
+                raise Unsupported(
+                    f"{row.name!r} is a semaphore of {row.capacity}, of which {row.used} are held, and a lease is one "
+                    "of 1: use locks.semaphore, or another name, and never resize one that is used for leases"
+                )
+
+    def _release(self, grant: Grant) -> Released:
+        try:
+            try:
+                released: Released = self._semaphores.run_on_request(release_once(grant))
+            except OutcomeUnknown:
+                # the first one may have released it
+                self._semaphores.run_on_request(semaphore.release(grant))
+                released = Released.RELEASED
+        except Exception as error:
+            # the block's work is done, and its result must not be lost: the permits expire, since they aren't renewed
+            self._log_unreleased(grant, error)
+            return Released.RELEASED
+        except BaseException:
+            # cancelled or interrupted
+            try:
+                self._semaphores.shield(self._semaphores.run_on_request, semaphore.release(grant))
+            except BaseException as error:
+                self._log_unreleased(grant, error)
+            raise
+        return released
+
+    def _log_unreleased(self, grant: Grant, error: BaseException) -> None:
+        _log.warning("the lease %r could not be released, and ends with its time: %r", grant.external_id, error)
+
+    def _claim_id(self) -> None:
+        """Refuse an external id that another block of this process has: the first to end would release it for both."""
+        ident = self._external_id
+        if ident is None:
+            return
+        with _guard:
+            claimed = self._claims().setdefault(self._claim_key(ident), self)
+        if claimed is not self and not self._resume:
+            raise RequestHeld(f"the request {ident!r} is held by another block of this process")
+        if claimed is not self:
+            raise ReentryError(
+                f"the request {ident!r} is held by another block of this process, and ends for both when one ends: "
+                "use another external_id"
+            )
+
+    def _unclaim_id(self) -> None:
+        ident = self._external_id
+        if ident is not None:
+            with _guard:
+                if self._claims().get(self._claim_key(ident)) is self:
+                    del self._claims()[self._claim_key(ident)]
+
+    def _claims(self) -> weakref.WeakValueDictionary[Any, LeaseContext]:
+        claims: weakref.WeakValueDictionary[Any, LeaseContext] = self._semaphores.engine.dialect.__dict__.setdefault(
+            _IDS, weakref.WeakValueDictionary()
+        )
+        return claims
+
+    def _claim_key(self, ident: str) -> Any:
+        options = self._semaphores.engine.get_execution_options()
+        return os.getpid(), options.get("locks_prefix"), str(options.get("schema_translate_map")), ident
+
+    def _tell(self, what: str, grant: Grant, **labels: Any) -> None:
+        labels |= {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}
+        self._semaphores.locks._tell(what, self._kind, grant.permits, **labels)
+
+    def _on_lost(self, grant: Grant, lost: LostEvent) -> None:
+        self._tell("lost", grant, error=self._lost(grant, lost))
+
+    def _lost(self, grant: Grant, lost: LostEvent) -> LockLost:
+        names = ", ".join(map(repr, grant.permits))
+        return LockLost(f"the permits of {names} (request {grant.external_id!r}) are held no longer: {lost.why}")
+
+
+def _weakly(method: Callable[[Grant, LostEvent], None], grant: Grant) -> Callable[[LostEvent], None]:
+    """Return a call of a method that doesn't keep its object: renewing ends when a block is garbage collected."""
+    reference = weakref.WeakMethod(method)
+
+    def call(lost: LostEvent) -> None:
+        known = reference()
+        if known is not None:
+            known(grant, lost)
+
+    return call

@@ -8,33 +8,32 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks._validation import valid_name
+from sqlalchemy_locks._validation import bounded_seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import (
-    RowsOperation,
-    ValueOperation,
-    fresh_nonce,
-)
+from sqlalchemy_locks.core.operation import RowsOperation, fresh_nonce
+from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.connections import one_for_all
 from sqlalchemy_locks.errors import (
-    UnknownTask,
     Unsupported,
 )
 from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, LockHost, Name
-from sqlalchemy_locks.facade.maintenance import Maintained
+from sqlalchemy_locks.facade.lease import LeaseContext
+from sqlalchemy_locks.facade.maintenance import Maintenance, run_due_tasks
 from sqlalchemy_locks.facade.mutexes import Mutexes
+from sqlalchemy_locks.facade.once_per import acquire_period
 from sqlalchemy_locks.facade.run import OperationRunner
-from sqlalchemy_locks.facade.semaphores import SemaphoreMethods
+from sqlalchemy_locks.facade.semaphores import DAY, Alive, Semaphores
 from sqlalchemy_locks.runtime.decorators import when_due
 from sqlalchemy_locks.runtime.retry import Sleep, sleep_for
+from sqlalchemy_locks.values import Grant, Released, Report
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, sessionmaker
@@ -43,7 +42,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class Locks(SemaphoreMethods, Maintained, LockHost):
+class Locks(LockHost):
     """Locks that open their own transactions, on the engine that the app already has.
 
     :param bind: an ``Engine``, or a ``sessionmaker`` bound to one: its class and options are then those of
@@ -78,6 +77,7 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         #: runs one operation in a transaction of its own
         self._run = OperationRunner(engine, maker, self._sleep, self._tell_retry).run
         self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._tell)
+        self._semaphores = Semaphores(self)
 
     @property
     def owner(self) -> str:
@@ -98,13 +98,13 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
 
     @property
     def mutex(self) -> Mutexes:
-        """The mutexes of the shipped table, made on first use."""
+        """The mutexes of the shipped table, created on first use."""
         return self._mutex
 
     def mutexes(self, mutex: Mutex) -> Mutexes:
-        """As :attr:`mutex`, for mutexes on columns of your own, with a ``token`` among them; keep what it gives.
+        """As :attr:`mutex`, for mutexes on columns of your own, with a ``token`` among them; keep the returned object.
 
-        :raises ValueError: without such a column: a release could not tell its own acquisition from another's.
+        :raises ValueError: without such a column: a release could not tell its own acquisition from another one.
 
         >>> imports = locks.mutexes(sl.Mutex(Import, id=Import.name, acquired=Import.locked, token=Import.nonce))
         >>> imports.acquire("prices")
@@ -120,28 +120,21 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         tz: str | None = None,
         queue: str | None = None,
     ) -> bool:
-        """Acquire the :class:`Timeout` of a name, made on first use: whether it is this caller's turn.
+        """Acquire the current period of a name, a :class:`Timeout` that is created on first use.
 
         :param every: the period, in whole seconds or as a ``timedelta``.
         :param windowed: :param tz: :param queue: see :class:`Timeout`.
         :return: ``True`` at most once a period, among all processes.
-        :raises OutcomeUnknown: when the connection died, and so did those of three more tries.
+        :raises OutcomeUnknown: when the connection died, and so did those of three more attempts.
 
         >>> if locks.once_per("hourly-report", every=3600):
         ...     send_report()
         """
-        mine = self._turn(Timeout(every=every, windowed=windowed, tz=tz), name, queue, fresh_nonce())
-        if mine:
+        timeout = Timeout(every=every, windowed=windowed, tz=tz)
+        acquired = acquire_period(self._run, timeout, name, queue, fresh_nonce())
+        if acquired:
             self._tell("acquired", "timeout", (name,))
-        return mine
-
-    def _turn(self, timeout: Timeout, name: str, queue: str | None, nonce: str) -> bool:
-        operation = timeout.acquire(name, queue=queue)
-        try:
-            return bool(self._run(operation, nonce))
-        except UnknownTask:
-            self.run(timeout.create(name, queue=queue))
-            return bool(self._run(operation, nonce))
+        return acquired
 
     def scheduled(
         self,
@@ -152,10 +145,10 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         tz: str | None = None,
         queue: str | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-        """Decorate a function that runs at most once a period: when :meth:`once_per`, asked at each call, says so.
+        """Decorate a function that runs at most once a period: each call asks :meth:`once_per`.
 
         :param every: :param windowed: :param tz: :param queue: as for :meth:`once_per`.
-        :return: a decorator. A call gives ``None`` when it isn't this caller's turn.
+        :return: a decorator. A call returns ``None`` when the period was acquired before.
         :raises OutcomeUnknown: by a call, as :meth:`once_per`.
 
         >>> @locks.scheduled("daily-report", every=86400)
@@ -203,6 +196,190 @@ class Locks(SemaphoreMethods, Maintained, LockHost):
         ...     read_prices()
         """
         return ExclusiveBlock(self, names, True, timeout)
+
+    def acquire(
+        self,
+        permits: Mapping[str, int],
+        *,
+        external_id: str | None = None,
+        owner: str | None = None,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Grant:
+        """Acquire permits of one or more semaphores, all of them or none, waiting for room.
+
+        :param permits: how many of each semaphore.
+        :param external_id: the id of this request: a caller that gives it again gets the same grant. Generated by
+            default.
+        :param owner: the name that is stored as their holder; by default :attr:`owner`.
+        :param ttl: how long they are held without being renewed, in seconds or as a ``timedelta``; ``None``: until
+            they are released, or swept.
+        :param timeout: the longest wait, in seconds or as a ``timedelta``; ``None`` for no limit, ``0`` for a single
+            attempt (which may wait 5 seconds for rows that others have locked). MySQL and MariaDB wait for a locked
+            row in whole seconds.
+        :return: a :class:`~sqlalchemy_locks.Grant`, acquired.
+        :raises LockTimeout: when there was no room in time; its ``holders`` are then those of the permits, unless
+            ``timeout`` is 0.
+        :raises OutcomeUnknown: when the connection died, and so did those of three more attempts; it names the id.
+        :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again,
+            except to a block that reclaims what ran out.
+        :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
+
+        Waiters are served in FIFO order.
+
+        >>> grant = locks.acquire({"backup-slots": 1, "network": 2}, external_id="job-1", ttl=3600, timeout=10)
+        >>> locks.release("job-1")
+        """
+        return self._semaphores.acquire(permits, external_id, owner, ttl, timeout)
+
+    def release(self, external_id: str | Grant) -> Released:
+        """Release permits: :func:`sqlalchemy_locks.semaphore.release`, in a transaction of its own.
+
+        When its reply was lost, it is sent again, and ``ALREADY_RELEASED`` may be what the first one did.
+
+        :raises LockTimeout: when a ``guarded`` write of this request stays uncommitted for 5 seconds on PostgreSQL and
+            YugabyteDB, for ``innodb_lock_wait_timeout`` or SQLite's timeout elsewhere. The permits are still held:
+            release them again, and never inside the block that writes.
+
+        >>> grant = locks.acquire({"network": 1})
+        >>> locks.release(grant) is sl.Released.RELEASED
+        True
+        """
+        return self._semaphores.release(external_id)
+
+    def renew(self, external_id: str | Grant) -> bool:
+        """Restart the time to live of a request: :func:`sqlalchemy_locks.semaphore.renew`.
+
+        :return: ``False`` once its time ran out, or it was released: others may hold its permits then.
+        :raises LockTimeout: as :meth:`release`.
+
+        >>> grant = locks.acquire({"network": 1}, ttl=60)
+        >>> locks.renew(grant)
+        True
+        """
+        return self._semaphores.renew(external_id)
+
+    def semaphore(
+        self,
+        permits: str | Mapping[str, int],
+        *,
+        count: int | None = None,
+        ttl: float | timedelta = 60,
+        timeout: float | timedelta | None = None,
+        external_id: str | None = None,
+        owner: str | None = None,
+        resume: bool = True,
+        reclaim: bool = False,
+    ) -> LeaseContext:
+        """Hold permits of one or more semaphores while the block runs, renewed in the background.
+
+        :param permits: a semaphore's name, or how many of each of several.
+        :param count: how many permits of the one that is given by its name; 1 by default.
+        :param ttl: how long they are held without renewal, after the process died or was stopped: in seconds or as a
+            ``timedelta``, at least a second. They are renewed three times in that.
+        :param timeout: :param external_id: :param owner: as for :meth:`acquire`.
+        :param resume: enter with an ``external_id`` that is held already, too; with ``False`` that is refused, so that
+            two callers with one id never work at the same time.
+        :param reclaim: treat an ``external_id`` whose time ran out before it was released, since its process died, as a
+            new one; without it that is over, as one that was released is. Only with ``resume=False``: otherwise two
+            callers that use it at the same time would both enter.
+        :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.facade.lease.Lease`: a ``Grant``,
+            with ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks
+            the database. It decorates functions, too: each call then has a block of its own.
+        :raises LockTimeout: as :meth:`acquire`.
+        :raises ReentryError: when this thread or task holds, in blocks, so many permits that waiting would deadlock;
+            when another block of this process has this ``external_id``.
+        :raises RequestHeld: when this ``external_id`` is held already, with ``resume=False``.
+        :raises RequestOver: when this ``external_id`` was acquired before, and is over.
+        :raises LockLost: at the end of the block, when the permits were lost inside it; an exception of the block's own
+            is never replaced, and has it as a note (Python 3.11).
+        :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`; the latter
+            also for an ``external_id`` that was granted without a ``ttl``.
+
+        An ``external_id`` that was granted before keeps the ``ttl`` that it was granted with, and another process that
+        still renews it, or leaves a block that has it, does so for this one, too: resume after a crash.
+
+        A release that fails at the end of the block is logged under ``sqlalchemy_locks``: the permits expire.
+
+        The pattern: "Distributed Counting Semaphore with MySQL": heartbeats, and what is checked before each write.
+
+        >>> write = update(Document).where(Document.id == 1).values(body=text)
+        >>> with locks.semaphore("backup-slots", ttl=60, timeout=30) as grant:
+        ...     if not grant.lost:
+        ...         locks.run(sl.guarded(write, grant))
+        True
+        """
+        return LeaseContext(
+            self._semaphores, permits, count, ttl, timeout, external_id, owner, resume=resume, reclaim=reclaim
+        )
+
+    def lease(
+        self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
+    ) -> LeaseContext:
+        """Hold a lease while the block runs: a semaphore of one, created on first use. All else as :meth:`semaphore`.
+
+        :param name: of the semaphore; ``grant.fence[name]`` is the fencing token.
+        :param ttl: :param timeout: as for :meth:`semaphore`.
+        :raises ReentryError: when this thread or task holds it already.
+        :raises Unsupported: when there is a semaphore of that name, of another capacity than 1.
+
+        Unlike :meth:`exclusive` it keeps no connection and no transaction while the block runs.
+
+        >>> with locks.lease("nightly-import", ttl=60, timeout=0) as grant:
+        ...     run_the_import(token=grant.fence["nightly-import"])
+        """
+        return LeaseContext(
+            self._semaphores, valid_name(name, "a lease's name"), None, ttl, timeout, None, None, single=True
+        )
+
+    def sweep(self, *, stale_after: float | timedelta | None = DAY, alive: Alive | None = None) -> int:
+        """Release what its holders will not release: what has expired, is stale, or whose owner is dead.
+
+        :param stale_after: requests without a time to live that were neither renewed nor released for that long, in
+            seconds or as a ``timedelta``, are stale; ``None``: none is. What has a time to live is judged by that
+            alone, however long it is.
+        :param alive: receives owners, up to 800 in one call and each only once, and returns those that are alive. When
+            it raises, nothing of dead owners is released. ``AsyncLocks`` takes a coroutine function, too.
+        :return: how many requests were released, with the permits, if there are any, that belong to no request.
+
+        A lease that is renewed meanwhile stays, and so does a request that is locked by its release, or by a
+        ``guarded`` write. An ``acquire`` that finds no room releases what has expired by itself, without any sweep.
+
+        >>> locks.sweep(alive=lambda owners: [owner for owner in owners if is_running(owner)])
+        """
+        return self._semaphores.sweep(stale_after, alive)
+
+    def maintain(self, *, alive: Alive | None = None) -> Report:
+        """Run every sweep and clean-up that is due, and that no other process has run in its period.
+
+        Every minute captured tasks of the shipped table end whose own ``timeout`` has passed. Every 5 minutes requests
+        are released that have expired, whose owner is dead (``alive``, as for :meth:`sweep`), or that have no time to
+        live and are older than a day. Every 4 hours those are deleted that were released 7 days ago; every day
+        semaphores of leases that were not used since, changes of capacity that are 30 days old, and keys of locks that
+        are not held. Stalled jobs are returned to their queue by its workers.
+
+        :return: a :class:`~sqlalchemy_locks.Report`: for each task that was due, how many rows it has handled.
+
+        A task that fails doesn't keep the others from running; its error is raised after them, and it is due again
+        after a minute, for the first process of the fleet that asks.
+
+        >>> locks.maintain().done
+        {'tasks': 0, 'orphans': 0, 'requests': 0, 'leases': 0, 'history': 0, 'keys': 0}
+        """
+        return run_due_tasks(self, alive)
+
+    def maintenance(self, *, alive: Alive | None = None, every: float | timedelta = 60) -> Maintenance:
+        """Call :meth:`maintain` in the background while the block runs.
+
+        :param alive: as for :meth:`sweep`.
+        :param every: how often to ask whether a task is due, in seconds or as a ``timedelta``.
+
+        Errors are logged under ``sqlalchemy_locks``, and the task is tried again when it is due again.
+
+        >>> with locks.maintenance():
+        ...     serve()
+        """
+        return Maintenance(lambda: self.maintain(alive=alive), bounded_seconds(every, "every", zero=False))
 
     def _tell_retry(self, operation: str, error: BaseException, count: int) -> None:
         self._tell("retried", operation, (), error=error, count=count)

@@ -185,14 +185,14 @@ def run_in_autocommit(
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
     backend = backend_for(connection.dialect)
-    one_trip = backend.cheap_autocommit
+    cheap_autocommit = backend.cheap_autocommit
     #: the statement commits; what was sent last commits
-    commits = final = one_trip or backend.autocommit(connection)
-    if one_trip:
+    commits = final = cheap_autocommit or backend.autocommit(connection)
+    if cheap_autocommit:
         options = {**options, "locks_alone": True}
-    with backend.autocommitted(connection) if one_trip else contextlib.nullcontext():
+    with backend.autocommitted(connection) if cheap_autocommit else contextlib.nullcontext():
         try:
-            if not one_trip:
+            if not cheap_autocommit:
                 with translated(backend):
                     connection.begin()
             value = operation.value(connection, options)
@@ -205,7 +205,7 @@ def run_in_autocommit(
                     if not (commits and error.connection_invalidated):
                         raise
         except LockTimeout:
-            if final and not one_trip:
+            if final and not cheap_autocommit:
                 roll_back(connection)  # its COMMIT has failed: SQLAlchemy's transaction is over, and the server's isn't
             raise
         except (DBAPIError, DriverTimeout) as error:

@@ -1,31 +1,30 @@
-"""Waiting for room in semaphores, in turn: whoever has waited longest comes first.
+"""Waiting for room in semaphores, in FIFO order.
 
-A request is tried at once, in one round trip where the engine has functions, unless others wait already. Who is denied
-stands in a line: in memory behind those of its own process, and in front of that one in the server's line of all
-processes (an advisory lock of a transaction, the lock of a row on YugabyteDB, or ``GET_LOCK``), or in SQLite's beside
-the database. Whoever has its turn there looks again and again, without a lock, and acquires when there is room; the
-others wait and cost little.
+A request is tried immediately, in one round trip where the engine has functions, unless others wait already. One that
+is denied queues: in memory behind those of its own process, and then, the first of each process, in the queue that the
+server keeps. The one at the head polls without a lock, and acquires when there is room; the others cost little.
 
-Lines are for fairness alone. Whether there is room is decided by the acquire and by nothing else, and whoever has
-stood in a line for a minute tries regardless, so that nothing hangs on another's being alive. Who holds permits of the
-semaphore already stands in none: whoever is in front may be waiting for those.
+Queues are for fairness alone. Whether there is room is decided by the acquire and by nothing else, and a request that
+has queued for a minute is tried regardless of its position, so that it depends on no other process. A caller that holds
+permits of the semaphore already doesn't queue: the request at the head may be waiting for those.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import random
-import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.core.operation import Operation, build_context, fresh_nonce, translated
+from sqlalchemy_locks import semaphore
+from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
+from sqlalchemy_locks.dialects.connections import has_room
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockTimeout,
@@ -35,271 +34,250 @@ from sqlalchemy_locks.errors import (
     RequestOver,
     UnknownSemaphore,
 )
+from sqlalchemy_locks.facade.server_queue import QUEUE_TIMEOUT, ServerQueue
 from sqlalchemy_locks.keys import key
-from sqlalchemy_locks.runtime.local_queue import Backoff, local_queues
+from sqlalchemy_locks.runtime.backoff import Backoff
+from sqlalchemy_locks.runtime.local_queue import local_queues
 from sqlalchemy_locks.runtime.renewal import clock
-from sqlalchemy_locks.runtime.retry import Sleep
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
-from sqlalchemy_locks.semaphore.availability import in_turn, place_key, room, short_of
-from sqlalchemy_locks.semaphore.reclaim import reclaim
-from sqlalchemy_locks.values import Grant
+from sqlalchemy_locks.semaphore.acquire import acquire_in_turn
+from sqlalchemy_locks.semaphore.availability import availability, exhausted_in
+from sqlalchemy_locks.semaphore.release import forget_expired, withdraw
+from sqlalchemy_locks.values import Grant, PermitHolder
 
 if TYPE_CHECKING:
-    from sqlalchemy_locks.dialects.sqlite_line import Ticket
+    from sqlalchemy_locks.facade.semaphores import Semaphores
 
-#: the longest wait for a semaphore's row, and for the gate before it, in seconds
-PATIENCE = 5.0
-#: after so many seconds in a line one tries out of turn
-TURN = 60.0
-#: the same in the server's line, where the wait keeps signals from being heard
-DEAF = 5.0
-#: the same where it keeps a pooler's server connection, which may be the one that the holder needs
-KEPT = 1.0
-#: a pooler that takes so long for an answer has too few of them, and nobody waits on one for a while: in seconds
-SLOW, ASIDE = 0.25, 60.0
+#: the longest wait for the rows of a semaphore or a request, and for the gate in memory before them, in seconds
+ROW_TIMEOUT = 5.0
+_NOTHING: Mapping[str, int] = {}
 
-Settled = Callable[[Operation[Any]], Any]
+queue_key = lru_cache(1024)(key)
 
 
 class SemaphoreWaiter:
     """One request, until it is granted.
 
     :param request: the operation that acquires.
-    :param patience: the longest wait in seconds, ``None`` for ever, 0 for one try.
-    :param own: how many permits of each semaphore whoever asks holds already, and can't give back while it waits.
-    :param known: the request may have been granted before, and must not wait behind others then.
+    :param timeout: the longest wait in seconds; ``None`` for no limit, 0 for one attempt.
+    :param kind: what events call the block that is about to be entered; ``None`` without a block.
+    :param known: the caller has given the id: the request may have been granted before, and must not queue then.
+    :param held: how many permits of each semaphore the caller holds, and can't release while it waits.
+    :param reclaim: forget an earlier request of this id whose time ran out.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        settled: Settled,
-        sleep: Sleep,
+        semaphores: Semaphores,
         request: Operation[Any],
-        patience: float | None,
-        own: Mapping[str, int],
-        known: bool,
-        reclaims: bool = False,
+        timeout: float | None,
+        *,
+        kind: str | None = None,
+        known: bool = False,
+        held: Mapping[str, int] = _NOTHING,
+        reclaim: bool = False,
     ) -> None:
-        self._engine = engine
-        self._settled = settled
-        self._sleep = sleep
-        self.request = request
+        self._semaphores, self._engine = semaphores, semaphores.engine
+        self._request, self._timeout = request, timeout
+        self._kind, self._known, self._held, self._reclaim = kind, known, held, reclaim
         self._permits: dict[str, int] = request._values["permits"]
-        self.patience = patience
-        self.began = time.monotonic()
-        self._deadline = None if patience is None else self.began + patience
-        self._own = own
-        #: the last turn in the server's line was the first one's, and kept a pooler's connection
-        self._kept = False
-        #: the last try ended without an answer
+        self._began = time.monotonic()
+        self._deadline = None if timeout is None else self._began + timeout
+        self._backend = backend_for(self._engine.dialect)
+        self._queues = local_queues(self._engine.dialect)
+        #: semaphores of another schema or prefix have other queues
+        self.installation = semaphores.installation()
+        self._keys = {name: queue_key("sqlalchemy_locks.semaphore", self.installation, name) for name in self._permits}
+        #: the last attempt ended without an answer, since others had the rows locked
         self._busy = False
-        #: a COMMIT of the grant had no answer, and no try has had one since
+        #: the reply to a COMMIT of the grant was lost, and no attempt has been answered since
         self._unanswered = False
         #: the semaphores whose whole capacity, unless it is 0, is less than what is asked for
         self._beyond: set[str] = set()
-        #: the semaphores that had no room when the wait was given up
-        self.lacking: tuple[str, ...] = ()
-        self._known, self._reclaims = known, reclaims
-        #: when what was granted was asked for, by this machine's own clock
-        self.asked_at = clock()
-        self._backend = backend_for(engine.dialect)
-        self._lines = local_queues(engine.dialect)
-        options = engine.get_execution_options()
-        self._where = place_key(build_context(engine.dialect, options), options)
-        self._keys = {name: key("sqlalchemy_locks.semaphore", self._where, name) for name in self._permits}
+        #: the semaphores that had no room when the wait timed out
+        self._exhausted: tuple[str, ...] = ()
+        #: when what was granted was asked for, by :func:`clock`
+        self.asked_at = 0.0
 
-    def granted(self) -> Grant:
-        """The grant.
+    def wait(self) -> Grant:
+        """Wait until the request is granted.
 
         :raises LockTimeout: :raises RequestOver: :raises ReentryError: as ``Locks.acquire`` and its blocks.
         """
-        while True:
-            try:
-                return self._granted()
-            except RequestOver:
-                # who reclaims is one of those who ask then, and perhaps not the one who is granted
-                if not self._reclaims or not self._reclaimed():
-                    raise
-            except (OutcomeUnknown, UnknownSemaphore, IdempotencyConflict):
-                raise
-            except Exception as error:
-                if not self._unanswered:
-                    raise
-                raise OutcomeUnknown(
-                    f"{self.request.name}: an answer was lost, and what followed failed: it was done, or it was not"
-                ) from error
-
-    def _reclaimed(self) -> bool:
-        """Whether the id is to be asked for again, its request forgotten or not: a write under its guard keeps it."""
-        operation = reclaim(self.request._values["external_id"])
+        asked, locks = self._request._values, self._semaphores.locks
+        ident, kind = asked["external_id"], self._kind or "semaphore"
+        labels = {"owner": asked["owner"], "external_id": ident}
+        hint = f"its external_id is {ident!r}: ask again with it, or release it"
         try:
-            return bool(self._ask(operation.execution_options(locks_wait=self._patient())))
-        except PoolTimeout:
+            while True:
+                try:
+                    grant = self._wait()
+                    break
+                except RequestOver:
+                    # of several that reclaim it, and then ask, one is granted
+                    if not self._reclaim or not self._forget_expired():
+                        raise
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(f"{error}; {hint}") from error
+        except (UnknownSemaphore, IdempotencyConflict, RequestOver):
             raise
-        except LockTimeout as error:
-            if self.patience != 0 and self._left() != 0:
-                return True
-            self._busy = True
-            raise self._timed_out() from error
+        except BaseException as error:
+            if self._unanswered and isinstance(error, Exception):
+                raise OutcomeUnknown(
+                    f"{self._request.name}: a reply was lost, and what followed failed: it was done, or not; {hint}"
+                ) from error
+            if isinstance(error, LockTimeout):
+                # a single attempt is to be cheap: it doesn't ask for the holders
+                holders = self._permit_holders() if self._timeout else ()
+                error.kind = kind
+                late = LockTimeout(str(error), holders, kind) if holders else error
+                waited = time.monotonic() - self._began
+                locks._tell("waited", kind, asked["permits"], waited=waited, error=late, **labels)
+                if late is not error:
+                    raise late from error
+            elif not self._known and not isinstance(error, Exception):
+                # cancelled or interrupted, perhaps after it was granted: only this caller knows the id
+                with contextlib.suppress(Exception):
+                    self._semaphores.shield(self._semaphores.run, withdraw(ident))
+            raise
+        if locks._heard:
+            waited = time.monotonic() - self._began
+            try:
+                locks._tell("waited", kind, grant.permits, waited=waited, **labels)
+                # timed for blocks only: other permits may be released by another process
+                timed = waited if self._kind else None
+                locks._tell("acquired", kind, grant.permits, waited=timed, fence=grant.fence, **labels)
+            except BaseException:
+                if not self._known:
+                    with contextlib.suppress(Exception):  # only this caller knows the id
+                        self._semaphores.shield(self._semaphores.run, semaphore.release(ident))
+                raise
+        return grant
 
-    def _granted(self) -> Grant:
-        once = self.patience == 0
-        passing = bool(self._known or self._own)
-        name = None if passing else self._somebody(memory=not once)
-        if name is not None and once:
-            raise self._timed_out(name)
+    def _wait(self) -> Grant:
+        once = self._timeout == 0
+        # a request that may be granted already must not queue, and neither must one whose caller holds permits
+        name = None if self._known or self._held else self.queued_semaphore(local=not once)
         if name is None:
-            plain = self._own or not self._backend.server_queues
-            grant = self._try(self.request if plain else in_turn(self.request, self._keys))
+            plain = self._held or not self._backend.server_queues
+            grant = self._try(self._request if plain else acquire_in_turn(self._request, self._keys))
             if grant is not None and grant.acquired:
                 return grant
             if once:
                 raise self._timed_out(*(() if grant is None else grant.exhausted))
             name = next(iter(self._permits if grant is None else grant.exhausted))
-        if self._own:
-            self._short(name)
+        elif once:
+            raise self._timed_out(name)
+        if self._held:
+            self._look(name)  # raises where waiting would deadlock
         while True:
-            aside = bool(self._own) or name in self._beyond
-            found = self._looking(name, aside) if aside else self._stood(name)
+            # to queue with more than the capacity would keep all others waiting
+            unqueued = bool(self._held) or name in self._beyond
+            found = self._poll(name, queued=False) if unqueued else self._wait_in_queue(name)
             if isinstance(found, Grant):
                 return found
-            name = found  # and out of the other's line, so that nobody is kept from what is free
+            name = found  # another semaphore is exhausted: the queue of the first one has been left
             if self._left() == 0:
                 raise self._timed_out(name)
 
-    def _somebody(self, memory: bool = True) -> str | None:
-        """The first of the semaphores in whose line somebody stands, as far as that is known without a statement.
+    def queued_semaphore(self, *, local: bool = True) -> str | None:
+        """Return the first of the semaphores that others queue for, as far as that is known without a statement.
 
-        :param memory: of this process, too.
+        :param local: look at the queues of this process, too.
         """
-        stood = self._lines.anybody(("line", self._where, name) for name in self._permits) if memory else None
-        if stood is not None:
-            name: str = stood[-1]
-            return name
+        if local:
+            occupied = self._queues.first_occupied([("queue", self.installation, name) for name in self._permits])
+            if occupied is not None:
+                name: str = occupied[-1]
+                return name
         line = self._backend.line_beside(self._engine, self._left())
-        return None if line is None else next((n for n, k in self._keys.items() if line.anybody(k)), None)
+        return None if line is None else next((name for name, k in self._keys.items() if line.anybody(k)), None)
 
-    def _stood(self, name: str) -> Grant | str:
-        """Wait in the line of a semaphore: the grant, or which other one has no room."""
-        turn = self._lines.turn(("line", self._where, name))
+    def _try(self, request: Operation[Any]) -> Grant | None:
+        """Attempt to acquire once; ``None`` when others kept the rows locked for too long."""
+        timeout, self._busy = self._row_timeout(), True
+        deadline, gates = time.monotonic() + timeout, []
         try:
-            while not turn.come(min(TURN, self._shortest())):
+            # one thread or task of this process at a time: the others would keep connections waiting for the row
+            for name in self._permits:
+                gate = self._queues.ticket(("gate", self.installation, name))
+                gates.append(gate)
+                if not gate.wait(max(0.0, deadline - time.monotonic())):
+                    return None
+            self.asked_at = clock()
+            request = request.execution_options(locks_wait=timeout, locks_checkout=self._left())
+            grant = self._refuse_over(self._semaphores.run(request))
+            self._busy = False
+            return grant
+        except PoolTimeout:
+            raise
+        except LockTimeout:
+            return None
+        except DBAPIError as error:
+            # several that ask with one id can go on deadlocking in InnoDB
+            if error.connection_invalidated or not self._is_transient(error):
+                raise
+            return None
+        finally:
+            for gate in gates:
+                gate.leave()
+
+    def _wait_in_queue(self, name: str) -> Grant | str:
+        """Wait in the queue of a semaphore; return the grant, or which other semaphore is exhausted."""
+        ticket = self._queues.ticket(("queue", self.installation, name))
+        try:
+            while not ticket.wait(self._at_most(QUEUE_TIMEOUT)):
                 if self._left() == 0:
                     raise self._timed_out(name)
-                found = self._out_of_turn(name)
+                found = self._try_out_of_turn(name)
                 if found is not None:
                     return found
-            return self._in_front(name)
+            return self._wait_in_front(name)
         finally:
-            turn.give()
+            ticket.leave()
 
-    def _out_of_turn(self, name: str) -> Grant | str | None:
-        """Try, whoever comes first: the grant, which other one has no room, or ``None`` where it is this one."""
-        grant = self._try(self.request)
+    def _try_out_of_turn(self, name: str) -> Grant | str | None:
+        """As :meth:`_wait_in_queue`, without waiting; ``None`` when this semaphore is exhausted or locked."""
+        grant = self._try(self._request)
         if grant is None or grant.acquired:
             return grant
         return None if name in grant.exhausted else grant.exhausted[0]
 
-    def _in_front(self, name: str) -> Grant | str:
-        """Wait, the first of this process in the line of a semaphore: the grant, or which other one has no room."""
-        with self._lines.connected(self._engine.pool) as connected:
-            while connected and self._backend.server_queues and self._shortest() > self._backend.min_queue_wait:
+    def _wait_in_front(self, name: str) -> Grant | str:
+        """As :meth:`_wait_in_queue`, at the front of this process's queue."""
+        with self._queues.spare_connection(self._engine.pool) as spare:
+            while spare and self._backend.server_queues and self._at_most(QUEUE_TIMEOUT) > self._backend.min_queue_wait:
                 try:
-                    found = self._in_line(name)
+                    with ServerQueue(self._engine, self._keys[name], self._left()) as queue:
+                        if not queue.available():
+                            break
+                        if queue.wait(self._left()):
+                            return self._poll_at_head(queue.transaction, name)
                 except PoolTimeout:
                     raise
                 except LockTimeout as error:
                     if self._left() == 0:
                         raise self._timed_out(name) from error
-                    found = False
                 except DBAPIError as error:
-                    if not (error.connection_invalidated or self._passing(error)):
+                    if not (error.connection_invalidated or self._is_transient(error)):
                         raise
-                    found = False
                 except DriverTimeout:
-                    found = False
-                if found is None:
-                    break
-                if found is not False:
+                    pass
+                # its time in the queue is over, or it was cut off, perhaps after it was granted
+                found = self._try_out_of_turn(name)
+                if found is not None:
                     return found
-                # its minute is over, or it was cut off, perhaps when it had been granted already
-                asked = time.monotonic()
-                out_of_turn = self._out_of_turn(name)
-                if self._kept and (isinstance(out_of_turn, Grant) or self._slow(asked)):
-                    # what was had as soon as the connection was given back had waited for that
-                    self._aside()
-                if out_of_turn is not None:
-                    return out_of_turn
                 self._pause(name, random.uniform(0, 0.05))
-        line = self._backend.line_beside(self._engine, self._left())
-        if line is None:
-            return self._looking(name)
-        with line.ticket(self._keys[name]) as ticket:
-            until = time.monotonic() + TURN
-            while ticket.before():
-                self._pause(name, ticket.pause())
-                if time.monotonic() > until:
-                    out_of_turn, until = self._out_of_turn(name), time.monotonic() + TURN
-                    if out_of_turn is not None:
-                        return out_of_turn
-            return self._looking(name, ticket=ticket)
+        return self._poll(name, queued=True)
 
-    def _in_line(self, name: str) -> Grant | str | Literal[False] | None:
-        """As ``_in_front``, in the server's line; ``False`` when its turn did not come, ``None`` where none is kept."""
-        left, self._kept = self._left(), False
-        if time.monotonic() < self._lines.aside_until:
-            return None
-        asked, short = time.monotonic(), ShortTransaction(self._engine)
-        short.open(within=left)
-        try:
-            with translated(short.backend):
-                longest, pooled = TURN, short.backend.behind_pooler(short.connection)
-                if threading.current_thread() is threading.main_thread() and short.backend.blocks_signals(
-                    short.connection
-                ):
-                    longest = DEAF
-                if pooled:
-                    short.connection.exec_driver_sql("SELECT 1")  # which takes as long as there is no connection
-                    if self._slow(asked):
-                        self._aside()
-                        return None
-                keep = KEPT if pooled else math.inf
-                turn = min(longest, keep, math.inf if left is None else left)
-                if not short.backend.join_queue(short.connection, self._keys[name], turn):
-                    return False
-            self._kept = pooled
-            return self._at_the_head(short, name, keep)
-        finally:
-            try:
-                if not short.connection.invalidated:
-                    self._leave(short, name)
-            finally:
-                short.abandon()
-
-    def _slow(self, asked: float) -> bool:
-        return time.monotonic() - asked > SLOW
-
-    def _aside(self) -> None:
-        self._lines.aside_until = time.monotonic() + ASIDE
-
-    def _leave(self, short: ShortTransaction, name: str) -> None:
-        try:
-            short.backend.leave_queue(short.connection, self._keys[name])
-        except BaseException:
-            # rather no connection than one that goes back to the pool in line
-            short.connection.invalidate()
-            raise
-
-    def _at_the_head(self, short: ShortTransaction, name: str, longest: float) -> Grant | str | Literal[False]:
-        """Look until there is room, ``longest`` seconds at most: whoever holds may need the connection to give it."""
-        pace, until = Backoff(), time.monotonic() + longest
-        options = {"locks_nonce": fresh_nonce(), "locks_wait": PATIENCE}
+    def _poll_at_head(self, short: ShortTransaction, name: str) -> Grant | str:
+        """As :meth:`_wait_in_queue`, at the head of the server's queue, on the connection that is there."""
+        backoff, options = Backoff(), {"locks_nonce": fresh_nonce(), "locks_wait": ROW_TIMEOUT}
         while True:
-            exhausted = self._short_of(room(self.request).value(short.connection, {}))
+            exhausted = self._short_of(availability(self._request).value(short.connection, {}))
             if not exhausted:
                 self.asked_at = clock()
-                grant = self._decided(self.request.value(short.connection, options))
+                grant = self._refuse_over(self._request.value(short.connection, options))
                 if grant.acquired:
                     self._unanswered = True
                     try:
@@ -309,97 +287,85 @@ class SemaphoreWaiter:
                         raise
                     return grant
                 exhausted = list(grant.exhausted)
-                if short.backend.locking == "rows":
-                    # somebody came between; a denial keeps its locks, here, until the transaction ends
+                if not short.backend.calls_functions:
+                    # another request was faster; a denial keeps its row locks until the transaction ends
                     short.transaction.rollback()
                     short.transaction, _ = short.backend.begin(short.connection)
             if name not in exhausted:
                 return exhausted[0]
             if name in self._beyond:
                 return name
-            if time.monotonic() > until:
-                return False
-            self._pause(name, pace.pause())
+            self._pause(name, backoff.pause())
 
-    def _looking(self, name: str, aside: bool = False, ticket: Ticket | None = None) -> Grant | str:
-        """As ``_in_front``, without a line of the server's, and without a connection between two looks.
+    def _poll(self, name: str, *, queued: bool) -> Grant | str:
+        """As :meth:`_wait_in_queue`, without the server's queue, and without a connection between two polls.
 
-        :param aside: nobody is kept waiting by that, as who asks for more than there is would keep everybody.
-        :param ticket: stands for this one's place in front.
+        :param queued: in the front of this process's queue; ends when what is asked for exceeds the capacity.
         """
-        # where nobody stands in front, who has just given it back and asks again is sooner than who rarely looks
-        pace = Backoff(50 if time.monotonic() < self._lines.aside_until else 10)
-        while True:
-            exhausted = self._short(name)
-            if not exhausted:
-                grant = self._try(self.request)
-                if grant is not None and grant.acquired:
-                    return grant
-                exhausted = [name] if grant is None else list(grant.exhausted)
-            if name not in exhausted:
-                return exhausted[0]
-            if not self._own and aside is not (name in self._beyond):
-                return name
-            if ticket is not None:
-                ticket.stay()
-            self._pause(name, random.uniform(0.5, 1) * pace.pause())
+        backoff = Backoff()
+        line = self._backend.line_beside(self._engine, self._left()) if queued else None
+        with contextlib.nullcontext() if line is None else line.ticket(self._keys[name]) as ticket:
+            until = time.monotonic() + QUEUE_TIMEOUT
+            while ticket is not None and ticket.before():
+                self._pause(name, ticket.pause())
+                if time.monotonic() > until:
+                    found, until = self._try_out_of_turn(name), time.monotonic() + QUEUE_TIMEOUT
+                    if found is not None:
+                        return found
+            while True:
+                exhausted = self._look(name)
+                if not exhausted:
+                    grant = self._try(self._request)
+                    if grant is not None and grant.acquired:
+                        return grant
+                    exhausted = [name] if grant is None else list(grant.exhausted)
+                if name not in exhausted:
+                    return exhausted[0]
+                if not self._held and queued is (name in self._beyond):
+                    return name  # the capacity was changed, or is known now: to queue, or not to, is decided again
+                if ticket is not None:
+                    ticket.stay()
+                self._pause(name, random.uniform(0.5, 1) * backoff.pause())
 
-    def _short(self, name: str) -> list[str]:
-        """Which of the semaphores have no room, as far as a look tells; ``name`` where nobody can look."""
-        if self._backend.locking != "file":
-            return self._short_of(self._ask(room(self.request)))
+    def _look(self, name: str) -> list[str]:
+        """Return which of the semaphores have no room, by a plain read; ``name`` where that was locked out."""
+        if not self._backend.single_writer:
+            return self._short_of(
+                self._semaphores.run(availability(self._request).execution_options(locks_checkout=self._left()))
+            )
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
         short = ShortTransaction(self._engine)
         try:
-            short.open(writes=False, wait=self._patient(), within=self._left())
+            short.open(writes=False, wait=self._row_timeout(), within=self._left())
         except PoolTimeout:
             raise
         except LockTimeout:
             self._busy = True
             return [name]
         try:
-            return self._short_of(room(self.request).value(short.connection, {}))
+            return self._short_of(availability(self._request).value(short.connection, {}))
         finally:
             short.abandon()
 
-    def _patient(self) -> float:
-        """How long to wait for those who are in the middle of something."""
-        left = self._left()
-        return PATIENCE if left is None or self.patience == 0 else min(PATIENCE, max(left, 0.01))
+    def _short_of(self, rows: Any) -> list[str]:
+        """Return which of the semaphores have no room.
 
-    def _try(self, request: Operation[Any]) -> Grant | None:
-        """Try once; ``None`` when others were busy with it for too long."""
-        patience, self._busy = self._patient(), True
-        try:
-            with self._lines.alone([("gate", self._where, name) for name in self._permits], patience) as alone:
-                if not alone:
-                    return None
-                self.asked_at = clock()
-                grant = self._decided(self._ask(request.execution_options(locks_wait=patience)))
-                self._busy = False
-                return grant
-        except PoolTimeout:
-            raise
-        except LockTimeout:
-            return None
-        except DBAPIError as error:
-            # several who ask with one id can go on deadlocking in InnoDB: that is being busy, too
-            if error.connection_invalidated or not self._passing(error):
-                raise
-            return None
-
-    def _ask(self, operation: Operation[Any]) -> Any:
-        """Run it in a transaction of its own, on a connection that is waited for no longer than for the whole."""
-        return self._settled(operation.execution_options(locks_checkout=self._left()))
-
-    def _passing(self, error: DBAPIError) -> bool:
-        backend = backend_for(self._engine.dialect)
-        return backend.transient(error) or backend.statement_interrupted(error)
-
-    def _decided(self, grant: Grant) -> Grant:
+        :raises ReentryError: when waiting for it would deadlock with what the caller holds.
         """
-        :raises RequestOver: when it was granted before, and is over.
-        """
+        self._busy = False
+        rows = list(rows)
+        self._beyond = {row.name for row in rows if row.capacity and row.capacity < self._permits[row.name]}
+        for row in rows:
+            held = self._held.get(row.name)
+            if held and row.capacity is not None and held + self._permits[row.name] > row.capacity:
+                raise ReentryError(
+                    f"this thread or task holds {held} of {row.capacity} permits of {row.name!r} already: waiting for "
+                    f"{self._permits[row.name]} more would deadlock"
+                )
+        return exhausted_in(rows, self._permits)
+
+    def _refuse_over(self, grant: Grant) -> Grant:
+        """Return the grant. :raises RequestOver: when the request was granted before, and is over."""
         if grant.replayed and not grant.acquired:
             raise RequestOver(
                 f"the request {grant.external_id!r} was granted before and is {grant.state}: it is never "
@@ -409,39 +375,73 @@ class SemaphoreWaiter:
         self._unanswered = False
         return grant
 
-    def _short_of(self, rows: Any) -> list[str]:
-        self._busy = False
-        rows = list(rows)
-        self._beyond = {row.name for row in rows if row.capacity and row.capacity < self._permits[row.name]}
-        for row in rows:
-            mine = self._own.get(row.name)
-            if mine and row.capacity is not None and mine + self._permits[row.name] > row.capacity:
-                raise ReentryError(
-                    f"this thread or task holds {mine} of {row.capacity} permits of {row.name!r} already: waiting for "
-                    f"{self._permits[row.name]} more would be waiting for itself"
-                )
-        return short_of(rows, self._permits)
+    def _forget_expired(self) -> bool:
+        """Forget an earlier request whose time ran out; return whether to ask again."""
+        operation = forget_expired(self._request._values["external_id"])
+        try:
+            options = {"locks_wait": self._row_timeout(), "locks_checkout": self._left()}
+            return bool(self._semaphores.run(operation.execution_options(**options)))
+        except PoolTimeout:
+            raise
+        except LockTimeout as error:
+            # a guarded write of it is not committed yet
+            if self._timeout != 0 and self._left() != 0:
+                return True
+            self._busy = True
+            raise self._timed_out() from error
 
-    def _shortest(self) -> float:
-        left = self._left()
-        return math.inf if left is None else left
+    def _is_transient(self, error: DBAPIError) -> bool:
+        backend = backend_for(self._engine.dialect)
+        return backend.transient(error) or backend.statement_interrupted(error)
 
     def _left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def _pause(self, name: str, pause: float) -> None:
+    def _at_most(self, longest: float) -> float:
         left = self._left()
-        if left == 0:
+        return longest if left is None else min(longest, left)
+
+    def _row_timeout(self) -> float:
+        return ROW_TIMEOUT if self._timeout == 0 else max(0.01, self._at_most(ROW_TIMEOUT))
+
+    def _pause(self, name: str, pause: float) -> None:
+        if self._left() == 0:
             raise self._timed_out(name)
-        self._sleep(pause if left is None else min(pause, left))
+        self._semaphores.locks._sleep(self._at_most(pause))
 
     def _timed_out(self, *names: str) -> LockTimeout:
-        within = "at the only try" if self.patience == 0 else f"within {self.patience:g} s"
+        within = "(timeout=0)" if self._timeout == 0 else f"within {self._timeout:g} s"
         if self._busy:
             wanted = ", ".join(map(repr, self._permits))
             return LockTimeout(
-                f"others were busy with {wanted}, or with this very request, {within}: whether there is room "
-                "isn't known"
+                f"{wanted}, or the request itself, stayed locked by others {within}: whether there is room is unknown"
             )
-        self.lacking = names
+        self._exhausted = names
         return LockTimeout(f"{', '.join(map(repr, names))} had no room {within}")
+
+    def _permit_holders(self) -> tuple[PermitHolder, ...]:
+        """Return who holds the permits that were not available; empty where that can't be read immediately."""
+        found: list[PermitHolder] = []
+        if not has_room(self._engine):
+            return ()
+        with contextlib.suppress(Exception):
+            short = ShortTransaction(self._engine)
+            short.open(writes=False, wait=0, within=0)
+            try:
+                with short.backend.statement_timeout(short.connection):
+                    for name in self._exhausted:
+                        found += [
+                            PermitHolder(
+                                name=name,
+                                owner=row.owner,
+                                since=row.since,
+                                external_id=row.external_id,
+                                permits=row.permits,
+                                expires_at=row.expires_at,
+                            )
+                            for row in short.connection.execute(semaphore.holders(name))
+                            if not row.expired
+                        ]
+            finally:
+                short.abandon()
+        return tuple(found)

@@ -37,7 +37,7 @@ from sqlalchemy_locks.integrations.problem import (
 from sqlalchemy_locks.integrations.problem import whole as whole_seconds
 from sqlalchemy_locks.integrations.route_locks import Name, RouteLock, Scope
 from sqlalchemy_locks.integrations.starlette import LockProblem, StarletteLocks, answer, locks_of
-from sqlalchemy_locks.semaphore.base import whole
+from sqlalchemy_locks.semaphore.base import permit_count
 
 __all__ = [
     "AsyncHeld",
@@ -186,11 +186,11 @@ def semaphore(
     """
     if callable(permits) or isinstance(permits, str):
         names: Sequence[Name] = [permits]
-        counts = [1 if count is None else whole(count, "a count of permits", 1)]
+        counts = [1 if count is None else permit_count(count, "a count of permits", 1)]
     elif count is not None:
         raise TypeError("count is for one semaphore that is given by its name: a mapping has its counts in it")
     else:
-        names, counts = list(permits), [whole(one, "a count of permits", 1) for one in permits.values()]
+        names, counts = list(permits), [permit_count(one, "a count of permits", 1) for one in permits.values()]
         if not names:
             raise ValueError("semaphore needs at least one semaphore")
     held_for, patience = _held_for(ttl), timeout_seconds(timeout)

@@ -123,7 +123,7 @@ class AppLocks(_Forwarding):
         self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
     ) -> LeaseContext:
         """See :meth:`Locks.lease`; of the app that is current when the block is entered."""
-        return LaterLeasing(self._now, valid_name(name, "a lease's name"), None, ttl, timeout, None, None, alone=True)
+        return LaterLeasing(self._now, valid_name(name, "a lease's name"), None, ttl, timeout, None, None, single=True)
 
     def once_per(
         self,

@@ -76,7 +76,7 @@ class LaterLeasing(_Later, LeaseContext):
 
     def __init__(self, now: Callable[[], Locks], *given: Any, **named: Any) -> None:
         super().__init__(_NOBODY, *given, **named)
-        self._now = lambda: LeaseContext(now(), *given, **named)
+        self._now = lambda: LeaseContext(now()._semaphores, *given, **named)
 
     def __enter__(self) -> Lease:
         lease: Lease = self._enter_now()

@@ -12,7 +12,8 @@ from typing import Any
 from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, Select, bindparam, func, literal, select
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.keys import as_key

@@ -122,7 +122,11 @@ def _acquire_by_nowait_insert(execution: Execution, key: int, shared: bool) -> i
 def _acquire_by_guarded_insert(execution: Execution, key: int, shared: bool) -> int:
     """MySQL: a locking read that waits; and where there is no row, an INSERT under the guard."""
     table, values = execution.context.tables.locked_keys, {"lock_key": key}
-    if not execution.read_committed and not execution.moved and (execution.context, key) in _committed_keys(execution):
+    if (
+        not execution.read_committed
+        and not execution.schema_translated
+        and (execution.context, key) in _committed_keys(execution)
+    ):
         settings: Any = execution.execute(_read_committed_and_writable, {}).one()
         at_read_committed, writable = settings
         if not writable:
@@ -233,7 +237,7 @@ def _committed_keys(execution: Execution) -> dict[Any, None]:
 
 
 def _remember_committed(execution: Execution, key: int) -> None:
-    if execution.moved:
+    if execution.schema_translated:
         return  # schema_translate_map: the next statement's may lead to another schema
     keys = _committed_keys(execution)
     if len(keys) >= _MAX_REMEMBERED:

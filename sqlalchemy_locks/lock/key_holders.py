@@ -16,7 +16,8 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation, shaped_rows
+from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation
+from sqlalchemy_locks.core.typing import shaped_rows
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.keys import as_key

@@ -88,7 +88,7 @@ class _Row(OperationImpl):
         if statement is None:
             wait_for_write_lock(execution, delete(self.tables[0]).where(false()))
             statement = self._select_row(execution.context)
-        for _ in execution.tries():
+        for _ in execution.attempts():
             with execution.waiting():
                 found = self._select(execution, statement).freeze()
             if found.data:

@@ -13,7 +13,8 @@ from sqlalchemy import Integer, bindparam, event, literal, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, shaped
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.keys import as_key

@@ -19,9 +19,9 @@ from sqlalchemy import Engine, Index, literal, select
 
 from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, valid_name
 from sqlalchemy_locks.captures.statements import LIMIT
-from sqlalchemy_locks.core.operation import Operation, RowsOperation, shaped
+from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
-from sqlalchemy_locks.core.typing import MYPY, E, Given
+from sqlalchemy_locks.core.typing import MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.dialects import backend_named
 from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, OwnedJobs, ReleaseJobs, storable
 from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, utc_instant
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Table
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from sqlalchemy_locks.core.typing import R, Selects, T, Vague, class_in, of_shape
+    from sqlalchemy_locks.core.typing import AnyRowsOperation, R, SelectOf, T, class_in, of_shape
 
     if MYPY:
         from mypy_extensions import DefaultArg, DefaultNamedArg
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
             RowsOperation[R],
         ]
 
-        def _of_class(selects: Selects[T, R]) -> Callable[[Vague], _Typed[T, R]]: ...
+        def _of_class(selects: SelectOf[T, R]) -> Callable[[AnyRowsOperation], _Typed[T, R]]: ...
 
 
 _SOME_ID = UUID(int=0)
 
 
-class Queue(Given[E]):
+class Queue(EntityPattern[E]):
     """A job queue, or several under different names, in the table ``lock.job`` or a table of your own.
 
     :param entity: a mapped class or ``Table`` of your own (``sqlalchemy_locks.JobColumns`` is a mixin with the columns

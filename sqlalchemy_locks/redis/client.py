@@ -175,12 +175,13 @@ class ScriptCalls:
         latest = int(estimate[0] + now) + LATE
         # copies of a call carry the same deadline and nonce, so they share the hash and the field of its answer
         answers = b"%b:calls:%d" % (keys.prefix, latest // _ANSWERS_PER_HASH)
-        arguments = keys.key_count, answers, *keys.names, b"%d%b" % (latest, os.urandom(12)), *values
+        nonce = b"%d%b" % (latest, os.urandom(12))
+        command = "EVALSHA", script.sha, keys.key_count, answers, *keys.names, nonce, *values
         try:
             try:
-                answer = yield "EVALSHA", script.sha, *arguments
+                answer = yield command
             except NoScriptError:
-                answer = yield "EVAL", script.source, *arguments
+                answer = yield "EVAL", script.source, *command[2:]
         except RedisError as error:
             ours = _translated(script, error)
             if ours is None:

@@ -136,7 +136,7 @@ class Timeout(Pattern[Client]):
     ) -> None:
         super().__init__(client, prefix=prefix)
         if tz is not None and not windowed:
-            raise ValueError("Timeout: tz is for windows of civil time, so say windowed=True")
+            raise ValueError("Timeout: tz is for windows of local time, so pass windowed=True")
         self._every = b"" if every is None else as_period(every, "every")
         self._windowed = bool(windowed)
         self._zone = None if tz is None else zone(tz)

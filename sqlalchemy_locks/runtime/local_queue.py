@@ -1,7 +1,7 @@
-"""Lines in memory: of one process, those who want one thing wait for it here, first come first served.
+"""Queues in memory: threads or tasks of one process that want the same key or semaphore wait here in FIFO order.
 
-Correctness comes from the database alone. Without these, the threads or tasks that want one key, or one semaphore,
-would keep all the connections of the pool waiting for it, and whoever holds it could not get one to give it back.
+Correctness comes from the database alone. Without these queues, all of them would wait on connections of the pool, and
+the holder could not get one to release with.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,159 +18,136 @@ from sqlalchemy.util import await_only
 
 from sqlalchemy_locks.dialects.connections import most
 
-_LINES = "_sqlalchemy_locks_lines"
-#: what "for ever" is to a lock of Python's
-_YEARS = 86400.0 * 3650
+_QUEUES = "_sqlalchemy_locks_queues"
+#: the longest timeout in seconds that is passed to ``threading.Lock``, ten years
+_FOREVER = 86400.0 * 3650
 
 
 class LocalQueues:
-    """The lines of one engine: made when somebody comes, and gone when nobody is there."""
+    """The queues of one engine in this process; a queue exists only while it has a ticket in it."""
 
     def __init__(self, asynchronous: bool) -> None:
         self.process = os.getpid()
         self.guard = threading.Lock()
         self.asynchronous = asynchronous
-        #: whose turn it is, while it is somebody's
-        self.now: dict[Any, Ticket] = {}
-        #: those who wait on a connection
-        self._connected = 0
-        #: until when nobody waits on a connection, since a pooler has too few: by the monotonic clock
-        self.aside_until = 0.0
+        #: the ticket at the front of each queue
+        self.front: dict[Any, Ticket] = {}
+        #: connections of the pool that are used for waiting
+        self.waiting_connections = 0
 
-    def turn(self, key: Any) -> Ticket:
-        """A turn at this, to be come for."""
-        return Ticket(self, (key, self._world()))
+    def ticket(self, key: Any) -> Ticket:
+        """Return a ticket for the queue of a key; it takes its position with the first :meth:`Ticket.wait`."""
+        return Ticket(self, (key, self._loop()))
 
-    def anybody(self, keys: Iterable[Any]) -> Any:
-        """The first of the keys in whose line somebody stands, or is in front."""
-        world = self._world()
-        return next((key for key in keys if (key, world) in self.now), None)
+    def first_occupied(self, keys: Iterable[Any]) -> Any:
+        """Return the first of the keys whose queue has a ticket in it, or ``None``."""
+        loop = self._loop()
+        for key in keys:
+            if (key, loop) in self.front:
+                return key
+        return None
 
     @contextlib.contextmanager
-    def alone(self, keys: Iterable[Any], patience: float) -> Iterator[bool]:
-        """Have one's turn at all of these; ``False`` when that took longer than ``patience``, in seconds.
+    def spare_connection(self, pool: Any) -> Iterator[bool]:
+        """Count one more connection used for waiting; yield ``False`` when half of the pool's are used so already.
 
-        :param keys: in one order for everybody.
+        The other half is left to those who don't wait, such as the holder that releases.
         """
-        deadline = time.monotonic() + patience
-        with contextlib.ExitStack() as had:
-            for key in keys:
-                turn = self.turn(key)
-                had.callback(turn.give)
-                if not turn.come(max(0.0, deadline - time.monotonic())):
-                    yield False
-                    return
-            yield True
-
-    @contextlib.contextmanager
-    def connected(self, pool: Any) -> Iterator[bool]:
-        """Whether there is a connection to wait on: half of what a pool has is for those who don't wait."""
         with self.guard:
-            room = 2 * (self._connected + 1) <= most(pool)
-            self._connected += room
+            spare = 2 * (self.waiting_connections + 1) <= most(pool)
+            self.waiting_connections += spare
         try:
-            yield room
+            yield spare
         finally:
             with self.guard:
-                self._connected -= room
+                self.waiting_connections -= spare
 
-    def _world(self) -> Any:
+    def _loop(self) -> Any:
+        # a future wakes tasks of its own event loop only
         return asyncio.get_running_loop() if self.asynchronous else None
 
 
 class Ticket:
-    """One's turn: to be come for, and given back whatever became of it."""
+    """One position in a queue: to be waited with, and always to be left."""
 
-    __slots__ = ("bell", "key", "line", "lines")
+    __slots__ = ("behind", "key", "queues", "wake")
 
-    def __init__(self, lines: LocalQueues, key: Any) -> None:
-        self.lines, self.key = lines, key
-        #: rings when it is one's turn
-        self.bell: Any = None
-        #: who comes after whose turn it is
-        self.line: deque[Ticket] | None = None
+    def __init__(self, queues: LocalQueues, key: Any) -> None:
+        self.queues, self.key = queues, key
+        #: a lock that is released, or a future that is set, when this ticket comes to the front
+        self.wake: Any = None
+        #: of the ticket at the front: those that wait behind it
+        self.behind: deque[Ticket] | None = None
 
-    def come(self, patience: float | None) -> bool:
-        """Wait for it, ``patience`` seconds at most; whether one has it. Who hasn't may wait on, in the same place."""
-        lines = self.lines
-        if self.bell is None:
-            with lines.guard:
-                now = lines.now.setdefault(self.key, self)
-                if now is self:
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until the ticket is at the front; it keeps its position when it isn't, and may wait again.
+
+        :param timeout: in seconds; ``None`` for no limit.
+        :return: whether it is at the front.
+        """
+        queues = self.queues
+        if self.wake is None:
+            with queues.guard:
+                front = queues.front.setdefault(self.key, self)
+                if front is self:
                     return True
-                if lines.asynchronous:
-                    self.bell = asyncio.get_running_loop().create_future()
+                if queues.asynchronous:
+                    self.wake = asyncio.get_running_loop().create_future()
                 else:
-                    self.bell = threading.Lock()
-                    self.bell.acquire()
-                if now.line is None:
-                    now.line = deque()
-                now.line.append(self)
-        if lines.asynchronous:
-            return bool(await_only(rung(self.bell, patience)))
-        came: bool = self.bell.acquire(timeout=_YEARS if patience is None else min(_YEARS, max(0.0, patience)))
-        return came
+                    self.wake = threading.Lock()
+                    self.wake.acquire()
+                if front.behind is None:
+                    front.behind = deque()
+                front.behind.append(self)
+        if queues.asynchronous:
+            return bool(await_only(wait_for_future(self.wake, timeout)))
+        woken: bool = self.wake.acquire(timeout=_FOREVER if timeout is None else min(_FOREVER, max(0.0, timeout)))
+        return woken
 
-    def give(self) -> None:
-        """Pass it on to who comes next, or leave the line; again, nothing."""
-        lines, key = self.lines, self.key
-        if self.bell is None and lines.now.get(key) is not self:
-            return  # it never waited, and has passed it on
-        with lines.guard:
-            now = lines.now.get(key)
-            if now is self:
-                if self.line:
-                    after = self.line.popleft()
-                    after.line = self.line
-                    lines.now[key] = after
-                    # who was cancelled, or whose time is up, and has not run since, passes it on when it does
-                    if lines.asynchronous:
-                        after.bell.set_result(None)
+    def leave(self) -> None:
+        """Leave the queue, and wake the next ticket where this one is at the front. A second call does nothing."""
+        queues, key = self.queues, self.key
+        if self.wake is None and queues.front.get(key) is not self:
+            return  # it never waited, or has left
+        with queues.guard:
+            front = queues.front.get(key)
+            if front is self:
+                if self.behind:
+                    following = self.behind.popleft()
+                    following.behind = self.behind
+                    queues.front[key] = following
+                    # one that was cancelled or timed out, and has not run since, leaves when it does
+                    if queues.asynchronous:
+                        following.wake.set_result(None)
                     else:
-                        after.bell.release()
+                        following.wake.release()
                 else:
-                    del lines.now[key]
-            elif now is not None and now.line and self in now.line:
-                now.line.remove(self)
+                    del queues.front[key]
+            elif front is not None and front.behind and self in front.behind:
+                front.behind.remove(self)
 
 
-async def rung(bell: asyncio.Future[Any], patience: float | None) -> bool:
-    """Wait for a future that is somebody else's to set; whether it was within ``patience``, in seconds.
+async def wait_for_future(future: asyncio.Future[Any], timeout: float | None) -> bool:
+    """Wait for a future without cancelling it; return whether it is done within ``timeout`` seconds.
 
     Not ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that comes together with the result.
     """
-    await asyncio.wait({bell}, timeout=None if patience is None else min(_YEARS, patience))
-    return bell.done()
+    await asyncio.wait({future}, timeout=None if timeout is None else min(_FOREVER, timeout))
+    return future.done()
 
 
 def local_queues(dialect: Any) -> LocalQueues:
-    """The lines of an engine, by its dialect: shared by every ``Locks`` on it and by its options' copies.
+    """Return the queues of an engine, by its dialect: every ``Locks`` on it and its options' copies share them.
 
-    A fork begins anew.
+    A forked process has queues of its own.
     """
     known: dict[str, Any] = dialect.__dict__
-    lines: LocalQueues | None = known.get(_LINES)
-    if lines is not None and lines.process == os.getpid():
-        return lines
+    queues: LocalQueues | None = known.get(_QUEUES)
+    if queues is not None and queues.process == os.getpid():
+        return queues
     made = LocalQueues(bool(dialect.is_async))
-    if lines is not None:
-        known[_LINES] = made
+    if queues is not None:
+        known[_QUEUES] = made
     # in one step, for threads that come at the same time
-    kept: LocalQueues = known.setdefault(_LINES, made)
+    kept: LocalQueues = known.setdefault(_QUEUES, made)
     return kept
-
-
-class Backoff:
-    """How often who waits looks: a tenth of what it has waited for already, so that looking adds no more than that.
-
-    :param part: which part of it instead of the tenth: for the fiftieth, 50.
-    """
-
-    SHORTEST, LONGEST = 0.001, 0.25
-
-    def __init__(self, part: int = 10) -> None:
-        self._began, self._part = time.monotonic(), part
-
-    def pause(self) -> float:
-        """Seconds until the next look."""
-        return min(self.LONGEST, max(self.SHORTEST, (time.monotonic() - self._began) / self._part))

@@ -1,11 +1,11 @@
-"""Renewal: what keeps a lease, and how its holder knows, without asking anybody, that it may no longer count on it.
+"""Renewal: what keeps a lease, and how its holder knows, without a round trip, that it may no longer rely on it.
 
-A lease is proven until an instant of this machine's own clock: that of before the request was sent which the server
-granted or renewed it by, and its time to live, less a margin. Nobody has to tell a holder that the instant has passed:
-who was stopped for longer than that finds it lost the moment it looks.
+A lease is proven until an instant of this machine's own clock: when the request was sent by which the server granted or
+renewed it, plus its time to live, less a margin. That instant passes by itself: a holder that was stopped for longer
+finds its lease lost at the next look.
 
-Renewing is an UPDATE of what is held, and of nothing else. What is refused is lost; what fails is tried again for as
-long as the lease is proven.
+Renewing is an UPDATE of what is held, and of nothing else. A refused renewal loses the lease; one that fails is tried
+again for as long as the lease is proven.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from collections.abc import Callable
 
 _log = logging.getLogger("sqlalchemy_locks")
 
-#: of a time to live: what clocks may run apart in it, and what a holder needs to act on what it has just read
+#: part of the time to live: how far clocks may drift apart in it, and what a holder needs to act on what it has read
 MARGIN = 0.05
-#: so often in a time to live it is renewed
-_TIMES = 3
+#: renewals in one time to live
+_RENEWALS = 3
 #: the first pause after a renewal that failed, and the longest, as parts of the time to live
-_AGAIN, _LATEST = 1 / 60, 1 / 12
+_FIRST_RETRY, _LONGEST_RETRY = 1 / 60, 1 / 12
 #: threads of one ``Locks`` that renew, and so connections of its pool
-MOST = 4
+MAX_THREADS = 4
+
+#: why a lease is lost that the server doesn't renew
+NOT_HELD = "its time had run out, or it was released or swept"
 
 
 def clock() -> float:
-    """Seconds that go on while the machine sleeps, and that nobody sets."""
+    """Return the seconds of a clock that goes on while the machine sleeps, and that can't be set."""
     if sys.platform == "win32":
         return time.monotonic()
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class LostEvent:
-    """Whether a lease is lost: true in a condition, and something to wait for. Once true, it stays so.
+    """Whether a lease is lost: true in a condition, and something to wait for. Once set, it stays set.
 
     >>> with locks.lease("nightly-import", ttl=60) as grant:
     ...     if not grant.lost:
@@ -48,62 +51,64 @@ class LostEvent:
 
     def __init__(self, ttl: float, asked_at: float) -> None:
         self.ttl = ttl
-        #: the one that holds it
+        #: the process that holds the lease
         self.process = os.getpid()
-        self._gone = threading.Event()
+        self._event = threading.Event()
         self._once = threading.Lock()
-        #: a sentence's part, once it is
+        #: why it is set, as the end of a sentence
         self.why = ""
-        #: called when it is
-        self.told: list[Callable[[], object]] = []
-        #: called, too, unless it was given back
-        self.mourned: list[Callable[[], object]] = []
-        #: until when it is proven
-        self.deadline = 0.0
-        self.proven(asked_at)
+        #: called when it is set
+        self.on_set: list[Callable[[], object]] = []
+        #: called when the lease is lost, and not when its block ends
+        self.on_lost: list[Callable[[LostEvent], object]] = []
+        #: until when the lease is proven, by :func:`clock`
+        self.deadline = asked_at + ttl * (1 - MARGIN)
 
-    def proven(self, asked_at: float) -> None:
-        """The server has said yes to what was sent after ``asked_at``."""
+    def prove(self, asked_at: float) -> None:
+        """Extend the lease: the server has confirmed what was sent after ``asked_at``."""
         self.deadline = asked_at + self.ttl * (1 - MARGIN)
 
     def set(self, why: str) -> None:
-        """It is lost."""
+        """Mark the lease as lost."""
         if self._set(why) and os.getpid() == self.process:
-            for tell in self.mourned:
-                tell()
+            for notify in self.on_lost:
+                notify(self)
 
-    def over(self) -> None:
-        """It was given back, and is nobody's loss."""
+    def close(self) -> None:
+        """Set it since the block has ended, which is no loss."""
         self._set("its block is over")
 
     def _set(self, why: str) -> bool:
         with self._once:
-            if self._gone.is_set():
+            if self._event.is_set():
                 return False
             self.why = why
-            self._gone.set()
-        for tell in self.told:
-            tell()
+            self._event.set()
+        for notify in self.on_set:
+            notify()
         return True
 
     def is_set(self) -> bool:
-        """Whether it is lost, as far as that is known here: nothing is asked.
+        """Return whether the lease is lost, as far as this process knows; without a round trip.
 
         >>> with locks.lease("nightly-import", ttl=60) as grant:
         ...     grant.lost.is_set()
         False
         """
-        if not self._gone.is_set():
+        if not self._event.is_set():
             if os.getpid() != self.process:
-                self.set("it is the process's that forked this one")
+                self.set("it is held by the process that forked this one")
             elif clock() >= self.deadline:
                 self.set("it could not be renewed in time")
-        return self._gone.is_set()
+        return self._event.is_set()
 
     __bool__ = is_set
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is lost, or for so many seconds; whether it is.
+        """Wait until the lease is lost.
+
+        :param timeout: the longest wait, in seconds; ``None`` for no limit.
+        :return: whether it is lost.
 
         >>> with locks.lease("nightly-import", ttl=60) as grant:
         ...     grant.lost.wait(0.01)
@@ -117,7 +122,7 @@ class LostEvent:
                 if rest <= 0:
                     return False
                 left = min(left, rest)
-            self._gone.wait(min(left, threading.TIMEOUT_MAX))
+            self._event.wait(min(left, threading.TIMEOUT_MAX))
         return True
 
     def __repr__(self) -> str:
@@ -125,89 +130,90 @@ class LostEvent:
 
 
 class RenewableLease:
-    """One lease while it is held: when it is due, and what came of renewing it.
+    """One lease while it is held: when its renewal is due, and what came of it.
 
-    :param renew: asks the server; ``False`` when it is no longer held.
+    :param description: of the lease, for the log.
+    :param renew: asks the server; ``False`` when the lease is no longer held.
     """
 
-    def __init__(self, what: str, lost: LostEvent, asked_at: float, renew: Callable[[], bool]) -> None:
-        self.what = what
+    def __init__(self, description: str, lost: LostEvent, asked_at: float, renew: Callable[[], bool]) -> None:
+        self.description = description
         self.lost = lost
         self._renew = renew
         self._failures = 0
-        self.due = asked_at + lost.ttl / _TIMES
-        #: somebody is renewing it
+        self.due = asked_at + lost.ttl / _RENEWALS
+        #: a thread is renewing it
         self.busy = False
-        #: it was given back
-        self.over = False
+        #: its block has ended
+        self.closed = False
 
     def renew(self) -> bool:
-        """Renew it now; whether to go on with it."""
-        if self.over:
+        """Renew it now; return whether to go on renewing it."""
+        if self.closed:
             return False
         asked_at, failure = clock(), None
         if not self.lost:
             try:
-                if not self._renew() and not self.over:
-                    self.lost.set("its time had run out, or it was released or swept")
+                if not self._renew() and not self.closed:
+                    self.lost.set(NOT_HELD)
             except Exception as error:
                 failure = error
-        if self.over:
+        if self.closed:
             return False
         if failure is not None:
-            _log.info("%s could not be renewed: %s", self.what, failure)
+            _log.info("%s could not be renewed: %s", self.description, failure)
         if self.lost:
             return False
         if failure is None:
-            self.lost.proven(asked_at)
+            self.lost.prove(asked_at)
             self._failures = 0
-            self.due = asked_at + self.lost.ttl / _TIMES
+            self.due = asked_at + self.lost.ttl / _RENEWALS
         else:
-            self.due = clock() + self.lost.ttl * min(_LATEST, _AGAIN * 2**self._failures)
+            self.due = clock() + self.lost.ttl * min(_LONGEST_RETRY, _FIRST_RETRY * 2**self._failures)
             self._failures += 1
         return True
 
 
 class RenewalThread:
-    """The threads that renew what one ``Locks`` holds: one, and some more while there is more to do than that.
+    """The threads that renew the leases of one ``Locks``: one, and more while several renewals are due.
 
-    There are none when nothing is held. A fork has none of its parent's leases: it begins with new ones of its own.
+    None runs when nothing is held. A forked process has none of its parent's leases, and has threads of its own.
     """
 
     def __init__(self) -> None:
         self.process = os.getpid()
         self._changed = threading.Condition()
-        #: weakly: one that nobody can give back any more is to end with its time
-        self._kept: weakref.WeakSet[RenewableLease] = weakref.WeakSet()
+        # weak references: a lease whose block was garbage collected is to end with its time to live
+        self._leases: weakref.WeakSet[RenewableLease] = weakref.WeakSet()
         self._watched: set[weakref.ref[RenewableLease]] = set()
         self._threads = 0
-        #: whether a thread waits for what is due
+        #: a thread waits for the next renewal that is due
         self._idle = False
 
     def add(self, lease: RenewableLease) -> None:
-        """Renew it from now on."""
+        """Renew a lease from now on."""
         with self._changed:
             if self._idle:
-                self._changed.notify()  # it may be due before what is waited for
-            elif self._threads < MOST:
+                self._changed.notify()  # it may be due before the one that is waited for
+            elif self._threads < MAX_THREADS:
                 self._start()
-            self._kept.add(lease)
-            self._watched.add(weakref.ref(lease, self._dropped))
+            self._leases.add(lease)
+            self._watched.add(weakref.ref(lease, self._collected))
 
     def remove(self, lease: RenewableLease) -> None:
-        """Renew it no more; one that is under way at this moment is not waited for."""
+        """Stop renewing a lease; a renewal under way is not waited for."""
         with self._changed:
-            lease.over = True
-            self._kept.discard(lease)
+            lease.closed = True
+            self._leases.discard(lease)
             self._watched.discard(weakref.ref(lease))
             self._changed.notify()
 
-    def _dropped(self, gone: weakref.ref[RenewableLease]) -> None:
+    def _collected(self, reference: weakref.ref[RenewableLease]) -> None:
         if os.getpid() != self.process:
-            return  # a fork, where the lock may be had for ever by a thread that isn't there
-        # wherever it was collected, perhaps in the midst of one of these methods: the lock may be had twice by a thread
+            return  # in a forked process the lock may be held forever, by a thread that doesn't exist there
+        # it may be collected inside one of these methods: the lock is a reentrant one
         with self._changed:
-            self._watched.discard(gone)
+            self._watched.discard(reference)
             self._changed.notify()
 
     def _start(self) -> None:
@@ -216,50 +222,50 @@ class RenewalThread:
 
     def _work(self) -> None:
         try:
-            while self._worked():
+            while self._renew_next():
                 pass
         except BaseException:
             with self._changed:
                 self._threads -= 1
             raise
 
-    def _worked(self) -> bool:
+    def _renew_next(self) -> bool:
         lease = self._next()
         if lease is None:
             return False
-        kept = False
+        renewed = False
         try:
-            kept = lease.renew()
+            renewed = lease.renew()
         finally:
             with self._changed:
                 lease.busy = False
-                if not kept:
-                    self._kept.discard(lease)
-                # who waits doesn't know yet when this one is due again
+                if not renewed:
+                    self._leases.discard(lease)
+                # the idle thread doesn't know yet when this lease is due again
                 self._changed.notify()
         return True
 
     def _next(self) -> RenewableLease | None:
-        """Wait for the lease that is due first; ``None`` when this thread is needed no more."""
+        """Wait for the lease that is due first; ``None`` when this thread isn't needed any more."""
         with self._changed:
             while True:
-                free = [lease for lease in self._kept if not lease.busy]
+                free = [lease for lease in self._leases if not lease.busy]
                 if not free or self._idle:
-                    # one that waits is enough; whoever is renewing comes back here
+                    # one idle thread is enough; a thread that is renewing returns here
                     self._threads -= 1
                     return None
                 first = min(free, key=lambda lease: lease.due)
                 pause = first.due - clock()
                 if pause <= 0:
                     first.busy = True
-                    if len(free) > 1 and self._threads < MOST:
-                        with contextlib.suppress(RuntimeError):  # no more threads are to be had
-                            self._start()  # the others must not wait for this one
+                    if len(free) > 1 and self._threads < MAX_THREADS:
+                        with contextlib.suppress(RuntimeError):  # the system may refuse more threads
+                            self._start()  # the other leases must not wait for this one
                     return first
-                known = len(self._kept)
+                known = len(self._leases)
                 del first, free
-                if len(self._kept) < known:
-                    continue  # these were the last to know it, and nobody was there yet to be woken
+                if len(self._leases) < known:
+                    continue  # these were the last references, and no thread was idle to be notified
                 self._idle = True
                 self._changed.wait(min(pause, threading.TIMEOUT_MAX))
                 self._idle = False

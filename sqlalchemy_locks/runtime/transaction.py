@@ -186,8 +186,8 @@ class ShortTransaction:
             if isinstance(error, Exception) and self.active and not self._ending:
                 with contextlib.suppress(Exception):  # without an answer, the block's end finds out
                     self._aborted_at = self._sent if self.backend.check_after_error(connection, error) else None
-                    if self.backend.error_rolled_back(error):
-                        self._rolled_back |= self.backend.transaction_ended(connection)
+                    if self.backend.error_rolled_back(error) and self.backend.transaction_ended(connection):
+                        self._rolled_back = True
 
         def on_commit(_: Connection) -> None:
             self._ending = True

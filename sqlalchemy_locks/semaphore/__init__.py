@@ -1,11 +1,11 @@
-"""A counting semaphore in the database: so many permits, held by whoever, on whatever machine.
+"""A counting semaphore in the database: a number of permits, held by processes on any machine.
 
 The pattern: "Distributed Counting Semaphore with MySQL", whole: permits of several semaphores at once, all or none;
 an id that makes each request repeatable; a time to live, renewed or not; fencing tokens; sweeps.
 
 What is promised: what is held never exceeds the capacity that was in force when it was granted, at any isolation
-level but a READ UNCOMMITTED that no variable tells; one id is granted once; a permit is given back once; each grant's
-fencing token is greater than any that its semaphore gave before, deleted and made again or not.
+level but a READ UNCOMMITTED that no variable shows; one id is granted once; a permit is released once; each grant's
+fencing token is greater than any that its semaphore granted before, deleted and created again or not.
 """
 
 from __future__ import annotations

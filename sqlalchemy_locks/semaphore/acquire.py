@@ -1,9 +1,9 @@
 """acquire: permits of one or more semaphores, all of them or none.
 
-The order of work: the request's row, which is the gate for all that ask with its id; the semaphores' rows, by name;
-then, in a later statement, the sum of what is held, with the rows' fences. Where that is too much, what has expired
-is taken back, and it is summed again. A grant raises the fences, so that a snapshot from before it fails
-instead of over-granting. A denial leaves no trace.
+The order of work: the request's row, the guard for all that ask with its id; the semaphores' rows, by name; then, in a
+later statement, the sum of what is held, with the rows' fences. Where that is too much, what has expired is released,
+and it is summed again. A grant raises the fences, so that a snapshot from before it fails instead of over-granting. A
+denial leaves no trace.
 """
 
 from __future__ import annotations
@@ -15,155 +15,176 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ARRAY, Float, Integer, Text, bindparam, cast, column, literal, select
+from sqlalchemy import ARRAY, BigInteger, Float, Integer, Text, bindparam, cast, column, literal, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
 from sqlalchemy_locks._validation import bounded_seconds, valid_name
-from sqlalchemy_locks.core.operation import Execution, Operation, shaped
+from sqlalchemy_locks.core.operation import Execution, Operation
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,
-    SemaphoreBody,
-    drop,
-    locked,
-    make_room,
-    request_shared,
-    surely,
-    touch,
-    used,
-    whole,
+    SemaphoreImpl,
+    delete_request,
+    external_id_of,
+    lock_request_shared,
+    lock_semaphore,
+    mark_changed,
+    may_have_room,
+    permit_count,
+    read_current_usage,
+    read_usage,
 )
-from sqlalchemy_locks.semaphore.base import external_id as id_of
 from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant
 
+#: attempts at a request that others insert and clean up
 _ROUNDS = 100
 _QUOTED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"
 _ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted")
+_ARGUMENTS = (
+    cast(bindparam("names", type_=Text()), ARRAY(Text())),
+    cast(bindparam("counts", type_=Text()), ARRAY(Integer())),
+    bindparam("external_id", type_=Text()),
+    bindparam("owner", type_=Text()),
+    bindparam("ttl_seconds", type_=Float()),
+    LOCK_WAIT,
+)
 
 
-class AcquirePermits(SemaphoreBody):
+class AcquirePermits(SemaphoreImpl):
+    name = "semaphore.acquire"
+
     def call(self) -> LockFunction:
-        return LockFunction(
-            "semaphore_acquire",
-            cast(bindparam("names", type_=Text()), ARRAY(Text())),
-            cast(bindparam("counts", type_=Text()), ARRAY(Integer())),
-            bindparam("external_id", type_=Text()),
-            bindparam("owner", type_=Text()),
-            bindparam("ttl_seconds", type_=Float()),
-            LOCK_WAIT,
-            type_=NullType(),
-        )
+        return LockFunction("semaphore_acquire", *_ARGUMENTS, type_=NullType())
 
-    def asked(self, call: LockFunction) -> Executable:
+    def select_call(self, call: LockFunction) -> Executable:
         granted = call.table_valued(*(column(name) for name in _ANSWER)).alias("granted")
         return select(*(granted.c[name] for name in _ANSWER))
 
     def answer(self, execution: Execution, row: Any) -> Grant:
         state, replayed, token, expires_at, fences, exhausted = row
-        _explain(execution, state, exhausted)
+        if state in (UNKNOWN, CONFLICT):
+            raise _refused(execution, state, exhausted)
         return _grant(execution, state, token, expires_at, fences or (), exhausted or (), replayed)
 
-    def by_statements(self, execution: Execution, made: Any) -> Grant:
-        for turn in range(_ROUNDS):
-            request = self._ask(execution, made, turn == 0)
+    def run_statements(self, execution: Execution, sql: Any) -> Grant:
+        for attempt in range(_ROUNDS):
+            request = self._insert_request(execution, sql, attempt == 0)
             if request is not None:
                 try:
-                    return self._decide(execution, made, request)
+                    return self._decide(execution, sql, request)
                 except LockTimeout:
-                    # InnoDB undoes the one statement only: whoever goes on and commits would keep half a request
-                    drop(execution, made, request)
+                    # InnoDB undoes the one statement only: a caller that goes on and commits would keep half a request
+                    delete_request(execution, sql, request)
                     raise
-            known = self._known(execution, made)
+            known = self._replay(execution, sql)
             if known is not None:
                 return known
-        raise IdempotencyConflict(f"the request {execution.values['external_id']!r} comes and goes: others clean it up")
+        raise IdempotencyConflict(
+            f"others insert and delete the request {execution.values['external_id']!r} again and again"
+        )
 
-    def _ask(self, execution: Execution, made: Any, first: bool) -> int | None:
-        """Pass the gate: the id of the new request, or ``None`` where there is one with its external id."""
+    def _insert_request(self, execution: Execution, sql: Any, first: bool) -> int | None:
+        """Return the row id of the new request; ``None`` where there is one with its external id."""
         values = {name: execution.values[name] for name in ("external_id", "owner", "ttl_seconds")}
         # An INSERT that meets a duplicate locks a gap above READ COMMITTED. Once only: a snapshot goes on showing
         # what was cleaned up since.
-        looks = execution.backend.locking == "file" or (first and not execution.read_committed)
-        if looks and execution.execute(made.request, {"called": values["external_id"]}).first():
+        single_writer = execution.backend.single_writer
+        looks = single_writer or (first and not execution.read_committed)
+        if looks and execution.execute(sql.request, {"called": values["external_id"]}).first():
             return None
         try:
-            result = execution.execute(made.ask, {**values, "state": ACQUIRED, "token": execution.nonce})
+            result = execution.execute(sql.ask, {**values, "state": ACQUIRED, "token": execution.nonce})
         except IntegrityError as error:
-            if execution.backend.locking == "file" or not execution.backend.duplicate(error):
+            # a single writer has looked before, under its lock: this is no duplicate
+            if single_writer or not execution.backend.duplicate(error):
                 raise
             return None
         key: Any = result.inserted_primary_key
         return int(key[0])
 
-    def _known(self, execution: Execution, made: Any) -> Grant | None:
-        # shared, so that two who ask again don't wait for each other
-        request = request_shared(execution, made)
+    def _replay(self, execution: Execution, sql: Any) -> Grant | None:
+        """Return the grant of the request that is there; ``None`` when it is gone meanwhile."""
+        # shared, so that two that ask again don't wait for each other
+        request = lock_request_shared(execution, sql)
         if request is None:
             return None
         # with a lock, which is on the gaps as well, only where a snapshot from before them doesn't show them
-        permits = execution.execute(made.permits, {"which": request.id}).all()
-        permits = permits or execution.execute(made.permits_shared, {"which": request.id}).all()
-        rows = execution.execute(made.names, {"ids": [permit.semaphore_id for permit in permits]})
-        named = {row.id: row.name for row in rows}
-        found = {named.get(permit.semaphore_id): permit for permit in permits}
+        permits = execution.execute(sql.permits, {"which": request.id}).all()
+        permits = permits or execution.execute(sql.permits_shared, {"which": request.id}).all()
+        rows = execution.execute(sql.names, {"ids": [permit.semaphore_id for permit in permits]})
+        names = {row.id: row.name for row in rows}
+        found = {names.get(permit.semaphore_id): permit for permit in permits}
         asked = execution.values["permits"]
         if {name: permit.count for name, permit in found.items()} != asked:
-            _explain(execution, CONFLICT, ())
+            raise _refused(execution, CONFLICT, ())
         state = EXPIRED if request.state == ACQUIRED and request.expired else request.state
         fences = [found[name].fence for name in asked]
         return _grant(execution, state, request.token, request.until, fences, (), True)
 
-    def _decide(self, execution: Execution, made: Any, request: int) -> Grant:
+    def _decide(self, execution: Execution, sql: Any, request: int) -> Grant:
         permits = execution.values["permits"]
-        rows = [locked(execution, made, name) for name in permits]
+        rows = [lock_semaphore(execution, sql, name) for name in permits]
         unknown = [name for name, row in zip(permits, rows, strict=True) if row is None]
         if unknown:
-            execution.execute(made.forget, {"which": request})
-            _explain(execution, UNKNOWN, unknown)
-        sums, now = used(execution, made, rows)
+            execution.execute(sql.forget, {"which": request})
+            raise _refused(execution, UNKNOWN, unknown)
+        sums, now = read_usage(execution, sql, rows)
         exhausted = []
         for (name, count), row in zip(permits.items(), rows, strict=True):
-            if sums[row.id] + count > row.capacity and make_room(execution, made, row.id, row.capacity - count):
-                sums[row.id], now = surely(execution, made, row)
+            if sums[row.id] + count > row.capacity and may_have_room(execution, sql, row.id, row.capacity - count):
+                sums[row.id], now = read_current_usage(execution, sql, row)
             if sums[row.id] + count > row.capacity:
                 exhausted.append(name)
         if exhausted:
-            execution.execute(made.forget, {"which": request})
-            return denied(execution, exhausted)
-        return self._write(execution, made, request, rows, now)
-
-    def _write(self, execution: Execution, made: Any, request: int, rows: list[Any], now: Any) -> Grant:
-        for row, count in zip(rows, execution.values["permits"].values(), strict=True):
-            execution.execute(made.bump, {"which": row.id})
-            touch(execution, row.id)
+            execution.execute(sql.forget, {"which": request})
+            return _denied(execution, exhausted)
+        for row, count in zip(rows, permits.values(), strict=True):
+            execution.execute(sql.bump, {"which": row.id})
+            mark_changed(execution, row.id)
             permit = {"semaphore_id": row.id, "permit_request_id": request, "count": count}
-            execution.execute(made.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
+            execution.execute(sql.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
         # the lease counts from after the waits
-        execution.execute(made.stamp, {"which": request, "now": now})
+        execution.execute(sql.stamp, {"which": request, "now": now})
         ttl = execution.values["ttl_seconds"]
         until = None if ttl is None else now + timedelta(seconds=ttl)
         return _grant(execution, ACQUIRED, execution.nonce, until, [row.fence + 1 for row in rows], (), False)
 
 
+class AcquireInTurn(AcquirePermits):
+    """As ``AcquirePermits``; denied while others queue for one of the semaphores."""
+
+    def call(self) -> LockFunction:
+        keys = cast(bindparam("lines", type_=Text()), ARRAY(BigInteger()))
+        return LockFunction("semaphore_in_turn", keys, *_ARGUMENTS, type_=NullType())
+
+    def run_statements(self, execution: Execution, sql: Any) -> Grant:
+        keys = execution.values["keys"].items() if execution.backend.server_queues else ()
+        busy = [name for name, key in keys if not execution.backend.queue_is_free(execution.connection, key)]
+        # what was granted already must not queue behind those that wait for it
+        if busy and execution.execute(sql.request, {"called": execution.values["external_id"]}).first() is None:
+            return _denied(execution, busy)
+        return super().run_statements(execution, sql)
+
+
 def _array(items: Iterable[str]) -> str:
-    """An array as PostgreSQL reads it: drivers take several times as long over a list."""
+    """Return an array as PostgreSQL reads it: drivers take several times as long over a list."""
     return f"{{{','.join(items)}}}"
 
 
-def _explain(execution: Execution, state: str, names: Any) -> None:
+def _refused(execution: Execution, state: str, names: Any) -> Exception:
     if state == UNKNOWN:
         called = ", ".join(repr(name) for name in names)
-        raise UnknownSemaphore(f"there is no semaphore {called}: make it with semaphore.create")
-    if state == CONFLICT:
-        raise IdempotencyConflict(
-            f"the request {execution.values['external_id']!r} was for other semaphores or other counts: "
-            "one id stands for one request"
-        )
+        return UnknownSemaphore(f"there is no semaphore {called}: make it with semaphore.create")
+    return IdempotencyConflict(
+        f"the request {execution.values['external_id']!r} was for other semaphores or other counts: "
+        "one id stands for one request"
+    )
 
 
 def _grant(
@@ -183,11 +204,11 @@ def _grant(
     )
 
 
-def denied(execution: Execution, exhausted: Iterable[str]) -> Grant:
+def _denied(execution: Execution, exhausted: Iterable[str]) -> Grant:
     return _grant(execution, DENIED, None, None, (), exhausted, False)
 
 
-_ACQUIRE = AcquirePermits()
+_ACQUIRE, _IN_TURN = AcquirePermits(), AcquireInTurn()
 
 
 @shaped(select(literal(typing.cast("Grant", None))))
@@ -198,28 +219,28 @@ def acquire(
     owner: str | None = None,
     ttl: float | timedelta | None = None,
 ) -> Operation[Any]:
-    """Take permits of one or more semaphores: all of them, or none.
+    """Acquire permits of one or more semaphores: all of them, or none.
 
     :param permits: how many of each semaphore, at least 1; in any order.
-    :param external_id: the id of this request, which whoever retries gives again: it is granted once. Without one,
-        the operation makes its own, and stands for one request however often it is executed.
-    :param owner: who holds them, for ``holders`` and for the sweep that asks who is alive.
+    :param external_id: the id of this request, to be given again by a retry: it is granted once. Without one, the
+        operation makes its own, and stands for one request however often it is executed.
+    :param owner: the name that is stored as their holder, for ``holders`` and for the sweep of dead owners.
     :param ttl: how long they are held without being renewed, in seconds or as a ``timedelta``; ``None``: until
         they are released.
     :return: a :class:`~sqlalchemy_locks.Grant`. ``grant.acquired`` is ``False`` when any of the semaphores had no
-        room: nothing was taken then, and ``grant.exhausted`` names them. For an id that was asked for before:
+        room: nothing was acquired then, and ``grant.exhausted`` names them. For an id that was asked for before:
         while it is held, ``True`` with the original fences (it isn't renewed by that); afterwards ``False``, with
-        its state. A request that was released is never granted again, but for one whose time had run out before,
+        its state. A request that was released is never granted again, except one whose time had run out before,
         by a block that reclaims it.
-    :raises UnknownSemaphore: when one of them was never created. Nothing was taken.
+    :raises UnknownSemaphore: when one of them was never created. Nothing was acquired.
     :raises IdempotencyConflict: when the id was used for other semaphores or other counts.
-    :raises LockTimeout: when another transaction kept one of them locked for longer than the database, or the
-        option ``locks_wait`` (seconds), lets one wait.
+    :raises LockTimeout: when another transaction kept one of them locked for longer than the wait that the database,
+        or the option ``locks_wait`` (seconds), allows.
 
     In a session of yours other acquirers of these semaphores wait until you commit: commit before you work. On MySQL,
     MariaDB and SQLite, a denied request keeps its locks until then, too. Under REPEATABLE READ and SERIALIZABLE
     the answer is right, or it is the engine's serialization or deadlock error: roll back and begin again. On MySQL and
-    MariaDB, never begin with ``SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED``, which nobody can detect: it
+    MariaDB, never begin with ``SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED``, which can't be detected: it
     over-grants.
 
     The pattern: "Distributed Counting Semaphore with MySQL", the complete acquire.
@@ -231,19 +252,36 @@ def acquire(
     if not permits:
         raise ValueError("semaphore.acquire needs at least one semaphore")
     counts = {
-        valid_name(name, "a semaphore's name"): whole(count, "a count of permits", 1) for name, count in permits.items()
+        valid_name(name, "a semaphore's name"): permit_count(count, "a count of permits", 1)
+        for name, count in permits.items()
     }
-    # in one order for everybody, so that two requests can't deadlock
+    # in one order everywhere, so that two requests can't deadlock
     asked = dict(sorted(counts.items()))
     held_for = None if ttl is None else bounded_seconds(ttl, "ttl", zero=False)
     if held_for is not None and held_for < 0.001:
         raise ValueError(f"ttl is at least 0.001 seconds, not {ttl!r}")
     values = {
         "permits": asked,
-        "names": _array(f'"{_QUOTED.sub(_ESCAPE, name)}"' for name in asked),
+        "names": _array([f'"{_QUOTED.sub(_ESCAPE, name)}"' for name in asked]),
         "counts": _array(map(str, asked.values())),
-        "external_id": uuid4().hex if external_id is None else id_of(external_id),
+        "external_id": uuid4().hex if external_id is None else external_id_of(external_id),
         "owner": None if owner is None else valid_name(owner, "an owner"),
         "ttl_seconds": held_for,
     }
     return Operation(_ACQUIRE, values)
+
+
+def repeated(request: Operation[Any], owner: str, *, new_id: bool) -> Operation[Any]:
+    """Return the same request of an owner, validated before. :param new_id: under another external id."""
+    values = {**request._values, "owner": owner}
+    if new_id:
+        values["external_id"] = uuid4().hex
+    return Operation(_ACQUIRE, values)
+
+
+def acquire_in_turn(request: Operation[Any], keys: Mapping[str, int]) -> Operation[Any]:
+    """Return the same request, denied while others queue for one of the semaphores.
+
+    :param keys: of each semaphore's queue, in the order of the request's permits.
+    """
+    return Operation(_IN_TURN, {**request._values, "keys": keys, "lines": _array(map(str, keys.values()))})

@@ -1,4 +1,4 @@
-"""create, resize and delete: a semaphore's life, each change of its capacity recorded."""
+"""create, resize and delete a semaphore; each change of its capacity is recorded."""
 
 from __future__ import annotations
 
@@ -9,74 +9,83 @@ from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select, true
 from sqlalchemy.exc import IntegrityError
 
 from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.core.operation import Execution, Operation, shaped
+from sqlalchemy_locks.core.operation import Execution, Operation
+from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
-from sqlalchemy_locks.semaphore.base import LOCK_WAIT, SemaphoreBody, locked, make_room, surely, touch, used, whole
+from sqlalchemy_locks.semaphore.base import (
+    LOCK_WAIT,
+    SemaphoreImpl,
+    lock_semaphore,
+    mark_changed,
+    may_have_room,
+    permit_count,
+    read_current_usage,
+    read_usage,
+)
 from sqlalchemy_locks.semaphore.statements import DELETED, HELD, UNKNOWN
 from sqlalchemy_locks.sql.elements import LockFunction
 
 _NAME, _BY = bindparam("name", type_=Text()), bindparam("changed_by", type_=Text())
 _CAPACITY = bindparam("capacity", type_=Integer())
+#: attempts at a semaphore that others create and delete
 _ROUNDS = 100
 
 
-class CreateSemaphores(SemaphoreBody):
-    def call(self) -> LockFunction:
-        return LockFunction(
-            "semaphore_create",
-            _NAME,
-            _CAPACITY,
-            _BY,
-            LOCK_WAIT,
-            bindparam("on_demand", type_=Boolean()),
-            type_=Boolean(),
-        )
+class CreateSemaphore(SemaphoreImpl):
+    name = "semaphore.create"
 
-    def by_statements(self, execution: Execution, made: Any) -> bool:
-        called, capacity, on_demand = (execution.values[key] for key in ("name", "capacity", "on_demand"))
-        # without a lock first: who finds it there shall not wait, nor lock it
-        row = execution.execute(made.look, {"called": called}).first()
+    def call(self) -> LockFunction:
+        on_demand = bindparam("on_demand", type_=Boolean())
+        return LockFunction("semaphore_create", _NAME, _CAPACITY, _BY, LOCK_WAIT, on_demand, type_=Boolean())
+
+    def run_statements(self, execution: Execution, sql: Any) -> bool:
+        name, capacity, on_demand = (execution.values[key] for key in ("name", "capacity", "on_demand"))
+        # without a lock first: where it exists, this neither waits nor locks it
+        row = execution.execute(sql.look, {"called": name}).first()
         for _ in range(_ROUNDS):
             semaphore = None
             if row is None:
-                semaphore = self._insert(execution, made)
+                semaphore = self._insert(execution, sql)
             elif row.capacity is None:
-                # what a deleted one has left keeps its fence, and so the name goes on counting
+                # the row of a deleted one keeps its fence, and so the name goes on counting
                 values = {"which": row.id, "size": capacity, "first_use": on_demand}
-                semaphore = row.id if execution.execute(made.revive, values).rowcount else None
-            elif on_demand or not row.on_demand or execution.execute(made.keep, {"which": row.id}).rowcount:
+                semaphore = row.id if execution.execute(sql.revive, values).rowcount else None
+            elif on_demand or not row.on_demand or execution.execute(sql.keep, {"which": row.id}).rowcount:
                 return False
             if semaphore is not None:
-                touch(execution, semaphore)
+                mark_changed(execution, semaphore)
                 if not on_demand:
-                    record(execution, made, semaphore, None, capacity)
+                    record(execution, sql, semaphore, None, capacity)
                 return True
-            # made, deleted or removed by others since
-            row = execution.execute(made.lock, {"called": called}).first()
-        raise LockTimeout(f"the semaphore {called!r} comes and goes: others make it, and clean it up")
+            # created, deleted or removed by others since
+            row = execution.execute(sql.lock, {"called": name}).first()
+        raise LockTimeout(f"others create and remove the semaphore {name!r} again and again")
 
-    def _insert(self, execution: Execution, made: Any) -> Any:
-        # above what any that was removed has given, of whatever name; shared, so that none is removed before this one
-        # is there
-        floor = execution.execute(made.floor, {}).first()
+    def _insert(self, execution: Execution, sql: Any) -> Any:
+        # above the fence of any that was removed, of whatever name; the row is locked shared, so that none is removed
+        # before this one is there
+        floor = execution.execute(sql.floor, {}).first()
         if floor is None:  # the table was emptied
             with contextlib.suppress(IntegrityError):
-                execution.execute(made.create, {"name": "", "capacity": None, "on_demand": False, "fence": 0})
-            floor = execution.execute(made.floor, {}).one()
+                execution.execute(sql.create, {"name": "", "capacity": None, "on_demand": False, "fence": 0})
+            floor = execution.execute(sql.floor, {}).one()
         values = {key: execution.values[key] for key in ("name", "capacity", "on_demand")}
         try:
-            result = execution.execute(made.create, {**values, "fence": floor.fence})
+            result = execution.execute(sql.create, {**values, "fence": floor.fence})
         except IntegrityError as error:
-            if execution.backend.locking == "file" or not execution.backend.duplicate(error):
+            # a single writer has looked before, under its lock: this is no duplicate
+            if execution.backend.single_writer or not execution.backend.duplicate(error):
                 raise
             return None
         key: Any = result.inserted_primary_key
         return key[0]
 
 
-class Resize(SemaphoreBody):
+class ResizeSemaphore(SemaphoreImpl):
+    name = "semaphore.resize"
+
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return False  # done again, it would undo what others did meanwhile
+        return False  # run again, it would undo what others did meanwhile
 
     def call(self) -> LockFunction:
         return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, LOCK_WAIT, true(), type_=Integer())
@@ -86,23 +95,25 @@ class Resize(SemaphoreBody):
             raise unknown(execution)
         return int(row[0])
 
-    def by_statements(self, execution: Execution, made: Any) -> int:
-        row, capacity = locked(execution, made, execution.values["name"]), execution.values["capacity"]
+    def run_statements(self, execution: Execution, sql: Any) -> int:
+        row, capacity = lock_semaphore(execution, sql, execution.values["name"]), execution.values["capacity"]
         if row is None:
             raise unknown(execution)
         if row.capacity != capacity:
-            execution.execute(made.resize, {"which": row.id, "size": capacity})
-            execution.execute(made.keep, {"which": row.id})
-            touch(execution, row.id)
-            record(execution, made, row.id, row.capacity, capacity)
+            execution.execute(sql.resize, {"which": row.id, "size": capacity})
+            execution.execute(sql.keep, {"which": row.id})
+            mark_changed(execution, row.id)
+            record(execution, sql, row.id, row.capacity, capacity)
         elif row.on_demand:
-            execution.execute(made.keep, {"which": row.id})  # somebody's own now, though nothing has changed
+            execution.execute(sql.keep, {"which": row.id})  # created explicitly from now on, though nothing has changed
         return int(row.capacity)
 
 
-class DeleteSemaphores(SemaphoreBody):
+class DeleteSemaphore(SemaphoreImpl):
+    name = "semaphore.delete"
+
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return False  # done again, it would undo what others did meanwhile
+        return False  # run again, it would undo what others did meanwhile
 
     def call(self) -> LockFunction:
         return LockFunction("semaphore_delete", _NAME, _BY, LOCK_WAIT, type_=Text())
@@ -114,23 +125,23 @@ class DeleteSemaphores(SemaphoreBody):
             raise held(execution)
         assert row[0] == DELETED
 
-    def by_statements(self, execution: Execution, made: Any) -> None:
-        row = locked(execution, made, execution.values["name"])
+    def run_statements(self, execution: Execution, sql: Any) -> None:
+        row = lock_semaphore(execution, sql, execution.values["name"])
         if row is None:
             raise unknown(execution)
-        in_use = used(execution, made, [row])[0][row.id]
-        if in_use and make_room(execution, made, row.id, 0):
-            in_use = surely(execution, made, row)[0]
+        in_use = read_usage(execution, sql, [row])[0][row.id]
+        if in_use and may_have_room(execution, sql, row.id, 0):
+            in_use = read_current_usage(execution, sql, row)[0]
         if in_use:
             raise held(execution)
-        execution.execute(made.resize, {"which": row.id, "size": None})
-        touch(execution, row.id)
-        record(execution, made, row.id, row.capacity, None)
+        execution.execute(sql.resize, {"which": row.id, "size": None})
+        mark_changed(execution, row.id)
+        record(execution, sql, row.id, row.capacity, None)
 
 
-def record(execution: Execution, made: Any, semaphore: int, old: int | None, new: int | None) -> None:
+def record(execution: Execution, sql: Any, semaphore: int, old: int | None, new: int | None) -> None:
     change = {"semaphore_id": semaphore, "old_capacity": old, "new_capacity": new}
-    execution.execute(made.record, {**change, "changed_by": execution.values["changed_by"]})
+    execution.execute(sql.record, {**change, "changed_by": execution.values["changed_by"]})
 
 
 def unknown(execution: Execution) -> UnknownSemaphore:
@@ -139,38 +150,38 @@ def unknown(execution: Execution) -> UnknownSemaphore:
 
 def held(execution: Execution) -> SemaphoreHeld:
     return SemaphoreHeld(
-        f"permits of the semaphore {execution.values['name']!r} are held: semaphore.holders tells by whom; "
-        "with a capacity of 0 nobody gets new ones"
+        f"permits of the semaphore {execution.values['name']!r} are held: semaphore.holders lists their holders; "
+        "with a capacity of 0 no new ones are granted"
     )
 
 
-_CREATE, _RESIZE, _DELETE = CreateSemaphores(), Resize(), DeleteSemaphores()
+_CREATE, _RESIZE, _DELETE = CreateSemaphore(), ResizeSemaphore(), DeleteSemaphore()
 
 
 def _values(name: str, by: str | None, **values: Any) -> dict[str, Any]:
-    # lock_wait for whoever has it compiled: each run gives its own
+    # lock_wait for compile() only: each execution has its own
     changed_by = None if by is None else valid_name(by, "who changes a semaphore")
     return {"name": valid_name(name, "a semaphore's name"), "changed_by": changed_by, "lock_wait": None, **values}
 
 
 @shaped(select(literal(True)))
 def create(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]:
-    """Make a semaphore, unless there is one of that name.
+    """Create a semaphore, unless there is one of that name.
 
     :param name: up to 255 characters; upper and lower case, accents and emoji tell names apart on every engine.
     :param capacity: how many permits there are, at least 0.
-    :param by: who does it, for ``history``.
-    :return: ``True`` when it was made; ``False`` when there was one, which keeps its capacity: see :func:`resize`.
+    :param by: who changes it, for ``history``.
+    :return: ``True`` when it was created; ``False`` when there was one, which keeps its capacity: see :func:`resize`.
 
-    One that a lease has made on its first use is kept from now on, whether it is used or not.
+    One that a lease has created on its first use is kept from now on, whether it is used or not.
 
     >>> session.execute(sl.semaphore.create("backup-slots", capacity=10))
     """
-    return Operation(_CREATE, _values(name, by, capacity=whole(capacity, "a capacity", 0), on_demand=False))
+    return Operation(_CREATE, _values(name, by, capacity=permit_count(capacity, "a capacity", 0), on_demand=False))
 
 
-def on_first_use(name: str) -> Operation[Any]:
-    """Make the semaphore of a lease, which :func:`clean_leases` removes when it is no longer used."""
+def create_for_lease(name: str) -> Operation[Any]:
+    """Create the semaphore of a lease, which :func:`clean_leases` removes when it is no longer used."""
     return Operation(_CREATE, _values(name, None, capacity=1, on_demand=True))
 
 
@@ -178,28 +189,29 @@ def on_first_use(name: str) -> Operation[Any]:
 def resize(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]:
     """Change how many permits there are.
 
-    :param capacity: at least 0. Below what is held it evicts nobody, and nobody gets a permit until there is room. One
-        that a lease has made on its first use is kept from now on, though its capacity may be the same.
-    :param by: who does it, for ``history``.
+    :param capacity: at least 0. Below what is held it revokes nothing, and no permit is granted until there is room.
+        One that a lease has created on its first use is kept from now on, though its capacity may be the same.
+    :param by: who changes it, for ``history``.
     :return: the capacity it had.
     :raises UnknownSemaphore: when there is none of that name.
 
-    Through ``Locks`` a lost reply is :class:`~sqlalchemy_locks.OutcomeUnknown`, and it isn't done again, since that
-    would undo what others did meanwhile. So it is with :func:`delete`.
+    Through ``Locks`` a lost reply is :class:`~sqlalchemy_locks.OutcomeUnknown`, and it isn't sent again, since that
+    would undo what others did meanwhile. The same holds for :func:`delete`.
 
     >>> session.execute(sl.semaphore.resize("backup-slots", 12, by="ops"))
     """
-    return Operation(_RESIZE, _values(name, by, capacity=whole(capacity, "a capacity", 0)))
+    return Operation(_RESIZE, _values(name, by, capacity=permit_count(capacity, "a capacity", 0)))
 
 
 @shaped(select(literal(None)))
 def delete(name: str, *, by: str | None = None) -> Operation[Any]:
-    """Delete a semaphore that nobody holds a permit of.
+    """Delete a semaphore of which no permit is held.
 
-    :raises SemaphoreHeld: when somebody does; what has expired doesn't count.
+    :param by: who deletes it, for ``history``.
+    :raises SemaphoreHeld: when one is; what has expired doesn't count.
     :raises UnknownSemaphore: when there is none of that name.
 
-    Its last fencing token is kept: a semaphore that is made again under this name goes on counting.
+    Its last fencing token is kept: a semaphore that is created again under this name goes on counting.
 
     >>> session.execute(sl.semaphore.delete("network"))
     """

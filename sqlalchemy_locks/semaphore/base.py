@@ -1,7 +1,7 @@
 """What the operations of a semaphore share: one call of a function where there are functions, else some statements.
 
 Rows are locked in one order everywhere: a request before its permits, a request before semaphores, and semaphores
-by name. Releasing needs no semaphore, so it waits for nobody who acquires.
+by name. A release locks no semaphore, so it never waits for an acquire.
 """
 
 from __future__ import annotations
@@ -27,37 +27,33 @@ from sqlalchemy_locks.values import Grant
 #: of the functions: how long to wait, as the server's own setting takes it
 LOCK_WAIT = bindparam("lock_wait", type_=Text())
 #: the semaphores whose rows a transaction of InnoDB has changed itself: there it sees its own version of the row
-_TOUCHED: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
-#: those that have released something themselves
+_CHANGED: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+#: transactions of InnoDB that have released something themselves
 _RELEASING: WeakSet[Any] = WeakSet()
 _read_committed = select(ReadCommitted())
 
 
-class SemaphoreBody(OperationImpl):
+class SemaphoreImpl(OperationImpl):
     """An operation that is one function call on PostgreSQL and YugabyteDB, and several statements elsewhere."""
 
     sends_wait = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = f"semaphore.{type(self).__name__.lower()}"
-
     def call(self) -> LockFunction | None:
-        """The function's call, or ``None`` where there is none on any engine."""
+        """Return the function's call; ``None`` where there is none on any engine."""
         return None
 
     def build(self, context: BuildContext) -> Executable | None:
-        call = self.call() if context.backend.locking == "functions" else None
-        return None if call is None else self.asked(call)
+        call = self.call() if context.backend.calls_functions else None
+        return None if call is None else self.select_call(call)
 
-    def asked(self, call: LockFunction) -> Executable:
+    def select_call(self, call: LockFunction) -> Executable:
         return select(call)
 
     def because(self, context: BuildContext) -> str:
-        return "where its rows are locked, looked at and written one after another"
+        return "where its rows are locked, read and written one after another"
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return True  # done again, it finds what it did
+        return True  # run again, it finds what it did
 
     def check_connection(self, execution: Execution) -> None:
         if (
@@ -65,9 +61,9 @@ class SemaphoreBody(OperationImpl):
             and self.statement(execution.context) is None
             and execution.backend.autocommit(execution.connection)
         ):
-            raise self._several_in_autocommit(execution)
+            raise self._refuse_autocommit(execution)
 
-    def _several_in_autocommit(self, execution: Execution) -> Unsupported:
+    def _refuse_autocommit(self, execution: Execution) -> Unsupported:
         return Unsupported(
             f"{self.name} is several statements on {execution.backend.name}, which must be one transaction, and this "
             "connection is in autocommit: execute it inside a transaction, or use Locks"
@@ -76,101 +72,103 @@ class SemaphoreBody(OperationImpl):
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         if statement is not None:
-            return self.answer(execution, execution.by_cursor(statement, self.arguments(execution), _first))
+            wait = None if execution.wait is None else execution.backend.wait_value(execution.wait)
+            return self.answer(
+                execution, execution.by_cursor(statement, {**execution.values, "lock_wait": wait}, _first)
+            )
         with execution.waiting():
-            if self.writes and execution.backend.locking == "file":
-                self._take_file(execution)
-            return self.by_statements(execution, self.statements(execution))
-
-    def arguments(self, execution: Execution) -> dict[str, Any]:
-        """The parameters of the function's call."""
-        return {
-            **execution.values,
-            "lock_wait": None if execution.wait is None else execution.backend.wait_value(execution.wait),
-        }
+            if self.writes and execution.backend.single_writer:
+                self._lock_file(execution)
+            return self.run_statements(execution, self.statements(execution))
 
     def answer(self, execution: Execution, row: Any) -> Any:
-        """What comes back, of the one row that the function gave."""
+        """Return the operation's value, of the one row that the function returned."""
         return row[0]
 
-    def by_statements(self, execution: Execution, made: Any) -> Any:
+    def run_statements(self, execution: Execution, sql: Any) -> Any:
+        """Return the operation's value where there is no function. :param sql: the :func:`statements`."""
         raise NotImplementedError
 
     def statements(self, execution: Execution) -> Any:
-        return statements(execution.context.tables, rows=execution.backend.locking == "rows")
+        return statements(execution.context.tables, stale_reads=execution.backend.stale_reads)
 
-    def _take_file(self, execution: Execution) -> None:
+    def _lock_file(self, execution: Execution) -> None:
         with execution.backend.classify_timeouts(execution.connection):
-            execution.take_file(execution.context.tables.semaphore)
+            execution.take_write_lock(execution.context.tables.semaphore)
         if not execution.backend.transaction_begun(execution.connection):
-            raise self._several_in_autocommit(execution)
+            raise self._refuse_autocommit(execution)
 
 
 def _first(cursor: Any) -> Any:
     return cursor.fetchone()
 
 
-def locked(execution: Execution, made: Any, name: str) -> Any:
-    """A semaphore's row, locked until the transaction ends; ``None`` without one, or when it is deleted."""
-    row = execution.execute(made.lock, {"called": name}).first()
+def lock_semaphore(execution: Execution, sql: Any, name: str) -> Any:
+    """Lock a semaphore's row until the transaction ends, and return it; ``None`` without one, or when it is deleted."""
+    row = execution.execute(sql.lock, {"called": name}).first()
     return None if row is None or row.capacity is None else row
 
 
-def request_shared(execution: Execution, made: Any) -> Any:
-    """The request's row, which nobody can end before this transaction does, if there is one.
+def lock_request_shared(execution: Execution, sql: Any) -> Any:
+    """Lock the request's row so that it can't end before this transaction does, and return it, if there is one.
 
-    Whether it has ``expired`` is by the instant at which its lock was had.
+    Whether it has ``expired`` is as of the instant at which the lock was granted.
     """
-    return _request(execution, made.request, made.chosen_shared, made.request_shared)
+    return _lock_request(execution, sql.request, sql.chosen_shared, sql.request_shared)
 
 
-def request_locked(execution: Execution, made: Any) -> Any:
-    """The request's row, locked until the transaction ends, if there is one."""
-    return _request(execution, made.request, made.chosen_locked, made.request_locked)
+def lock_request(execution: Execution, sql: Any) -> Any:
+    """Lock the request's row until the transaction ends, and return it, if there is one."""
+    return _lock_request(execution, sql.request, sql.chosen_locked, sql.request_locked)
 
 
-def _request(execution: Execution, look: Any, chosen: Any, called: Any) -> Any:
+def _lock_request(execution: Execution, look: Any, by_row_id: Any, by_external_id: Any) -> Any:
     values = {"called": execution.values["external_id"]}
-    if may_be_old(execution):
+    if reads_snapshot(execution):
         # above READ COMMITTED, MariaDB locks the gap before what it finds by any key but the primary one
         seen = execution.execute(look, values).scalar()
         if seen is None and not execution.execute(_read_committed, {}).scalar():
-            # where it is absent, a look with a lock would lock the gap: other ids couldn't be asked for
+            # where it is absent, a locking read would lock the gap: other ids couldn't be asked for
             with contextlib.suppress(DBAPIError), side_connection(execution) as connection:
                 seen = connection.execute(look, values, execution_options=execution.options).scalar()
                 if seen is None:
                     return None
-        row = None if seen is None else execution.execute(chosen, {"which": seen}).first()
+        row = None if seen is None else execution.execute(by_row_id, {"which": seen}).first()
         if row is not None:
             return row
-    return execution.execute(called, values).first()
+    return execution.execute(by_external_id, values).first()
 
 
-def touch(execution: Execution, semaphore: int) -> None:
-    """This transaction has changed the semaphore's row itself."""
+def reads_snapshot(execution: Execution) -> bool:
+    """Return whether a plain read may show rows as they were when the transaction began."""
+    return execution.backend.stale_reads and not execution.read_committed
+
+
+def mark_changed(execution: Execution, semaphore: int) -> None:
+    """Remember that this transaction has changed the semaphore's row itself."""
     transaction = execution.connection.get_transaction()
-    if may_be_old(execution) and transaction is not None:
-        _TOUCHED.setdefault(transaction, set()).add(semaphore)
+    if reads_snapshot(execution) and transaction is not None:
+        _CHANGED.setdefault(transaction, set()).add(semaphore)
 
 
-def used(execution: Execution, made: Any, rows: Iterable[Any]) -> tuple[dict[int, float], Any]:
-    """How many permits of locked semaphores are held, at most, and the instant: read after the locks were had.
+def read_usage(execution: Execution, sql: Any, rows: Iterable[Any]) -> tuple[dict[int, float], Any]:
+    """Return how many permits of locked semaphores are held, at most, and the instant: read after the locks.
 
     A plain read of InnoDB may be as old as its transaction's snapshot. Another's grant that it doesn't show has changed
-    the fence of the locked row, though: then, and where the row shows this transaction's own change instead, it is as
-    if all of them were held. What was released since the snapshot it counts as held. :func:`make_room` and
-    :func:`surely` ask again.
+    the fence of the locked row, though: then, and where the row shows this transaction's own change instead, the sum is
+    infinite. What was released since the snapshot is counted as held. :func:`may_have_room` and
+    :func:`read_current_usage` ask again.
     """
     rows = list(rows)
-    found = {row.id: row for row in execution.execute(made.used, {"ids": [row.id for row in rows]})}
-    touched = _TOUCHED.get(execution.connection.get_transaction(), ())
+    found = {row.id: row for row in execution.execute(sql.used, {"ids": [row.id for row in rows]})}
+    changed = _CHANGED.get(execution.connection.get_transaction(), ())
     sums: dict[int, float] = {}
     now = None
     for row in rows:
         seen = found.get(row.id)
         # READ UNCOMMITTED shows a release that may be rolled back; a snapshot from before a semaphore doesn't show it
         dirty = row.dirty and not execution.read_committed
-        if dirty or seen is None or row.fence != seen.fence or row.id in touched:
+        if dirty or seen is None or row.fence != seen.fence or row.id in changed:
             sums[row.id] = math.inf
         else:
             sums[row.id] = int(seen.used)
@@ -178,96 +176,92 @@ def used(execution: Execution, made: Any, rows: Iterable[Any]) -> tuple[dict[int
     return sums, now
 
 
-def may_be_old(execution: Execution) -> bool:
-    """Whether a plain read may show what is no longer so."""
-    return execution.backend.locking == "rows" and not execution.read_committed
-
-
-def surely(execution: Execution, made: Any, row: Any) -> tuple[int, Any]:
-    """As ``used``, of one semaphore, and current in any snapshot: for who would be refused otherwise."""
-    if not may_be_old(execution):
-        sums, now = used(execution, made, [row])
+def read_current_usage(execution: Execution, sql: Any, row: Any) -> tuple[int, Any]:
+    """As :func:`read_usage`, of one semaphore, current in any snapshot; it may lock, so it precedes a refusal only."""
+    if not reads_snapshot(execution):
+        sums, now = read_usage(execution, sql, [row])
         return int(sums[row.id]), now
-    total: Any = execution.execute(made.used_now, {"which": row.id}).scalar_one()
-    # in a later statement, since it may have waited for who is releasing
-    return int(total), execution.execute(made.clock, {}).scalar_one()
+    total: Any = execution.execute(sql.used_now, {"which": row.id}).scalar_one()
+    # in a later statement, since the first one may have waited for a release
+    return int(total), execution.execute(sql.clock, {}).scalar_one()
 
 
-def make_room(execution: Execution, made: Any, semaphore: int, most: int) -> bool:
-    """Whether no more than so many permits may be held after all: what has expired is taken back.
+def may_have_room(execution: Execution, sql: Any, semaphore: int, most: int) -> bool:
+    """Release what has expired; return whether no more than ``most`` permits may be held after all.
 
-    The sum that said otherwise may be older than a release (InnoDB). To ask with a lock would keep the holders from
-    releasing, and others from acquiring, until this transaction ends: so what is committed is looked at from beside
-    it, and where there is no room, there is none. A grant is never based on that look.
+    The sum that said otherwise may be older than a release (InnoDB). A locking read would keep the holders from
+    releasing, and others from acquiring, until this transaction ends: so what is committed is read on a connection of
+    its own, and where there is no room, there is none. A grant is never based on that read.
     """
-    if not may_be_old(execution):
-        return take_back(execution, made, semaphore) > 0
+    if not reads_snapshot(execution):
+        return release_expired(execution, sql, semaphore) > 0
     try:
         with side_connection(execution) as connection:
             values, options = {"which": semaphore}, execution.options
-            expired = connection.execute(made.expired_of, values, execution_options=options).all()
-            held = connection.execute(made.held_of, values, execution_options=options).scalar_one()
+            expired = connection.execute(sql.expired_of, values, execution_options=options).all()
+            held = connection.execute(sql.held_of, values, execution_options=options).scalar_one()
     except DBAPIError:
-        # no connection can be had: the locks, then
-        take_back(execution, made, semaphore)
+        # without that connection, only the locking read can tell
+        release_expired(execution, sql, semaphore)
         return True
-    taken = take(execution, made, [tuple(row) for row in expired])
-    # what this transaction has released itself, nobody sees from beside it
-    return bool(taken) or held <= most or execution.connection.get_transaction() in _RELEASING
+    ended = end_judged(execution, sql, [tuple(row) for row in expired])
+    # what this transaction has released itself, no other connection sees
+    return bool(ended) or held <= most or execution.connection.get_transaction() in _RELEASING
 
 
-def take_back(execution: Execution, made: Any, semaphore: int) -> int:
-    """Release what has expired on a semaphore; how many requests that was."""
-    return len(take(execution, made, [tuple(row) for row in execution.execute(made.expired_of, {"which": semaphore})]))
+def release_expired(execution: Execution, sql: Any, semaphore: int) -> int:
+    """Release what has expired on a semaphore; return how many requests that was."""
+    expired = execution.execute(sql.expired_of, {"which": semaphore})
+    return len(end_judged(execution, sql, [tuple(row) for row in expired]))
 
 
-def take(execution: Execution, made: Any, judged: list[tuple[int, datetime]]) -> list[int]:
-    """Release those requests that have expired or are still as they were judged, but what somebody is working on."""
+def end_judged(execution: Execution, sql: Any, judged: list[tuple[int, datetime]]) -> list[int]:
+    """Release those requests that have expired or are as they were judged, except locked ones; return their row ids."""
     if not judged:
         return []
     known = dict(judged)
-    rows = execution.execute(made.still, {"ids": list(known)}).all()
-    taken = [row.id for row in rows if row.expired or row.renewed_at == known[row.id]]
-    for request in taken:
-        end(execution, made, request)
-    return taken
+    rows = execution.execute(sql.still, {"ids": list(known)}).all()
+    ended = [row.id for row in rows if row.expired or row.renewed_at == known[row.id]]
+    for request in ended:
+        end_request(execution, sql, request)
+    return ended
 
 
-def end(execution: Execution, made: Any, request: int) -> None:
-    """Release a locked request: its permits first, so that where a wait for them times out, it can be done again."""
+def end_request(execution: Execution, sql: Any, request: int) -> None:
+    """Release a locked request: its permits first, so that a wait for them that times out can be repeated."""
     transaction = execution.connection.get_transaction()
-    if may_be_old(execution) and transaction is not None:
+    if reads_snapshot(execution) and transaction is not None:
         _RELEASING.add(transaction)
     # by their own ids, which locks no gap; only a snapshot from before them doesn't show them
-    permits = execution.execute(made.permits_of, {"which": request}).scalars().all()
+    permits = execution.execute(sql.permits_of, {"which": request}).scalars().all()
     if permits:
-        execution.execute(made.free_one, [{"which": permit} for permit in permits])
+        execution.execute(sql.free_one, [{"which": permit} for permit in permits])
     else:
-        execution.execute(made.free, {"which": request})
-    execution.execute(made.end, {"which": request})
+        execution.execute(sql.free, {"which": request})
+    execution.execute(sql.end, {"which": request})
 
 
-def drop(execution: Execution, made: Any, request: int) -> None:
-    """Have a new request of this transaction never been."""
-    permits = execution.execute(made.permits_of, {"which": request}).scalars().all()
+def delete_request(execution: Execution, sql: Any, request: int) -> None:
+    """Delete a request that this transaction has inserted, or locked, with its permits."""
+    permits = execution.execute(sql.permits_of, {"which": request}).scalars().all()
     if permits:
-        execution.execute(made.drop_permit, [{"which": permit} for permit in permits])
-    execution.execute(made.forget, {"which": request})
+        execution.execute(sql.drop_permit, [{"which": permit} for permit in permits])
+    execution.execute(sql.forget, {"which": request})
 
 
-def external_id(value: Any) -> str:
-    """The id of a request, as it is stored; a grant stands for its own."""
+def external_id_of(value: Any) -> str:
+    """Return the id of a request, validated, as it is stored; of a grant, its own."""
     return valid_name(getattr(value, "external_id", value), "the external_id of a request")
 
 
 def token_of(value: str | Grant) -> str | None:
-    """What tells the request of a grant from every other of its id; ``None`` for a bare id, which stands for any."""
-    # one that was denied has no request: it stands for nobody else's either
+    """Return what tells a grant's request from every other of its id; ``None`` for a bare id, which matches any."""
+    # a denied grant has no request: "" matches none
     return value.token or "" if isinstance(value, Grant) else None
 
 
-def whole(value: Any, what: str, least: int) -> int:
-    """A number of permits.
+def permit_count(value: Any, what: str, least: int) -> int:
+    """Return a number of permits.
 
     :raises TypeError: :raises ValueError: unless it is an ``int`` from ``least`` to 2147483647.
     """

@@ -1,69 +1,73 @@
-"""release and renew: a request and its own permits, and nothing else, so neither waits for who acquires."""
+"""release and renew: a request and its own permits, and nothing else, so neither waits for an acquire."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, Text, bindparam, literal, select
+from sqlalchemy import BigInteger, Boolean, Text, bindparam, case, literal, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, shaped
-from sqlalchemy_locks.semaphore.base import LOCK_WAIT, SemaphoreBody, end, request_locked, token_of
-from sqlalchemy_locks.semaphore.base import external_id as id_of
-from sqlalchemy_locks.semaphore.statements import RELEASED
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
+from sqlalchemy_locks.core.typing import shaped
+from sqlalchemy_locks.semaphore.base import (
+    LOCK_WAIT,
+    SemaphoreImpl,
+    delete_request,
+    end_request,
+    external_id_of,
+    lock_request,
+    token_of,
+)
+from sqlalchemy_locks.semaphore.statements import RELEASED, until
+from sqlalchemy_locks.sql.clock import Now
 from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant, Released
 
-_ARGUMENTS = (
-    bindparam("external_id", type_=Text()),
-    bindparam("token", type_=Text()),
-    LOCK_WAIT,
-)
+_ARGUMENTS = (bindparam("external_id", type_=Text()), bindparam("token", type_=Text()), LOCK_WAIT)
 
 
-class _OfRequest(SemaphoreBody):
-    def locked(self, execution: Execution, made: Any) -> Any:
-        """The request's row, locked; ``None`` without one, or when it is another's who has had the id since."""
-        row = request_locked(execution, made)
-        return row if row is not None and execution.values["token"] in (None, row.token) else None
+def _lock_own_request(execution: Execution, sql: Any) -> Any:
+    """Lock the request's row and return it; ``None`` without one, or when it is a later one of the same id."""
+    row = lock_request(execution, sql)
+    return row if row is not None and execution.values["token"] in (None, row.token) else None
 
 
-class ReleasePermits(_OfRequest):
+class ReleasePermits(SemaphoreImpl):
+    name = "semaphore.release"
+
     def call(self) -> LockFunction:
         return LockFunction("semaphore_release", *_ARGUMENTS, type_=Text())
 
     def answer(self, execution: Execution, row: Any) -> Released:
         return Released(row[0])
 
-    def by_statements(self, execution: Execution, made: Any) -> Released:
-        request = self.locked(execution, made)
+    def run_statements(self, execution: Execution, sql: Any) -> Released:
+        request = _lock_own_request(execution, sql)
         if request is None:
             return Released.UNKNOWN
         if request.state == RELEASED:
             return Released.ALREADY_RELEASED
-        end(execution, made, request.id)
+        end_request(execution, sql, request.id)
         return Released.RELEASED
 
 
 class ReleaseOnce(ReleasePermits):
-    """As ``ReleasePermits``, for who must know whether it was held until now: it isn't sent twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = "semaphore.release"
+    """As ``ReleasePermits``, never sent twice: its answer says whether the permits were held until now."""
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return False
 
 
-class Withdraw(ReleasePermits):
-    """Ends a request that may still be on its way: it waits for it, and one that arrives later is not granted."""
+class WithdrawRequest(ReleasePermits):
+    """Ends a request that may still be under way: it waits for that one, and one that arrives later is not granted."""
+
+    name = "semaphore.withdraw"
 
     def build(self, context: BuildContext) -> Executable | None:
         return None
 
-    def by_statements(self, execution: Execution, made: Any) -> Released:
+    def run_statements(self, execution: Execution, sql: Any) -> Released:
         row = {
             "external_id": execution.values["external_id"],
             "owner": None,
@@ -72,47 +76,78 @@ class Withdraw(ReleasePermits):
             "token": None,
         }
         try:
-            execution.execute(made.withdraw, row)
+            execution.execute(sql.withdraw, row)
         except IntegrityError as error:
             if not execution.backend.duplicate(error):
                 raise
-        return super().by_statements(execution, made)
+        return super().run_statements(execution, sql)
 
 
-class Renew(_OfRequest):
+class RenewRequest(SemaphoreImpl):
+    name = "semaphore.renew"
+
     def call(self) -> LockFunction:
         return LockFunction("semaphore_renew", *_ARGUMENTS, type_=Boolean())
 
     def answer(self, execution: Execution, row: Any) -> bool:
         return bool(row[0])
 
-    def by_statements(self, execution: Execution, made: Any) -> bool:
+    def run_statements(self, execution: Execution, sql: Any) -> bool:
         # locked first: a clock that is read before a wait is slow by the wait
-        request = self.locked(execution, made)
-        return request is not None and execution.execute(made.renew, {"which": request.id}).rowcount == 1
+        request = _lock_own_request(execution, sql)
+        return request is not None and execution.execute(sql.renew, {"which": request.id}).rowcount == 1
 
 
-_RELEASE, _RELEASE_ONCE, _WITHDRAW, _RENEW = ReleasePermits(), ReleaseOnce(), Withdraw(), Renew()
+class ForgetExpired(SemaphoreImpl):
+    """Deletes a request whose time ran out, so that its id can be granted again.
+
+    What wasn't renewed in time is never held again, swept or not. Of those that then ask with its id one is granted, as
+    with any new id, and the grant of the deleted request matches none.
+    """
+
+    name = "semaphore.forget_expired"
+
+    def run_statements(self, execution: Execution, sql: Any) -> bool:
+        # it waits for a guarded write of the request, after which the new request may begin
+        request = lock_request(execution, sql)
+        if request is None:
+            return True
+        if execution.execute(_ran_out(execution), {"which": request.id}).scalar():
+            delete_request(execution, sql, request.id)
+            return True
+        # held: another caller has forgotten it, and asked again, since it was found to be over
+        return bool(request.state != RELEASED)
 
 
-def _of(given: str | Grant) -> dict[str, Any]:
-    # lock_wait for whoever has it compiled: each run gives its own
-    return {"external_id": id_of(given), "token": token_of(given), "lock_wait": None}
+def _ran_out(execution: Execution) -> Any:
+    """Whether a locked request had no time left when it ended, or has none now; false for one without a ttl."""
+    request = execution.context.tables.permit_request
+    ended: Any = case((request.c.state == RELEASED, request.c.updated_at), else_=Now())
+    return select(until(request) <= ended).where(request.c.id == bindparam("which", type_=BigInteger()))
+
+
+_RELEASE, _RELEASE_ONCE, _WITHDRAW = ReleasePermits(), ReleaseOnce(), WithdrawRequest()
+_RENEW, _FORGET_EXPIRED = RenewRequest(), ForgetExpired()
+
+
+def _values(given: str | Grant) -> dict[str, Any]:
+    # lock_wait for compile() only: each execution has its own
+    return {"external_id": external_id_of(given), "token": token_of(given), "lock_wait": None}
 
 
 @shaped(select(literal(Released.RELEASED)))
 def release(external_id: str | Grant) -> Operation[Any]:
-    """Give the permits of a request back.
+    """Release the permits of a request.
 
     :param external_id: the id that they were acquired with, or the grant itself, which stands for its own request
         only: not for a later one, made with the same id after a clean-up, or by a block that reclaimed it, and a denial
         for none. Where ids are reclaimed, give the grant, never the id.
-    :return: a :class:`~sqlalchemy_locks.Released`: ``RELEASED``; ``ALREADY_RELEASED`` when it was before, or was taken
-        back or swept; ``UNKNOWN`` when there is no such request. Each of them is a ``str``.
-    :raises LockTimeout: when a ``guarded`` write kept it locked for longer than the database, or the option
-        ``locks_wait`` (seconds), lets one wait; it can be released again.
+    :return: a :class:`~sqlalchemy_locks.Released`: ``RELEASED``; ``ALREADY_RELEASED`` when it was released or swept
+        before; ``UNKNOWN`` when there is no such request. Each of them is a ``str``.
+    :raises LockTimeout: when a ``guarded`` write kept it locked for longer than the wait that the database, or the
+        option ``locks_wait`` (seconds), allows; it can be released again.
 
-    It touches its own request and permits only, and waits for no acquirer; for a ``guarded`` write of its own request
+    It locks its own request and permits only, and waits for no acquire; for a ``guarded`` write of its own request
     it waits until that has committed. A second release changes nothing, however late it comes. In REPEATABLE READ on
     PostgreSQL, a request that was made after the transaction's snapshot is unknown to it.
 
@@ -120,22 +155,22 @@ def release(external_id: str | Grant) -> Operation[Any]:
     >>> session.scalar(sl.semaphore.release("job-1"))
     <Released.RELEASED: 'RELEASED'>
     """
-    return Operation(_RELEASE, _of(external_id))
+    return Operation(_RELEASE, _values(external_id))
 
 
 def release_once(grant: Grant) -> Operation[Any]:
-    """The release at the end of a block; a lost reply is ``OutcomeUnknown``."""
-    return Operation(_RELEASE_ONCE, _of(grant))
+    """Return the release at the end of a block; a lost reply is ``OutcomeUnknown``."""
+    return Operation(_RELEASE_ONCE, _values(grant))
 
 
 def withdraw(external_id: str) -> Operation[Any]:
-    """The release of what was asked for by somebody who went away without an answer."""
-    return Operation(_WITHDRAW, _of(external_id))
+    """Return the release of a request whose caller was cancelled before the answer came."""
+    return Operation(_WITHDRAW, _values(external_id))
 
 
 @shaped(select(literal(True)))
 def renew(external_id: str | Grant) -> Operation[Any]:
-    """Have the time of a request count from now.
+    """Restart the time to live of a request.
 
     :param external_id: the id that it was acquired with, or the grant itself, which stands for its own request only:
         where ids are reclaimed, give the grant, never the id.
@@ -148,4 +183,12 @@ def renew(external_id: str | Grant) -> Operation[Any]:
     >>> session.scalar(sl.semaphore.renew(grant))
     True
     """
-    return Operation(_RENEW, _of(external_id))
+    return Operation(_RENEW, _values(external_id))
+
+
+def forget_expired(external_id: str) -> Operation[Any]:
+    """Delete the request of an id, if its time ran out before it was released.
+
+    ``True`` when the id is to be asked for again: it is free, or held by a caller that was faster.
+    """
+    return Operation(_FORGET_EXPIRED, {"external_id": external_id_of(external_id)})

@@ -1,4 +1,4 @@
-"""The statements of a semaphore where the engine has no functions, and of the sweeps everywhere: built once a place."""
+"""The statements of a semaphore where there are no functions, and of the sweeps everywhere: built once per schema."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sqlalchemy_locks.sql.tables import Tables
 ACQUIRED, RELEASED, EXPIRED, DENIED = "ACQUIRED", "RELEASED", "EXPIRED", "DENIED"
 UNKNOWN, CONFLICT, HELD, DELETED = "UNKNOWN", "CONFLICT", "HELD", "DELETED"
 
-#: rows that one statement of a sweep or a clean-up is about
+#: rows that one statement of a sweep or a clean-up handles at most
 BATCH = 800
 
 # in the statement itself, so that the index on what is held can be chosen for it
@@ -42,15 +42,15 @@ _ID = bindparam("which", type_=BigInteger())
 
 
 def until(request: Any) -> Later:
-    """When a request's time runs out; NULL where it has none."""
+    """Return when a request's time runs out; NULL without a time to live."""
     return Later(request.c.renewed_at, request.c.ttl_seconds)
 
 
 @cache
-def statements(tables: Tables, *, rows: bool) -> Any:
-    """All of them; ``rows``: where a session's isolation level matters (InnoDB)."""
+def statements(tables: Tables, *, stale_reads: bool) -> Any:
+    """Return all of them. :param stale_reads: as of the ``Backend``."""
     sem, req, per, his = tables.semaphore, tables.permit_request, tables.permit, tables.semaphore_history
-    dirty = ReadUncommitted() if rows else literal_column("0", Integer())
+    dirty = ReadUncommitted() if stale_reads else literal_column("0", Integer())
     held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
     total = func.coalesce(func.sum(per.c.count), 0)
     names = select(sem.c.id, sem.c.capacity, sem.c.fence, sem.c.on_demand, dirty.label("dirty")).where(
@@ -62,13 +62,13 @@ def statements(tables: Tables, *, rows: bool) -> Any:
     permits = select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ID)
     held_of = select(total).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)
     return SimpleNamespace(
-        # the gate, and what is known behind it
+        # the request, and what it was granted
         ask=insert(req),
         withdraw=InsertAbsent(req).inline(),
         forget=delete(req).where(req.c.id == _ID),
         request=select(req.c.id).where(called),
-        request_shared=_shared(req, called, rows),
-        chosen_shared=_shared(req, chosen, rows),
+        request_shared=_shared(req, called, stale_reads),
+        chosen_shared=_shared(req, chosen, stale_reads),
         request_locked=state.where(called).with_for_update(),
         chosen_locked=state.where(chosen).with_for_update(),
         permits=permits,
@@ -116,26 +116,23 @@ def statements(tables: Tables, *, rows: bool) -> Any:
     )
 
 
-def _shared(req: Any, which: Any, rows: bool) -> Any:
-    """A request, locked; what it tells of itself is calculated when the lock was had."""
-    if rows:
-        return _told(req).where(which).with_for_update(read=True)
-    # PostgreSQL calculates what a statement gives before it waits for the row, so the lock is a step of its own
+def _shared(req: Any, which: Any, stale_reads: bool) -> Any:
+    """Return the SELECT that locks a request; its ``expired`` is as of the instant at which the lock was granted."""
+    if stale_reads:
+        return _with_expiry(req).where(which).with_for_update(read=True)
+    # PostgreSQL evaluates the columns before it waits for the row, so the lock is a step of its own
     row = (
         select(req.c.id, req.c.state, req.c.token, req.c.renewed_at, req.c.ttl_seconds)
         .where(which)
         .with_for_update(read=True)
     )
-    return _told(row.cte("kept").prefix_with("MATERIALIZED"))
+    return _with_expiry(row.cte("kept").prefix_with("MATERIALIZED"))
 
 
-def _told(request: Any) -> Any:
+def _with_expiry(request: Any) -> Select[Any]:
     expired = until(request) <= Fresh()
-    told: Any = select(
-        request.c.id, request.c.state, request.c.token, until(request).label("until"), expired.label("expired")
-    )
-    shaped: Select[Any] = told
-    return shaped
+    columns: Any = (request.c.id, request.c.state, request.c.token, until(request).label("until"))
+    return select(*columns, expired.label("expired"))
 
 
 def _sweeps(tables: Tables) -> dict[str, Any]:
@@ -144,7 +141,7 @@ def _sweeps(tables: Tables) -> dict[str, Any]:
     without = ~select(per.c.id).where(per.c.permit_request_id == req.c.id, per.c.state == HELD_STATE).exists()
     judged = select(req.c.id, req.c.renewed_at)
     cutoff = bindparam("cutoff", type_=Instant())
-    # never of what has a time to live: that is renewed three times in it, however long it is
+    # never with a time to live: that is renewed three times in it, however long it is
     stale = and_(req.c.ttl_seconds.is_(None), req.c.renewed_at <= cutoff)
     held = per.join(sem, and_(sem.c.id == per.c.semaphore_id, per.c.state == HELD_STATE))
     old: Select[Any] = select(req.c.id).where(req.c.state == _GONE)
@@ -162,7 +159,7 @@ def _sweeps(tables: Tables) -> dict[str, Any]:
         # not "= 'ACQUIRED'", for which an index on states may be chosen, and every request that is held be locked
         .where(chosen, req.c.state != _GONE)
         .with_for_update(skip_locked=True),
-        "strays": select(per.c.id, req.c.id.label("request_id"))
+        "orphans": select(per.c.id, req.c.id.label("request_id"))
         .select_from(held.outerjoin(req, req.c.id == per.c.permit_request_id))
         .where(per.c.id > bindparam("after", type_=BigInteger()), or_(req.c.id.is_(None), req.c.state != HELD_STATE))
         .order_by(per.c.id)

@@ -20,9 +20,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
-from sqlalchemy_locks.facade.async_lease import undisturbed
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
+from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, bound_engine
 from sqlalchemy_locks.workers.database import WorkerDatabase, log, supports_listen
 from sqlalchemy_locks.workers.held_job import HeldJob
@@ -139,7 +139,7 @@ class AsyncWorker:
             state.stopping = self._cancelling = True
             for task in tasks:
                 task.cancel()
-            await undisturbed(_close(state, tasks), forgetful=False)
+            await shielded(_close(state, tasks), raise_cancelled=True)
 
     async def _turn(self, state: WorkerState, tasks: set[asyncio.Task[None]]) -> bool:
         self._wake.clear()
@@ -182,7 +182,7 @@ class AsyncWorker:
             self._cancelling = True
             for slot in slots:
                 slot.cancel()
-            await undisturbed(_join(slots), forgetful=False)
+            await shielded(_join(slots), raise_cancelled=True)
 
     async def _sweep(self, sweeper: StalledSweeper) -> bool:
         self._wake.clear()
@@ -230,7 +230,7 @@ class AsyncWorker:
             yield
         finally:
             listener.cancel()
-            await undisturbed(_join([listener]), forgetful=False)
+            await shielded(_join([listener]), raise_cancelled=True)
 
     async def _listen(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Several mutexes or timeouts at once: whichever are free, never more than asked for, never another's."""
+"""``capture``: several free mutexes, at most the limit, never one that another transaction has locked."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, text
+from sqlalchemy import Column, Engine, Enum, Integer, MetaData, NullPool, Table, text, update
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.fixtures.parties import EVERYWHERE, all_of, connected, installed, unused
+from tests.fixtures.parties import ENGINES, EVERYWHERE, all_of, connected, installed, unused
+from tests.fixtures.task_models import Kind
 
 mutex = sl.Mutex()
+engines = pytest.mark.parametrize("name", ENGINES)
 everywhere = pytest.mark.parametrize("name", [name for name in EVERYWHERE if name != "postgresql15-table"])
 
 
@@ -29,7 +31,7 @@ def made(engine: Engine, many: int) -> tuple[str, list[str]]:
 
 
 @everywhere
-def test_in_order_and_never_more(engine: Engine, name: str) -> None:
+def test_ids_are_ordered_and_limited(engine: Engine, name: str) -> None:
     queue, ids = made(engine, 7)
     with Session(engine) as session:
         assert session.scalar(mutex.acquire(ids[1], queue=queue)) is True
@@ -42,7 +44,7 @@ def test_in_order_and_never_more(engine: Engine, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mysql", "mariadb"])
-def test_what_another_is_taking_is_passed_over(engine: Engine, name: str) -> None:
+def test_rows_locked_by_another_transaction_are_skipped(engine: Engine, name: str) -> None:
     queue, ids = made(engine, 6)
     read_committed = engine.execution_options(isolation_level="READ COMMITTED")
     with Session(read_committed) as a, Session(read_committed) as b:
@@ -54,7 +56,7 @@ def test_what_another_is_taking_is_passed_over(engine: Engine, name: str) -> Non
 
 
 @everywhere
-def test_captures_at_once_are_disjoint(engine: Engine, name: str) -> None:
+def test_concurrent_captures_are_disjoint(engine: Engine, name: str) -> None:
     queue, ids = made(engine, 40)
 
     def work() -> list[str]:
@@ -77,8 +79,8 @@ def _patient(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["postgresql15"])
-def test_the_limit_holds_where_the_planner_knows_nothing(engine: Engine, name: str) -> None:
-    """Statistics of an empty table made `IN (SELECT ... LIMIT 3)` take a thousand rows."""
+def test_limit_holds_with_outdated_statistics(engine: Engine, name: str) -> None:
+    """With statistics of an empty table `IN (SELECT ... LIMIT 3)` acquired a thousand rows."""
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE lock.task_state SET (autovacuum_enabled = off)"))
         connection.execute(text("ANALYZE lock.task_state"))
@@ -90,7 +92,7 @@ def test_the_limit_holds_where_the_planner_knows_nothing(engine: Engine, name: s
 
 
 @everywhere
-def test_retries_are_taken_from_each(engine: Engine, name: str) -> None:
+def test_each_captured_row_spends_a_retry(engine: Engine, name: str) -> None:
     queue, ids = made(engine, 3)
     locks = sl.Locks(engine)
     locks.run(mutex.set_retries(ids[1], 0, queue=queue))
@@ -103,7 +105,7 @@ def test_retries_are_taken_from_each(engine: Engine, name: str) -> None:
 
 
 @everywhere
-def test_locks_give_the_list(engine: Engine, name: str) -> None:
+def test_locks_run_returns_a_list_of_ids(engine: Engine, name: str) -> None:
     queue, ids = made(engine, 3)
     assert sl.Locks(engine).run(mutex.capture(2, queue=queue)) == ids[:2]
     assert sl.Locks(engine).run(mutex.capture(2, queue=queue)) == ids[2:]
@@ -111,7 +113,38 @@ def test_locks_give_the_list(engine: Engine, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_autocommit_is_refused_where_it_takes_two_statements(engine: Engine, name: str) -> None:
+def test_autocommit_is_refused_for_two_statements(engine: Engine, name: str) -> None:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         with pytest.raises(sl.Unsupported, match="autocommit"):
             connection.execute(mutex.capture(2))
+
+
+@engines
+def test_rollback_undoes_a_capture_and_its_retries(engine: Engine, name: str) -> None:
+    queue = unused("queue")
+    with Session(engine) as session, session.begin():
+        session.scalar(mutex.create("a", "b", queue=queue, retries=1))
+    with Session(engine) as session:
+        assert session.scalars(mutex.capture(1, queue=queue)).all() == ["a"]
+        session.rollback()
+        assert session.scalar(mutex.acquire("a", queue=queue)) is True
+        session.rollback()
+
+
+@engines
+def test_captured_enum_ids_are_ordered(engine: Engine, name: str) -> None:
+    t = Table(
+        "own_enum",
+        MetaData(),
+        Column("id", Enum(Kind), primary_key=True),
+        Column("taken", Integer, nullable=False),
+    )
+    t.create(engine, checkfirst=True)
+    own = sl.Mutex(t, id=t.c.id, acquired=t.c.taken)
+    with Session(engine) as session:
+        session.scalar(own.create(*Kind))
+        session.execute(update(t).where(t.c.id == Kind.SMS).values(taken=2))
+        assert session.scalars(own.capture(9)).all() == [Kind.MAIL]  # 2 isn't free
+        assert session.scalar(own.release(Kind.SMS)) is True
+        assert session.scalars(own.capture(9)).all() == [Kind.SMS]
+        session.rollback()

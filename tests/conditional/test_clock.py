@@ -1,4 +1,4 @@
-"""The server's clock, read when the row is locked: a wait, a session's zone and the app's own clock change nothing."""
+"""The server's clock, read after the row is locked, whatever the wait, the session's zone and the app's clock."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def now(engine: Engine) -> int:
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("windowed", [False, True])
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
-def test_a_wait_does_not_make_the_stamp_old(
+def test_timestamp_is_read_after_the_wait(
     engine: Engine, watch: Callable[[str], Watch], name: str, windowed: bool, isolation: str
 ) -> None:
-    """Somebody takes it and rolls back after a while: who waited has it from then on, and not from before."""
+    """A holder rolls back after a while: the waiter's timestamp is later than the rollback."""
     timeout, id = sl.Timeout(every=1, windowed=windowed), unused()
     sl.Locks(engine).run(timeout.create(id))
     other = engine.execution_options(isolation_level=isolation)
@@ -81,8 +81,8 @@ def test_a_wait_does_not_make_the_stamp_old(
 
 @pytest.mark.parametrize("name", INNODB)
 @pytest.mark.parametrize("waited", [1800, 7200, 86400 * 300])
-def test_a_wait_may_be_as_long_as_it_likes(engine: Engine, name: str, waited: int) -> None:
-    """``SET timestamp`` sets the instant at which statements begin, as if each had waited since for its row."""
+def test_timestamp_ignores_the_statement_start(engine: Engine, name: str, waited: int) -> None:
+    """``SET timestamp`` simulates a long wait: it sets the instant at which statements begin."""
     timeout, mutex, id = sl.Timeout(every=60), sl.Mutex(), unused()
     sl.Locks(engine).run(timeout.create(id))
     sl.Locks(engine).run(mutex.create(id))
@@ -100,8 +100,8 @@ def test_a_wait_may_be_as_long_as_it_likes(engine: Engine, name: str, waited: in
 
 
 @pytest.mark.parametrize("name", INNODB)
-def test_a_mutex_is_stamped_when_it_is_had(engine: Engine, watch: Callable[[str], Watch], name: str) -> None:
-    """And not when the wait for its row began."""
+def test_mutex_acquired_at_is_read_after_the_wait(engine: Engine, watch: Callable[[str], Watch], name: str) -> None:
+    """Not when the wait for the row began."""
     mutex, id = sl.Mutex(), unused()
     sl.Locks(engine).run(mutex.create(id))
     with Session(engine) as first, Session(engine) as second:
@@ -122,7 +122,7 @@ def test_a_mutex_is_stamped_when_it_is_had(engine: Engine, watch: Callable[[str]
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_the_zone_of_a_session_is_of_no_account(engine: Engine, name: str) -> None:
+def test_session_time_zone_is_ignored(engine: Engine, name: str) -> None:
     def once_a_day(timeout: sl.Timeout, setting: str) -> None:
         id = unused()
         with Session(engine) as session:
@@ -144,7 +144,7 @@ def test_the_zone_of_a_session_is_of_no_account(engine: Engine, name: str) -> No
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("off", [-3600, 3600])
-def test_the_app_s_clock_is_of_no_account(engine: Engine, name: str, off: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_of_the_app_is_ignored(engine: Engine, name: str, off: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + off)
 
@@ -163,14 +163,14 @@ def test_the_app_s_clock_is_of_no_account(engine: Engine, name: str, off: int, m
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_epoch_is_the_server_s_utc(engine: Engine, name: str) -> None:
+def test_epoch_is_the_utc_of_the_server(engine: Engine, name: str) -> None:
     before = time.time()
     assert before - 1 <= now(engine) <= time.time() + 1  # one machine: both clocks are the same one
 
 
 @pytest.mark.parametrize("place", ["Europe/Paris", "America/St_Johns", "Australia/Lord_Howe", "Asia/Kolkata", "UTC"])
-def test_offsets_around_every_hour_of_two_years(place: str) -> None:
-    """What the statements calculate with is what Python's own zones say, before, at and after a change."""
+def test_offsets_match_zoneinfo_for_two_years(place: str) -> None:
+    """The offsets that statements use equal those of ``zoneinfo`` before, at and after a change."""
     from datetime import datetime
 
     there = zone(place)

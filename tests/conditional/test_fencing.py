@@ -1,4 +1,4 @@
-"""``sl.fenced``: the write of a holder that was stopped for too long is refused by the row itself."""
+"""``sl.fenced``: the row refuses the write of a holder that was paused for too long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, Column, Engine, MetaData, NullPool, String, Table, bindparam, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    NullPool,
+    String,
+    Table,
+    bindparam,
+    create_engine,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, aliased
 
 import sqlalchemy_locks as sl
@@ -55,8 +70,8 @@ def write(book: str, number: int, body: str, token: int) -> sl.Operation[Any]:
 
 
 @everywhere
-def test_a_holder_that_was_stopped_is_refused(engine: Engine, name: str) -> None:
-    """A takes the mutex and is stopped; an operator frees it, B takes it and writes; A goes on."""
+def test_write_of_a_paused_holder_is_refused(engine: Engine, name: str) -> None:
+    """A acquires the mutex and is paused; an operator releases it; B acquires it and writes; A resumes."""
     locks, id, book = sl.Locks(engine), unused(), page(engine, 1)
     stopped = locks.mutex.acquire_token(id)
     assert locks.run(mutex.release(id)) is True
@@ -69,11 +84,11 @@ def test_a_holder_that_was_stopped_is_refused(engine: Engine, name: str) -> None
     assert caught.value.token == token
     assert locks.run(write(book, 1, "of B again", token)) is True
     assert bodies(engine, book) == ["of B again"]
-    assert locks.run(write(book, 2, "of nobody", token)) is False
+    assert locks.run(write(book, 2, "no row", token)) is False
 
 
 @engines
-def test_several_rows_are_written_all_or_not_at_all(engine: Engine, name: str) -> None:
+def test_several_rows_are_written_together_or_not_at_all(engine: Engine, name: str) -> None:
     locks, book = sl.Locks(engine), page(engine, 1, 2, 3)
     assert locks.run(write(book, 2, "newer", 7)) is True
     all_pages = update(pages).where(pages.c.book == book).values(body="older")
@@ -94,7 +109,7 @@ def test_several_rows_are_written_all_or_not_at_all(engine: Engine, name: str) -
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_a_newer_holder_that_an_old_snapshot_does_not_show(engine: Engine, name: str) -> None:
+def test_newer_token_hidden_by_an_old_snapshot_is_found(engine: Engine, name: str) -> None:
     locks, book = sl.Locks(engine), page(engine, 1, 2)
     with Session(engine) as session:
         assert session.scalars(select(pages.c.body).where(pages.c.book == book)).all() == [None, None]
@@ -107,7 +122,7 @@ def test_a_newer_holder_that_an_old_snapshot_does_not_show(engine: Engine, name:
 
 
 @engines
-def test_what_a_session_has_loaded_is_what_was_written(engine: Engine, name: str) -> None:
+def test_loaded_objects_are_refreshed(engine: Engine, name: str) -> None:
     a, b = unused(), unused()
     with Session(engine) as session:
         session.scalar(imports.create(a, b))
@@ -128,7 +143,7 @@ def test_what_a_session_has_loaded_is_what_was_written(engine: Engine, name: str
 
 
 @engines
-def test_the_statement_may_look_at_other_tables(engine: Engine, name: str) -> None:
+def test_condition_may_read_other_tables(engine: Engine, name: str) -> None:
     book = page(engine, 1)
     with Session(engine) as session:
         session.add(Parent(id=int(book.rpartition(" ")[2]), locked=True))
@@ -155,3 +170,56 @@ def test_input() -> None:
         sl.fenced(good.returning(pages.c.body), pages.c.fence, 1)
     with pytest.raises((TypeError, ValueError)):
         sl.fenced(update(aliased(Import)).values(body="x"), Import.fence, 1)
+
+
+@engines
+def test_condition_on_an_alias_does_not_select_the_row(engine: Engine, name: str) -> None:
+    book = page(engine, 1, 2)
+    locks = sl.Locks(engine)
+    one = update(pages).where(pages.c.book == book, pages.c.number == 2).values(body="newer")
+    assert locks.run(sl.fenced(one, pages.c.fence, 9)) is True
+    other = pages.alias()
+    sneaky = (
+        update(pages)
+        .where(pages.c.book == book, other.c.book == book, other.c.number == 1)
+        .values(body="late")
+        .where(other.c.book == pages.c.book)
+    )
+    with pytest.raises(sl.StaleToken):
+        locks.run(sl.fenced(sneaky, pages.c.fence, 5))
+    with engine.connect() as connection:
+        found = connection.scalars(select(pages.c.body).where(pages.c.book == book).order_by(pages.c.number)).all()
+    assert found == [None, "newer"]
+    with pytest.raises((sl.Unsupported, TypeError, ValueError)):
+        sl.fenced(update(aliased(Import)).values(body="x"), Import.fence, 1)
+
+
+def test_several_rows_in_sqlite_autocommit_are_refused(tmp_path: Any) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/app.db", isolation_level="AUTOCOMMIT")
+    metadata.create_all(engine)
+    book = page(engine, 1, 2)
+    with engine.connect() as connection, pytest.raises(sl.Unsupported, match="autocommit"):
+        connection.execute(sl.fenced(update(pages).where(pages.c.book == book).values(body="x"), pages.c.fence, 1))
+    engine.dispose()
+
+
+@engines
+def test_column_with_a_key_of_its_own(engine: Engine, name: str) -> None:
+    t = Table(
+        "own_renamed",
+        MetaData(),
+        Column("id", Integer, primary_key=True, autoincrement=False),
+        Column("body_txt", String(20), key="body"),
+        Column("fence", BigInteger),
+    )
+    t.create(engine, checkfirst=True)
+    with Session(engine) as session:
+        session.execute(t.delete())
+        session.execute(t.insert().values(id=1))
+        for values in ({"body": "x"}, {t.c.body: "x"}):
+            statement = update(t).where(t.c.id == 1).values(values)
+            assert session.scalar(sl.fenced(statement, "fence", 1)) is True
+        ordered = update(t).where(t.c.id == 1).ordered_values((t.c.body, "x"))
+        with pytest.raises((sl.Unsupported, InvalidRequestError)):
+            session.scalar(sl.fenced(ordered, t.c.fence, 1))
+        session.rollback()

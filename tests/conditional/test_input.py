@@ -1,4 +1,4 @@
-"""Bad input is refused before any SQL, in a sentence."""
+"""Invalid input raises before any SQL is sent."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_periods_zones_and_clocks() -> None:
     assert sl.Timeout(every=timedelta(hours=1)).create("a") is not None
 
 
-def test_what_a_clock_may_give(tmp_path: Any) -> None:
+def test_values_returned_by_clock(tmp_path: Any) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/clock.db")
     sl.metadata().create_all(engine)
     locks = sl.Locks(engine)
@@ -104,14 +104,14 @@ def test_what_a_clock_may_give(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("operation", [mutex.acquire("a"), mutex.release("a"), timeout.acquire("a")], ids=repr)
-def test_it_is_one_statement_on_every_engine(operation: sl.Operation[Any]) -> None:
+def test_acquire_and_release_are_one_statement(operation: sl.Operation[Any]) -> None:
     for dialect in (postgresql.dialect(), mysql.dialect(), sqlite.dialect()):
         assert "UPDATE" in str(operation.compile(dialect=dialect))
     with pytest.raises(sl.Unsupported, match="mssql"):
         operation.compile(dialect=mssql.dialect())
 
 
-def test_what_is_several_statements_says_why() -> None:
+def test_compile_explains_several_statements() -> None:
     for operation in (mutex.capture(3), mutex.acquire("a", nowait=True), mutex.create("a")):
         with pytest.raises(CompileError, match="is not one statement on MySQL, wh"):
             operation.compile(dialect=mysql.dialect())
@@ -121,6 +121,6 @@ def test_what_is_several_statements_says_why() -> None:
     assert "LIMIT" not in str(mutex.capture(3).compile(dialect=postgresql.dialect())).rpartition("UPDATE ")[2]
 
 
-def test_what_it_looks_like() -> None:
+def test_repr_shows_the_values() -> None:
     assert repr(mutex.acquire("a", owner="ann")) == "<mutex.acquire(id='a', queue='default', owner='ann')>"
     assert repr(timeout.acquire("a")) == "<timeout.acquire(id='a', queue='default', every=60)>"

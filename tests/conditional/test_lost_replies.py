@@ -1,4 +1,4 @@
-"""A connection that dies after the work was done and before the answer came: right, or ``OutcomeUnknown``."""
+"""Connections that die between the execution and its reply: the right result, or ``OutcomeUnknown``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Boolean, Engine, NullPool, String, select
+from sqlalchemy import CHAR, Boolean, Column, Engine, MetaData, NullPool, String, Table, Uuid, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -37,18 +37,18 @@ own = sl.Mutex(Import, id=Import.name, acquired=Import.locked)
 
 @pytest.fixture
 def other(servers: Any, name: str) -> Iterator[Engine]:
-    """An engine that leads to the server directly."""
+    """An engine connected to the server without a proxy."""
     with connected(installed(servers, name), poolclass=NullPool) as engine:
         yield engine
 
 
 def final(name: str) -> bytes:
-    """The request after whose execution everything is done."""
+    """Return the request whose execution completes the operation."""
     return b"\x03COMMIT" if name in ("mysql", "mariadb") else b"UPDATE"
 
 
 def in_the_clear(servers: Any, name: str, driver: str) -> Any:
-    """Through a proxy that can read what is asked."""
+    """Connect through a proxy that can read the requests."""
     return through_a_proxy(servers, name, driver, **clear(driver))
 
 
@@ -61,7 +61,7 @@ def row(engine: Engine, id: str) -> Any:
 
 
 @sync
-def test_an_acquisition_knows_itself_again(servers: Any, other: Engine, name: str, driver: str) -> None:
+def test_retried_acquire_recognizes_its_acquisition(servers: Any, other: Engine, name: str, driver: str) -> None:
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks = sl.Locks(engine)
@@ -79,7 +79,7 @@ def test_an_acquisition_knows_itself_again(servers: Any, other: Engine, name: st
 
 
 @sync
-def test_a_release_frees_its_own_acquisition_only(servers: Any, other: Engine, name: str, driver: str) -> None:
+def test_retried_release_frees_only_its_acquisition(servers: Any, other: Engine, name: str, driver: str) -> None:
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks, next_one = sl.Locks(engine), sl.Locks(other)
@@ -96,7 +96,7 @@ def test_a_release_frees_its_own_acquisition_only(servers: Any, other: Engine, n
 
 
 @sync
-def test_a_release_of_what_another_took_is_sent_once(servers: Any, other: Engine, name: str, driver: str) -> None:
+def test_release_of_another_acquisition_is_not_retried(servers: Any, other: Engine, name: str, driver: str) -> None:
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks, next_one = sl.Locks(engine), sl.Locks(other)
@@ -108,11 +108,11 @@ def test_a_release_of_what_another_took_is_sent_once(servers: Any, other: Engine
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
-def test_a_second_release_frees_nobody(servers: Any, other: Engine, name: str) -> None:
+def test_second_release_does_not_free_the_next_holder(servers: Any, other: Engine, name: str) -> None:
     id = unused()
     a, b = sl.Locks(other), sl.Locks(other)
     assert a.mutex.acquire(id) is True
-    assert b.mutex.release(id) is True  # by somebody who was told to
+    assert b.mutex.release(id) is True  # by an operator
     assert b.mutex.acquire(id) is True
     assert [a.mutex.release(id), a.mutex.release(id, queue="default")] == [False, False]
     assert b.mutex.release(id) is True
@@ -124,7 +124,7 @@ def test_a_second_release_frees_nobody(servers: Any, other: Engine, name: str) -
 
 
 @sync
-def test_a_timeout_knows_itself_again(servers: Any, other: Engine, name: str, driver: str) -> None:
+def test_retried_once_per_recognizes_its_acquisition(servers: Any, other: Engine, name: str, driver: str) -> None:
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks = sl.Locks(engine)
@@ -137,7 +137,7 @@ def test_a_timeout_knows_itself_again(servers: Any, other: Engine, name: str, dr
 
 
 @sync
-def test_without_a_column_for_the_nonce_nobody_knows(servers: Any, other: Engine, name: str, driver: str) -> None:
+def test_lost_reply_without_a_token_column_is_unknown(servers: Any, other: Engine, name: str, driver: str) -> None:
     Base.metadata.create_all(other)
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
@@ -151,8 +151,8 @@ def test_without_a_column_for_the_nonce_nobody_knows(servers: Any, other: Engine
 
 
 @sync
-def test_what_was_not_sent_is_not_unknown(servers: Any, other: Engine, name: str, driver: str) -> None:
-    """The pool hands out a connection that died while nobody used it."""
+def test_connection_that_died_in_the_pool_is_replaced(servers: Any, other: Engine, name: str, driver: str) -> None:
+    """The pool returns a connection that died while it was idle."""
     Base.metadata.create_all(other)
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
@@ -165,7 +165,7 @@ def test_what_was_not_sent_is_not_unknown(servers: Any, other: Engine, name: str
 
 
 @sync
-def test_tries_come_to_an_end(servers: Any, other: Engine, name: str, driver: str) -> None:
+def test_retries_after_lost_replies_are_limited(servers: Any, other: Engine, name: str, driver: str) -> None:
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks = sl.Locks(engine)
@@ -179,10 +179,10 @@ def test_tries_come_to_an_end(servers: Any, other: Engine, name: str, driver: st
 
 
 @sync
-def test_a_first_try_that_waits_at_the_server_still(
+def test_first_try_still_waiting_at_the_server(
     servers: Any, other: Engine, watch: Callable[[str], Watch], name: str, driver: str
 ) -> None:
-    """Its connection is cut while it waits for the row; whichever of the two tries gets it, it is one acquisition."""
+    """Its connection is cut while it waits for the row; the two tries make one acquisition."""
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy), Session(other) as holder:
         locks = sl.Locks(engine)
@@ -203,7 +203,7 @@ def test_a_first_try_that_waits_at_the_server_still(
 
 
 @asynchronous
-def test_the_same_awaited(servers: Any, other: Engine, name: str, driver: str) -> None:
+def test_async_locks_recognize_their_acquisition(servers: Any, other: Engine, name: str, driver: str) -> None:
     async def body(engine: AsyncEngine, proxy: Proxy) -> None:
         locks = sl.AsyncLocks(engine)
         await locks.run(mutex.create(id))
@@ -221,3 +221,70 @@ def test_the_same_awaited(servers: Any, other: Engine, name: str, driver: str) -
 
     id = unused()
     asyncio.run(main())
+
+
+@sync
+def test_release_after_an_unknown_acquisition_frees_only_it(servers: Any, name: str, driver: str) -> None:
+    id = unused()
+    with connected(installed(servers, name), poolclass=NullPool) as direct:
+        with in_the_clear(servers, name, driver) as (engine, proxy):
+            a, b = sl.Locks(engine), sl.Locks(direct)
+            a.run(mutex.create(id))
+            proxy.lose_answer(final(name), always=True)
+            with pytest.raises(sl.OutcomeUnknown):
+                a.mutex.acquire(id)
+            proxy.answer_all()
+            assert b.run(mutex.release(id)) is True
+            assert b.mutex.acquire(id) is True
+            assert a.mutex.release(id) is False
+            assert row(direct, id).acquired
+
+
+@sync
+def test_error_after_a_lost_reply_is_outcome_unknown(servers: Any, name: str, driver: str) -> None:
+    id = unused()
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        locks.run(mutex.create(id))
+        proxy.lose_answer(final(name), proxy.close)  # the server can't be reached any more
+        with pytest.raises(sl.OutcomeUnknown):
+            locks.mutex.acquire(id)
+    with connected(installed(servers, name), poolclass=NullPool) as direct:
+        assert row(direct, id).acquired
+
+
+@sync
+def test_set_retries_is_not_repeated(servers: Any, name: str, driver: str) -> None:
+    id = unused()
+    with connected(installed(servers, name), poolclass=NullPool) as direct:
+        with in_the_clear(servers, name, driver) as (engine, proxy):
+            locks, other = sl.Locks(engine), sl.Locks(direct)
+            locks.run(mutex.create(id, retries=0))
+            proxy.lose_answer(final(name), lambda: other.mutex.acquire(id) and other.mutex.release(id))
+            with pytest.raises(sl.OutcomeUnknown):
+                locks.run(mutex.set_retries(id, 1))
+            assert proxy.losses == 1
+            assert other.mutex.acquire(id) is False
+
+
+@pytest.mark.parametrize("type_", [CHAR(40), Uuid(as_uuid=False), String(32), Uuid()], ids=repr)
+@sync
+def test_nonce_is_recognized_in_any_column_type(servers: Any, name: str, driver: str, type_: Any) -> None:
+    id = unused()
+    own = Table(
+        f"own_nonce_{abs(hash(repr(type_))) % 10**8}",
+        MetaData(),
+        Column("id", String(60), primary_key=True),
+        Column("taken", Boolean, nullable=False),
+        Column("nonce", type_),
+    )
+    mine = sl.Mutex(own, id=own.c.id, acquired=own.c.taken, token=own.c.nonce)
+    with connected(installed(servers, name), poolclass=NullPool) as direct:
+        own.create(direct, checkfirst=True)
+        with in_the_clear(servers, name, driver) as (engine, proxy):
+            locks = sl.Locks(engine)
+            locks.run(mine.create(id))
+            proxy.lose_answer(final(name))
+            assert locks.run(mine.acquire(id)) is True
+            assert proxy.losses == 1
+            assert locks.run(mine.acquire(id)) is False

@@ -1,4 +1,4 @@
-"""Of sixty-four processes exactly one has it: a mutex, a timeout that has just elapsed, each window, each retry."""
+"""Of 64 processes exactly one acquires a mutex, an elapsed timeout, each window, each retry."""
 
 from __future__ import annotations
 

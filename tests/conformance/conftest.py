@@ -112,12 +112,12 @@ class World:
         return f"{what}:{next(_names)}"
 
     def waits(self, future: Future[Any], before: int = 0) -> None:
-        """Return when the server says that somebody waits for a lock; fail when the call returned instead."""
+        """Return when the server shows a lock waiter; fail when the call returned instead."""
         deadline = time.monotonic() + PATIENCE
         while self.waiting() <= before:
             assert not future.done(), f"it did not wait: {future}"
-            assert time.monotonic() < deadline, "nobody waits"
-            # InnoDB refreshes its table of transactions only when nobody has read it for a tenth of a second
+            assert time.monotonic() < deadline, "no waiter appeared"
+            # InnoDB refreshes its table of transactions only when it wasn't read for a tenth of a second
             time.sleep(0.13 if self.is_innodb else 0.005)
 
     def waiting(self) -> int:

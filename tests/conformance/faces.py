@@ -60,7 +60,11 @@ class Blocking:
     def _here(self, value: Any) -> Any:
         if hasattr(value, "__await__"):
             return self._here(self._loop.result(value))
-        if callable(value) or hasattr(value, "__aenter__") or type(value).__module__.startswith("sqlalchemy_locks.a"):
+        if (
+            callable(value)
+            or hasattr(value, "__aenter__")
+            or type(value).__module__.startswith("sqlalchemy_locks.facade.async_")
+        ):
             return Blocking(value, self._loop)
         return value
 

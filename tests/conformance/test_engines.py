@@ -104,7 +104,7 @@ def test_a_connection_that_is_everybodys_is_refused(pool: Any) -> None:
 
 
 def test_a_database_in_memory_is_refused() -> None:
-    """SQLAlchemy gives it such a pool unless it is told otherwise."""
+    """SQLAlchemy's default pool for it is such a pool."""
     with pytest.raises(sl.Unsupported, match="SingletonThreadPool"):
         sl.Locks(create_engine("sqlite://"))
     with pytest.raises(sl.Unsupported, match="StaticPool"):

@@ -48,7 +48,7 @@ def test_two_sharers_of_a_brand_new_key_at_once(world: World) -> None:
     a, b = world.client(), world.client()
     a.hold(key, shared=True)
     if world.advisory or (world.engine_name == "mysql" and a.accumulates):
-        # a session of one's own is above READ COMMITTED on MySQL by default: there the row is committed before it is held
+        # a plain session on MySQL is above READ COMMITTED by default: there the row is committed before it is held
         b.hold(key, shared=True)
     else:
         # the first touch holds it alone until its commit: documented, and the tries must not wait for it

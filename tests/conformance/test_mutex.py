@@ -85,7 +85,7 @@ def test_a_wait_is_bounded(world: World) -> None:
     b.end()
 
 
-def test_a_row_that_an_old_snapshot_does_not_show_is_no_unknown_one(world: World) -> None:
+def test_a_row_hidden_by_an_old_snapshot_is_not_unknown(world: World) -> None:
     if world.is_sqlite:
         pytest.skip("SQLite's writers have no old snapshot: they roll back")
     a, b, known, id = world.client(), world.client(), world.key(), world.key()
@@ -143,7 +143,7 @@ def test_queues_hold_the_same_id_independently(world: World) -> None:
     a.end()
 
 
-def test_an_unknown_one_is_not_held_by_somebody(world: World) -> None:
+def test_an_unknown_mutex_has_no_holder(world: World) -> None:
     a, id = world.client(), world.key()
     timeout = sl.Timeout(every=60)
     for operation in (

@@ -43,7 +43,7 @@ def renewed(locks: Any) -> None:
 
 def block_of_permits(locks: Any) -> None:
     with locks.semaphore(ROOM, ttl=60):
-        raise AssertionError("nobody has them")
+        raise AssertionError("no dialect has them")
 
 
 def mutex_token(locks: Any) -> None:

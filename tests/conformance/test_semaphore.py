@@ -103,7 +103,7 @@ def test_what_has_expired_is_taken_back_by_who_needs_it(world: World) -> None:
     assert (late.acquired, late.state) == (False, "EXPIRED")
     new = run(a, sl.semaphore.acquire({name: 1}, ttl=3600))
     assert new.fence == {name: 2}
-    # all of the old request was taken back, what nobody needs of it too
+    # all of the old request was taken back, permits that weren't needed included
     assert run(a, sl.semaphore.acquire({besides: 1}))
     assert run(a, sl.semaphore.release(old)) == "ALREADY_RELEASED"
     assert not run(a, sl.semaphore.acquire({name: 1}))
@@ -126,7 +126,7 @@ def test_a_name_goes_on_counting(world: World) -> None:
     assert run(b, sl.semaphore.acquire({name: 1})).fence == {name: 2}
 
 
-def test_less_capacity_evicts_nobody_and_grants_nobody(world: World) -> None:
+def test_less_capacity_evicts_and_grants_no_permits(world: World) -> None:
     a = world.client()
     name = semaphore(world, a, 3)
     grants = [run(a, sl.semaphore.acquire({name: 1})) for _ in range(3)]

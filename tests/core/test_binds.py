@@ -142,7 +142,7 @@ def test_a_splitting_async_session(servers: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
-def test_held_session_of_a_splitting_maker_is_in_the_locks_transaction(engine_to: MakeEngine, name: str) -> None:
+def test_the_session_of_a_block_joins_the_locks_transaction(engine_to: MakeEngine, name: str) -> None:
     """Whatever the maker's class routes by: what ``held.session`` does is the lock's own transaction."""
     engine = engine_to(name)
     maker = sessionmaker(engine, class_=routing(engine, engine))

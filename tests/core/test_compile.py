@@ -134,7 +134,7 @@ def test_the_statement(engine: str, operation: str) -> None:
 
 @pytest.mark.parametrize("operation", MAKE)
 @pytest.mark.parametrize("dialect", [mssql.dialect(), oracle.dialect(), None], ids=["mssql", "oracle", "unnamed"])
-def test_an_engine_that_nobody_has_tried(operation: str, dialect: Dialect | None) -> None:
+def test_an_unsupported_engine_is_refused(operation: str, dialect: Dialect | None) -> None:
     with pytest.raises(sl.Unsupported) as refused:
         MAKE[operation]().compile(dialect=dialect)
     assert one_sentence(refused.value).startswith("sqlalchemy-locks does not know the engine ")

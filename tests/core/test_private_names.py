@@ -14,7 +14,7 @@ from sqlalchemy.sql.base import CompileState
 from sqlalchemy.util.queue import Empty
 
 import sqlalchemy_locks
-from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, on_driver_error
+from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect, give_back, on_driver_error
 
 PACKAGE = pathlib.Path(sqlalchemy_locks.__file__).parent
 #: of a Connection, an Engine, a Dialect or a pool, and the only module that uses it
@@ -23,6 +23,7 @@ OF_CONNECTIONS = {
     "_handle_dbapi_exception_noconnection": "dialects/connections.py",
     "_connection_cls": "dialects/connections.py",
     "_connection_record": "dialects/connections.py",
+    "_close_special": "dialects/connections.py",
     "_max_overflow": "dialects/connections.py",
     "_do_get": "dialects/connections.py",
     "_create_connection": "dialects/connections.py",
@@ -131,3 +132,19 @@ def test_statements_have_the_hooks_of_an_operation() -> None:
     plugin: Any = CompileState._get_plugin_class_for_plugin(select(text("1")), "orm")
     assert callable(plugin.orm_pre_session_exec)
     assert callable(plugin.orm_execute_statement)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_committed_connection_needs_no_rollback(committed: bool) -> None:
+    engine = create_engine("sqlite://", poolclass=QueuePool)
+    known_reset = []
+    event.listen(engine, "reset", lambda raw, record, state: known_reset.append(state.transaction_was_reset))
+    connection = connect(engine)
+    with connection.begin():
+        connection.execute(text("SELECT 1"))
+    give_back(connection, committed=committed)
+    pool: Any = engine.pool
+    assert (known_reset, connection.closed, pool.checkedout()) == ([committed], True, 0)
+    with engine.connect() as again:
+        assert again.scalar(text("SELECT 1")) == 1
+    assert pool.checkedout() == 0

@@ -1,4 +1,4 @@
-"""An operation is a value: whoever executes it, and however often, it does the same."""
+"""An operation is a value: a Session, a Connection and Locks get the same result, as often as they execute it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In autocommit a lock would be over with its own statement: refused, on every engine."""
+"""In autocommit a lock would end with its own statement: refused, on every engine."""
 
 from __future__ import annotations
 

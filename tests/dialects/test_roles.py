@@ -30,7 +30,7 @@ def urls() -> Urls:
 
 
 def of_a_role(servers: Any, urls: Urls, name: str) -> URL:
-    """The URL by which a plain role reaches a database whose locks somebody else has installed."""
+    """The URL by which a plain role reaches a database whose locks another role has installed."""
     if name not in urls:
         engine, _, locking = name.partition("-")
         administrator = servers.fresh(engine, EVERYWHERE[name])
@@ -59,7 +59,7 @@ at_each_level = pytest.mark.parametrize("engine", LEVELS, indirect=True, ids="-"
 
 
 @at_each_level
-def test_it_is_nobody_special(engine: Engine) -> None:
+def test_the_role_is_no_superuser(engine: Engine) -> None:
     with engine.connect() as connection, pytest.raises(Exception, match=r"denied|permission"):
         connection.execute(text("CREATE TABLE lock.mine (id int)"))
 

@@ -1,4 +1,4 @@
-"""Who is cancelled or interrupted while waiting leaves nothing behind: no lock, no connection, no place in a line."""
+"""A wait that is cancelled or interrupted leaves nothing behind: no lock, no connection, no place in a queue."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_cancelled_wait_for_a_key(servers: Any, watch: Callable[[str], Watch], w
             locks, holder = sl.AsyncLocks(engine), sl.AsyncLocks(other)
             await holder.run(sl.lock.create(key))
             async with holder.exclusive(key):
-                await became(lambda: server.waiting() == 0)  # the test before left somebody, perhaps
+                await became(lambda: server.waiting() == 0)  # the test before may have left a waiter
                 task = asyncio.create_task(BLOCKS[how](locks, key))
                 await became(lambda: server.waiting() > 0)
                 await by_cancel(task)
@@ -182,7 +182,7 @@ def test_cancelled_statement_of_sqlite(servers: Any) -> None:
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "mysql/aiomysql"])
 def test_cancelled_wait_in_the_local_queue(servers: Any, watch: Callable[[str], Watch], which: str) -> None:
-    """The second waits behind the first, without a connection; whoever goes leaves the others their turns."""
+    """The second waits behind the first, without a connection; one that is cancelled leaves the others in their order."""
     name, driver = ASYNC[which]
     server = watch(name)
 

@@ -1,4 +1,4 @@
-"""Blocks and scheduled as decorators: each call by itself, on what is done when its call is done, and on nothing else."""
+"""Blocks and scheduled as decorators: one block for each call, of functions that are done when the call returns."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class Awaited:
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        (generator, "a generator's code runs when the lock is over"),
-        (async_generator, "a generator's code runs when the lock is over"),
+        (generator, "a generator's code runs when the lock is released"),
+        (async_generator, "a generator's code runs when the lock is released"),
         (coroutine, "is async: use AsyncLocks"),
         (Awaited(), "is async: use AsyncLocks"),
         (staticmethod(plain), "below @staticmethod"),

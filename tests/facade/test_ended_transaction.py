@@ -55,13 +55,13 @@ def write(number: int) -> Any:
 
 @contextlib.contextmanager
 def losing(locks: sl.Locks, key: str, said: str) -> Iterator[Any]:
-    """A block that ends with what it says, and has told once that its lock is lost."""
-    told: list[object] = []
-    event.listen(locks, "lost", told.append)
+    """A block that raises LockLost with this message, and has emitted ``lost`` once."""
+    events: list[object] = []
+    event.listen(locks, "lost", events.append)
     with pytest.raises(sl.LockLost, match=said) as raised, locks.exclusive(key) as held:
         yield held
     assert type(raised.value) is sl.LockLost
-    assert len(told) == 1
+    assert len(events) == 1
 
 
 @pytest.mark.parametrize("which", SYNC)

@@ -1,4 +1,4 @@
-"""What happens to locks is told to who listens, and to the log; a listener can't break a lock."""
+"""Events of locks, for listeners and for the log; a listener can't break a lock."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ ALL = ("waited", "acquired", "released", "lost", "retried", "swept")
 
 
 def listened(locks: Any) -> list[sl.LockEvent]:
-    told: list[sl.LockEvent] = []
+    events: list[sl.LockEvent] = []
     for what in ALL:
-        event.listen(locks, what, told.append)
-    return told
+        event.listen(locks, what, events.append)
+    return events
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_events_of_a_block(engine_to: MakeEngine, name: str) -> None:
     locks, key = sl.Locks(engine_to(name), owner="ann"), unused()
-    told = listened(locks)
+    events = listened(locks)
     with locks.exclusive(key):
-        assert [one.event for one in told] == ["waited", "acquired"]
-    assert [one.event for one in told] == ["waited", "acquired", "released"]
-    for one in told:
+        assert [one.event for one in events] == ["waited", "acquired"]
+    assert [one.event for one in events] == ["waited", "acquired", "released"]
+    for one in events:
         assert (one.kind, one.names, one.owner, one.shared, one.error) == ("lock", (key,), "ann", False, None)
         assert one.engine == locks.engine_name
-    waited, acquired, released = told
+    waited, acquired, released = events
     assert waited.waited == acquired.waited
     assert acquired.waited is not None
     assert acquired.waited > 0
@@ -47,16 +47,16 @@ def test_events_of_a_block(engine_to: MakeEngine, name: str) -> None:
 def test_events_of_errors(engine_to: MakeEngine) -> None:
     engine, key = engine_to("postgresql15"), unused()
     locks = sl.Locks(engine)
-    told = listened(locks)
+    events = listened(locks)
     with sl.Locks(engine).exclusive(key):
         with pytest.raises(sl.LockTimeout) as refused:
             later(lambda: locks.exclusive(key, timeout=0).__enter__()).result(PATIENCE)
-        assert [(one.event, one.error) for one in told] == [("waited", refused.value)]
-    told.clear()
+        assert [(one.event, one.error) for one in events] == [("waited", refused.value)]
+    events.clear()
     failure = RuntimeError("the app's")
     with pytest.raises(RuntimeError), locks.shared(key):
         raise failure
-    assert [(one.event, one.shared, one.error) for one in told] == [
+    assert [(one.event, one.shared, one.error) for one in events] == [
         ("waited", True, None),
         ("acquired", True, None),
         ("released", True, failure),
@@ -66,21 +66,21 @@ def test_events_of_errors(engine_to: MakeEngine) -> None:
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 def test_lost_is_emitted_once(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
     locks, server = sl.Locks(engine_to(name)), watch(name)
-    told = listened(locks)
+    events = listened(locks)
     with pytest.raises(sl.LockLost), locks.exclusive(unused()) as held:
         server.kill(server.backend(held.session.connection()))
         with pytest.raises(sl.LockLost):
             held.check()
         assert held.lost
-    assert [one.event for one in told] == ["waited", "acquired", "lost", "released"]
-    assert isinstance(told[-1].error, sl.LockLost)
+    assert [one.event for one in events] == ["waited", "acquired", "lost", "released"]
+    assert isinstance(events[-1].error, sl.LockLost)
 
 
 def test_events_of_retries(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
     """A connection that died while its key was waited for."""
     engine, key, server = engine_to("postgresql15"), unused(), watch("postgresql15")
     locks = sl.Locks(engine)
-    told = listened(locks)
+    events = listened(locks)
 
     def wait() -> None:
         with locks.exclusive(key):
@@ -97,18 +97,18 @@ def test_events_of_retries(engine_to: MakeEngine, watch: Callable[[str], Watch])
         )
         server.until_waiting(waiting)
     waiting.result(PATIENCE)
-    assert [(one.event, one.count) for one in told] == [
+    assert [(one.event, one.count) for one in events] == [
         ("retried", 1),
         ("waited", None),
         ("acquired", None),
         ("released", None),
     ]
-    assert told[0].error is not None
+    assert events[0].error is not None
 
 
 def test_events_of_mutexes_and_timeouts(engine_to: MakeEngine) -> None:
     locks, name = sl.Locks(engine_to("postgresql15")), unused()
-    told = listened(locks)
+    events = listened(locks)
     assert locks.mutex.acquire(name)
     assert not locks.mutex.acquire(name)
     assert locks.mutex.release(name)
@@ -116,7 +116,7 @@ def test_events_of_mutexes_and_timeouts(engine_to: MakeEngine) -> None:
     token = locks.mutex.acquire_token(name)
     assert locks.once_per(name, every=3600)
     assert not locks.once_per(name, every=3600)
-    assert [(one.event, one.kind, one.fence) for one in told] == [
+    assert [(one.event, one.kind, one.fence) for one in events] == [
         ("acquired", "mutex", None),
         ("released", "mutex", None),
         ("acquired", "mutex", token),
@@ -127,14 +127,14 @@ def test_events_of_mutexes_and_timeouts(engine_to: MakeEngine) -> None:
 def test_error_of_a_listener_is_logged(engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     locks, key = sl.Locks(engine_to("postgresql15")), unused()
 
-    def breaks(told: sl.LockEvent) -> None:
+    def breaks(events: sl.LockEvent) -> None:
         raise RuntimeError("the listener's")
 
     event.listen(locks, "acquired", breaks)
-    told = listened(locks)
+    events = listened(locks)
     with locks.exclusive(key):
         pass
-    assert [one.event for one in told] == ["waited", "acquired", "released"]
+    assert [one.event for one in events] == ["waited", "acquired", "released"]
     assert "the listener's" in caplog.text
     event.remove(locks, "acquired", breaks)
     caplog.clear()
@@ -145,13 +145,13 @@ def test_error_of_a_listener_is_logged(engine_to: MakeEngine, caplog: pytest.Log
 
 @pytest.fixture
 def heard_of_all() -> Iterator[list[sl.LockEvent]]:
-    told: list[sl.LockEvent] = []
+    events: list[sl.LockEvent] = []
 
     def hear(one: sl.LockEvent) -> None:
-        told.append(one)
+        events.append(one)
 
     event.listen(sl.Locks, "acquired", hear)
-    yield told
+    yield events
     event.remove(sl.Locks, "acquired", hear)
 
 
@@ -168,11 +168,11 @@ def test_events_of_async_locks(servers: Any, which: str) -> None:
     async def main() -> None:
         async with async_connected(installed(servers, name, driver)) as engine:
             locks = sl.AsyncLocks(engine)
-            told = listened(locks)
+            events = listened(locks)
             async with locks.exclusive(unused()):
                 pass
             await locks.mutex.acquire(unused())
-            assert [one.event for one in told] == ["waited", "acquired", "released", "acquired"]
+            assert [one.event for one in events] == ["waited", "acquired", "released", "acquired"]
 
     asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""Who holds a key, since when, and who waits for it: by the server's own account."""
+"""Holders of keys and their waiters, from the server's own tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.fixtures.parties import (
 TOLD = [*SERVERS, "postgresql18"]
 
 
-def told(engine: Engine, *names: str | int) -> list[sl.KeyHolder]:
+def holders_of(engine: Engine, *names: str | int) -> list[sl.KeyHolder]:
     return sl.Locks(engine).run(sl.lock.holders(*names))
 
 
@@ -52,7 +52,7 @@ def test_holders_and_waiters(engine_to: MakeEngine, watch: Callable[[str], Watch
         started = datetime.now(timezone.utc)
         waiting = contended(engine, watch(name), holder, waiter, key, shared)
         try:
-            (one,) = told(engine, unused("another"), key)
+            (one,) = holders_of(engine, unused("another"), key)
         finally:
             holder.rollback()
         waiting.result(PATIENCE)
@@ -79,7 +79,7 @@ def test_every_key_without_names(engine_to: MakeEngine, watch: Callable[[str], W
     with closing(engine.connect()) as holder, closing(engine.connect()) as waiter:
         waiting = contended(engine, watch(name), holder, waiter, key, False)
         try:
-            found = [one for one in told(engine) if one.key == key]
+            found = [one for one in holders_of(engine) if one.key == key]
         finally:
             holder.rollback()
         waiting.result(PATIENCE)
@@ -94,12 +94,12 @@ def test_uncontended_key_is_listed(engine_to: MakeEngine, name: str) -> None:
     with engine.connect() as one, engine.connect() as other:
         one.execute(sl.lock.shared(key))
         other.execute(sl.lock.shared(key))
-        assert [(holder.mode, holder.waiting) for holder in told(engine, key)] == [("shared", ())] * 2
+        assert [(holder.mode, holder.waiting) for holder in holders_of(engine, key)] == [("shared", ())] * 2
         other.rollback()
         one.execute(sl.lock.exclusive(key))
-        assert [holder.mode for holder in told(engine, key)] == ["exclusive"]  # once, though it has it both ways
+        assert [holder.mode for holder in holders_of(engine, key)] == ["exclusive"]  # once, though it has it both ways
         one.rollback()
-        assert told(engine, key) == []
+        assert holders_of(engine, key) == []
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
@@ -128,7 +128,7 @@ def test_since_is_independent_of_the_session_time_zone(
     with closing(engine.connect()) as holder, closing(engine.connect()) as waiter:
         waiting = contended(engine, watch(name), holder, waiter, key, False)
         try:
-            (one,) = told(engine, key)
+            (one,) = holders_of(engine, key)
         finally:
             holder.rollback()
         waiting.result(PATIENCE)
@@ -147,12 +147,12 @@ def test_since_is_independent_of_the_session_time_zone(
 )
 def test_unsupported_where_the_server_lists_no_locks(engine_to: MakeEngine, name: str, sentence: str) -> None:
     with pytest.raises(sl.Unsupported, match=sentence):
-        told(engine_to(name), "a")
+        holders_of(engine_to(name), "a")
 
 
 def test_unsupported_with_a_yugabytedb_url(engine_to: MakeEngine) -> None:
     with pytest.raises(sl.Unsupported, match="on YugabyteDB, whose locks are row locks"):
-        told(engine_to("yugabytedb", "yugabytedb"), "a")
+        holders_of(engine_to("yugabytedb", "yugabytedb"), "a")
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
@@ -165,7 +165,7 @@ def test_missing_privilege_is_named(engine_to: MakeEngine, servers: Any, name: s
     try:
         url = admin.url.set(username=user, password="x").render_as_string(hide_password=False)
         with connected(url) as engine, pytest.raises(sl.Unsupported, match="needs SELECT on performance_schema"):
-            told(engine, "a")
+            holders_of(engine, "a")
     finally:
         with admin.begin() as connection:
             connection.execute(text(f"DROP USER '{user}'@'%'"))
@@ -186,7 +186,7 @@ def test_async_holders(servers: Any, which: str) -> None:
             await locks.run(sl.lock.create(key))
             async with locks.exclusive(key):
                 found = await locks.run(sl.lock.holders(key))
-                # MariaDB knows of what somebody waits for only
+                # MariaDB lists only keys with waiters
                 assert [one.name for one in found] == ([] if name == "mariadb" else [key])
 
     asyncio.run(main())
@@ -205,9 +205,9 @@ def test_translated_schema(engine_to: MakeEngine, servers: Any) -> None:
     with connected(url, execution_options={"schema_translate_map": {"lock": "mine"}}) as engine:
         key = unused()
         with sl.Locks(engine).exclusive(key):
-            assert [one.name for one in told(engine, key)] == [key]
+            assert [one.name for one in holders_of(engine, key)] == [key]
     with connected(url) as engine, pytest.raises(sl.NotInstalled):
-        told(engine, "a")
+        holders_of(engine, "a")
 
 
 def test_other_role_sees_only_that_it_is_held(engine_to: MakeEngine, servers: Any) -> None:
@@ -220,7 +220,7 @@ def test_other_role_sees_only_that_it_is_held(engine_to: MakeEngine, servers: An
     try:
         url = admin.url.set(username=user).render_as_string(hide_password=False)
         with connected(url) as engine, sl.Locks(admin).exclusive(key):
-            (one,) = told(engine, key)
+            (one,) = holders_of(engine, key)
             assert (one.name, one.mode, one.since) == (key, "exclusive", None)
             assert one.session is not None
     finally:

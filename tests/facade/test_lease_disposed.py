@@ -38,12 +38,12 @@ def busy(engine: Engine, request: str | None) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_thread_leaves_no_connection(name: str, servers: Any, engine_to: MakeEngine) -> None:
+def test_renewal_thread_leaves_no_connection(name: str, servers: Any, engine_to: MakeEngine) -> None:
     others = engine_to(name)
     with connected(installed(servers, name)) as engine:
         locks, pool = sl.Locks(engine), engine.pool
         with locks.lease(unused("lease"), ttl=3600) as grant:
-            (renewed,) = locks._renewals()._kept
+            (renewed,) = locks._semaphores.renewals()._leases
             with busy(others, grant.external_id) as go_on:
                 due(locks)
                 until(lambda: pool.checkedout() == 1)  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def test_a_thread_leaves_no_connection(name: str, servers: Any, engine_to: MakeE
 
 
 @pytest.mark.parametrize("case", ASYNC)
-def test_a_task_leaves_no_connection(case: str, servers: Any, engine_to: MakeEngine) -> None:
+def test_renewal_task_leaves_no_connection(case: str, servers: Any, engine_to: MakeEngine) -> None:
     name, driver = ASYNC[case]
     others = engine_to(name)
 
@@ -64,8 +64,8 @@ def test_a_task_leaves_no_connection(case: str, servers: Any, engine_to: MakeEng
             locks, pool = sl.AsyncLocks(engine), engine.pool
             block = locks.lease(unused("lease"), ttl=3600)
             async with block as grant:
-                assert block._block._entered is not None
-                renewed = block._block._entered[1]
+                assert block._context._entered is not None
+                renewed = block._context._entered[1]
                 with busy(others, grant.external_id) as go_on:
                     task = asyncio.create_task(greenlet_spawn(renewed.renew))
                     while not pool.checkedout():  # type: ignore[attr-defined]
@@ -79,17 +79,17 @@ def test_a_task_leaves_no_connection(case: str, servers: Any, engine_to: MakeEng
     asyncio.run(main())
 
 
-def test_what_is_over_is_not_renewed() -> None:
+def test_closed_lease_is_not_renewed() -> None:
     """Its engine may have been disposed of already: nobody would close what is opened now."""
     asked: list[int] = []
     renewed = RenewableLease("a lease", LostEvent(3600, clock()), clock(), lambda: not asked.append(1))
-    renewed.over = True
+    renewed.closed = True
     assert renewed.renew() is False
     assert asked == []
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_fork_closes_nothing_of_its_parent(name: str, engine_to: MakeEngine) -> None:
+def test_fork_closes_no_connection_of_parent(name: str, engine_to: MakeEngine) -> None:
     """It disposes of the engine as SQLAlchemy tells forks to, and leaves the work by an exception."""
     engine = engine_to(name)
     engine.connect().close()

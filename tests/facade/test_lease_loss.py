@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -14,15 +16,21 @@ import pytest
 from sqlalchemy import Engine, select
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.runtime.renewal import clock
+from sqlalchemy_locks.facade.async_lease import AsyncLostEvent
+from sqlalchemy_locks.runtime.renewal import LostEvent, clock
 from tests import servers as real
 from tests.conftest import PLAIN, install
 from tests.facade.test_lease_block import DOCUMENT, document, write
 from tests.faults.drivers import sync, through_a_proxy
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import PATIENCE, connected, installed, until
+from tests.fixtures.parties import (
+    PATIENCE,
+    connected,
+    installed,
+    until,
+)
 from tests.fixtures.renewal_threads import renewers
-from tests.fixtures.semaphores import expire, unused
+from tests.fixtures.semaphores import ENGINES, expire, unused
 
 __all__ = ["document"]
 
@@ -78,14 +86,14 @@ def free(engine: Engine, lease: str) -> None:
 
 def due(locks: sl.Locks) -> None:
     """Have the one lease that is held renewed at once."""
-    renewals = locks._renewals()
-    for renewed in list(renewals._kept):
+    renewals = locks._semaphores.renewals()
+    for renewed in list(renewals._leases):
         renewed.due = 0
         renewals.add(renewed)  # which wakes whoever renews
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mariadb"])
-def test_a_process_that_was_stopped_past_its_time_knows_at_once(
+def test_process_stopped_past_ttl_knows_immediately(
     name: str, servers: Any, engine_to: MakeEngine, document: Any
 ) -> None:
     engine, lease = engine_to(name), unused("lease")
@@ -105,9 +113,7 @@ def test_a_process_that_was_stopped_past_its_time_knows_at_once(
     assert sl.Locks(engine).release(next_one) is sl.Released.RELEASED
 
 
-def test_a_process_that_goes_on_before_its_time_is_over_holds_it_still(
-    servers: Any, engine_to: MakeEngine, document: Any
-) -> None:
+def test_process_stopped_within_ttl_still_holds(servers: Any, engine_to: MakeEngine, document: Any) -> None:
     name = "postgresql15"
     engine, lease = engine_to(name), unused("lease")
     document(engine)
@@ -123,7 +129,7 @@ def test_a_process_that_goes_on_before_its_time_is_over_holds_it_still(
     free(engine, lease)
 
 
-def test_a_fork_is_not_the_holder(servers: Any, engine_to: MakeEngine) -> None:
+def test_fork_is_not_the_holder(servers: Any, engine_to: MakeEngine) -> None:
     engine, lease = engine_to("postgresql15"), unused("lease")
     with Holder(installed(servers, "postgresql15"), lease, 3600) as holder:
         assert holder.asked("fork") == "lost True, its own False"
@@ -135,7 +141,7 @@ def test_a_fork_is_not_the_holder(servers: Any, engine_to: MakeEngine) -> None:
 
 
 @sync
-def test_a_connection_that_is_cut_loses_no_lease(servers: Any, name: str, driver: str) -> None:
+def test_cut_connection_loses_no_lease(servers: Any, name: str, driver: str) -> None:
     """Unlike a lock of a transaction: the next connection renews it."""
     lease = unused("lease")
     with through_a_proxy(servers, name, driver, pool_size=2) as (engine, proxy):
@@ -153,7 +159,7 @@ def test_a_connection_that_is_cut_loses_no_lease(servers: Any, name: str, driver
 
 
 @sync
-def test_who_reaches_the_server_no_more_has_lost_it(servers: Any, name: str, driver: str) -> None:
+def test_unreachable_server_loses_lease(servers: Any, name: str, driver: str) -> None:
     lease = unused("lease")
     with through_a_proxy(servers, name, driver) as (engine, proxy):
         locks = sl.Locks(engine)
@@ -173,7 +179,7 @@ def test_who_reaches_the_server_no_more_has_lost_it(servers: Any, name: str, dri
         free(plain, lease)
 
 
-def test_a_restart_of_the_server_loses_no_lease() -> None:
+def test_server_restart_loses_no_lease() -> None:
     name = "postgresql15"
     with real.start(name) as server:
         assert isinstance(server, real.SQLServer)
@@ -188,7 +194,7 @@ def test_a_restart_of_the_server_loses_no_lease() -> None:
                 sl.Locks(engine).acquire({"restart": 1}, timeout=0)
 
 
-def test_a_lease_that_expired_unnoticed_is_never_renewed(engine_to: MakeEngine) -> None:
+def test_expired_lease_is_never_renewed(engine_to: MakeEngine) -> None:
     """Renewing is an UPDATE of what is held: it takes nothing back from who has it now."""
     engine, lease = engine_to("postgresql15"), unused("lease")
     locks = sl.Locks(engine)
@@ -201,3 +207,46 @@ def test_a_lease_that_expired_unnoticed_is_never_renewed(engine_to: MakeEngine) 
             assert grant.lost.wait(PATIENCE)
     assert sl.Locks(engine).renew(next_one) is True
     assert sl.Locks(engine).release(next_one) is sl.Released.RELEASED
+
+
+def test_cancellation_together_with_loss_is_raised() -> None:
+    async def main() -> None:
+        lost = LostEvent(3600, clock())
+        told = AsyncLostEvent(lost)
+        waiting = asyncio.create_task(told.wait(600))
+        await asyncio.sleep(0)
+        lost.set("somebody swept it")
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await told.wait(0)
+
+    asyncio.run(main())
+
+
+def test_loss_set_in_another_thread_wakes_task() -> None:
+    async def main() -> None:
+        lost = LostEvent(3600, clock())
+        told = AsyncLostEvent(lost)
+        waiting = asyncio.create_task(told.wait(PATIENCE))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(lost.set, "somebody swept it")
+        assert await waiting
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_collected_block_is_not_renewed(name: str, engine_to: MakeEngine) -> None:
+    """An exception from outside, between the entering and the first line: its thread is renewed for ever, else."""
+    engine, lease = engine_to(name), unused("lease")
+    locks = sl.Locks(engine)
+    ident = locks.lease(lease, ttl=3600).__enter__().external_id
+    # again and again: the thread that renews may have it in its hands
+    until(lambda: gc.collect() >= 0 and len(locks._semaphores.renewals()._leases) == 0)
+    with engine.begin() as connection:
+        expire(connection, ident)
+    with locks.lease(lease, timeout=PATIENCE) as grant:
+        assert grant.fence == {lease: 2}
+    until(lambda: not renewers())

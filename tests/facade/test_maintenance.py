@@ -31,7 +31,7 @@ def due_again(engine: Engine) -> None:
     despite_deadlocks(engine, f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - 1000000")
 
 
-def test_everything_once_by_one_of_a_fleet(engine: Engine) -> None:
+def test_each_task_runs_once_in_a_fleet(engine: Engine) -> None:
     sem = made(engine, 3)
     locks = sl.Locks(engine)
     old, gone = locks.acquire({sem: 1}, ttl=3600), locks.acquire({sem: 1})
@@ -62,7 +62,7 @@ def test_everything_once_by_one_of_a_fleet(engine: Engine) -> None:
     assert locks.release(gone) is sl.Released.ALREADY_RELEASED
 
 
-def test_one_that_fails_does_not_keep_the_others(engine: Engine) -> None:
+def test_failing_task_does_not_stop_others(engine: Engine) -> None:
     def down(owners: list[str]) -> list[str]:
         raise RuntimeError("nobody knows who is alive")
 
@@ -74,15 +74,13 @@ def test_one_that_fails_does_not_keep_the_others(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("nobody knows who is alive"), KeyboardInterrupt()])
-def test_a_turn_that_was_not_used_is_due_again_soon(
-    engine: Engine, error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_task_is_due_again_soon(engine: Engine, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at once: a fleet would ask what is down again and again. And not after the whole of its period."""
 
     def down(owners: list[str]) -> list[str]:
         raise error
 
-    monkeypatch.setattr(maintenance, "AGAIN", 240)  # of the 300 seconds of its period
+    monkeypatch.setattr(maintenance, "RETRY_AFTER", 240)  # of the 300 seconds of its period
     sem = made(engine, 1)
     locks = sl.Locks(engine)
     locks.acquire({sem: 1}, owner="dead")
@@ -94,7 +92,7 @@ def test_a_turn_that_was_not_used_is_due_again_soon(
     assert held(engine, sem) == 0
 
 
-def test_a_turn_that_is_anothers_by_now_stays_theirs(engine: Engine) -> None:
+def test_late_failure_keeps_next_period(engine: Engine) -> None:
     """Whose task takes longer than its period, and fails then."""
 
     def late(owners: list[str]) -> list[str]:
@@ -108,7 +106,7 @@ def test_a_turn_that_is_anothers_by_now_stays_theirs(engine: Engine) -> None:
     with pytest.raises(RuntimeError, match="too late"):
         locks.maintain(alive=late)
     assert others == [0]
-    later_by(engine, maintenance.AGAIN + 1)
+    later_by(engine, maintenance.RETRY_AFTER + 1)
     assert "orphans" not in locks.maintain().done
 
 
@@ -118,7 +116,7 @@ def later_by(engine: Engine, seconds: int) -> None:
         connection.execute(text(f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - :by"), {"by": seconds})
 
 
-def test_in_the_background(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_background_thread(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     sem = made(engine, 1)
     locks = sl.Locks(engine)
     locks.acquire({sem: 1}, owner="dead")
@@ -142,7 +140,7 @@ def test_in_the_background(engine: Engine, caplog: pytest.LogCaptureFixture) -> 
     assert told("maintenance: orphans ")
 
 
-def test_awaited(servers: Servers, engine_to: MakeEngine) -> None:
+def test_async_maintenance(servers: Servers, engine_to: MakeEngine) -> None:
     plain = engine_to("postgresql15")
     sem = made(plain, 1)
     with plain.begin() as connection:

@@ -1,4 +1,4 @@
-"""Blocks that are used as nobody should: who is inside holds its keys, or is told that it doesn't, all the same."""
+"""Blocks that are misused: inside them the keys are held, or reported as lost, all the same."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_function_that_runs_after_the_lock_is_refused(
         decorated()
 
 
-# who hears of it
+# the listeners
 
 
 class Stop(BaseException): ...
@@ -179,7 +179,7 @@ def test_exit_raised_by_a_listener_leaves_no_lock(engine_to: MakeEngine, what: s
     locks = sl.Locks(engine)
     locks.run(sl.semaphore.create(name, 1))
 
-    def stop(told: sl.LockEvent) -> None:
+    def stop(seen_events: sl.LockEvent) -> None:
         raise Stop
 
     event.listen(locks, what, stop)
@@ -214,7 +214,7 @@ def test_failing_log_handler_loses_no_lock(engine_to: MakeEngine) -> None:
     engine, key = engine_to("postgresql15"), unused()
     locks = sl.Locks(engine)
 
-    def breaks(told: sl.LockEvent) -> None:
+    def breaks(seen_events: sl.LockEvent) -> None:
         raise RuntimeError("the listener's")
 
     event.listen(locks, "acquired", breaks)
@@ -251,18 +251,18 @@ FORKED = """
             held.session.execute(text("SELECT 1"))
             child = os.fork()
             if not child:
-                told = [held.lost]
+                seen_events = [held.lost]
                 try:
                     held.check()
                 except sl.LockLost:
-                    told.append("check")
+                    seen_events.append("check")
                 engine.dispose(close=False)
                 try:
                     with locks.exclusive(sys.argv[2], timeout=0):
-                        told.append("two holders")
+                        seen_events.append("two holders")
                 except sl.LockTimeout:
-                    told.append("waits as others do")
-                print(*told, flush=True)
+                    seen_events.append("waits as others do")
+                print(*seen_events, flush=True)
                 if sys.argv[3] == "raises":
                     raise KeyError("the child's")
             else:
@@ -325,7 +325,7 @@ def test_async_session_with_explicit_begin(noting: Callable[..., Engine], server
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_session_is_unusable_after_the_block(noting: Callable[..., Engine], name: str) -> None:
-    """What comes when the lock is over (a stream, a thread) would be done without it."""
+    """What runs after the block (a stream, a thread) would run without the lock."""
     engine = noting(name)
     with sl.Locks(engine).exclusive(unused()) as held:
         held.session.add(Note(id=1))

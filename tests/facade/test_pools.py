@@ -1,4 +1,4 @@
-"""A hundred tasks or threads on a pool of five: no timeouts from the pool, no leak; and who waits, waits in memory."""
+"""A hundred tasks or threads on a pool of five: no timeouts from the pool, no leak; waiters wait in memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def each(engine: AsyncEngine) -> int:
 
 
 class Alone:
-    """Counts those who are inside together."""
+    """Counts the tasks that are inside at the same time."""
 
     def __init__(self) -> None:
         self.inside: Counter[Any] = Counter()
@@ -193,7 +193,7 @@ def test_waiters_leave_connections_to_others(engine_to: MakeEngine, watch: Calla
         server.until_waiting(waiting[0])
         assert pool.checkedout() == 2
         locks.run(sl.lock.vacuum())
-        # the holder, one who waits, vacuum; later, those who leave may still have theirs when the next ones have come
+        # the holder, one waiter, vacuum; later, one that leaves may still have its connection when the next one has come
         assert most <= 4
     for future in waiting:
         future.result(PATIENCE)
@@ -205,7 +205,7 @@ def line(engine: Any) -> int:
     """How many stand before a key, the one that waits on a connection included."""
     from sqlalchemy_locks.runtime.local_queue import local_queues
 
-    return sum(1 + len(turn.line or ()) for turn in list(local_queues(engine.dialect).now.values()))
+    return sum(1 + len(turn.behind or ()) for turn in list(local_queues(engine.dialect).front.values()))
 
 
 @pytest.mark.usefixtures("unhurried")

@@ -21,12 +21,12 @@ DOCUMENT = Table("guarded_document", MetaData(), Column("id", Integer, primary_k
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_who_waits_is_served_when_there_is_room(name: str, engine_to: MakeEngine) -> None:
+def test_waiter_is_served_when_there_is_room(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
     first = locks.acquire({sem: 1})
-    with pytest.raises(sl.LockTimeout, match="had no room at the only try"):
+    with pytest.raises(sl.LockTimeout, match=r"had no room \(timeout=0\)"):
         locks.acquire({sem: 1}, timeout=0)
     with pytest.raises(sl.LockTimeout, match=r"had no room within 0.05 s"):
         locks.acquire({sem: 1}, timeout=0.05)
@@ -36,7 +36,7 @@ def test_who_waits_is_served_when_there_is_room(name: str, engine_to: MakeEngine
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_request_that_is_over_is_refused_and_not_waited_for(name: str, engine_to: MakeEngine) -> None:
+def test_finished_request_is_refused(name: str, engine_to: MakeEngine) -> None:
     locks = sl.Locks(engine := engine_to(name))
     sem, ident = made(engine, 1), unused("job")
     locks.release(locks.acquire({sem: 1}, external_id=ident))
@@ -47,7 +47,7 @@ def test_a_request_that_is_over_is_refused_and_not_waited_for(name: str, engine_
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_row_that_somebody_keeps_locked_ends_the_wait_and_leaves_no_setting(name: str, engine_to: MakeEngine) -> None:
+def test_wait_for_locked_row_is_bounded(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level="READ COMMITTED", pool_size=2)
     sem = made(engine, 2)
     setting = "SHOW lock_timeout" if name == "postgresql15" else "SELECT @@innodb_lock_wait_timeout"
@@ -62,7 +62,7 @@ def test_a_row_that_somebody_keeps_locked_ends_the_wait_and_leaves_no_setting(na
     assert held(engine, sem) == 0
 
 
-def test_one_of_a_process_waits_on_a_connection(engine_to: MakeEngine, watch: Any) -> None:
+def test_one_thread_waits_on_a_connection(engine_to: MakeEngine, watch: Any) -> None:
     """Ten threads want one semaphore whose row is locked: one connection waits, nine threads do."""
     engine, watcher = engine_to("postgresql15", pool_size=20), watch("postgresql15")
     sem = made(engine, 20)
@@ -74,28 +74,30 @@ def test_one_of_a_process_waits_on_a_connection(engine_to: MakeEngine, watch: An
         assert engine.pool.checkedout() == 2  # type: ignore[attr-defined]
         keeper.commit()
     assert all(future.result(PATIENCE) for future in waiting)
-    assert local_queues(engine.dialect).now == {}
+    assert local_queues(engine.dialect).front == {}
     assert held(engine, sem) == 11
 
 
 def visitors(lines: LocalQueues) -> int:
-    return sum(1 + len(turn.line or ()) for (key, _), turn in list(lines.now.items()) if key[0] == "gate")
+    return sum(1 + len(ticket.behind or ()) for (key, _), ticket in list(lines.front.items()) if key[0] == "gate")
 
 
-def test_the_gate_is_bounded() -> None:
-    lines = LocalQueues(False)
-    with lines.alone(["a"], 5) as alone:
-        assert alone
-        with lines.alone(["b"], 5) as alone:
-            assert alone
-        for names in (["a"], ["0", "a"]):
-            with lines.alone(names, 0) as alone:
-                assert not alone
-    assert lines.now == {}
+def test_wait_for_local_gate_is_bounded(engine_to: MakeEngine) -> None:
+    engine = engine_to("sqlite")
+    locks, queues = sl.Locks(engine), local_queues(engine.dialect)
+    first, second, third = sorted(made(engine, 1) for _ in range(3))
+    gate = queues.ticket(("gate", locks._semaphores.installation(), second))
+    assert gate.wait(0)
+    locks.release(locks.acquire({third: 1}, timeout=0))
+    for permits in ({second: 1}, {first: 1, second: 1}):
+        with pytest.raises(sl.LockTimeout, match="stayed locked by others within 0.05 s"):
+            locks.acquire(permits, timeout=0.05)
+    gate.leave()
+    assert queues.front == {}
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_dead_owners(name: str, engine_to: MakeEngine) -> None:
+def test_sweep_of_dead_owners(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 10)
     locks = sl.Locks(engine)
@@ -109,7 +111,7 @@ def test_dead_owners(name: str, engine_to: MakeEngine) -> None:
     with pytest.raises(RuntimeError, match="orchestrator"):
         locks.sweep(alive=explode)
     for nonsense in (lambda owners: None, lambda owners: "everybody", lambda owners: True):
-        with pytest.raises(TypeError, match="alive gives the living ones"):
+        with pytest.raises(TypeError, match="alive returns those of the given owners"):
             locks.sweep(alive=nonsense)  # type: ignore[arg-type]
     assert held(engine, sem) == 6
 
@@ -125,7 +127,7 @@ def test_dead_owners(name: str, engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_half_a_release_is_finished_by_the_sweep(name: str, engine_to: MakeEngine) -> None:
+def test_sweep_finishes_half_a_release(name: str, engine_to: MakeEngine) -> None:
     """Whoever freed the permits and died before the request: as the pattern's release without a transaction may."""
     from sqlalchemy import text
 
@@ -145,7 +147,7 @@ def test_half_a_release_is_finished_by_the_sweep(name: str, engine_to: MakeEngin
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_the_story_of_a_holder_that_slept_too_long(name: str, engine_to: MakeEngine) -> None:
+def test_late_holder_writes_nothing(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     DOCUMENT.create(engine, checkfirst=True)
     with engine.begin() as connection:
@@ -174,7 +176,7 @@ def test_the_story_of_a_holder_that_slept_too_long(name: str, engine_to: MakeEng
         assert connection.scalar(select(DOCUMENT.c.body)) == "the next one's"
 
 
-def test_a_full_time_to_live_after_a_wait(engine_to: MakeEngine, watch: Any) -> None:
+def test_ttl_counts_from_after_wait(engine_to: MakeEngine, watch: Any) -> None:
     """The lease counts from after the wait: what was read before it would be slow by it."""
     engine, watcher = engine_to("postgresql15", isolation_level="READ COMMITTED"), watch("postgresql15")
     sem = made(engine, 2)
@@ -190,7 +192,7 @@ def test_a_full_time_to_live_after_a_wait(engine_to: MakeEngine, watch: Any) -> 
 
 
 @pytest.mark.parametrize("place_", ASYNC)
-def test_async(servers: Any, place_: str) -> None:
+def test_async_semaphores(servers: Any, place_: str) -> None:
     name, driver = ASYNC[place_]
     plain = create_engine(installed(servers, name))
     sem = made(plain, 2)
@@ -223,7 +225,7 @@ def test_async(servers: Any, place_: str) -> None:
 
             assert await locks.sweep(alive=alive) >= len(grants)
             assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-            assert local_queues(engine.sync_engine.dialect).now == {}
+            assert local_queues(engine.sync_engine.dialect).front == {}
 
     asyncio.run(main())
     assert held(plain, sem) == 0
@@ -231,7 +233,7 @@ def test_async(servers: Any, place_: str) -> None:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_who_is_cancelled_in_the_queue_for_the_row_has_nothing(servers: Any, watch: Any, driver: str) -> None:
+def test_cancelled_wait_for_row_acquires_nothing(servers: Any, watch: Any, driver: str) -> None:
     watcher = watch("postgresql15")
     plain = create_engine(installed(servers, "postgresql15"))
     sem = made(plain, 3)
@@ -255,12 +257,12 @@ def test_who_is_cancelled_in_the_queue_for_the_row_has_nothing(servers: Any, wat
     plain.dispose()
 
 
-def test_the_same_names_awaited() -> None:
+def test_async_signatures_are_equal() -> None:
     for method in ("acquire", "release", "renew"):
         assert inspect.signature(getattr(sl.Locks, method)) == inspect.signature(getattr(sl.AsyncLocks, method))
 
 
-def test_threads_of_one_process(engine_to: MakeEngine) -> None:
+def test_threads_never_exceed_capacity(engine_to: MakeEngine) -> None:
     engine: Engine = engine_to("sqlite")
     sem = made(engine, 2)
     inside, most, guard = 0, 0, threading.Lock()
@@ -283,7 +285,7 @@ def test_threads_of_one_process(engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", [*SERVERS, "yugabytedb"])
-def test_whoever_changes_a_semaphore_waits_no_longer_than_told(name: str, engine_to: MakeEngine) -> None:
+def test_change_of_semaphore_respects_locks_wait(name: str, engine_to: MakeEngine) -> None:
     """A bounded wait, in a session and through ``Locks``, and no setting is left."""
     engine = engine_to(name, isolation_level="READ COMMITTED", pool_size=9)
     setting = "SELECT @@innodb_lock_wait_timeout" if name in ("mysql", "mariadb") else "SHOW lock_timeout"

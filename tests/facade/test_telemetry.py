@@ -1,4 +1,4 @@
-"""What OpenTelemetry and Prometheus are told: by their real libraries."""
+"""The metrics of OpenTelemetry and Prometheus, read by their own libraries."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def held(request: pytest.FixtureRequest) -> Any:
     if request.param == "prometheus":
         registry = CollectorRegistry()
 
-        def told(locks: sl.Locks, first: bool = False) -> Any:
+        def metrics_of(locks: sl.Locks, first: bool = False) -> Any:
             if first:
                 prometheus.instrument(locks, registry)
             labels = {"kind": "semaphore", "engine": "PostgreSQL"}
             return registry.get_sample_value("sqlalchemy_locks_held", labels) or 0
 
-        yield told
+        yield metrics_of
         return
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
@@ -131,11 +131,11 @@ def test_opentelemetry(engine_to: MakeEngine) -> None:
             assert span.end_time is not None
             assert span.start_time < span.end_time
         assert [span.status.is_ok for span in done] == [True, False, True, True, False, True]
-        told = reader.get_metrics_data()
-        assert told is not None
+        metrics_of = reader.get_metrics_data()
+        assert metrics_of is not None
         found: dict[str, Any] = {
             metric.name: list(metric.data.data_points)
-            for resource in told.resource_metrics
+            for resource in metrics_of.resource_metrics
             for scope in resource.scope_metrics
             for metric in scope.metrics
         }

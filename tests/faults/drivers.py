@@ -36,7 +36,7 @@ asynchronous = pytest.mark.parametrize(("name", "driver"), ASYNC, ids=["-".join(
 ONE: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE}
 
 
-#: what a driver that encrypts where it can has to be told where the proxy is to read what is asked
+#: arguments of a driver that encrypts where it can, so that the proxy can read the requests
 _CLEAR: dict[str, dict[str, Any]] = {
     "psycopg": {"sslmode": "disable"},
     "psycopg2": {"sslmode": "disable"},

@@ -32,7 +32,7 @@ _CLIENT_SSL, _DEPRECATE_EOF = 0x800, 1 << 24
 
 
 class Proxy:
-    """Forwards requests and answers until it is told to ``cut`` what it carries; new connections are carried again."""
+    """Forwards requests and replies until ``cut`` is called; new connections are forwarded again."""
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)
@@ -147,7 +147,7 @@ class Proxy:
 
 @dataclass
 class Request:
-    """What a client sends at once, and then waits for an answer to."""
+    """What a client sends before it waits for a reply."""
 
     data: bytes = b""
     #: what can be searched for: with a statement's text where only the name is sent that it was prepared under

@@ -1,4 +1,4 @@
-"""A block whose transaction was lost inside it says so, whatever its user has passed over."""
+"""A block whose transaction was lost inside it raises, whatever errors its user has ignored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_ignored_error_is_not_reported_as_success(engine: Engine) -> None:
     locks = sl.Locks(engine)
 
     def pay() -> None:
-        with locks.exclusive("passed over") as held:
+        with locks.exclusive("ignored") as held:
             held.session.execute(text("INSERT INTO payment (id) VALUES (1)"))
             with pytest.raises(DBAPIError):
                 held.session.execute(text("SELECT * FROM no_such_table"))

@@ -1,4 +1,4 @@
-"""A connection that is cut between app and server: the lock is lost, is said to be, and somebody else has it."""
+"""A connection that is cut between app and server: the lock is lost, is reported, and a waiter acquires it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ imports = sl.Mutex(Import, id=Import.name, acquired=Import.locked)
 
 
 def encryption(driver: str, tls: bool) -> dict[str, Any]:
-    """What a driver is told, to speak TLS or not to."""
+    """The arguments of a driver, with TLS or without."""
     if driver in ("aiomysql", "asyncmy", "mariadb+aiomysql"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -228,7 +228,7 @@ def case(function: Callable[[Way], tuple[Act, Judge]]) -> Callable[[Way], tuple[
 
 
 def free(way: Way, *keys: str) -> None:
-    """Nobody holds a key."""
+    """No transaction holds a key."""
     with way.direct.exclusive(*keys, timeout=PATIENCE):  # the server may not have noticed a death yet
         pass
 
@@ -975,12 +975,12 @@ def test_outcome_after_a_connection_died(way: Way, name: str, executed: bool) ->
         found = said(way, act)
         if way.proxy.fatal is None:
             break
-        told = f"{'after' if executed else 'before'} no. {number}, {way.proxy.fatal!r}, of {way.proxy.asked}"
+        request = f"{'after' if executed else 'before'} no. {number}, {way.proxy.fatal!r}, of {way.proxy.asked}"
         try:
             judge(found)
             assert_checked_in(way)
         except Exception as wrong:
-            wrong.add_note(told) if hasattr(wrong, "add_note") else None
+            wrong.add_note(request) if hasattr(wrong, "add_note") else None
             raise
     way.proxy.die_at(0, executed=executed)  # by which it is made sure that nothing dies any more
     judge(found)

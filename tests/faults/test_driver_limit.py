@@ -113,7 +113,7 @@ def test_wait_in_a_queue_beyond_the_limit(servers: Any, other: Engine) -> None:
             waiting = asyncio.create_task(sl.AsyncLocks(engine).acquire({room: 1}))
             await cut_off(engine, waiting)
             plain.release(mine)
-            # whoever was cut off tries out of turn, and may come first
+            # one that was cut off tries out of order, and may be first
             for one in asyncio.as_completed([asyncio.to_thread(first.result, PATIENCE), waiting]):
                 plain.release(await one)
 

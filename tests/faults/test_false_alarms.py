@@ -1,4 +1,4 @@
-"""What a driver has not read yet is no sign that a lock is lost, whoever asks, and whenever."""
+"""Unread data of a driver is no sign that a lock is lost, whatever thread asks, at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sqlalchemy_locks as sl
 from tests.fixtures.parties import ENGINES, connected, installed, later, unused
 
 SYNC = pytest.mark.parametrize(("name", "driver"), [*ENGINES.items(), ("postgresql15", "psycopg2")])
-#: more than a driver reads at once
+#: more than a driver reads in one go
 _ROWS = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 900) SELECT n, CAST(:wide AS CHAR(999)) FROM n"
 
 
@@ -50,12 +50,12 @@ def test_reply_to_another_thread_is_no_loss(servers: Any, name: str, driver: str
 
 @SYNC
 def test_block_that_has_ended(servers: Any, name: str, driver: str) -> None:
-    """Whoever still looks finds that nothing is held, which is nobody's loss."""
-    told: list[object] = []
+    """After the block nothing is held, and nothing is lost."""
+    events: list[object] = []
     with connected(installed(servers, name, driver)) as engine:
         locks = sl.Locks(engine)
-        event.listen(locks, "lost", told.append)
+        event.listen(locks, "lost", events.append)
         with locks.exclusive(unused()) as held:
             held.session.execute(text("SELECT 1"))
         assert held.lost
-    assert not told
+    assert not events

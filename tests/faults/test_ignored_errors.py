@@ -1,4 +1,4 @@
-"""An error that a block passes over costs it its lock where the server gives the transaction up for it: at once."""
+"""An error that a block ignores loses its lock immediately, where the server aborts the transaction for it."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def free(engine: Engine, key: str) -> bool:
 @contextmanager
 def losing(locks: Any, said: str = NOTHING) -> Iterator[None]:
     """What raises ``LockLost``, and tells once that the lock is lost."""
-    told: list[object] = []
-    event.listen(locks, "lost", told.append)
+    events: list[object] = []
+    event.listen(locks, "lost", events.append)
     with pytest.raises(sl.LockLost, match=said) as raised:
         yield
     assert type(raised.value) is sl.LockLost
-    assert len(told) == 1
+    assert len(events) == 1
 
 
 def deadlock(other: Engine, ready: threading.Event) -> None:

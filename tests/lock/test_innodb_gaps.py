@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: a key whose first row is rolled back under those who wait for it concerns no other key."""
+"""MySQL and MariaDB: waiters for a first row that is rolled back lock no gap, and so no other key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _RolledBack(Exception):
 
 
 class Block:
-    """A block of ``Locks`` in a thread of its own, open until it is told to end."""
+    """A block of ``Locks`` in a thread of its own, open until it is ended."""
 
     def __init__(self, block: Any) -> None:
         self.entered: Future[Any] = Future()
@@ -55,7 +55,7 @@ class Block:
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest, servers: Servers, name: str) -> Iterator[Engine]:
-    """An engine to a table of keys that is so, of nobody else's; as the app makes it that says nothing of a level."""
+    """An engine with a table of keys of its own, in the state of the parameter, at the server's default level."""
     url = servers.fresh(name, PLAIN[name])
     install(url)
     # what waits where it must not is ended by the server, and then fails
@@ -75,7 +75,7 @@ def never_used(number: int) -> list[int]:
 
 
 def others_go_on(engine: Engine, number: int) -> None:
-    """Keys that were never used are had at once, by a block, by a try, and at every level."""
+    """New keys are acquired without a wait, by a block, by a try, and at every level."""
     locks = sl.Locks(engine)
     for key in never_used(number):
         for block in (locks.exclusive(key, timeout=0), locks.shared(key, timeout=0), locks.exclusive(key, timeout=5)):
@@ -107,7 +107,7 @@ def waiting_for(engine: Engine) -> int:
 
 
 def until_waiting(engine: Engine, *calls: Future[Any]) -> None:
-    # InnoDB refreshes its table of transactions only when nobody has read it for a tenth of a second
+    # InnoDB refreshes its table of transactions only when it was not read for a tenth of a second
     until(lambda: waiting_for(engine) == len(calls), pause=0.13, unless=calls[0])
 
 
@@ -249,7 +249,7 @@ def test_waiter_that_is_killed_locks_no_gap(table: Engine, level: str, shared: b
 def test_blocks_tries_and_vacuums_on_changing_keys(servers: Servers, name: str) -> None:
     """Many clients over few brand-new names, with rollbacks: no overlap, no error, no try that waits.
 
-    Whoever has a key keeps it until a try of it has answered, and one of a name that was never used: a try that waited
+    A holder keeps its key until a try of it has answered, and a try of a new key: a try that waited
     for the holder would never come back.
     """
     url, clients, turns = servers.fresh(name, PLAIN[name]), 6, 25

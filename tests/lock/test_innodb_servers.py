@@ -67,7 +67,7 @@ def test_setting_is_read_once_per_engine(engine_to: MakeEngine) -> None:
 
 @pytest.fixture(params=INNODB)
 def read_only(servers: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
-    """A server as a replica is: the administrator's engine, and that of a user who is held to it."""
+    """A server as a replica is: the administrator's engine, and that of a user whom it applies to."""
     name = request.param
     administrator = servers.fresh(name, PLAIN[name])
     install(administrator)
@@ -94,7 +94,7 @@ def read_only(servers: Any, request: pytest.FixtureRequest) -> Iterator[tuple[En
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 def test_acquire_on_a_replica_is_refused(read_only: tuple[Engine, Engine], level: str) -> None:
-    """The rows of a replica can be locked, but not against who locks them on the primary."""
+    """The rows of a replica can be locked, but not against transactions on the primary."""
     _, engine = read_only
     with engine.execution_options(isolation_level=level).connect() as connection:
         for make in ACQUIRE:
@@ -126,7 +126,7 @@ def test_every_operation_on_a_replica_is_refused(read_only: tuple[Engine, Engine
 
 @pytest.mark.parametrize("make", ACQUIRE, ids=lambda make: make.__name__)
 def test_administrator_gets_no_lock_on_a_replica(read_only: tuple[Engine, Engine], make: Any) -> None:
-    """``read_only`` doesn't keep administrators from writing, so their locks would be had, and bind nobody."""
+    """``read_only`` doesn't keep administrators from writing, so their locks would be granted, and have no effect."""
     administrator, _ = read_only
     with administrator.execution_options(isolation_level="READ COMMITTED").connect() as connection:
         if connection.dialect.is_mariadb:

@@ -98,7 +98,7 @@ def test_vacuum_blocks_no_other_key(engine: Engine, name: str, level: str) -> No
 @level
 @pytest.mark.parametrize("make", TRIES, ids=lambda make: make.__name__)
 def test_concurrent_tries_on_one_new_key(engine: Engine, make: Any) -> None:
-    """Nobody waits, nobody fails, and of the exclusive ones at most one has it."""
+    """No try waits or fails, and at most one exclusive try succeeds."""
     for _ in range(5):
         key, connections = unused(), [engine.connect() for _ in range(5)]
         got = all_of(*[functools.partial(connection.scalar, make(key)) for connection in connections])
@@ -113,7 +113,7 @@ def test_concurrent_tries_on_one_new_key(engine: Engine, make: Any) -> None:
 @pytest.mark.parametrize("level", ["READ COMMITTED"])
 @pytest.mark.parametrize("make", TAKES[2:4], ids=lambda make: make.__name__)
 def test_key_deleted_and_inserted_again_during_a_try(servers: Any, engine: Engine, name: str, make: Any) -> None:
-    """By one who remembers it, in the instant before the try inserts: the holder ends when the try has answered."""
+    """An engine that remembers the key inserts it just before the try does; it ends when the try has answered."""
     key, asked = unused(), list[str]()
     with connected(installed(servers, name), isolation_level="REPEATABLE READ") as remembers:
         for _ in range(2):

@@ -63,7 +63,7 @@ def test_vacuum_causes_no_overlap_and_no_error(engine_to: MakeEngine, name: str,
             try:
                 got = session.scalar((sl.lock.try_exclusive if tries else sl.lock.exclusive)(key)) is not False
             except DBAPIError as error:
-                # who waits for a row that is removed may be a deadlock's victim, and takes the turn again; no try is
+                # a waiter for a row that is deleted may be a deadlock's victim, and is repeated; no try is
                 if tries or not backend_for(engine.dialect).transient(error):
                     raise
                 session.rollback()

@@ -1,4 +1,4 @@
-"""MySQL: the gate before a key's first row is left whatever happens; GET_LOCK outlives a transaction."""
+"""MySQL: the guard around a key's first INSERT is always released; GET_LOCK outlives a transaction."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ level = pytest.mark.parametrize("level", LEVELS)
 every = pytest.mark.parametrize("make", EVERY, ids=lambda make: make.__name__)
 
 
-def gates(connection: Connection) -> int:
+def guards(connection: Connection) -> int:
     """How many named locks are held, or waited for, on the whole server."""
     return int(connection.scalar(MINE) or 0)
 
 
-def all_left(connection: Connection) -> None:
-    """Nobody has one. Those of connections that were closed lately are gone a little later."""
-    until(lambda: gates(connection) == 0)
+def all_released(connection: Connection) -> None:
+    """No guard is held. Those of closed connections are released a little later."""
+    until(lambda: guards(connection) == 0)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_guard_is_released(engine: Engine, make: Any) -> None:
         with seen(engine) as statements:
             connection.execute(make(unused()))
         assert any("get_lock(" in statement for statement in statements)
-        all_left(other)
+        all_released(other)
 
 
 @level
@@ -61,7 +61,7 @@ def test_guard_is_released_after_a_timeout(engine: Engine, level: str, make: Any
         else:
             with pytest.raises(sl.LockTimeout):
                 other.execute(make(key))
-        all_left(holder)
+        all_released(holder)
         other.invalidate()
 
 
@@ -70,13 +70,13 @@ def test_guard_is_released_after_a_timeout(engine: Engine, level: str, make: Any
 def test_guard_is_free_during_the_wait_for_a_row(
     engine: Engine, watch: Callable[[str], Watch], make: Any, level: str
 ) -> None:
-    """A holder that acquires its key again would wait at the gate for the one that waits for the row."""
+    """A holder that acquires its key again would wait for the guard of the one that waits for the row."""
     key = unused()
     with engine.connect() as other, engine.connect() as waiter, engine.connect() as holder:
         holder.execute(sl.lock.exclusive(key))
         waiting = later(waiter.execute, make(key))
         watch("mysql").until_waiting(waiting)
-        all_left(other)
+        all_released(other)
         holder.execute(sl.lock.exclusive(key))
         assert not waiting.done()
         holder.rollback()
@@ -96,29 +96,29 @@ def test_guard_is_released_after_a_deadlock(engine: Engine, watch: Callable[[str
         # InnoDB has rolled the one back by itself, so that the other goes on
         (error,) = [error for future in (waiting, closing) if (error := future.exception(PATIENCE))]
         assert "1213" in str(error)
-        all_left(third)
+        all_released(third)
 
 
 @level
 def test_new_key_while_another_holds_the_guard(engine: Engine) -> None:
-    """A try answers False there: somebody is just putting the row in its place. A wait goes on, and has it."""
+    """A try returns False: another transaction is inserting the row. A wait goes on, and acquires it."""
     key = unused()
-    with engine.connect() as gatekeeper, engine.connect() as other:
-        assert gatekeeper.scalar(text(f"SELECT GET_LOCK({GATE}, 0)"), {"key": sl.lock.key(key)}) == 1
+    with engine.connect() as guard_holder, engine.connect() as other:
+        assert guard_holder.scalar(text(f"SELECT GET_LOCK({GATE}, 0)"), {"key": sl.lock.key(key)}) == 1
         for make in (sl.lock.try_exclusive, sl.lock.try_shared):
             assert other.scalar(make(key)) is False
             other.rollback()
         waiting = later(other.execute, sl.lock.exclusive(key))
-        until(lambda: gates(gatekeeper) == 2, unless=waiting)
-        gatekeeper.scalar(text(f"SELECT RELEASE_LOCK({GATE})"), {"key": sl.lock.key(key)})
+        until(lambda: guards(guard_holder) == 2, unless=waiting)
+        guard_holder.scalar(text(f"SELECT RELEASE_LOCK({GATE})"), {"key": sl.lock.key(key)})
         waiting.result(PATIENCE)
-        all_left(gatekeeper)
+        all_released(guard_holder)
 
 
 def test_guard_is_released_after_a_cancellation(
     servers: Any, watch: Callable[[str], Watch], engine_to: MakeEngine
 ) -> None:
-    """The server learns of it when the key is free at the latest; the lock is nobody's then, and the gate neither."""
+    """The server learns of it when the key is free at the latest; neither the lock nor the guard is held then."""
     key, watched = unused(), watch("mysql")
 
     async def main() -> None:
@@ -135,14 +135,14 @@ def test_guard_is_released_after_a_cancellation(
         holder.execute(sl.lock.exclusive(key))
         asyncio.run(main())
         holder.rollback()
-        until(lambda: gates(other) == 0)
+        until(lambda: guards(other) == 0)
         until(lambda: other.scalar(sl.lock.try_exclusive(key)))
 
 
 def test_each_database_has_its_own_guards(servers: Any, engine_to: MakeEngine) -> None:
     url, key = servers.fresh("mysql", "pymysql"), unused()
-    with connected(url) as elsewhere, elsewhere.connect() as gatekeeper:
-        gatekeeper.execute(text(f"SELECT GET_LOCK({GATE}, 0)"), {"key": sl.lock.key(key)})
+    with connected(url) as elsewhere, elsewhere.connect() as guard_holder:
+        guard_holder.execute(text(f"SELECT GET_LOCK({GATE}, 0)"), {"key": sl.lock.key(key)})
         with engine_to("mysql").connect() as here:
             assert here.scalar(sl.lock.try_exclusive(key)) is True
-            until(lambda: gates(here) == 1)
+            until(lambda: guards(here) == 1)

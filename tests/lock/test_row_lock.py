@@ -1,4 +1,4 @@
-"""lock.row: the row of one's own, locked, and as it is now; on every engine."""
+"""lock.row: a row of the app's, locked and refreshed; on every engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def engine(urls: Callable[[str], str], request: pytest.FixtureRequest) -> Iterat
 
 
 def free(engine: Engine, entity: Any, *criteria: Any) -> bool:
-    """Whether another transaction can have those rows at once."""
+    """Whether another transaction can lock those rows without a wait."""
     with engine.connect() as other:
         try:
             if engine.dialect.name == "sqlite":
@@ -338,7 +338,7 @@ def test_row_that_is_replaced_repeatedly_times_out(
 
 @pytest.mark.parametrize("way", ["autoflush=False", "no_autoflush", "option"])
 def test_unflushed_changes_are_not_discarded(engine: Engine, way: str) -> None:
-    """Whoever flushes first has them kept; without a flush, refreshing the row would discard them."""
+    """A flush keeps them; without it, refreshing the row would discard them."""
     with Session(engine, autoflush=way != "autoflush=False") as session, ExitStack() as off:
         customer, other = session.get_one(Customer, 2), session.get_one(Customer, 1)
         if way == "no_autoflush":

@@ -38,7 +38,7 @@ def engine(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture
 def other(engine: Engine, engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
-    """Somebody else's engine, to the same database."""
+    """Another engine, to the same database."""
     return engine_to(request.node.callspec.params["engine"], poolclass=NullPool)
 
 
@@ -50,7 +50,7 @@ FREE = {
 
 
 def free(other: Engine, key: str) -> bool:
-    """Whether somebody else can have it."""
+    """Whether another connection can acquire it."""
     with other.connect() as connection:
         dialect = connection.dialect.name
         return bool(connection.scalar(text(FREE.get(dialect, FREE["mysql"])), {"key": sl.lock.key(key)}))

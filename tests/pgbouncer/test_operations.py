@@ -28,11 +28,11 @@ def locks(request: pytest.FixtureRequest, through: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_does_what_it_says(locks: Any, operation: str) -> None:
+def test_operation_works(locks: Any, operation: str) -> None:
     OPERATIONS[operation](locks)
 
 
-def test_who_has_it_and_who_waits(locks: Any, through: Any) -> None:
+def test_holders_and_waiters(locks: Any, through: Any) -> None:
     key = unused()
     url, connect_args = through("psycopg")
     with connected(url, connect_args=connect_args) as engine:
@@ -51,7 +51,7 @@ def test_who_has_it_and_who_waits(locks: Any, through: Any) -> None:
         waiting.result(PATIENCE)
 
 
-def test_a_wait_is_bounded(locks: Any, through: Any) -> None:
+def test_wait_is_bounded(locks: Any, through: Any) -> None:
     key = unused()
     url, connect_args = through("psycopg2")
     with connected(url, connect_args=connect_args) as engine, sl.Locks(engine).exclusive(key):
@@ -60,7 +60,7 @@ def test_a_wait_is_bounded(locks: Any, through: Any) -> None:
                 pass
 
 
-def test_the_servers_end_of_the_connection_is_the_locks(locks: Any, through: Any) -> None:
+def test_killed_server_connection_loses_lock(locks: Any, through: Any) -> None:
     url, connect_args = through("psycopg")
     with pytest.raises(sl.LockLost), locks.exclusive(unused()) as held:
         session = held.session.scalar(text("SELECT pg_backend_pid()"))
@@ -70,7 +70,7 @@ def test_the_servers_end_of_the_connection_is_the_locks(locks: Any, through: Any
             held.check()
 
 
-def test_a_longest_wait_in_autocommit_is_refused(through: Any) -> None:
+def test_locks_wait_in_autocommit_is_refused(through: Any) -> None:
     """It would be the session's, and the session is the next one's."""
     url, connect_args = through("psycopg")
     operation = sl.Mutex().acquire("any")
@@ -83,7 +83,7 @@ def test_a_longest_wait_in_autocommit_is_refused(through: Any) -> None:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_two_holders_never(driver: str, through: Any) -> None:
+def test_never_two_holders(driver: str, through: Any) -> None:
     """Two processes' worth of tasks, on a third of the server connections that they would have."""
     url, connect_args = through(driver)
     names = [unused() for _ in range(3)]
@@ -135,7 +135,7 @@ def test_captures_are_disjoint(through: Any) -> None:
         assert sorted(itertools.chain(*captured)) == list(range(60))
 
 
-def test_permits_are_never_too_many(through: Any) -> None:
+def test_capacity_is_never_exceeded(through: Any) -> None:
     """Waiting in turn: each waiter of an engine's keeps a server connection, and the others have the last one."""
     url, connect_args = through("psycopg")
     room, inside = unused("room"), threading.Semaphore(2)

@@ -34,7 +34,7 @@ def prepared(through: Any) -> int:
         return sum(connection.scalar(statement) or 0 for connection in together)
 
 
-def test_by_psycopg(through: Any) -> None:
+def test_prepared_statements_of_psycopg(through: Any) -> None:
     url, connect_args = through("psycopg")
     names = [unused("prepared") for _ in range(PARTIES)]
 
@@ -56,7 +56,7 @@ def test_by_psycopg(through: Any) -> None:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_by_tasks(through: Any, driver: str) -> None:
+def test_prepared_statements_of_tasks(through: Any, driver: str) -> None:
     url, connect_args = through(driver)
 
     async def main() -> None:
@@ -77,7 +77,7 @@ def test_by_tasks(through: Any, driver: str) -> None:
     assert prepared(through)
 
 
-def test_statements_in_autocommit_by_asyncpg(through: Any) -> None:
+def test_asyncpg_autocommit(through: Any) -> None:
     """It prepares and executes apart, which through an older one may come to two servers."""
     url, connect_args = through("asyncpg")
     turns = itertools.count()

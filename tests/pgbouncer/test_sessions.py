@@ -19,7 +19,7 @@ MINE: dict[str, Any] = {"execution_options": {"locks_session_pooling": True}}
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_session_lock_is_refused(driver: str, through: Any) -> None:
+def test_session_lock_is_refused(driver: str, through: Any) -> None:
     url, connect_args = through(driver)
     with connected(url, connect_args=connect_args) as engine, engine.connect() as connection:
         for operation in (sl.lock.session_exclusive("nightly"), sl.lock.session_unlock("nightly")):
@@ -32,7 +32,7 @@ def test_a_session_lock_is_refused(driver: str, through: Any) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_session_lock_is_refused_with_asyncpg(through: Any) -> None:
+def test_session_lock_is_refused_with_asyncpg(through: Any) -> None:
     url, connect_args = through("asyncpg")
 
     async def main() -> None:
@@ -43,7 +43,7 @@ def test_a_session_lock_is_refused_with_asyncpg(through: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_session_lock_in_session_mode(through: Any) -> None:
+def test_session_lock_in_session_mode(through: Any) -> None:
     """A pooler doesn't tell its mode: so it is refused there, too, until the app says so."""
     url, connect_args = through("psycopg", **SESSION_MODE)
     key, options = unused(), {"connect_args": connect_args, "poolclass": NullPool}
@@ -69,7 +69,7 @@ def listening(engine: Any) -> int:
 
 @pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_worker_polls(through: Any, hold: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_polls(through: Any, hold: bool, caplog: pytest.LogCaptureFixture) -> None:
     url, connect_args = through("psycopg")
     jobs, queue = sl.Queue(), unused("queue")
     done: list[Any] = []
@@ -99,7 +99,7 @@ def test_a_worker_polls(through: Any, hold: bool, caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 @pytest.mark.usefixtures("nothing_is_left")
-def test_an_asynchronous_worker_polls(through: Any, driver: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_async_worker_polls(through: Any, driver: str, caplog: pytest.LogCaptureFixture) -> None:
     url, connect_args = through(driver)
     jobs, queue = sl.Queue(), unused("queue")
     done: list[Any] = []
@@ -124,7 +124,7 @@ def test_an_asynchronous_worker_polls(through: Any, driver: str, caplog: pytest.
     assert "LISTEN" not in caplog.text
 
 
-def test_a_worker_listens_in_session_mode(through: Any) -> None:
+def test_worker_listens_in_session_mode(through: Any) -> None:
     url, connect_args = through("psycopg", **SESSION_MODE)
     jobs, queue, done = sl.Queue(), unused("queue"), threading.Event()
     with connected(url, connect_args=connect_args, **MINE) as engine:

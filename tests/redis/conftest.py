@@ -38,7 +38,7 @@ def started_or_skipped(server: real.Redis) -> real.Redis:
 
 @pytest.fixture
 def plain(server: real.Redis) -> Iterator[redis.Redis]:
-    """What the tests themselves ask the server."""
+    """The tests' own connection to the server."""
     client = redis.Redis(host=server.host, port=server.port)
     yield client
     client.close()
@@ -51,7 +51,7 @@ def queue() -> str:
 
 
 class Party:
-    """A client, and how to have the result of a call that it makes."""
+    """A client, and how to get the result of its calls."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -78,7 +78,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
 
 @pytest.fixture(params=MAKERS)
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Party]]:
-    """Make a party of this kind, connected to a port; ``again`` is how often it sends again what has no answer."""
+    """Make a client of this kind, connected to a port; ``again`` is how often it resends a lost command."""
     made: list[Party] = []
 
     def make(port: int, again: int | None = None, **options: Any) -> Party:

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of Redis that counts what is asked, and loses the answers it is told to lose."""
+"""A TCP proxy in front of Redis that counts requests, and drops the replies that a test chooses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 
 
 class Proxy:
-    """Forwards bytes both ways, a connection a thread.
+    """Forwards bytes in both directions, one thread per connection.
 
     ``lose(when, meanwhile)``: the next request with the bytes ``when`` in it is forwarded; when the server has carried it
     out, ``meanwhile()`` is called, and the connection is cut instead of the answer being passed on.

@@ -1,4 +1,4 @@
-"""What is asked wrongly is refused before anything is sent: there is no server here."""
+"""Invalid input raises before anything is sent; these tests have no server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def set_retries(pattern: Any, id: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(("value", "error"), NO_NAMES.values(), ids=NO_NAMES)
-def test_no_name(client: Any, value: Any, error: type[Exception]) -> None:
+def test_invalid_names(client: Any, value: Any, error: type[Exception]) -> None:
     for call in by_id(client):
         with pytest.raises(error):
             call(value)
@@ -96,7 +96,7 @@ def test_numbers(client: Any, kind: Any) -> None:
         *((wrong, TypeError) for wrong in ("5m", "60", True, [60])),
     ],
 )
-def test_no_period(client: Any, value: Any, error: type[Exception]) -> None:
+def test_invalid_periods(client: Any, value: Any, error: type[Exception]) -> None:
     for call in (
         lambda: Timeout(client, every=value),
         lambda: Timeout(client).create("a", every=value),
@@ -106,7 +106,7 @@ def test_no_period(client: Any, value: Any, error: type[Exception]) -> None:
             call()
 
 
-def test_no_zone_and_no_clock(client: Any) -> None:
+def test_invalid_zones_and_clocks(client: Any) -> None:
     with pytest.raises(ValueError, match="windowed=True"):
         Timeout(client, every=86400, tz="Europe/Paris")
     with pytest.raises(ValueError, match="no zone 'Europe/Lutetia'"):
@@ -139,7 +139,7 @@ def test_statuses(client: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", PATTERNS, ids=lambda kind: kind.__name__)
-def test_no_client(kind: Any) -> None:
+def test_invalid_clients(kind: Any) -> None:
     for wrong in (None, "redis://localhost", create_engine("sqlite://"), redis.ConnectionPool()):
         with pytest.raises(TypeError, match=rf"redis\.{kind.__name__} takes a redis\.Redis"):
             kind(wrong)
@@ -155,14 +155,14 @@ def test_prefixes(client: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["lock", "Locks", "AsyncLocks", "fenced", "guarded", "semaphore", "Queue", "Worker"])
-def test_what_redis_can_not_do_says_so(name: str) -> None:
+def test_unsupported_patterns_name_an_alternative(name: str) -> None:
     with pytest.raises(sl.Unsupported, match=rf"no sqlalchemy_locks\.redis\.{name}: Redis .*: "):
         getattr(sqlalchemy_locks.redis, name)
     with pytest.raises(AttributeError):
         sqlalchemy_locks.redis.nothing  # noqa: B018
 
 
-def test_redis_py_is_loaded_by_who_uses_it() -> None:
+def test_redis_py_is_imported_only_when_used() -> None:
     script = "import sys, sqlalchemy_locks; assert 'redis' not in sys.modules; {}"
     for rest in ("", "import sqlalchemy_locks.redis; assert 'redis' in sys.modules"):
         subprocess.run([sys.executable, "-c", script.format(rest)], check=True)
@@ -172,10 +172,10 @@ def test_redis_py_is_loaded_by_who_uses_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["Mutex", "Timeout"])
-def test_calls_are_those_of_the_pattern_in_sql(name: str) -> None:
-    """Their names, and what they take, in the same order.
+def test_signatures_match_the_sql_pattern(name: str) -> None:
+    """The same methods with the same parameters in the same order.
 
-    Nothing is waited for here, so there is no ``nowait``; and what is held is told of one queue.
+    Calls on Redis never wait, so there is no ``nowait``; and ``held`` lists one queue.
     """
     here, there = getattr(sqlalchemy_locks.redis, name), getattr(sl, name)
     methods = {method for method in vars(there) if not method.startswith("_")}

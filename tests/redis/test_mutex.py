@@ -1,4 +1,4 @@
-"""Mutex on Redis: the answers of the one in SQL, by each kind of client."""
+"""Mutex on Redis: the results of the SQL mutex, with each kind of client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy_locks.redis import Mutex
 from tests.redis.conftest import Party
 
 
-def test_it_is_taken_until_it_is_released(party: Party, queue: str) -> None:
+def test_held_until_released(party: Party, queue: str) -> None:
     mutex = Mutex(party.client)
     assert party(mutex.create("a", "b", queue=queue)) == 2
     assert party(mutex.create("b", "c", queue=queue)) == 1
@@ -26,7 +26,7 @@ def test_it_is_taken_until_it_is_released(party: Party, queue: str) -> None:
     assert party(mutex.acquire("a", queue=queue)) is True
 
 
-def test_the_default_queue_is_one_of_that_name(party: Party, plain: redis.Redis) -> None:
+def test_queue_default_is_the_default(party: Party, plain: redis.Redis) -> None:
     plain.flushall()
     mutex = Mutex(party.client)
     assert party(mutex.create("a")) == 1
@@ -35,7 +35,7 @@ def test_the_default_queue_is_one_of_that_name(party: Party, plain: redis.Redis)
     assert party(mutex.acquire("a")) is False
 
 
-def test_apps_and_queues_are_apart(party: Party, queue: str) -> None:
+def test_prefixes_and_queues_are_separate(party: Party, queue: str) -> None:
     mine, theirs = Mutex(party.client), Mutex(party.client, prefix="theirs")
     assert party(mine.create("a", queue=queue)) == 1
     assert party(theirs.create("a", queue=queue)) == 1
@@ -71,7 +71,7 @@ def test_tokens_rise(party: Party, queue: str, plain: redis.Redis) -> None:
     assert before < tokens[0] < tokens[1] < tokens[2]
 
 
-def test_tokens_rise_when_the_clock_has_gone_back(party: Party, queue: str, plain: redis.Redis) -> None:
+def test_tokens_rise_after_the_clock_was_set_back(party: Party, queue: str, plain: redis.Redis) -> None:
     mutex = Mutex(party.client)
     party(mutex.create("a", queue=queue))
     future = 4 * 10**15
@@ -131,7 +131,7 @@ def test_capture(party: Party, queue: str) -> None:
     assert party(mutex.capture(1, queue=f"{queue}, another")) == []
 
 
-def test_what_is_held(party: Party, queue: str, plain: redis.Redis) -> None:
+def test_held_lists_owner_and_time(party: Party, queue: str, plain: redis.Redis) -> None:
     mutex = Mutex(party.client)
     assert party(mutex.held(queue=queue)) == []
     party(mutex.create("a", "b", "é", "d", queue=queue))

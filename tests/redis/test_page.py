@@ -1,4 +1,4 @@
-"""docs/redis.md: its snippets run, its commands answer as shown, its script is the one that is sent."""
+"""docs/redis.md: its snippets run, its commands return what is shown, its script is the one that is sent."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_commands_answer_as_shown(block: Block, plain: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("block", of("lua"))
-def test_the_script_is_the_one_that_is_sent(block: Block) -> None:
+def test_page_shows_the_script_that_is_sent(block: Block) -> None:
     module, _, name = block.mark.removeprefix("lua: ").partition(".")
     script = getattr(importlib.import_module(f"sqlalchemy_locks.redis.{module}"), name)
     assert block.text.strip() == textwrap.dedent(script.body).strip()
 
 
-def test_something_is_compared() -> None:
+def test_page_has_commands_and_scripts() -> None:
     assert len(of("redis")) == 2
     assert len(of("lua")) == 1

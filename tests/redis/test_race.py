@@ -1,4 +1,4 @@
-"""Many at once: one winner, disjoint captures, each window once, no retry spent twice."""
+"""Concurrent callers: one acquires, captures are disjoint, each window and each retry is spent once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUNDS = 20
 
 
 def at_once(server: real.Redis, round_: Callable[[redis.Redis, int], list[Any]], parties: int) -> list[list[Any]]:
-    """What ``round_(client, number)`` tells of all parties, each round's begun at once, each on its own connection."""
+    """Return the results of ``round_(client, number)`` for all clients; they start each round together."""
     barrier = threading.Barrier(parties, timeout=PATIENCE)
 
     def party(_: int) -> list[list[Any]]:
@@ -62,7 +62,7 @@ def test_one_of_64_tasks_acquires(server: real.Redis, plain: redis.Redis, queue:
     assert asyncio.run(race()) == [{True: 1, False: ALL - 1}] * ROUNDS
 
 
-def test_one_of_16_releases_and_one_of_16_acquires_again(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+def test_one_of_16_releases_and_one_acquires(server: real.Redis, plain: redis.Redis, queue: str) -> None:
     mutex = Mutex(plain)
     mutex.create("a", queue=queue)
     taken = [mutex.acquire("a", queue=queue)]
@@ -112,7 +112,7 @@ def test_retries_are_spent_once_and_never_below_zero(server: real.Redis, plain: 
     assert plain.hget(f"{{sqlalchemy_locks:{queue}}}:mutex:facts", "retries:a") == b"0"
 
 
-def test_tokens_rise_whoever_takes_them(server: real.Redis, plain: redis.Redis, queue: str) -> None:
+def test_tokens_of_concurrent_callers_rise(server: real.Redis, plain: redis.Redis, queue: str) -> None:
     Mutex(plain).create("a", queue=queue)
 
     def turn(client: redis.Redis, _: int) -> list[int]:
@@ -132,7 +132,7 @@ def test_tokens_rise_whoever_takes_them(server: real.Redis, plain: redis.Redis, 
 
 
 def drain(port: int, queue: str, barrier: Any, kind: str) -> list[Any]:
-    """Capture until nothing is left; nobody a second time before everybody has a first."""
+    """Capture until nothing is left; all processes capture once before any captures again."""
     with redis.Redis(port=port) as client:
         pattern: Any = StateTransition(client) if kind == "task" else Mutex(client)
         mine: list[Any] = []

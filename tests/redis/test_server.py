@@ -1,4 +1,4 @@
-"""What the server may do in between: forget the scripts, restart with and without its data, be a replica, be a cluster."""
+"""Servers that forget scripts, restart with or without data, are replicas, or clusters."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Make = Callable[..., Party]
 
 @pytest.fixture
 def own(request: pytest.FixtureRequest) -> Iterator[real.Redis]:
-    """A server of the test's own; with its parameter, one that keeps its data."""
+    """A separate server for the test; with the parameter, one that persists its data."""
     started = started_or_skipped(real.Redis(appendonly=getattr(request, "param", False)))
     yield started
     started.close()
 
 
-def test_scripts_that_are_gone_are_loaded_again(party: Party, queue: str, plain: redis.Redis) -> None:
+def test_flushed_scripts_are_loaded_again(party: Party, queue: str, plain: redis.Redis) -> None:
     mutex = Mutex(party.client)
     party(mutex.create("a", queue=queue))
     assert party(mutex.acquire("a", queue=queue)) is True
@@ -38,7 +38,7 @@ def test_scripts_that_are_gone_are_loaded_again(party: Party, queue: str, plain:
     assert party(mutex.release("a", queue=queue)) is True
 
 
-def test_one_round_trip_each(make: Make, server: real.Redis, queue: str) -> None:
+def test_each_call_is_one_round_trip(make: Make, server: real.Redis, queue: str) -> None:
     with Proxy(server.port) as proxy:
         party = make(proxy.port)
         mutex, timeout, tasks = Mutex(party.client), Timeout(party.client, every=1), StateTransition(party.client)
@@ -61,7 +61,7 @@ def test_one_round_trip_each(make: Make, server: real.Redis, queue: str) -> None
 
 
 @pytest.mark.parametrize("own", [True], indirect=True)
-def test_restarted_with_its_data(make: Make, own: real.Redis) -> None:
+def test_server_restarted_with_its_data(make: Make, own: real.Redis) -> None:
     party = make(own.port, again=1)
     mutex, tasks = Mutex(party.client), StateTransition(party.client)
     party(mutex.create("a", "b", retries=5))
@@ -77,7 +77,7 @@ def test_restarted_with_its_data(make: Make, own: real.Redis) -> None:
     assert party(tasks.set_status("a", "done", claim=task.claim)) is True
 
 
-def test_restarted_without_its_data(make: Make, own: real.Redis) -> None:
+def test_server_restarted_without_its_data(make: Make, own: real.Redis) -> None:
     party = make(own.port, again=1)
     mutex, timeout = Mutex(party.client), Timeout(party.client, every=3600)
     party(mutex.create("a"))
@@ -93,7 +93,7 @@ def test_restarted_without_its_data(make: Make, own: real.Redis) -> None:
     assert party(mutex.acquire_token("a")) > token, "tokens rise all the same"
 
 
-def test_gone(make: Make, own: real.Redis) -> None:
+def test_server_that_is_down(make: Make, own: real.Redis) -> None:
     party = make(own.port, again=1)
     mutex, asked_first = Mutex(party.client), Mutex(party.client)
     party(mutex.create("a"))
@@ -107,8 +107,8 @@ def test_gone(make: Make, own: real.Redis) -> None:
     assert party(mutex.acquire("a")) is True
 
 
-def test_frozen(make: Make, own: real.Redis) -> None:
-    """A server that doesn't answer costs redis-py's timeouts, and no more."""
+def test_server_that_does_not_answer(make: Make, own: real.Redis) -> None:
+    """A server that doesn't answer delays calls by redis-py's timeouts only."""
     party = make(own.port, again=0, socket_timeout=0.1)
     mutex = Mutex(party.client)
     for _ in range(100):  # a busy machine may cost them, too
@@ -129,7 +129,7 @@ def test_frozen(make: Make, own: real.Redis) -> None:
     assert after(mutex.release("a")) is False
 
 
-def test_a_replica_is_refused(make: Make, own: real.Redis, server: real.Redis) -> None:
+def test_replica_is_refused(make: Make, own: real.Redis, server: real.Redis) -> None:
     with redis.Redis(host=own.host, port=own.port) as administrator:
         party = make(own.port)
         mutex = Mutex(party.client)
@@ -139,8 +139,8 @@ def test_a_replica_is_refused(make: Make, own: real.Redis, server: real.Redis) -
             party(mutex.acquire("a"))
 
 
-def test_full(make: Make, own: real.Redis) -> None:
-    """A server that has no memory left changes nothing, rather than half of it."""
+def test_server_without_memory(make: Make, own: real.Redis) -> None:
+    """A server without free memory changes nothing at all."""
     with redis.Redis(host=own.host, port=own.port) as administrator:
         party = make(own.port)
         mutex = Mutex(party.client)
@@ -161,8 +161,8 @@ def state(administrator: redis.Redis) -> object:
     return administrator.zrange(key, 0, -1, withscores=True), administrator.hgetall(f"{key}:facts")
 
 
-def test_rights(make: Make, server: real.Redis, plain: redis.Redis, queue: str) -> None:
-    """What docs/redis.md says that a user needs is enough."""
+def test_required_permissions(make: Make, server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    """The permissions listed in docs/redis.md are enough."""
     rights = "+@read +@write +evalsha +eval +time ~{sqlalchemy_locks:* resetchannels"
     plain.execute_command("ACL SETUSER", "app", "reset", "on", ">secret", "+@connection", *rights.split())
     plain.script_flush()
@@ -218,7 +218,7 @@ def test_cluster(cluster: real.Redis, queue: str) -> None:
         client.close()
 
 
-def test_cluster_awaited(cluster: real.Redis) -> None:
+def test_cluster_async(cluster: real.Redis) -> None:
     async def use() -> None:
         client = redis.asyncio.RedisCluster(host=cluster.host, port=cluster.port)
         mutex = Mutex(client, prefix="awaited")

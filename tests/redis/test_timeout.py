@@ -1,4 +1,4 @@
-"""Timeout on Redis: once in a period, whichever the form, by a clock that the test moves."""
+"""Timeout on Redis: once per period, in both forms, by a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_windowed(party: Party, queue: str) -> None:
     assert party(hourly.acquire("a", queue=queue)) is False, "first write wins, and no write goes back"
 
 
-def test_each_its_own_period(party: Party, queue: str) -> None:
+def test_period_per_id(party: Party, queue: str) -> None:
     clock = Clock()
     own = Timeout(party.client, clock=clock)
     party(own.create("minute", queue=queue, every=60))
@@ -76,7 +76,7 @@ def test_each_its_own_period(party: Party, queue: str) -> None:
     assert party(windows.acquire("hour", queue=queue)) is False
 
 
-def test_days_of_a_zone(party: Party, queue: str) -> None:
+def test_windows_of_local_days(party: Party, queue: str) -> None:
     clock = Clock()
     nightly = Timeout(party.client, every=86400, windowed=True, tz="Europe/Paris", clock=clock)
     party(nightly.create("a", queue=queue))
@@ -94,7 +94,7 @@ def test_days_of_a_zone(party: Party, queue: str) -> None:
     ]
 
 
-def test_the_servers_clock(party: Party, queue: str, plain: redis.Redis) -> None:
+def test_clock_of_the_server_decides(party: Party, queue: str, plain: redis.Redis) -> None:
     timeout, window = Timeout(party.client, every=3600), Timeout(party.client, every=3600, windowed=True)
     party(timeout.create("a", "b", queue=queue))
     assert party(timeout.acquire("a", queue=queue)) is True
@@ -107,7 +107,7 @@ def test_the_servers_clock(party: Party, queue: str, plain: redis.Redis) -> None
     assert before - 3600 < began <= plain.time()[0]
 
 
-def test_unknown_and_retries(party: Party, queue: str) -> None:
+def test_unknown_ids_and_retries(party: Party, queue: str) -> None:
     clock = Clock()
     timeout = Timeout(party.client, every=1, clock=clock)
     for call in (timeout.acquire, timeout.acquire_token):
@@ -122,7 +122,7 @@ def test_unknown_and_retries(party: Party, queue: str) -> None:
     assert party(timeout.capture(9, queue=queue)) == ["a"]
 
 
-def test_capture_takes_who_has_waited_longest(party: Party, queue: str) -> None:
+def test_capture_returns_the_longest_overdue_first(party: Party, queue: str) -> None:
     clock = Clock()
     timeout = Timeout(party.client, every=10, clock=clock)
     party(timeout.create("a", "b", "c", queue=queue))
@@ -138,7 +138,7 @@ def test_capture_takes_who_has_waited_longest(party: Party, queue: str) -> None:
     assert party(window.capture(2, queue=queue)) == []
 
 
-def test_a_period_that_is_changed_delays_by_one_period_at_most(party: Party, queue: str) -> None:
+def test_changed_period_delays_by_one_period_at_most(party: Party, queue: str) -> None:
     clock = Clock()
     party(Timeout(party.client, every=60).create("a", queue=queue))
     for every in (3600, 86400, 60):
@@ -151,7 +151,7 @@ def test_a_period_that_is_changed_delays_by_one_period_at_most(party: Party, que
     assert party(elapsed.acquire("a", queue=queue)) is True
 
 
-def test_what_is_listed(party: Party, queue: str) -> None:
+def test_listed(party: Party, queue: str) -> None:
     def at(now: int, **options: Any) -> Timeout[Any]:
         return Timeout(party.client, clock=lambda: now, **options)
 
@@ -174,7 +174,7 @@ def test_what_is_listed(party: Party, queue: str) -> None:
     assert {each.free_in for each in party(days.listed(queue=queue))} == {None}
 
 
-def test_what_is_listed_goes_by_the_servers_clock(party: Party, queue: str) -> None:
+def test_listed_uses_the_clock_of_the_server(party: Party, queue: str) -> None:
     daily = Timeout(party.client, every=86400)
     party(daily.create("report", queue=queue))
     assert party(daily.acquire("report", queue=queue)) is True

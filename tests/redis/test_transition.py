@@ -1,4 +1,4 @@
-"""StateTransition on Redis: captured by one, given back by whoever has the claim, taken back when it took too long."""
+"""StateTransition on Redis: capture, set the status with a claim, expire."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.redis.conftest import Party
 from tests.redis.test_timeout import Clock
 
 
-def test_from_ready_to_captured_and_on(party: Party, queue: str) -> None:
+def test_task_is_captured_and_given_a_new_status(party: Party, queue: str) -> None:
     tasks = StateTransition(party.client)
     assert party(tasks.create("b", "a", "c", queue=queue)) == 3
     assert party(tasks.create("a", "d", queue=queue)) == 1
@@ -87,7 +87,7 @@ def test_unknown(party: Party, queue: str) -> None:
         party(tasks.set_retries("a", 1, queue=queue))
 
 
-def test_the_numbers_are_the_patterns_and_stay(party: Party, queue: str, plain: redis.Redis) -> None:
+def test_status_numbers_follow_the_pattern_and_stay(party: Party, queue: str, plain: redis.Redis) -> None:
     party(StateTransition(party.client).create("a", "b", queue=queue))
     more = StateTransition(party.client, ready=("new", "done", "failed"))
     assert len(party(more.capture(1, queue=queue))) == 1

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.semaphore.admin import on_first_use
+from sqlalchemy_locks.semaphore.admin import create_for_lease
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, all_of, connected, later
@@ -72,7 +72,7 @@ def there(engine: Engine, *names: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_what_nobody_uses_goes_and_what_somebody_made_stays(name: str, engine_to: MakeEngine) -> None:
+def test_only_unused_leases_are_removed(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     locks = sl.Locks(engine)
     unused_, recent, held, resized, confirmed, created, adopted, deleted = (unused("lease") for _ in range(8))
@@ -102,7 +102,7 @@ def test_what_nobody_uses_goes_and_what_somebody_made_stays(name: str, engine_to
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_name_goes_on_counting(name: str, engine_to: MakeEngine) -> None:
+def test_fence_goes_on_after_removal(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     one, other = unused("lease"), unused("lease")
     for number in range(1, 4):
@@ -119,7 +119,7 @@ def test_a_name_goes_on_counting(name: str, engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_not_before_its_requests_are_forgotten(name: str, engine_to: MakeEngine) -> None:
+def test_remembered_request_prevents_removal(name: str, engine_to: MakeEngine) -> None:
     """Who asks again with an id is told what came of it, and of which semaphores it was."""
     engine = engine_to(name)
     sem, ident = unused("lease"), unused("job")
@@ -135,7 +135,7 @@ def test_not_before_its_requests_are_forgotten(name: str, engine_to: MakeEngine)
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_one_that_is_being_acquired_is_passed_over(name: str, engine_to: MakeEngine) -> None:
+def test_locked_lease_is_skipped(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = unused("lease")
     leased(engine, sem)
@@ -151,7 +151,7 @@ def test_one_that_is_being_acquired_is_passed_over(name: str, engine_to: MakeEng
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("name", SERVERS)
-def test_it_waits_for_nobody_and_holds_up_no_other_semaphore(name: str, level: str, engine_to: MakeEngine) -> None:
+def test_removal_waits_for_no_lock(name: str, level: str, engine_to: MakeEngine) -> None:
     """However many there are: a server may prefer a scan over all of them to so many looks by their ids."""
     engine = engine_to(name)
     locks, [taken, free] = sl.Locks(engine), [unused("semaphore") for _ in range(2)]
@@ -160,7 +160,7 @@ def test_it_waits_for_nobody_and_holds_up_no_other_semaphore(name: str, level: s
     leases = [unused("lease") for _ in range(60)]
     with engine.begin() as connection:
         for lease in leases:
-            connection.execute(on_first_use(lease))
+            connection.execute(create_for_lease(lease))
     aged(engine, *leases)
     with engine.connect() as acquirer, engine.connect().execution_options(isolation_level=level) as cleaner:
         acquirer.execute(sl.semaphore.acquire({taken: 1}))
@@ -175,9 +175,7 @@ def test_it_waits_for_nobody_and_holds_up_no_other_semaphore(name: str, level: s
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_one_that_was_used_since_it_was_looked_at_stays(
-    name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_used_since_look_stays(name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     from sqlalchemy_locks.semaphore.sweep import CleanLeases
 
     engine = engine_to(name)
@@ -198,14 +196,14 @@ def test_one_that_was_used_since_it_was_looked_at_stays(
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_who_makes_one_keeps_others_from_being_removed(name: str, engine_to: MakeEngine) -> None:
+def test_creation_prevents_removal_of_others(name: str, engine_to: MakeEngine) -> None:
     """Its tokens begin above all that were removed, so none is removed between that look and its commit."""
     engine = engine_to(name)
     sem, new = unused("lease"), unused("lease")
     leased(engine, sem)
     aged(engine, sem)
     with engine.connect() as maker:
-        assert maker.scalar(on_first_use(new)) is True
+        assert maker.scalar(create_for_lease(new)) is True
         later(cleaned, engine).result(PATIENCE)
         assert there(engine, sem) == [sem]
         maker.commit()
@@ -214,7 +212,7 @@ def test_who_makes_one_keeps_others_from_being_removed(name: str, engine_to: Mak
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_lease_waits_for_its_removal_and_makes_it_again(name: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_lease_is_created_again_after_removal(name: str, engine_to: MakeEngine, watch: Any) -> None:
     engine, watcher = engine_to(name), watch(name)
     watcher.engine.dispose()
     watcher.engine = engine_to(name, poolclass=NullPool, isolation_level="AUTOCOMMIT")
@@ -239,7 +237,7 @@ def test_a_lease_waits_for_its_removal_and_makes_it_again(name: str, engine_to: 
 
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_snapshot_from_before_the_removal(name: str, create: bool, engine_to: MakeEngine) -> None:
+def test_removal_after_snapshot(name: str, create: bool, engine_to: MakeEngine) -> None:
     """It doesn't show how far the tokens went: they go on all the same, or it fails to serialize."""
     engine = engine_to(name, isolation_level="REPEATABLE READ")
     sem = unused("lease")
@@ -251,7 +249,7 @@ def test_a_snapshot_from_before_the_removal(name: str, create: bool, engine_to: 
         cleaned(engine)
         assert there(engine, sem) == []
         try:
-            old.scalar(sl.semaphore.create(sem, 1) if create else on_first_use(sem))
+            old.scalar(sl.semaphore.create(sem, 1) if create else create_for_lease(sem))
             old.commit()
         except DBAPIError as error:
             if not backend_for(engine.dialect).transient(error):
@@ -261,7 +259,7 @@ def test_a_snapshot_from_before_the_removal(name: str, create: bool, engine_to: 
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_leases_go_on_while_they_are_removed(name: str, engine_to: MakeEngine) -> None:
+def test_leases_work_during_removals(name: str, engine_to: MakeEngine) -> None:
     """Tokens of a name never go back and never come twice, however often it was removed in between."""
     engine = engine_to(name, pool_size=10)
     names, turns = [unused("lease") for _ in range(2)], 12

@@ -27,7 +27,7 @@ def capacities(rows: Any) -> list[tuple[str, int | None, int | None]]:
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_the_last_changes_newest_first(name: str, engine_to: MakeEngine) -> None:
+def test_history_is_newest_first(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     locks = sl.Locks(engine)
     sem, other = made(engine, 1), unused()
@@ -45,7 +45,7 @@ def test_the_last_changes_newest_first(name: str, engine_to: MakeEngine) -> None
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_hundred_unless_it_is_told_how_many(name: str, engine_to: MakeEngine) -> None:
+def test_default_limit_is_a_hundred(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 1)
     with engine.begin() as connection:
@@ -57,7 +57,7 @@ def test_a_hundred_unless_it_is_told_how_many(name: str, engine_to: MakeEngine) 
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_no_more_is_read_than_is_given(name: str, engine_to: MakeEngine) -> None:
+def test_history_reads_only_its_limit(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 1)
     table = place(engine, "semaphore_history")

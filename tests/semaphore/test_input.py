@@ -10,6 +10,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, create_engine, insert, 
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import Operation
+from tests.fixtures.engines import MakeEngine
 
 TABLE = Table("document", MetaData(), Column("id", Integer, primary_key=True), Column("body", Integer))
 NAMES = [("", ValueError), ("a ", ValueError), ("x" * 256, ValueError), ("a\0b", ValueError), ("\ud800", ValueError)]
@@ -17,7 +18,7 @@ WRONG = [*NAMES, (7, TypeError), (None, TypeError), (b"a", TypeError)]
 
 
 @pytest.mark.parametrize(("name", "error"), WRONG)
-def test_names(name: Any, error: type[Exception]) -> None:
+def test_invalid_names(name: Any, error: type[Exception]) -> None:
     for make in (
         lambda: sl.semaphore.create(name, 1),
         lambda: sl.semaphore.resize(name, 1),
@@ -32,7 +33,7 @@ def test_names(name: Any, error: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize(("name", "error"), [*NAMES, (7, TypeError)])
-def test_ids_owners_and_who_did_it(name: Any, error: type[Exception]) -> None:
+def test_invalid_ids_and_owners(name: Any, error: type[Exception]) -> None:
     for make in (
         lambda: sl.semaphore.acquire({"a": 1}, external_id=name),
         lambda: sl.semaphore.acquire({"a": 1}, owner=name),
@@ -47,7 +48,7 @@ def test_ids_owners_and_who_did_it(name: Any, error: type[Exception]) -> None:
 @pytest.mark.parametrize(
     ("number", "error"), [(-1, ValueError), (2**31, ValueError), (True, TypeError), (1.0, TypeError), ("1", TypeError)]
 )
-def test_numbers(number: Any, error: type[Exception]) -> None:
+def test_invalid_counts(number: Any, error: type[Exception]) -> None:
     for make in (
         lambda: sl.semaphore.create("a", number),
         lambda: sl.semaphore.resize("a", number),
@@ -63,7 +64,7 @@ def test_numbers(number: Any, error: type[Exception]) -> None:
     ("limit", "error"),
     [(0, ValueError), (-1, ValueError), (2**31, ValueError), (True, TypeError), (1.0, TypeError), (None, TypeError)],
 )
-def test_limits(limit: Any, error: type[Exception]) -> None:
+def test_invalid_limits(limit: Any, error: type[Exception]) -> None:
     for name in (None, "a"):
         with pytest.raises(error, match="limit"):
             sl.semaphore.history(name, limit=limit)
@@ -73,7 +74,7 @@ def test_limits(limit: Any, error: type[Exception]) -> None:
     ("length", "error"),
     [("5m", TypeError), (True, TypeError), (-1, ValueError), (float("nan"), ValueError), (timedelta(-1), ValueError)],
 )
-def test_lengths_of_time(length: Any, error: type[Exception]) -> None:
+def test_invalid_durations(length: Any, error: type[Exception]) -> None:
     locks = sl.Locks(create_engine("sqlite:///unused.db"))
     for make in (
         lambda: sl.semaphore.acquire({"a": 1}, ttl=length),
@@ -89,7 +90,7 @@ def test_lengths_of_time(length: Any, error: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize("ttl", [0, float("inf"), 1e10, 0.0001])
-def test_times_to_live(ttl: float) -> None:
+def test_invalid_ttl(ttl: float) -> None:
     with pytest.raises(ValueError, match="ttl"):
         sl.semaphore.acquire({"a": 1}, ttl=ttl)
 
@@ -112,13 +113,13 @@ def test_guarded_takes_an_update() -> None:
         sl.guarded(update(TABLE), denied)
 
 
-def test_an_operation_without_an_id_stands_for_one_request() -> None:
+def test_operation_without_id_is_one_request() -> None:
     one, other = sl.semaphore.acquire({"a": 1}), sl.semaphore.acquire({"a": 1})
     assert one._values["external_id"] != other._values["external_id"]
     assert isinstance(one, Operation)
 
 
-def test_compile_says_why_it_refuses() -> None:
+def test_compile_names_reason() -> None:
     from sqlalchemy.dialects import mysql, postgresql, sqlite
     from sqlalchemy.exc import CompileError
 
@@ -131,3 +132,18 @@ def test_compile_says_why_it_refuses() -> None:
                 operation.compile(dialect=dialect)
     for read in (sl.semaphore.usage(), sl.semaphore.holders("a"), sl.semaphore.history(), sl.semaphore.history("a")):
         assert str(read.compile(dialect=mysql.dialect())).startswith("SELECT ")
+
+
+@pytest.mark.parametrize("age", [float("inf"), 4e9, 10**400, timedelta.max])
+def test_durations_beyond_a_century_are_refused(age: Any, engine_to: MakeEngine) -> None:
+    locks = sl.Locks(engine_to("sqlite"))
+    for refused in (
+        lambda: sl.semaphore.acquire({"x": 1}, ttl=age),
+        lambda: sl.semaphore.sweep(stale_after=age),
+        lambda: sl.semaphore.clean(older_than=age),
+        lambda: sl.semaphore.clean_history(older_than=age),
+        lambda: locks.sweep(stale_after=age),
+        lambda: locks.maintenance(every=age),
+    ):
+        with pytest.raises(ValueError, match="at most a hundred years"):
+            refused()

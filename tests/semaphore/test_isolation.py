@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -41,7 +42,7 @@ def outcome(connection: Connection, operation: Any) -> str:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_a_snapshot_from_before_anothers_grant(name: str, level: str, engine_to: MakeEngine) -> None:
+def test_grant_after_snapshot_is_counted(name: str, level: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level=level)
     sem = made(engine, 1)
     with engine.connect() as a, engine.connect() as b:
@@ -54,7 +55,7 @@ def test_a_snapshot_from_before_anothers_grant(name: str, level: str, engine_to:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_a_snapshot_from_before_anothers_release(name: str, level: str, engine_to: MakeEngine) -> None:
+def test_release_after_snapshot(name: str, level: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level=level)
     sem, other = made(engine, 1), made(engine, 1)
     locks = sl.Locks(engine)
@@ -69,7 +70,7 @@ def test_a_snapshot_from_before_anothers_release(name: str, level: str, engine_t
 @pytest.mark.parametrize("since", ["a grant", "a renewal"])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_a_snapshot_from_before_what_has_expired(name: str, level: str, since: str, engine_to: MakeEngine) -> None:
+def test_expiry_after_snapshot(name: str, level: str, since: str, engine_to: MakeEngine) -> None:
     """Granted, or renewed, since the snapshot, and its time is over again: it is in nobody's way."""
     engine = engine_to(name, isolation_level=level)
     sem, full = made(engine, 2), made(engine, 1)
@@ -97,7 +98,7 @@ def test_a_snapshot_from_before_what_has_expired(name: str, level: str, since: s
 @pytest.mark.parametrize("what", ["denied", "not deleted"])
 @pytest.mark.parametrize("level", LEVELS[:2])
 @pytest.mark.parametrize("name", SERVERS)
-def test_who_finds_no_room_keeps_nobody_from_anything(name: str, level: str, what: str, engine_to: MakeEngine) -> None:
+def test_denial_delays_no_release_or_renewal(name: str, level: str, what: str, engine_to: MakeEngine) -> None:
     """Not the holders from renewing and releasing, nor others from other semaphores, with ids beside its own."""
     engine = engine_to(name, isolation_level=level)
     sem, ident = made(engine, 2), f"{unused('job')} m"
@@ -125,7 +126,7 @@ def test_who_finds_no_room_keeps_nobody_from_anything(name: str, level: str, wha
 
 @pytest.mark.parametrize("level", LEVELS[:2])
 @pytest.mark.parametrize("name", INNODB)
-def test_an_id_that_is_unknown_keeps_nobody_from_its_neighbours(name: str, level: str, engine_to: MakeEngine) -> None:
+def test_unknown_id_locks_no_neighbours(name: str, level: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level=level)
     sem, ident = made(engine, 9), f"{unused('job')} m"
     locks = sl.Locks(engine)
@@ -140,7 +141,7 @@ def test_an_id_that_is_unknown_keeps_nobody_from_its_neighbours(name: str, level
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_room_that_the_transaction_has_made_itself(name: str, level: str, engine_to: MakeEngine) -> None:
+def test_permit_released_in_same_transaction(name: str, level: str, engine_to: MakeEngine) -> None:
     """Which nobody sees but itself."""
     engine = engine_to(name, isolation_level=level)
     sem = made(engine, 2)
@@ -159,7 +160,7 @@ def test_room_that_the_transaction_has_made_itself(name: str, level: str, engine
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", INNODB)
-def test_a_server_without_another_connection(name: str, level: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
+def test_usage_without_side_connection(name: str, level: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
     """What would be asked on it is asked with locks: it takes back what has expired, and denies what is held."""
 
     def refused(run: Any) -> Any:
@@ -182,9 +183,7 @@ def test_a_server_without_another_connection(name: str, level: str, engine_to: M
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_who_waited_for_the_last_permit_does_not_get_it(
-    name: str, level: str, engine_to: MakeEngine, watch: Any
-) -> None:
+def test_waiter_for_taken_last_permit_is_denied(name: str, level: str, engine_to: MakeEngine, watch: Any) -> None:
     engine, watcher = engine_to(name, isolation_level=level), watch(name)
     sem = made(engine, 1)
     with engine.connect() as a, engine.connect() as b:
@@ -201,7 +200,7 @@ def test_who_waited_for_the_last_permit_does_not_get_it(
 @pytest.mark.parametrize("how", ["nothing", "a grant of its own", "a resize of its own"])
 @pytest.mark.parametrize(("told", "real"), HIDDEN)
 @pytest.mark.parametrize("name", INNODB)
-def test_a_level_that_no_variable_tells(name: str, told: str, real: str, how: str, engine_to: MakeEngine) -> None:
+def test_level_that_no_variable_shows(name: str, told: str, real: str, how: str, engine_to: MakeEngine) -> None:
     """InnoDB shows a transaction its own change of a row, and so a current fence beside permits of long ago."""
     engine = engine_to(name, isolation_level=told)
     sem = made(engine, 3)
@@ -222,7 +221,7 @@ def test_a_level_that_no_variable_tells(name: str, told: str, real: str, how: st
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_asked_again_under_a_snapshot_from_before_the_release(name: str, level: str, engine_to: MakeEngine) -> None:
+def test_replay_in_snapshot_before_release(name: str, level: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level=level)
     sem, ident = made(engine, 1), unused("job")
     locks = sl.Locks(engine)
@@ -235,7 +234,7 @@ def test_asked_again_under_a_snapshot_from_before_the_release(name: str, level: 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_asked_again_under_a_snapshot_from_before_the_grant(name: str, level: str, engine_to: MakeEngine) -> None:
+def test_replay_in_snapshot_before_grant(name: str, level: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level=level)
     sem, ident = made(engine, 1), unused("job")
     with engine.connect() as a:
@@ -246,9 +245,7 @@ def test_asked_again_under_a_snapshot_from_before_the_grant(name: str, level: st
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_locks_are_right_on_an_engine_that_is_not_at_read_committed(
-    name: str, engine_to: MakeEngine, watch: Any
-) -> None:
+def test_locks_on_engine_at_other_levels(name: str, engine_to: MakeEngine, watch: Any) -> None:
     """Through ``Locks`` nobody sees a serialization failure, however many wait."""
     engine = engine_to(name, isolation_level="SERIALIZABLE", pool_size=10)
     sem = made(engine, 2)
@@ -265,7 +262,7 @@ def take_turns(locks: sl.Locks, sem: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", *INNODB])
-def test_a_denial_leaves_no_trace(name: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_denial_leaves_no_rows(name: str, engine_to: MakeEngine, watch: Any) -> None:
     engine = engine_to(name, isolation_level="READ COMMITTED")
     sem, ident = made(engine, 1), unused("job")
     locks = sl.Locks(engine)
@@ -286,7 +283,7 @@ def test_a_denial_leaves_no_trace(name: str, engine_to: MakeEngine, watch: Any) 
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb", "sqlite"])
-def test_several_statements_in_autocommit_are_refused(name: str, engine_to: MakeEngine) -> None:
+def test_statements_in_autocommit_are_refused(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         for operation in (sl.semaphore.acquire({"x": 1}), sl.semaphore.release("x"), sl.semaphore.create(unused(), 1)):
@@ -294,9 +291,109 @@ def test_several_statements_in_autocommit_are_refused(name: str, engine_to: Make
                 connection.scalar(operation)
 
 
-def test_one_statement_in_autocommit_is_not(engine_to: MakeEngine) -> None:
+def test_function_call_in_autocommit_is_allowed(engine_to: MakeEngine) -> None:
     with engine_to("postgresql15", isolation_level="AUTOCOMMIT").connect() as connection:
         name = unused("semaphore")
         assert connection.scalar(sl.semaphore.create(name, 1))
         assert connection.scalar(sl.semaphore.acquire({name: 1}))
         assert not connection.scalar(sl.semaphore.acquire({name: 1}))
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_uncommitted_release_is_not_counted(name: str, engine_to: MakeEngine) -> None:
+    """READ UNCOMMITTED shows a release that is rolled back later: nothing is granted, or deleted, for it."""
+    engine, careless = engine_to(name), engine_to(name, isolation_level="READ UNCOMMITTED")
+    sem = made(engine, 1)
+    grant = sl.Locks(engine).acquire({sem: 1})
+    with engine.connect() as releasing, careless.connect() as caller:
+        assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
+        for operation in (sl.semaphore.acquire({sem: 1}), sl.semaphore.delete(sem)):
+            with pytest.raises(sl.LockTimeout):
+                caller.scalar(operation.execution_options(locks_wait=1))
+            caller.rollback()
+        releasing.rollback()
+        assert not caller.scalar(sl.semaphore.acquire({sem: 1}))
+        with pytest.raises(sl.SemaphoreHeld):
+            caller.scalar(sl.semaphore.delete(sem))
+    assert held(engine, sem) == 1
+
+
+@pytest.mark.parametrize("name", INNODB)
+@pytest.mark.parametrize("what", ["an acquire", "a release", "an answer known before"])
+def test_repeatable_read_locks_no_other_semaphore(name: str, what: str, engine_to: MakeEngine) -> None:
+    """Where it locked gaps, nobody could acquire anything until it commits."""
+    engine = engine_to(name, isolation_level="REPEATABLE READ")
+    sem, sems = made(engine, 5), [made(engine, 5) for _ in range(2)]
+    locks = sl.Locks(engine)
+    grant = locks.acquire({sem: 1})
+    with engine.connect() as caller:
+        if what == "a release":
+            assert caller.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
+        elif what == "an acquire":
+            assert caller.scalar(sl.semaphore.acquire({sem: 1}))
+        else:
+            assert caller.scalar(sl.semaphore.acquire({sem: 1}, external_id=grant.external_id)).replayed
+        # beside the id that was found, too
+        before, after = grant.external_id[:-1], f"{grant.external_id}0"
+        for sem, ident in zip(sems, (before, after), strict=True):
+            assert locks.acquire({sem: 1}, external_id=ident, timeout=PATIENCE)
+        with engine.connect() as another:
+            asked = sl.semaphore.acquire({sem: 1}, external_id=f"{before}!")
+            assert another.scalar(asked.execution_options(locks_wait=PATIENCE))
+            another.rollback()
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("name", INNODB)
+def test_semaphore_created_after_snapshot(name: str, level: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name, isolation_level="READ COMMITTED")
+    with engine.connect() as caller:
+        caller.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        caller.execute(sl.semaphore.usage()).all()
+        sem = made(engine, 1)
+        sl.Locks(engine).release(sl.Locks(engine).acquire({sem: 1}))
+        assert caller.scalar(sl.semaphore.acquire({sem: 1}))
+        caller.rollback()
+        caller.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        caller.execute(sl.semaphore.usage()).all()
+        another, ident = made(engine, 1), unused("job")
+        sl.Locks(engine).acquire({another: 1}, external_id=ident)
+        assert not caller.scalar(sl.semaphore.acquire({another: 1}))
+        # nor does the snapshot show the grant that it gives back
+        assert caller.scalar(sl.semaphore.release(ident)) is sl.Released.RELEASED
+        caller.commit()
+    assert held(engine, another) == 0
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_permit_released_after_snapshot_is_granted(name: str, engine_to: MakeEngine) -> None:
+    """At a level that the session's variable doesn't tell, either."""
+    engine = engine_to(name, isolation_level="READ COMMITTED")
+    sem = made(engine, 1)
+    grant = sl.Locks(engine).acquire({sem: 1})
+    with engine.connect() as caller:
+        caller.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        caller.execute(sl.semaphore.usage()).all()
+        sl.Locks(engine).release(grant)
+        assert caller.scalar(sl.semaphore.acquire({sem: 1}))
+        caller.rollback()
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_ttl_counts_from_after_wait_for_release(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    """Its time counts from after the wait, which is for the permits where it sums them with a lock."""
+    engine, watcher = engine_to(name, isolation_level="REPEATABLE READ"), watch(name)
+    sem = made(engine, 2)
+    with engine.connect() as caller, engine.connect() as releasing:
+        caller.execute(sl.semaphore.usage()).all()
+        grant = sl.Locks(engine).acquire({sem: 1})  # which that snapshot doesn't show
+        releasing.scalar(sl.semaphore.release(grant))
+        waiting = later(caller.scalar, sl.semaphore.acquire({sem: 1}, ttl=60))
+        watcher.until_waiting(waiting)
+        waited = releasing.scalar(text("SELECT UTC_TIMESTAMP(6) FROM (SELECT SLEEP(0.2)) AS slept"))
+        after = releasing.scalar(text("SELECT UTC_TIMESTAMP(6)"))
+        assert waited < after
+        releasing.commit()
+        got = waiting.result(PATIENCE)
+        assert got.expires_at.replace(tzinfo=None) - timedelta(seconds=60) >= after
+        caller.commit()

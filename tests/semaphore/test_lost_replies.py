@@ -32,7 +32,7 @@ def final(name: str, function: str) -> bytes:
 
 
 @sync
-def test_one_grant_and_one_release(servers: Any, other: Engine, name: str, driver: str) -> None:
+def test_lost_replies_grant_and_release_once(servers: Any, other: Engine, name: str, driver: str) -> None:
     sem, ident = made(other, 2), unused("job")
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks = sl.Locks(engine)
@@ -50,7 +50,7 @@ def test_one_grant_and_one_release(servers: Any, other: Engine, name: str, drive
 
 
 @sync
-def test_what_was_released_meanwhile_is_not_granted_again(servers: Any, other: Engine, name: str, driver: str) -> None:
+def test_released_request_is_not_granted_again(servers: Any, other: Engine, name: str, driver: str) -> None:
     sem, ident = made(other, 1), unused("job")
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks = sl.Locks(engine)
@@ -62,7 +62,7 @@ def test_what_was_released_meanwhile_is_not_granted_again(servers: Any, other: E
 
 
 @sync
-def test_a_grant_in_the_line_whose_answer_never_comes(servers: Any, other: Engine, name: str, driver: str) -> None:
+def test_lost_commit_reply_at_head_of_queue(servers: Any, other: Engine, name: str, driver: str) -> None:
     sem = made(other, 1)
     mine = sl.Locks(other).acquire({sem: 1})
     with through_a_proxy(servers, name, driver, **clear(driver), pool_size=4) as (engine, proxy):
@@ -79,3 +79,33 @@ def test_a_grant_in_the_line_whose_answer_never_comes(servers: Any, other: Engin
         (ident,) = re.findall("external_id is '(.*?)'", str(unknown.value))
         assert held(other, sem) == 1
         assert sl.Locks(other).release(ident) is sl.Released.RELEASED
+
+
+@sync
+def test_lost_resize_and_delete_are_not_repeated(servers: Any, other: Engine, name: str, driver: str) -> None:
+    """Done again, a resize would overrule an emergency, and a deletion would delete another semaphore."""
+    sem, old = made(other, 5), made(other, 5)
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks, others = sl.Locks(engine), sl.Locks(other)
+        locks.run(sl.semaphore.usage())
+        proxy.lose_answer(final(name, "resize"), lambda: others.run(sl.semaphore.resize(sem, 1)))
+        with pytest.raises(sl.OutcomeUnknown):
+            locks.run(sl.semaphore.resize(sem, 9))
+        proxy.lose_answer(final(name, "delete"), lambda: others.run(sl.semaphore.create(old, 7)))
+        with pytest.raises(sl.OutcomeUnknown):
+            locks.run(sl.semaphore.delete(old))
+    assert others.run(sl.semaphore.resize(sem, 1)) == 1
+    assert others.run(sl.semaphore.create(old, 7)) is False
+
+
+def test_unknown_outcome_names_generated_id(servers: Any) -> None:
+    """Made up by acquire itself, it would else be known to nobody."""
+    with connected(installed(servers, "postgresql15"), poolclass=NullPool) as direct:
+        sem = made(direct, 1)
+        with in_the_clear(servers, "postgresql15", "psycopg") as (engine, proxy):
+            sl.Locks(engine).run(sl.semaphore.usage())
+            proxy.lose_answer(final("postgresql15", "acquire"), always=True)
+            with pytest.raises(sl.OutcomeUnknown) as raised:
+                sl.Locks(engine).acquire({sem: 1}, timeout=1)
+        (holder,) = sl.Locks(direct).run(sl.semaphore.holders(sem))
+        assert f"its external_id is {holder.external_id!r}" in str(raised.value)

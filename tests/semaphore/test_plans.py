@@ -52,7 +52,7 @@ def plan(engine: Engine, statement: str, **values: object) -> str:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_the_sum_reads_what_is_held(name: str, engine_to: MakeEngine) -> None:
+def test_sum_reads_held_permits_only(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 10)
     crowd(engine, name, sem)
@@ -68,7 +68,7 @@ def test_the_sum_reads_what_is_held(name: str, engine_to: MakeEngine) -> None:
         connection.execute(text(f"DELETE FROM {tables['permit']} WHERE permit_request_id > 1000000"))
 
 
-def test_the_index_has_no_released_permit_in_it(engine_to: MakeEngine) -> None:
+def test_index_has_no_released_permits(engine_to: MakeEngine) -> None:
     """On PostgreSQL: a release leaves the index, so it stays as small as what is held."""
     engine = engine_to("postgresql15")
     with engine.connect() as connection:

@@ -105,19 +105,19 @@ def refused(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Callable[[
     return sentence
 
 
-def test_what_python_refuses(refused: Callable[[str, dict[str, Any]], str]) -> None:
+def test_functions_refuse_what_python_refuses(refused: Callable[[str, dict[str, Any]], str]) -> None:
     for call, values, in_python in MISTAKES:
         with pytest.raises(ValueError, match=".") as raised:
             in_python()
         assert refused(call, values) == str(raised.value)
 
 
-def test_what_only_sql_can_say(refused: Callable[[str, dict[str, Any]], str]) -> None:
+def test_functions_refuse_invalid_sql_values(refused: Callable[[str, dict[str, Any]], str]) -> None:
     for call, values, expected in NULLS:
         assert expected in refused(call, values)
 
 
-def test_what_is_as_long_as_it_may_be(engine_to: MakeEngine) -> None:
+def test_longest_names_are_accepted(engine_to: MakeEngine) -> None:
     """255 characters, not bytes, and a time of a hundred years."""
     engine = engine_to("postgresql15")
     name = f"{unused()} {'🐘' * 255}"[:255]
@@ -128,7 +128,7 @@ def test_what_is_as_long_as_it_may_be(engine_to: MakeEngine) -> None:
         assert connection.scalar(text(RELEASE), {"id": name}) == "RELEASED"
 
 
-def test_a_name_given_twice_is_one_semaphore(engine_to: MakeEngine) -> None:
+def test_duplicate_name_is_one_semaphore(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     name = made(engine, 3)
     with engine.begin() as connection:
@@ -138,7 +138,7 @@ def test_a_name_given_twice_is_one_semaphore(engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
-def test_python_is_told_of_no_semaphore_without_an_error_of_the_server(name: str, engine_to: MakeEngine) -> None:
+def test_unknown_semaphore_is_no_server_error(name: str, engine_to: MakeEngine) -> None:
     """Which would end the caller's transaction."""
     with engine_to(name).begin() as connection:
         with pytest.raises(sl.UnknownSemaphore):

@@ -14,9 +14,19 @@ from sqlalchemy_locks.sql.clock import Now, utc
 from sqlalchemy_locks.sql.tables import tables
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, all_of, later, until
-from tests.fixtures.semaphores import BRIEFLY, ENGINES, SERVERS, expire, expire_in, held, made, unused
+from tests.fixtures.semaphores import (
+    BRIEFLY,
+    ENGINES,
+    INNODB,
+    SERVERS,
+    expire,
+    expire_in,
+    held,
+    made,
+    unused,
+)
 
-EVERYWHERE = [*ENGINES, "yugabytedb"]
+PLACES = [*ENGINES, "yugabytedb"]
 WITH_ROW_LOCKS = [*SERVERS, "yugabytedb"]
 
 
@@ -32,9 +42,9 @@ def between(engine: Engine, word: str, act: Callable[[], Any]) -> None:
     event.listen(engine, "before_cursor_execute", before)
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("what", ["the same", "another count", "another semaphore"])
-def test_one_id_from_many_connections_at_once(name: str, what: str, engine_to: MakeEngine) -> None:
+def test_one_id_from_many_connections(name: str, what: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, pool_size=8)
     sem, other, ident = made(engine, 8), made(engine, 8), unused("job")
     asked = [
@@ -64,9 +74,7 @@ def test_one_id_from_many_connections_at_once(name: str, what: str, engine_to: M
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_who_waits_at_the_gate_of_one_that_is_rolled_back_is_granted(
-    name: str, engine_to: MakeEngine, watch: Any
-) -> None:
+def test_waiter_for_rolled_back_request_is_granted(name: str, engine_to: MakeEngine, watch: Any) -> None:
     engine, watcher = engine_to(name, pool_size=8, isolation_level="READ COMMITTED"), watch(name)
     sem, ident = made(engine, 1), unused("job")
     with engine.connect() as first:
@@ -85,7 +93,7 @@ def run(engine: Engine, operation: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_a_release_waits_for_no_acquirer(name: str, engine_to: MakeEngine) -> None:
+def test_release_waits_for_no_acquire(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level="READ COMMITTED")
     sem = made(engine, 2)
     locks = sl.Locks(engine)
@@ -99,7 +107,7 @@ def test_a_release_waits_for_no_acquirer(name: str, engine_to: MakeEngine) -> No
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
 @pytest.mark.parametrize("how", ["sweep", "take-back"])
-def test_what_somebody_is_working_on_is_passed_over(name: str, how: str, engine_to: MakeEngine) -> None:
+def test_locked_request_is_not_swept(name: str, how: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level="READ COMMITTED")
     sem = made(engine, 1)
     locks = sl.Locks(engine)
@@ -118,8 +126,8 @@ def test_what_somebody_is_working_on_is_passed_over(name: str, how: str, engine_
     assert locks.acquire({sem: 1}, timeout=0).fence == {sem: 2}
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_lease_that_was_renewed_since_the_sweep_looked_stays(name: str, engine_to: MakeEngine) -> None:
+@pytest.mark.parametrize("name", PLACES)
+def test_request_renewed_during_sweep_stays(name: str, engine_to: MakeEngine) -> None:
     engine, aside = engine_to(name), sl.Locks(engine_to(name))
     sem = made(engine, 2)
     locks = sl.Locks(engine)
@@ -136,7 +144,7 @@ def test_a_lease_that_was_renewed_since_the_sweep_looked_stays(name: str, engine
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_a_lease_that_was_renewed_since_it_was_found_expired_stays(name: str, engine_to: MakeEngine) -> None:
+def test_request_renewed_since_judged_expired_stays(name: str, engine_to: MakeEngine) -> None:
     engine, aside = engine_to(name), engine_to(name)
     sem = made(aside, 1)
     grant = sl.Locks(aside).acquire({sem: 1}, ttl=3600)
@@ -162,8 +170,8 @@ def expire_to_now(connection: Any, grant: sl.Grant) -> None:
     assert changed.rowcount == 1
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_taking_back_crosswise_never_deadlocks(name: str, engine_to: MakeEngine) -> None:
+@pytest.mark.parametrize("name", PLACES)
+def test_crosswise_expiry_never_deadlocks(name: str, engine_to: MakeEngine) -> None:
     """Requests on two semaphores each, all expired, while both semaphores are asked for in both orders."""
     engine = engine_to(name, pool_size=12)
     left, right = made(engine, 4), made(engine, 4)
@@ -185,8 +193,8 @@ def test_taking_back_crosswise_never_deadlocks(name: str, engine_to: MakeEngine)
     assert done == [12] * 6
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_late_second_release_frees_nobody_elses_permit(name: str, engine_to: MakeEngine) -> None:
+@pytest.mark.parametrize("name", PLACES)
+def test_second_release_frees_no_other_permit(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
@@ -198,8 +206,8 @@ def test_a_late_second_release_frees_nobody_elses_permit(name: str, engine_to: M
     assert held(engine, sem) == 1
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_tokens_rise_in_the_order_of_the_grants(name: str, engine_to: MakeEngine) -> None:
+@pytest.mark.parametrize("name", PLACES)
+def test_fences_rise_in_order_of_grants(name: str, engine_to: MakeEngine) -> None:
     """Over connections, over deletions of everything that was released, over the semaphore's own deletion."""
     one, two = sl.Locks(engine_to(name)), sl.Locks(engine_to(name))
     sem = made(engine_to(name), 1)
@@ -219,9 +227,7 @@ def test_tokens_rise_in_the_order_of_the_grants(name: str, engine_to: MakeEngine
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_a_guarded_write_that_waited_is_judged_when_the_wait_is_over(
-    name: str, level: str, engine_to: MakeEngine, watch: Any
-) -> None:
+def test_guarded_write_is_judged_after_its_wait(name: str, level: str, engine_to: MakeEngine, watch: Any) -> None:
     """Behind a release that rolled back, the time of the request runs out: the row is as it was, the clock is not."""
     engine, watcher = engine_to(name, isolation_level=level), watch(name)
     write = anything(engine)
@@ -250,7 +256,7 @@ def now(engine: Engine) -> Any:
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_a_guarded_write_waits_no_longer_than_told(name: str, engine_to: MakeEngine) -> None:
+def test_guarded_write_respects_locks_wait(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 1)
     grant = sl.Locks(engine).acquire({sem: 1})
@@ -271,7 +277,7 @@ def anything(engine: Engine) -> Any:
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_a_guarded_write_keeps_its_permits_until_it_is_committed(name: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_guarded_write_keeps_permits_until_commit(name: str, engine_to: MakeEngine, watch: Any) -> None:
     engine, watcher = engine_to(name, isolation_level="READ COMMITTED"), watch(name)
     write = anything(engine)
     sem = made(engine, 1)
@@ -285,3 +291,23 @@ def test_a_guarded_write_keeps_its_permits_until_it_is_committed(name: str, engi
         assert release.result(PATIENCE) is sl.Released.RELEASED
         with pytest.raises(sl.LockLost, match="held no longer"):
             writer.scalar(sl.guarded(write, grant))
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_one_id_denied_on_many_connections(name: str, engine_to: MakeEngine) -> None:
+    """Their rows come and go, and they deadlock over the gaps: that is no room, and no error of the driver's."""
+    engine = engine_to(name)
+    sem, ident = made(engine, 1), unused("job")
+    sl.Locks(engine).acquire({sem: 1})
+    ready = threading.Barrier(8, timeout=PATIENCE)
+
+    def ask(each: Engine) -> int:
+        ready.wait()
+        for _ in range(20):
+            with pytest.raises(sl.LockTimeout, match=r"\(timeout=0\)"):
+                sl.Locks(each).acquire({sem: 1}, external_id=ident, timeout=0)
+        return 20
+
+    # engines of their own, as processes have: no gate in memory before them
+    asking = [later(ask, engine_to(name)) for _ in range(8)]
+    assert [future.result(PATIENCE) for future in asking] == [20] * 8

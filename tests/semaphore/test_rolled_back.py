@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import BigInteger, Column, Engine, MetaData, Table, text, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.semaphore.availability import holding
+from sqlalchemy_locks.semaphore.availability import is_held
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.semaphores import EVERYWHERE, held, made, place, request_of, unused
 
@@ -53,7 +53,7 @@ def rolled_back_and_again(engine: Engine, again: bool) -> tuple[str, sl.Grant, s
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_it_frees_nothing(engine: Engine, again: bool) -> None:
+def test_rolled_back_grant_releases_nothing(engine: Engine, again: bool) -> None:
     sem, gone, later = rolled_back_and_again(engine, again)
     locks = sl.Locks(engine)
     assert locks.release(gone) is sl.Released.UNKNOWN
@@ -63,16 +63,16 @@ def test_it_frees_nothing(engine: Engine, again: bool) -> None:
     assert locks.release(later) is sl.Released.RELEASED
 
 
-def test_it_renews_nothing_and_is_not_held(engine: Engine) -> None:
+def test_rolled_back_grant_is_not_held(engine: Engine) -> None:
     _, gone, later = rolled_back_and_again(engine, again=True)
     locks = sl.Locks(engine)
     assert locks.renew(gone) is False
     assert locks.renew(later) is True
-    assert locks.run(holding(gone)) == 0
-    assert locks.run(holding(later)) == 1
+    assert locks.run(is_held(gone)) == 0
+    assert locks.run(is_held(later)) == 1
 
 
-def test_nothing_is_written_under_it(engine: Engine) -> None:
+def test_rolled_back_grant_guards_no_write(engine: Engine) -> None:
     ROWS.create(engine, checkfirst=True)
     _, gone, later = rolled_back_and_again(engine, again=True)
     locks, write = sl.Locks(engine), update(ROWS).where(ROWS.c.id == 1).values(id=1)
@@ -81,7 +81,7 @@ def test_nothing_is_written_under_it(engine: Engine) -> None:
     assert locks.run(sl.guarded(write, later)) is False
 
 
-def test_a_replay_stands_for_the_request_that_it_repeats(engine: Engine) -> None:
+def test_replay_stands_for_original_request(engine: Engine) -> None:
     sem, ident = made(engine, 5), unused("job")
     locks = sl.Locks(engine)
     first = locks.acquire({sem: 1}, external_id=ident)

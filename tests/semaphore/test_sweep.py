@@ -21,7 +21,7 @@ def days_ago(engine: Engine, grant: sl.Grant, days: int) -> None:
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_lease_that_is_renewed_in_time_is_never_stale(name: str, engine_to: MakeEngine) -> None:
+def test_request_with_ttl_is_never_stale(name: str, engine_to: MakeEngine) -> None:
     """One of a week is renewed every 56 hours: whatever is stale by then, it is not."""
     engine = engine_to(name)
     sem = made(engine, 2)
@@ -31,7 +31,7 @@ def test_a_lease_that_is_renewed_in_time_is_never_stale(name: str, engine_to: Ma
     days_ago(engine, lease, 2)
     locks.sweep()
     locks.sweep(stale_after=60)
-    orphans.do(locks, None)
+    orphans.run(locks, None)
     with engine.begin() as connection:
         connection.execute(sl.semaphore.sweep(stale_after=60))
     assert held(engine, sem) == 2
@@ -43,13 +43,13 @@ def test_a_lease_that_is_renewed_in_time_is_never_stale(name: str, engine_to: Ma
     days_ago(engine, endless, 2)
     assert locks.sweep(stale_after=None) >= 0
     assert held(engine, sem) == 1
-    assert orphans.do(locks, None) >= 1
+    assert orphans.run(locks, None) >= 1
     assert locks.release(endless) is sl.Released.ALREADY_RELEASED
 
 
 @pytest.mark.parametrize("through", ["locks", "session"])
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_permit_that_belongs_to_no_request_that_is_held(name: str, through: str, engine_to: MakeEngine) -> None:
+def test_orphaned_permit_is_ended(name: str, through: str, engine_to: MakeEngine) -> None:
     """Rows that were written, or deleted, by hand: nobody would ever give them back."""
     engine = engine_to(name)
     sem, ident = made(engine, 3), unused("job")

@@ -14,7 +14,7 @@ from tests.fixtures.semaphores import EVERYWHERE, SERVERS, held, made, unused
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_one_that_is_under_way_is_waited_for(engine_to: MakeEngine, watch: Any, name: str) -> None:
+def test_withdrawal_waits_for_request_under_way(engine_to: MakeEngine, watch: Any, name: str) -> None:
     engine, told = engine_to(name), watch(name)
     locks, sem, ident = sl.Locks(engine), made(engine, 1), unused("job")
     told.until_nobody_waits()
@@ -27,7 +27,7 @@ def test_one_that_is_under_way_is_waited_for(engine_to: MakeEngine, watch: Any, 
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_one_that_comes_later_is_not_granted(engine_to: MakeEngine, name: str) -> None:
+def test_request_after_withdrawal_is_not_granted(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
     locks, sem, ident = sl.Locks(engine), made(engine, 1), unused("job")
     assert locks.run(withdraw(ident)) is sl.Released.ALREADY_RELEASED

@@ -138,7 +138,7 @@ class Server:
                 if self.running and time.monotonic() < deadline:
                     time.sleep(0.02)
                     continue
-                state = "does not answer" if self.running else "ended at once"
+                state = "does not answer" if self.running else "ended immediately"
                 self.kill()
                 tail = self.log.read_text(errors="replace")[-4000:]
                 raise StartFailed(f"{self.name} {state}: {error}\nThe end of its log:\n{tail}") from error
@@ -154,7 +154,7 @@ class Server:
         self.kill()
 
     def kill(self) -> None:
-        """End all of the server's processes at once, as a crash does."""
+        """Kill all of the server's processes together, as a crash does."""
         if self._process is not None:
             self._process.signal(signal.SIGKILL)
             if not self._process.wait(120):

@@ -48,7 +48,7 @@ def _locked(path: Path) -> Iterator[None]:
 def prepared(key: str, make: Callable[[Path], None]) -> Path:
     """The folder `key` of the cache, filled by `make` unless it is there already.
 
-    It is filled under another name and renamed when complete, so whoever sees it sees
+    It is filled under another name and renamed when complete, so a process that sees it sees
     all of it; afterwards it only is read.
     """
     root = folder()

@@ -70,7 +70,7 @@ def loaded(root: Path, program: str) -> list[str | Path]:
 def unpack(package: str, release: str, folder: Path) -> None:
     """Unpack a package and all that it depends on into a folder.
 
-    apt is told that nothing is installed, so it fetches every library down to the C
+    For apt nothing is installed, so it fetches every library down to the C
     library: what is unpacked needs none of the machine's, and none can be too old.
     """
     reason = "this machine's apt sources name no Debian archive"

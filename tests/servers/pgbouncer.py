@@ -11,11 +11,11 @@ from tests.servers.process import own, program
 
 SETTINGS = {
     "pool_mode": "transaction",
-    # whoever connects is the one user that there is
+    # every client connects as the only user
     "auth_type": "any",
     "max_client_conn": "1000",
     "default_pool_size": "20",
-    # who waits for a server connection is told so by the tests' own patience, not by PgBouncer's
+    # the tests' own timeouts end a wait for a server connection, not PgBouncer's
     "query_wait_timeout": "0",
     "server_idle_timeout": "0",
 }

@@ -22,7 +22,7 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
 class Unavailable(Exception):
-    """A server cannot be had here; one full sentence says what is missing."""
+    """A server can't be started here; the message says what is missing."""
 
 
 class Account(TypedDict, total=False):
@@ -34,7 +34,7 @@ class Account(TypedDict, total=False):
 
 
 def account() -> Account:
-    """As whom servers run: `nobody` for root, for PostgreSQL and MySQL refuse root."""
+    """The user that servers run as: `nobody` for root, since PostgreSQL and MySQL refuse root."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

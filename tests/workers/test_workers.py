@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
+from inspect import signature
 from multiprocessing import get_context
 from typing import Any
 
@@ -263,6 +264,13 @@ def test_async_workers(engine_to: MakeEngine, servers: Servers, name: str, drive
 
     assert asyncio.run(work()) <= 3
     assert counts(engine) == {"all": 50, "completed": 49, "dead": 1, "running": 0, "waiting": 0}
+
+
+def test_both_kinds_of_workers_have_the_same_parameters() -> None:
+    def parameters(kind: Any) -> list[tuple[str, Any, Any]]:
+        return [(each.name, each.kind, each.default) for each in signature(kind).parameters.values()]
+
+    assert parameters(sl.Worker) == parameters(sl.AsyncWorker)
 
 
 def test_invalid_parameters_are_refused(engine_to: MakeEngine) -> None:

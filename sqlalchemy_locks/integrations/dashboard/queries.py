@@ -23,7 +23,7 @@ from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import QUEUE, TASKS
 from sqlalchemy_locks.health import Finding
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.semaphore.look import AGES
+from sqlalchemy_locks.semaphore.queries import AGES
 
 #: so many of each are shown, and how many there are besides is told
 SEMAPHORES, HOLDERS, HOLDERS_OF_ONE, QUEUES, KEYS, WAITERS, MUTEXES, TIMEOUTS = 50, 10, 500, 50, 100, 10, 100, 50

@@ -13,7 +13,7 @@ from sqlalchemy_locks.admin import overview
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.integrations.dashboard import queries
 from sqlalchemy_locks.queue import activity
-from sqlalchemy_locks.semaphore import look as semaphores
+from sqlalchemy_locks.semaphore.queries import oldest_holders
 from sqlalchemy_locks.sql.clock import Ago
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import connected
@@ -127,7 +127,7 @@ def test_one_semaphore(engine: Engine) -> None:
     look = queries.look(sl.Locks(engine), "api-calls")
     assert [(row["name"], len(row["people"]), row["more"]) for row in look.semaphores.rows] == [("api-calls", 5, 0)]
     assert queries.look(sl.Locks(engine), "no such").semaphores.rows == []
-    few = sl.Locks(engine).run(semaphores.oldest(2))
+    few = sl.Locks(engine).run(oldest_holders(2))
     assert [row.name for row in few].count("api-calls") == 2
 
 

@@ -1,4 +1,4 @@
-"""A key that this transaction holds is had again at once, whoever waits for it meanwhile."""
+"""A key that this transaction holds is acquired again immediately, past waiters for it."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def test_what_is_held_alone(
 
 
 @engines
-def test_what_another_waits_for_is_nobody_elses(
-    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
-) -> None:
+def test_a_try_does_not_get_past_a_waiter(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
     """Nor is another key of the holder's, of this transaction's own before, or of one that is rolled back to."""
     key, other = unused(), unused()
     third, waiter, holder = opened(engine_to, name, "READ COMMITTED")

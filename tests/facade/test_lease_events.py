@@ -29,7 +29,7 @@ def shown(told: list[sl.LockEvent]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_what_is_told_of_a_block(name: str, engine_to: MakeEngine) -> None:
+def test_events_of_block(name: str, engine_to: MakeEngine) -> None:
     engine, lease = engine_to(name), unused("lease")
     locks = sl.Locks(engine, owner="me")
     told = hear(locks)
@@ -46,7 +46,7 @@ def test_what_is_told_of_a_block(name: str, engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_what_is_told_of_a_loss(name: str, engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_of_loss(name: str, engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     engine, sem = engine_to(name), made(engine_to(name), 2)
     locks = sl.Locks(engine)
     told = hear(locks)
@@ -66,7 +66,7 @@ def test_what_is_told_of_a_loss(name: str, engine_to: MakeEngine, caplog: pytest
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_what_is_told_of_each_call(name: str, engine_to: MakeEngine) -> None:
+def test_events_of_calls(name: str, engine_to: MakeEngine) -> None:
     engine, sem = engine_to(name), made(engine_to(name), 1)
     locks = sl.Locks(engine)
     told = hear(locks)
@@ -98,7 +98,7 @@ def test_what_is_told_of_each_call(name: str, engine_to: MakeEngine) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_timeout_tells_who_holds_them(name: str, engine_to: MakeEngine) -> None:
+def test_timeout_names_holders(name: str, engine_to: MakeEngine) -> None:
     engine, sem = engine_to(name), made(engine_to(name), 3)
     locks = sl.Locks(engine)
     lasting = locks.acquire({sem: 2}, owner="web-1", ttl=3600)
@@ -124,7 +124,7 @@ def test_a_timeout_tells_who_holds_them(name: str, engine_to: MakeEngine) -> Non
         locks.release(grant)
 
 
-def test_a_timeout_is_no_other_error_when_nobody_can_be_asked(engine_to: MakeEngine) -> None:
+def test_timeout_without_connection_for_holders(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15", pool_size=2, max_overflow=0, pool_timeout=PATIENCE)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
@@ -142,7 +142,7 @@ def test_a_timeout_is_no_other_error_when_nobody_can_be_asked(engine_to: MakeEng
     locks.release(grant)
 
 
-def test_a_block_decorates(engine_to: MakeEngine) -> None:
+def test_block_decorates(engine_to: MakeEngine) -> None:
     engine = engine_to("sqlite")
     lease, sem = unused("lease"), made(engine, 2)
     locks = sl.Locks(engine)
@@ -173,7 +173,7 @@ def test_a_block_decorates(engine_to: MakeEngine) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("place", ["postgresql15/asyncpg", "mysql/aiomysql", "sqlite/aiosqlite"])
-def test_async(place: str, servers: Any) -> None:
+def test_async_events(place: str, servers: Any) -> None:
     name, driver = ASYNC[place]
 
     async def main() -> None:

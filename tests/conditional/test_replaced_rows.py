@@ -1,4 +1,4 @@
-"""A row that is deleted and inserted again while it is waited for: what its new state allows is done."""
+"""A row that is deleted and inserted again while an operation waits for it: the new row's state decides."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def table_of(engine: Engine, name: str) -> Any:
 @pytest.mark.parametrize("way", ["session", "locks.run"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ENGINES)
-def test_what_waited_for_it(
+def test_waiting_operation_applies_to_the_replacement(
     name: str, case: str, way: str, engine_to: MakeEngine, watch: Callable[[str], Watch]
 ) -> None:
     engine, watched, id = engine_to(name), watch(name), unused()
@@ -80,10 +80,10 @@ def test_what_waited_for_it(
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_what_anybody_may_give_back_is_not_given_back_twice(
+def test_release_without_owner_ignores_the_replacement(
     name: str, engine_to: MakeEngine, watch: Callable[[str], Watch]
 ) -> None:
-    """A release without an owner proves nothing: asked again, it would free what another has acquired since."""
+    """A second try of a release without an owner could release another caller's acquisition."""
     engine, watched, id = engine_to(name), watch(name), unused()
     table = table_of(engine, "task_state")
     row = {"queue_id": "default", "id": id, "fence": 0}
@@ -99,9 +99,7 @@ def test_what_anybody_may_give_back_is_not_given_back_twice(
         assert waiting.result(PATIENCE) is (name != "postgresql15")
 
 
-def test_a_snapshot_that_is_older_is_a_serialization_failure(
-    engine_to: MakeEngine, watch: Callable[[str], Watch]
-) -> None:
+def test_older_snapshot_is_a_serialization_failure(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
     engine, watched, id = engine_to("postgresql15", isolation_level="REPEATABLE READ"), watch("postgresql15"), unused()
     table = table_of(engine, "task_state")
     with engine.begin() as connection:
@@ -116,7 +114,9 @@ def test_a_snapshot_that_is_older_is_a_serialization_failure(
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_fenced_write(name: str, engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
+def test_waiting_fenced_write_applies_to_the_replacement(
+    name: str, engine_to: MakeEngine, watch: Callable[[str], Watch]
+) -> None:
     engine, watched, id = engine_to(name), watch(name), unused()
     table = table_of(engine, "task_state")
     row = {"queue_id": "default", "id": id, "acquired": 0, "fence": 5}

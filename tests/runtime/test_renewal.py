@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, RenewalThread, clock
-from tests.fixtures.parties import PATIENCE, until
+from sqlalchemy_locks.runtime.renewal import MAX_THREADS, LostEvent, RenewableLease, RenewalThread, clock
+from tests.fixtures.parties import (
+    PATIENCE,
+    until,
+)
 from tests.fixtures.renewal_threads import renewers
 
 
@@ -18,7 +21,7 @@ def renewals() -> Iterator[RenewalThread]:
     until(lambda: not renewers())  # of the tests before
     made = RenewalThread()
     yield made
-    for lease in list(made._kept):
+    for lease in list(made._leases):
         made.remove(lease)
     until(lambda: not renewers())
 
@@ -29,7 +32,7 @@ def lease(renew: Callable[[], bool], ttl: float = 3600, due: float = 0) -> Renew
     return made
 
 
-def test_what_is_due_is_renewed_and_counts_from_before_it_was_asked(renewals: RenewalThread) -> None:
+def test_renewal_counts_from_before_request(renewals: RenewalThread) -> None:
     asked: list[float] = []
 
     def renew() -> bool:
@@ -48,7 +51,7 @@ def test_what_is_due_is_renewed_and_counts_from_before_it_was_asked(renewals: Re
     assert len(asked) == 1
 
 
-def test_one_that_hangs_holds_no_other_up(renewals: RenewalThread) -> None:
+def test_hanging_renewal_delays_no_other(renewals: RenewalThread) -> None:
     go_on, renewed = threading.Event(), threading.Event()
 
     def hang() -> bool:
@@ -72,9 +75,7 @@ def test_one_that_hangs_holds_no_other_up(renewals: RenewalThread) -> None:
     until(lambda: len(renewers()) == 1)
 
 
-def test_what_fails_is_tried_again_and_what_is_refused_is_lost(
-    renewals: RenewalThread, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failure_is_retried_and_refusal_is_loss(renewals: RenewalThread, caplog: pytest.LogCaptureFixture) -> None:
     answers: list[bool | Exception] = [RuntimeError("a restart"), RuntimeError("still"), True, False]
 
     def renew() -> bool:
@@ -95,7 +96,7 @@ def test_what_fails_is_tried_again_and_what_is_refused_is_lost(
     assert "a lease could not be renewed: a restart" in caplog.text
 
 
-def test_what_could_not_be_renewed_in_time_is_asked_for_no_more() -> None:
+def test_lease_past_deadline_is_not_renewed() -> None:
     asked: list[int] = []
     kept = lease(lambda: not asked.append(1), ttl=3600)
     kept.lost.deadline = clock() - 1
@@ -104,7 +105,7 @@ def test_what_could_not_be_renewed_in_time_is_asked_for_no_more() -> None:
     assert kept.lost.why == "it could not be renewed in time"
 
 
-def test_an_answer_that_comes_too_late_proves_nothing() -> None:
+def test_late_reply_does_not_extend_lease() -> None:
     """Who was told that it's lost has stopped: it isn't held again."""
 
     def renew() -> bool:
@@ -116,19 +117,78 @@ def test_an_answer_that_comes_too_late_proves_nothing() -> None:
     assert kept.lost
 
 
-def test_once_lost_always_lost() -> None:
+def test_loss_is_permanent() -> None:
     kept = LostEvent(3600, clock() - 3600)
     assert kept
-    kept.proven(clock())
+    kept.prove(clock())
     assert kept.is_set()
     assert repr(kept) == "<lost: it could not be renewed in time>"
     assert kept.wait()
     assert LostEvent(3600, clock()).wait(0.001) is False
 
 
-def test_a_fork_has_lost_it() -> None:
+def test_lease_is_lost_in_fork() -> None:
     kept = LostEvent(3600, clock())
     assert not kept
     kept.process += 1
     assert kept
     assert "forked" in kept.why
+
+
+def test_idle_thread_learns_of_new_due_time() -> None:
+    """A thread waits for what is due in an hour, while another renews what is due again before that."""
+    renewals, times = RenewalThread(), []
+
+    class Often(RenewableLease):
+        def renew(self) -> bool:
+            if len(times) < 2:
+                until(lambda: renewals._idle)
+                self.due = clock()
+            times.append(1)
+            return len(times) < 3
+
+    often = Often("often", LostEvent(3600, clock()), clock(), lambda: True)
+    often.due = clock()
+    seldom = RenewableLease("seldom", LostEvent(3600, clock()), clock(), lambda: True)
+    renewals._leases.add(seldom)
+    renewals.add(often)
+    try:
+        until(lambda: len(times) == 3)
+    finally:
+        renewals.remove(often)
+        renewals.remove(seldom)
+    until(lambda: not renewers())
+
+
+def test_number_of_renewal_threads_is_limited() -> None:
+    until(lambda: not renewers())  # of the tests before
+    renewals, go_on, guard = RenewalThread(), threading.Event(), threading.Lock()
+    inside = most = done = 0
+
+    def renew() -> bool:
+        nonlocal inside, most, done
+        with guard:
+            inside += 1
+            most = max(most, inside)
+        go_on.wait(PATIENCE)
+        with guard:
+            inside -= 1
+            done += 1
+        return True
+
+    leases = [RenewableLease(f"no. {number}", LostEvent(3600, clock()), clock(), renew) for number in range(50)]
+    for lease in leases:
+        lease.due = clock()
+    renewals._leases.update(leases)
+    try:
+        renewals.add(leases[0])
+        until(lambda: inside >= MAX_THREADS)
+        assert len(renewers()) <= MAX_THREADS
+        go_on.set()
+        until(lambda: done == len(leases))
+        assert most == MAX_THREADS
+    finally:
+        go_on.set()
+        for lease in leases:
+            renewals.remove(lease)
+    until(lambda: not renewers())

@@ -1,4 +1,4 @@
-"""Answers that are lost: redis-py sends again by itself, and the second time changes nothing that the first has changed."""
+"""Lost replies: redis-py resends the command, and the second copy changes nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mutex(party: Party, queue: str, proxy: Proxy) -> Mutex[Any]:
     return mutex
 
 
-def test_an_acquisition_is_known_again(
+def test_resent_acquire_returns_its_first_answer(
     party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str, plain: redis.Redis
 ) -> None:
     proxy.lose(b"EVAL")
@@ -56,7 +56,7 @@ def test_an_acquisition_is_known_again(
     assert party(mutex.release("a", queue=queue, owner="me")) is True
 
 
-def test_a_token_is_the_same_again(
+def test_resent_acquire_token_returns_the_same_token(
     party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str, plain: redis.Redis
 ) -> None:
     proxy.lose(b"EVAL")
@@ -64,7 +64,7 @@ def test_a_token_is_the_same_again(
     assert str(token).encode() == plain.hget(f"{{sqlalchemy_locks:{queue}}}:mutex:facts", "fence:a")
 
 
-def test_a_refusal_is_not_an_acquisition_later(
+def test_resent_acquire_that_was_refused_stays_refused(
     party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str, plain: redis.Redis
 ) -> None:
     party(mutex.acquire("a", queue=queue))
@@ -73,7 +73,7 @@ def test_a_refusal_is_not_an_acquisition_later(
     assert Mutex(plain).acquire("a", queue=queue) is True
 
 
-def test_a_release_does_not_free_the_next_holder(
+def test_resent_release_does_not_free_the_next_holder(
     party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str, plain: redis.Redis
 ) -> None:
     party(mutex.acquire("a", queue=queue))
@@ -99,20 +99,20 @@ def test_a_release_does_not_free_the_next_holder(
     assert others.acquire("a", queue=queue) is False
 
 
-def test_a_capture_is_the_same_again(party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str) -> None:
+def test_resent_capture_returns_the_same_ids(party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str) -> None:
     proxy.lose(b"EVAL")
     assert party(mutex.capture(2, queue=queue)) == ["a", "b"]
     assert proxy.has_lost
     assert party(mutex.capture(2, queue=queue)) == ["c"]
 
 
-def test_a_creation_counts_the_same_again(party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str) -> None:
+def test_resent_create_returns_the_same_count(party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str) -> None:
     proxy.lose(b"EVAL")
     assert party(mutex.create("c", "d", "e", queue=queue)) == 2
     assert proxy.has_lost
 
 
-def test_a_timeout_is_known_again(party: Party, proxy: Proxy, queue: str) -> None:
+def test_resent_timeout_acquire_returns_its_first_answer(party: Party, proxy: Proxy, queue: str) -> None:
     timeout = Timeout(party.client, every=3600)
     party(timeout.create("a", "b", queue=queue))
     with pytest.raises(sl.UnknownTask):
@@ -123,7 +123,7 @@ def test_a_timeout_is_known_again(party: Party, proxy: Proxy, queue: str) -> Non
     assert party(timeout.acquire("a", queue=queue)) is False
 
 
-def test_a_captured_task_is_not_lost(party: Party, proxy: Proxy, queue: str, plain: redis.Redis) -> None:
+def test_resent_task_capture_returns_the_same_task(party: Party, proxy: Proxy, queue: str, plain: redis.Redis) -> None:
     tasks = StateTransition(party.client)
     party(tasks.create("a", "b", "c", queue=queue))
     (a,) = party(tasks.capture(1, queue=queue))
@@ -140,7 +140,7 @@ def test_a_captured_task_is_not_lost(party: Party, proxy: Proxy, queue: str, pla
 
 
 @pytest.mark.parametrize("name", ["acquire", "acquire_token", "release"])
-def test_nobody_sends_again(
+def test_lost_reply_without_retries_is_outcome_unknown(
     make: Make, mutex: Mutex[Any], proxy: Proxy, queue: str, name: str, party: Party, plain: redis.Redis
 ) -> None:
     once = make(proxy.port, again=0)
@@ -154,9 +154,9 @@ def test_nobody_sends_again(
     assert once(impatient.acquire("b", queue=queue)) is True, "the next call has a connection again"
 
 
-def test_who_comes_late_changes_nothing(party: Party, mutex: Mutex[Any], queue: str, plain: redis.Redis) -> None:
+def test_late_call_changes_nothing(party: Party, mutex: Mutex[Any], queue: str, plain: redis.Redis) -> None:
     def began_before(seconds: float) -> None:
-        """The next call is as one that was called so long ago and arrives now."""
+        """Make the next call arrive this many seconds after it was made."""
         estimate = mutex._calls._estimate
         assert estimate is not None
         mutex._calls._estimate = estimate[0] - seconds, estimate[1]
@@ -171,7 +171,7 @@ def test_who_comes_late_changes_nothing(party: Party, mutex: Mutex[Any], queue: 
     assert party(mutex.acquire("a", queue=queue)) is True
 
 
-def test_an_answer_is_kept_for_as_long_as_its_call_may_come(
+def test_answers_expire_after_their_calls_are_late(
     party: Party, mutex: Mutex[Any], queue: str, plain: redis.Redis
 ) -> None:
     began = plain.time()[0]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, NullPool, event
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.facade import semaphore_wait as waits
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from tests.facade.test_lease_loss import Holder
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed, later, queued, seen, until
 from tests.fixtures.semaphores import ENGINES, EVERYWHERE, held, in_memory, made, unused
+
+MOVED = {"sqlite": {"locks_prefix": "o_"}, "mysql": {"locks_prefix": "o_"}, "mariadb": {"locks_prefix": "o_"}}
 
 HEADED = {
     "postgresql15": "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'"
@@ -27,7 +31,7 @@ LINED = ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"]
 
 @pytest.mark.usefixtures("never_cut")
 @pytest.mark.parametrize("name", LINED)
-def test_whoever_came_first_is_served_first(name: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_processes_are_served_in_fifo_order(name: str, engine_to: MakeEngine, watch: Any) -> None:
     """Three processes (engines, which share nothing in memory): the one that gives it back comes last."""
     watcher = watch(name)
     first, second, third = (sl.Locks(engine_to(name)) for _ in range(3))
@@ -80,7 +84,7 @@ def headed(watcher: Any, name: str, sem: str) -> bool:
 
 @pytest.mark.usefixtures("never_cut")
 @pytest.mark.parametrize("name", LINED)
-def test_who_wants_more_is_not_overtaken(name: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_larger_request_is_not_overtaken(name: str, engine_to: MakeEngine, watch: Any) -> None:
     watcher = watch(name)
     holder, big, small = (sl.Locks(engine_to(name)) for _ in range(3))
     sem = lined(holder._engine, 2, name)
@@ -88,7 +92,7 @@ def test_who_wants_more_is_not_overtaken(name: str, engine_to: MakeEngine, watch
     waiting = later(big.acquire, {sem: 2}, ttl=3600, timeout=PATIENCE)
     until(lambda: headed(watcher, name, sem), unless=waiting)
     holder.release(one)
-    with pytest.raises(sl.LockTimeout, match="had no room at the only try"):
+    with pytest.raises(sl.LockTimeout, match=r"had no room \(timeout=0\)"):
         small.acquire({sem: 1}, timeout=0)
     assert held(holder._engine, sem) == 1
     holder.release(two)
@@ -96,7 +100,7 @@ def test_who_wants_more_is_not_overtaken(name: str, engine_to: MakeEngine, watch
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_threads_are_served_in_their_order(name: str, engine_to: MakeEngine) -> None:
+def test_threads_are_served_in_fifo_order(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
@@ -108,7 +112,7 @@ def test_threads_are_served_in_their_order(name: str, engine_to: MakeEngine) -> 
     locks.release(grant)
     assert [future.result(PATIENCE) for future in waiting] == [2, 3, 4, 5, 6]
     assert in_memory(engine, sem) == 0
-    assert local_queues(engine.dialect)._connected == 0
+    assert local_queues(engine.dialect).waiting_connections == 0
 
 
 def turn(locks: sl.Locks, sem: str) -> int:
@@ -118,7 +122,7 @@ def turn(locks: sl.Locks, sem: str) -> int:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_pool_of_one_is_left_to_who_gives_back(name: str, engine_to: MakeEngine) -> None:
+def test_pool_of_one_is_left_to_holder(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, pool_size=1, max_overflow=0, pool_timeout=PATIENCE)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
@@ -129,7 +133,7 @@ def test_a_pool_of_one_is_left_to_who_gives_back(name: str, engine_to: MakeEngin
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_who_waits_for_one_of_two_stands_in_nobodys_way_at_the_other(name: str, engine_to: MakeEngine) -> None:
+def test_waiter_leaves_queue_of_available_semaphore(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     everybody, tenant = made(engine, 2), made(engine, 1)
     locks, others = sl.Locks(engine), sl.Locks(engine_to(name))
@@ -147,7 +151,7 @@ def test_who_waits_for_one_of_two_stands_in_nobodys_way_at_the_other(name: str, 
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_semaphore_that_is_deleted_is_waited_for_no_more(name: str, engine_to: MakeEngine) -> None:
+def test_wait_ends_when_semaphore_is_deleted(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 0)
     locks = sl.Locks(engine)
@@ -160,7 +164,7 @@ def test_a_semaphore_that_is_deleted_is_waited_for_no_more(name: str, engine_to:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_what_was_granted_does_not_wait_behind_who_waits_for_it(name: str, engine_to: MakeEngine) -> None:
+def test_replay_does_not_queue(name: str, engine_to: MakeEngine) -> None:
     """Whoever asks again with an id that is held is answered, whoever stands in line."""
     engine, ident = engine_to(name), unused("job")
     sem = made(engine, 1)
@@ -177,7 +181,7 @@ def test_what_was_granted_does_not_wait_behind_who_waits_for_it(name: str, engin
     assert waiting.result(PATIENCE) == 2
 
 
-def test_a_limit_on_statements_ends_no_wait(engine_to: MakeEngine, watch: Any) -> None:
+def test_statement_timeout_does_not_end_wait(engine_to: MakeEngine, watch: Any) -> None:
     watcher = watch("postgresql15")
     holder, head = (sl.Locks(engine_to("postgresql15")) for _ in range(2))
     limited, limits = engine_to("postgresql15"), ["300"]
@@ -202,7 +206,7 @@ def test_a_limit_on_statements_ends_no_wait(engine_to: MakeEngine, watch: Any) -
 
 
 @pytest.mark.parametrize("name", [name for name in LINED if name != "sqlite"])
-def test_a_head_that_is_cut_off_lines_up_again(name: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_killed_head_queues_again(name: str, engine_to: MakeEngine, watch: Any) -> None:
     watcher = watch(name)
     holder, waiter = sl.Locks(engine_to(name)), engine_to(name)
     backends: list[int] = []
@@ -227,9 +231,7 @@ def test_a_head_that_is_cut_off_lines_up_again(name: str, engine_to: MakeEngine,
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mariadb", "sqlite"])
-def test_a_process_that_is_stopped_in_front_holds_nobody_up(
-    name: str, servers: Any, engine_to: MakeEngine, watch: Any
-) -> None:
+def test_stopped_head_is_cut_off(name: str, servers: Any, engine_to: MakeEngine, watch: Any) -> None:
     """Whoever is silent in front of a line is cut off by the server, or passed over, here after 2 seconds."""
     watcher = watch(name)
     holder, second = (sl.Locks(engine_to(name)) for _ in range(2))
@@ -246,7 +248,7 @@ def test_a_process_that_is_stopped_in_front_holds_nobody_up(
 
 @pytest.mark.parametrize("place", ASYNC)
 @pytest.mark.parametrize("where", ["in front", "behind"])
-def test_who_is_cancelled_leaves_nothing(place: str, where: str, servers: Any, watch: Any) -> None:
+def test_cancelled_waiter_leaves_queue(place: str, where: str, servers: Any, watch: Any) -> None:
     name, driver = ASYNC[place]
     watcher = watch(name)
 
@@ -282,7 +284,7 @@ def test_who_is_cancelled_leaves_nothing(place: str, where: str, servers: Any, w
     asyncio.run(main())
 
 
-def test_a_hundred_tasks_on_a_pool_of_five(servers: Any) -> None:
+def test_hundred_tasks_on_pool_of_five(servers: Any) -> None:
     async def main() -> list[int]:
         async with async_connected(
             installed(servers, "postgresql15", "asyncpg"), pool_size=5, max_overflow=0, pool_timeout=PATIENCE
@@ -307,23 +309,17 @@ def test_a_hundred_tasks_on_a_pool_of_five(servers: Any) -> None:
     assert asyncio.run(main()) == list(range(1, 101))
 
 
-def test_a_semaphore_of_another_schema_has_a_line_of_its_own(engine_to: MakeEngine) -> None:
-    from sqlalchemy_locks.core.operation import build_context
-    from sqlalchemy_locks.semaphore.availability import place_key
-
+def test_other_schema_is_another_installation(engine_to: MakeEngine) -> None:
     for name, option in (
         ("postgresql15", {"schema_translate_map": {"lock": "other"}}),
         ("mysql", {"locks_prefix": "o_"}),
     ):
         engine = engine_to(name)
-        keys = {
-            place_key(build_context(engine.dialect, options), options)
-            for options in (engine.get_execution_options(), engine.execution_options(**option).get_execution_options())
-        }
-        assert len(keys) == 2
+        moved = engine.execution_options(**option)
+        assert len({sl.Locks(each)._semaphores.installation() for each in (engine, moved)}) == 2
 
 
-def test_nobody_is_left_behind(engine_to: MakeEngine) -> None:
+def test_timed_out_thread_wakes_next(engine_to: MakeEngine) -> None:
     """Threads with patience for less than it takes, in front and behind: who gives up lets the next one go on."""
     engine = engine_to("postgresql15")
     sem = made(engine, 1)
@@ -336,3 +332,121 @@ def test_nobody_is_left_behind(engine_to: MakeEngine) -> None:
             future.result(PATIENCE)
     locks.release(grant)
     assert patient.result(PATIENCE) == 2
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_installations_have_separate_queues(name: str, engine_to: MakeEngine) -> None:
+    """Tenants of one engine, each with a schema or prefix of its own, have nothing to wait for at each other's."""
+    engine, sem = engine_to(name), unused("semaphore")
+    locks = sl.Locks(engine)
+    moved = sl.Locks(engine.execution_options(**MOVED.get(name, {"schema_translate_map": {"lock": "elsewhere"}})))
+    request = sl.semaphore.acquire({sem: 1})
+    first, other = (waits.SemaphoreWaiter(party._semaphores, request, None) for party in (locks, moved))
+    turn = local_queues(engine.dialect).ticket(("queue", first.installation, sem))
+    assert turn.wait(0)
+    assert first.queued_semaphore() == sem
+    assert other.queued_semaphore() is None
+    turn.leave()
+    assert first.queued_semaphore() is None
+
+
+def test_schemas_have_separate_key_queues(engine_to: MakeEngine) -> None:
+    engine, key = engine_to("mysql"), unused()
+    turn = local_queues(engine.dialect).ticket(("key", None, sl.lock.key(key)))
+    assert turn.wait(0)
+    try:
+        with sl.Locks(engine.execution_options(schema_translate_map={"unrelated": "x"})).exclusive(
+            key, timeout=PATIENCE
+        ):
+            pass
+    finally:
+        turn.leave()
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("name", ENGINES)
+def test_holder_of_permits_does_not_queue(name: str, same: bool, engine_to: MakeEngine) -> None:
+    """Whoever is in front may be waiting for just those."""
+    engine = engine_to(name)
+    others = engine if same else engine_to(name)
+    sem = made(engine, 2)
+    locks = sl.Locks(engine)
+    with locks.semaphore(sem, ttl=3600):
+        big = later(enter_and_leave, sl.Locks(others), sem, 2)
+        until(lambda: in_memory(others, sem) == 1, unless=big)
+        with locks.semaphore(sem, ttl=3600, timeout=PATIENCE):
+            assert held(engine, sem) == 2
+    assert big.result(PATIENCE) == 3
+
+
+def enter_and_leave(locks: sl.Locks, sem: str, count: int) -> int:
+    with locks.semaphore(sem, count=count, ttl=3600, timeout=PATIENCE) as grant:
+        return grant.fence[sem]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_attempt_despite_hanging_front_of_queue(
+    name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "QUEUE_TIMEOUT", 0.05)
+    engine = engine_to(name)
+    sem = made(engine, 1)
+    locks = sl.Locks(engine)
+    where = locks._semaphores.installation()
+    hangs = local_queues(engine.dialect).ticket(("queue", where, sem))
+    assert hangs.wait(0)
+    try:
+        locks.release(locks.acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
+        assert in_memory(engine, sem) == 1
+    finally:
+        hangs.leave()
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("name", ENGINES)
+def test_request_beyond_capacity_delays_no_other(name: str, same: bool, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    others = engine if same else engine_to(name)
+    sem = made(engine, 3)
+    locks = sl.Locks(engine)
+    with seen(others) as statements:
+        big = later(sl.Locks(others).acquire, {sem: 5}, ttl=3600, timeout=PATIENCE)
+        until(lambda: any("AS known" in statement for statement in list(statements)), unless=big)
+    grant = locks.acquire({sem: 3}, ttl=3600, timeout=PATIENCE)
+    locks.release(grant)
+    assert not big.done()
+    assert locks.run(sl.semaphore.resize(sem, 5)) == 3
+    locks.release(big.result(PATIENCE))
+
+
+def test_wait_that_blocks_signals_is_short(servers: Any) -> None:
+    """psycopg2 waits in C: there the wait in the server's line is a short one, in the thread that hears signals."""
+    for driver, wait in (("psycopg2", "5000ms"), ("psycopg", "60000ms")):
+        with connected(installed(servers, "postgresql15", driver)) as engine:
+            sem = made(engine, 1)
+            locks, asked = sl.Locks(engine), []
+            grant = locks.acquire({sem: 1}, ttl=3600)
+            joined = threading.Event()
+
+            @event.listens_for(engine, "before_cursor_execute")
+            def note(
+                connection: Any,
+                cursor: Any,
+                statement: str,
+                parameters: Any,
+                *_: Any,
+                asked: list[Any] = asked,
+                joined: threading.Event = joined,
+            ) -> None:
+                if "pg_advisory_xact_lock" in statement:
+                    asked.append(parameters)
+                    joined.set()
+
+            def give(joined: threading.Event = joined, locks: sl.Locks = locks, grant: sl.Grant = grant) -> None:
+                assert joined.wait(PATIENCE)
+                locks.release(grant)
+
+            giving = later(give)
+            locks.release(locks.acquire({sem: 1}, ttl=3600))
+            giving.result(PATIENCE)
+            assert wait in asked[0].values()

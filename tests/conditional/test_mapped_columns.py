@@ -1,4 +1,4 @@
-"""Mutexes and timeouts on columns of a user's own classes and tables, as citizens of the session."""
+"""Mutexes and timeouts on columns of the user's own classes and tables, in a session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,25 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, NullPool, String, select, update
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Engine,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    NullPool,
+    Numeric,
+    SmallInteger,
+    String,
+    Table,
+    false,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.orm.exc import StaleDataError
@@ -33,7 +51,7 @@ engines = pytest.mark.parametrize("name", ENGINES)
 
 
 @everywhere
-def test_every_role_at_once(engine: Engine, name: str) -> None:
+def test_all_roles_in_one_model(engine: Engine, name: str) -> None:
     a, b = unused(), unused()
     with Session(engine) as session:
         assert session.scalar(imports.create(a, b, retries=3)) == 2
@@ -59,7 +77,7 @@ def test_every_role_at_once(engine: Engine, name: str) -> None:
 
 
 @everywhere
-def test_a_typed_id_an_integer_flag_and_a_queue(engine: Engine, name: str) -> None:
+def test_enum_id_integer_flag_and_queue(engine: Engine, name: str) -> None:
     queue = int(unused().rpartition(" ")[2])
     with Session(engine) as session:
         assert session.scalar(slots.create(Kind.MAIL, Kind.SMS, queue=queue)) == 2
@@ -79,7 +97,7 @@ def test_a_typed_id_an_integer_flag_and_a_queue(engine: Engine, name: str) -> No
 
 
 @engines
-def test_timeouts_of_rows_with_periods_of_their_own(engine: Engine, name: str) -> None:
+def test_timeout_with_a_period_per_row(engine: Engine, name: str) -> None:
     a, clock = unused(), [1000]
     own = sl.Timeout(Import, id=Import.name, ts=Import.ts, timeout=Import.period, clock=lambda: clock[0])
     with Session(engine) as session:
@@ -96,7 +114,7 @@ def test_timeouts_of_rows_with_periods_of_their_own(engine: Engine, name: str) -
 
 
 @engines
-def test_a_flush_of_what_was_loaded_before_fails(engine: Engine, name: str) -> None:
+def test_flushing_values_loaded_before_raises_stale_data(engine: Engine, name: str) -> None:
     a = unused()
     with Session(engine) as session, Session(engine) as other:
         session.scalar(imports.create(a))
@@ -120,7 +138,7 @@ def test_a_flush_of_what_was_loaded_before_fails(engine: Engine, name: str) -> N
 
 
 @engines
-def test_nothing_is_asked_for_where_nothing_is_loaded(engine: Engine, name: str) -> None:
+def test_no_refresh_query_without_loaded_objects(engine: Engine, name: str) -> None:
     a = unused()
     with Session(engine) as session:
         session.scalar(imports.create(a))
@@ -131,7 +149,7 @@ def test_nothing_is_asked_for_where_nothing_is_loaded(engine: Engine, name: str)
 
 
 @pytest.mark.parametrize("asynchronous", ASYNC)
-def test_an_async_session_can_look_at_what_it_has_loaded(servers: Any, asynchronous: str) -> None:
+def test_async_session_reads_refreshed_attributes(servers: Any, asynchronous: str) -> None:
     name, driver = ASYNC[asynchronous]
     with connected(installed(servers, name), poolclass=NullPool) as engine:
         Base.metadata.create_all(engine)
@@ -152,7 +170,7 @@ def test_an_async_session_can_look_at_what_it_has_loaded(servers: Any, asynchron
 
 
 @engines
-def test_rows_of_sister_classes_are_left_alone(engine: Engine, name: str) -> None:
+def test_rows_of_sibling_classes_are_not_touched(engine: Engine, name: str) -> None:
     cats = sl.Mutex(Cat, id=Cat.id, acquired=Cat.caged)
     with Session(engine) as session:
         cat, dog = Cat(caged=None), Dog(caged=None)
@@ -171,7 +189,7 @@ def test_rows_of_sister_classes_are_left_alone(engine: Engine, name: str) -> Non
 
 
 @engines
-def test_through_locks_a_release_frees_its_own_acquisition_only(engine: Engine, name: str) -> None:
+def test_locks_releases_only_its_own_acquisition(engine: Engine, name: str) -> None:
     a = unused()
     mine, theirs = sl.Locks(engine).mutexes(imports), sl.Locks(engine).mutexes(imports)
     with pytest.raises(sl.UnknownTask):
@@ -179,7 +197,7 @@ def test_through_locks_a_release_frees_its_own_acquisition_only(engine: Engine, 
     sl.Locks(engine).run(imports.create(a))
     assert mine.acquire(a) is True
     assert theirs.acquire(a) is False
-    assert theirs.release(a) is True  # never acquired there: whoever has it
+    assert theirs.release(a) is True  # not acquired there: releases any acquisition
     assert theirs.acquire_token(a) == 2
     assert mine.release(a) is False
     assert theirs.release(a) is True
@@ -188,7 +206,7 @@ def test_through_locks_a_release_frees_its_own_acquisition_only(engine: Engine, 
 
 
 @engines
-def test_names_that_nothing_keeps_unique(engine: Engine, name: str) -> None:
+def test_duplicate_ids_without_a_unique_constraint_raise(engine: Engine, name: str) -> None:
     loose, a = sl.Mutex(Loose, id=Loose.name, acquired=Loose.locked), unused()
     with Session(engine) as session:
         session.add(Loose(name=a, locked=False))
@@ -201,7 +219,7 @@ def test_names_that_nothing_keeps_unique(engine: Engine, name: str) -> None:
         session.rollback()
 
 
-def test_what_is_no_column_of_the_class() -> None:
+def test_columns_of_other_tables_are_refused() -> None:
     with pytest.raises(ValueError, match="joined parent"):
         sl.Mutex(Child, id=Child.id, acquired=Child.locked)
     assert sl.Mutex(Child, id=Child.id, acquired=Child.sealed) is not None
@@ -233,7 +251,7 @@ def test_what_is_no_column_of_the_class() -> None:
         plain.acquire(1, queue="mail")
 
 
-def test_a_version_that_python_counts_is_refused() -> None:
+def test_version_counted_by_python_is_refused() -> None:
     class Other(DeclarativeBase):
         pass
 
@@ -246,3 +264,101 @@ def test_a_version_that_python_counts_is_refused() -> None:
 
     with pytest.raises(ValueError, match="counted by Python code"):
         sl.Mutex(Counted, id=Counted.id, acquired=Counted.locked)
+
+
+def test_columns_of_the_wrong_type_are_refused() -> None:
+    t = Table(
+        "own_table",
+        MetaData(),
+        Column("id", Integer, primary_key=True),
+        Column("flag", Boolean),
+        Column("short", String(8)),
+        Column("number", BigInteger),
+        Column("name", String(40)),
+        Column("real", Float),
+        Column("small", SmallInteger),
+        Column("five", Numeric(5, 2)),
+    )
+    for role, column in (
+        ("token", "short"),
+        ("token", "number"),
+        ("owner", "number"),
+        ("retries", "name"),
+        ("fence", "name"),
+        ("acquired_at", "name"),
+    ):
+        with pytest.raises(TypeError, match=role):
+            sl.Mutex(t, id="id", acquired="flag", **{role: column})
+    with pytest.raises(ValueError, match="two roles"):
+        sl.Mutex(t, id="name", acquired="flag", owner="name")
+    for column in ("real", "small", "five", "name"):
+        with pytest.raises(TypeError, match="ts="):
+            sl.Timeout(t, id="id", ts=column, every=10)
+    for id in ("7", 7.0, True, [7]):
+        with pytest.raises(TypeError, match="an id is int"):
+            sl.Mutex(t, id="id", acquired="flag").acquire(id)
+    with pytest.raises(TypeError, match="an id is str"):
+        sl.Mutex(t, id="name", acquired="flag").acquire(7)
+    for every in (10**19, float("inf")):
+        with pytest.raises(ValueError, match="longer than any clock"):
+            sl.Timeout(every=every)
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
+def test_partial_index_does_not_make_ids_unique(engine: Engine, name: str) -> None:
+    t = Table(
+        "own_partial",
+        MetaData(),
+        Column("pk", Integer, primary_key=True),
+        Column("name", String(40)),
+        Column("dead", Boolean, nullable=False),
+        Column("locked", Boolean, nullable=False),
+    )
+    alive = t.c.dead == false()
+    Index("own_partial_alive", t.c.name, unique=True, postgresql_where=alive, sqlite_where=alive)
+    t.create(engine, checkfirst=True)
+    own, id = sl.Mutex(t, id=t.c.name, acquired=t.c.locked), unused()
+    with engine.begin() as connection:
+        connection.execute(t.insert(), [{"name": id, "dead": True, "locked": True}])
+        connection.execute(t.insert(), [{"name": id, "dead": False, "locked": False}])
+    with pytest.raises(sl.Unsupported, match="unique constraint"):
+        sl.Locks(engine).run(own.acquire(id))
+    with engine.connect() as connection:
+        assert connection.scalars(select(t.c.locked).where(t.c.name == id).order_by(t.c.pk)).all() == [True, False]
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_acquiring_refreshes_every_attribute_of_a_version(engine: Engine, name: str) -> None:
+    """An acquisition increments the version, so all loaded attributes must show the row's values."""
+    a = unused()
+    read_committed = engine.execution_options(isolation_level="READ COMMITTED")
+    with Session(read_committed) as session:
+        session.scalar(imports.create(a))
+        session.commit()
+        mine = session.scalars(select(Import).where(Import.name == a)).one()
+        assert mine.body is None
+        with Session(engine) as other, other.begin():
+            other.scalars(select(Import).where(Import.name == a)).one().body = "sold"
+        assert session.scalar(imports.acquire(a)) is True
+        assert (mine.body, mine.locked) == ("sold", True)
+        session.rollback()
+
+
+def test_discriminator_in_another_table_is_refused() -> None:
+    class Root(DeclarativeBase):
+        pass
+
+    class Top(Root):
+        __tablename__ = "top"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        kind: Mapped[str] = mapped_column(String(20))
+        __mapper_args__ = {"polymorphic_on": kind, "polymorphic_identity": "top"}
+
+    class Joined(Top):
+        __tablename__ = "joined"
+        id: Mapped[int] = mapped_column(ForeignKey("top.id"), primary_key=True)
+        locked: Mapped[bool]
+        __mapper_args__ = {"polymorphic_identity": "joined"}
+
+    with pytest.raises(ValueError, match="is in another table"):
+        sl.Mutex(Joined, id=Joined.id, acquired=Joined.locked)

@@ -33,7 +33,7 @@ def denied_and_granted(engine: Engine) -> tuple[str, Any, Any]:
     return sem, denied, granted
 
 
-def test_it_frees_and_renews_nothing(engine: Engine) -> None:
+def test_denied_grant_releases_and_renews_nothing(engine: Engine) -> None:
     sem, denied, granted = denied_and_granted(engine)
     locks = sl.Locks(engine)
     assert locks.release(denied) is sl.Released.UNKNOWN
@@ -45,7 +45,7 @@ def test_it_frees_and_renews_nothing(engine: Engine) -> None:
     assert locks.release(granted) is sl.Released.RELEASED
 
 
-def test_neither_does_a_grant_that_tells_no_request(engine: Engine) -> None:
+def test_grant_without_token_matches_no_request(engine: Engine) -> None:
     """As one that was made by hand, or stored by who has left the token out."""
     ROWS.create(engine, checkfirst=True)
     sem, _, granted = denied_and_granted(engine)
@@ -58,3 +58,30 @@ def test_neither_does_a_grant_that_tells_no_request(engine: Engine) -> None:
         locks.run(sl.guarded(update(ROWS).values(id=1), partial))
     assert held(engine, sem) == 1
     assert locks.release(granted.external_id) is sl.Released.RELEASED
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_grant_stands_for_its_own_request(name: str, engine_to: MakeEngine) -> None:
+    """Not for one that somebody made later with the same id, after the first was cleaned up."""
+    locks, ident = sl.Locks(engine := engine_to(name)), unused("job")
+    sem = made(engine, 1)
+    old = locks.acquire({sem: 1}, external_id=ident)
+    assert locks.renew(old)
+    assert locks.release(old) is sl.Released.RELEASED
+    assert locks.release(old) is sl.Released.ALREADY_RELEASED
+    while locks.run(sl.semaphore.clean(older_than=0)):
+        pass
+    new = locks.acquire({sem: 1}, external_id=ident)
+    assert not locks.renew(old)
+    assert locks.release(old) is sl.Released.UNKNOWN
+    assert held(engine, sem) == 1
+    assert locks.renew(new)
+    assert locks.renew(ident)
+    assert locks.release(ident) is sl.Released.RELEASED
+
+
+def test_grant_is_hashable(engine_to: MakeEngine) -> None:
+    locks = sl.Locks(engine := engine_to("sqlite"))
+    sem = made(engine, 2)
+    grants = [locks.acquire({sem: 1}) for _ in range(2)]
+    assert len({*grants, *grants}) == 2

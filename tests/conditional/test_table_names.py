@@ -1,4 +1,4 @@
-"""A table may be called as a part of a statement might be: what is meant is the table."""
+"""Tables whose names could be those of CTEs in the statements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import PLAIN, Servers
 
 @pytest.mark.parametrize("engine", ["postgresql15", "sqlite"])
 @pytest.mark.parametrize("called", ["free", "due", "clock", "kept", "held", "setting", "bounded"])
-def test_a_table_may_be_called_as_a_part_of_a_statement_might_be(servers: Servers, engine: str, called: str) -> None:
+def test_table_named_like_a_cte_of_the_statements(servers: Servers, engine: str, called: str) -> None:
     class Base(DeclarativeBase):
         pass
 

@@ -1,0 +1,37 @@
+"""Clean-up that ends though its task was cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: seconds that the clean-up has after the first cancellation
+GRACE = 5.0
+
+
+async def shielded(work: Coroutine[Any, Any, T], *, raise_cancelled: bool = False) -> T:
+    """Await clean-up to its end, though the caller was cancelled, and may be so at every ``await`` from then on.
+
+    The cancel scopes of anyio, and so Starlette and FastAPI, cancel like that. The work itself is cancelled when it
+    takes ``GRACE`` seconds more.
+
+    :param raise_cancelled: raise a cancellation that came meanwhile, when the work is done; otherwise the caller
+        raises what it was cancelled by.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    grace: asyncio.TimerHandle | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            grace = grace or asyncio.get_running_loop().call_later(GRACE, task.cancel)
+    if grace is not None:
+        grace.cancel()
+    if cancelled is not None and raise_cancelled:
+        raise cancelled
+    return task.result()

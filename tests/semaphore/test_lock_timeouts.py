@@ -1,0 +1,105 @@
+"""Waits for locked rows: how long they are, and what a timeout leaves behind."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+from sqlalchemy import false, text, update
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.sql.tables import tables
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import PATIENCE, later
+from tests.fixtures.semaphores import INNODB, held, made, place, request_of, unused
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("name", INNODB)
+def test_timed_out_acquire_leaves_no_request(name: str, level: str, engine_to: MakeEngine) -> None:
+    """InnoDB undoes the statement that waited, and not what came before it in the caller's transaction."""
+    engine, ident = engine_to(name, isolation_level=level), unused("job")
+    first, second = sorted([made(engine, 1), made(engine, 1)])
+    with engine.connect() as keeper, engine.connect() as caller:
+        lock = f"SELECT id FROM {place(name, 'semaphore')} WHERE name = :name FOR UPDATE"
+        keeper.execute(text(lock), {"name": second})
+        both = sl.semaphore.acquire({first: 1, second: 1}, external_id=ident)
+        with pytest.raises(sl.LockTimeout):
+            caller.scalar(both.execution_options(locks_wait=1))
+        caller.commit()
+        rows = f"SELECT count(*) FROM {place(name, 'permit_request')} WHERE external_id = :id"
+        assert caller.scalar(text(rows), {"id": ident}) == 0
+        caller.commit()
+    assert held(engine, first) == 0
+    assert sl.Locks(engine).acquire({first: 1, second: 1}, external_id=ident, timeout=0).replayed is False
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_timed_out_insert_leaves_no_permit(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
+    """The same, after the first of two permits was written."""
+    engine, ident = engine_to(name), unused("job")
+    both = {made(engine, 1): 1, made(engine, 1): 1}
+    done: list[int] = []
+
+    def second_times_out(run: Any, semaphore: int) -> None:
+        done.append(semaphore)
+        if len(done) == 2:
+            raise sl.LockTimeout("the second row was not free in time")
+
+    monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.acquire"), "mark_changed", second_times_out)
+    with engine.connect() as caller:
+        with pytest.raises(sl.LockTimeout):
+            caller.scalar(sl.semaphore.acquire(both, external_id=ident))
+        caller.commit()
+    monkeypatch.undo()
+    assert [held(engine, sem) for sem in both] == [0, 0]
+    assert sl.Locks(engine).acquire(both, external_id=ident, timeout=0).replayed is False
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_timed_out_release_can_be_repeated(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    sem = made(engine, 1)
+    grant = sl.Locks(engine).acquire({sem: 1})
+    with engine.connect() as keeper, engine.connect() as caller:
+        lock = f"SELECT id FROM {place(name, 'permit')} WHERE permit_request_id = :id FOR UPDATE"
+        keeper.execute(text(lock), {"id": request_of(engine, grant)})
+        with pytest.raises(sl.LockTimeout):
+            caller.scalar(sl.semaphore.release(grant).execution_options(locks_wait=1))
+        caller.commit()
+    assert sl.Locks(engine).release(grant) is sl.Released.RELEASED
+    assert held(engine, sem) == 0
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
+    """In the very block that writes it would wait for itself."""
+    monkeypatch.setattr("sqlalchemy_locks.facade.semaphores.ROW_TIMEOUT", 0.5)
+    engine = engine_to(name)
+    locks, sem = sl.Locks(engine), made(engine, 1)
+    grant = locks.acquire({sem: 1})
+    nothing = update(tables("lock", "").semaphore).where(false()).values(capacity=0)
+    with engine.begin() as connection:
+        assert connection.scalar(sl.guarded(nothing, grant)) is False
+        for ask in (locks.release, locks.renew):
+            with pytest.raises(sl.LockTimeout):
+                later(ask, grant).result(PATIENCE)
+        with engine.begin() as caller:
+            before = caller.scalar(text("SHOW lock_timeout"))
+            assert caller.scalar(sl.semaphore.release("nobody's").execution_options(locks_wait=7)) == "UNKNOWN"
+            assert caller.scalar(sl.semaphore.renew("nobody's").execution_options(locks_wait=7)) is False
+            assert caller.scalar(text("SHOW lock_timeout")) == before
+    assert locks.renew(grant)
+    assert locks.release(grant) is sl.Released.RELEASED
+
+
+def test_begin_immediate_respects_timeout(engine_to: MakeEngine) -> None:
+    engine = engine_to("sqlite", connect_args={"timeout": 600})
+    sl.sqlite.begin_immediate(engine)
+    sem, keeper = made(engine, 1), engine.connect()
+    with keeper:
+        assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
+        with pytest.raises(sl.LockTimeout, match=r"stayed locked by others within 0.2 s: whether there is room"):
+            later(sl.Locks(engine).acquire, {sem: 1}, timeout=0.2).result(PATIENCE)
+        keeper.rollback()
