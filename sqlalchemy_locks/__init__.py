@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy_locks import lock, semaphore, sqlite
 from sqlalchemy_locks.admin.metadata import metadata
-from sqlalchemy_locks.captures.capture import capture
-from sqlalchemy_locks.captures.explain import Explanation, explain
+from sqlalchemy_locks.captures.query_plan import Explanation, explain
+from sqlalchemy_locks.captures.row_capture import capture
 from sqlalchemy_locks.captures.state_transition import StateTransition
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.sqlite import in_turn
+from sqlalchemy_locks.dialects.sqlite import take_write_lock
 from sqlalchemy_locks.errors import Unsupported
 
 
@@ -33,7 +33,7 @@ def begin_immediate(engine: Engine | Any) -> None:
         dbapi_connection.isolation_level = None
 
     def begin(connection: Connection) -> None:
-        in_turn(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
     event.listen(sync, "connect", connect)
     event.listen(sync, "begin", begin)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Row, inspect
-from sqlalchemy.engine import Result
+from sqlalchemy.engine import FrozenResult, Result
 
-from sqlalchemy_locks.captures.ordering import unframed
 from sqlalchemy_locks.captures.statements import CaptureSpec
 from sqlalchemy_locks.core.roles import RoleMapping
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
@@ -29,10 +28,15 @@ def store_proof(result: Result[Any], spec: CaptureSpec) -> Result[Any]:
     if len(names) < len(spec.proof):
         return result  # the class doesn't map these columns
     frozen = result.freeze()
-    for (entity,) in unframed(frozen):
+    for (entity,) in frozen_rows(frozen):
         state: Any = inspect(entity)
         state.info[_INFO_KEY] = tuple(getattr(entity, name) for name in names)
     return frozen()
+
+
+def frozen_rows(frozen: FrozenResult[Any]) -> list[tuple[Any, ...]]:
+    """Return the rows of a frozen result, which keeps single entities without a row around them."""
+    return [(each,) if frozen._source_supports_scalars else tuple(each) for each in frozen.data]
 
 
 def stored_proof(entity: Any) -> tuple[Any, ...] | None:

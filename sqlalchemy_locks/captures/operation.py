@@ -1,21 +1,21 @@
-"""Capture: rows that nobody else holds are chosen, changed and handed over, and never to two at once.
+"""How rows are captured: they are selected, locked, changed and returned as one act, each by one session only.
 
-The pattern: ``SELECT ... FOR UPDATE SKIP LOCKED`` and the UPDATE of what was found, as one act. Promised: never more
-rows than ``limit``, never one that another session holds, and no waiting for one (SQLite apart, where whoever
-writes waits for whoever writes); rows come in ``order_by`` order.
+The pattern: ``SELECT ... FOR UPDATE SKIP LOCKED`` and the UPDATE of the rows that it found, in one transaction.
+Promised: never more rows than ``limit``, never one that another session has locked, and no wait for one (except on
+SQLite, where a writer waits for another writer); rows come in ``order_by`` order.
 
-- *PostgreSQL, YugabyteDB*: one statement. What was locked is a CTE that carries the limit, because a subquery may be
-  executed again for each row, and then captures more than it was told.
-- *MySQL, MariaDB*: the locking SELECT, then an UPDATE by primary key alone, then a look at what is there now.
-- *SQLite*: one UPDATE, under the database's write lock; with an order that the UPDATE itself changes, or that Python
-  can't repeat, the same steps as on MySQL.
+- *PostgreSQL, YugabyteDB*: one statement. A CTE locks and limits the rows: a subquery may be executed again for each
+  row, and then captures more than the limit.
+- *MySQL, MariaDB*: the locking SELECT, then an UPDATE by primary key alone, then a SELECT of the changed rows.
+- *SQLite*: under the database's write lock, one UPDATE, which returns the rows in no order; if their order matters, it
+  is read before.
 
-Any pattern that captures makes a :class:`CaptureSpec` of what it wants; the rest is here.
+A pattern that captures makes a :class:`CaptureSpec` of what it wants; the rest is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import select, update
@@ -23,219 +23,251 @@ from sqlalchemy.engine import Dialect, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.captures.claims import store_proof
-from sqlalchemy_locks.captures.ordering import directions, in_order, rearranged
+from sqlalchemy_locks.captures.claims import frozen_rows, store_proof
 from sqlalchemy_locks.captures.statements import (
     LIMIT,
     CaptureSpec,
-    among,
+    bind_values,
     by_key,
-    counting,
+    capture_counting,
+    capture_returning,
+    capture_unordered,
     criteria,
-    give,
+    key_parameters,
     keys_as_or,
-    keys_of,
     loading,
-    ordered,
+    lock_candidates,
     select_candidates,
-    still_there,
-    updating,
+    where_keys,
 )
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, execute_in_session
 from sqlalchemy_locks.errors import LockLost, Unsupported
 from sqlalchemy_locks.sql.elements import DeleteByKey, PlainReads, ReadCommitted
 
+Keys = list[tuple[Any, ...]]
+
 
 class CaptureImpl(OperationImpl):
-    """Captures rows; made once for each pattern, or once for each :func:`capture`."""
+    """The body of an operation that captures rows: one for each pattern, or for each :func:`capture`."""
 
-    #: how many there were is all that is asked
+    #: the operation returns the number of rows only
     counts: ClassVar[bool] = False
-    #: fewer than there are will do, where others are after the same rows
+    #: fewer rows than there are will do if other sessions capture at the same time
     fewer: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        self._taken: dict[BuildContext, CaptureSpec] = {}
+        self._specs: dict[BuildContext, CaptureSpec] = {}
         self._loading: dict[BuildContext, Any] = {}
         self._steps: dict[BuildContext, tuple[Any, Any, Any]] = {}
 
     def taken(self, context: BuildContext) -> CaptureSpec:
-        """What is to be captured there."""
+        """Return what is captured, with the tables of a build context."""
         raise NotImplementedError
 
-    def taking(self, context: BuildContext) -> CaptureSpec:
-        if context not in self._taken:
-            self._taken[context] = self.taken(context)
-        return self._taken[context]
+    def spec(self, context: BuildContext) -> CaptureSpec:
+        """Return the same, built once."""
+        if context not in self._specs:
+            self._specs[context] = self.taken(context)
+        return self._specs[context]
 
     def build(self, context: BuildContext) -> Executable | None:
-        return self._statement(context, self.taking(context))
+        return self._statement(context, self.spec(context))
 
     def shown(self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]) -> Executable | None:
-        # made anew, and its parameters given their values: a CTE is not looked into where an UPDATE refers to it
+        # built anew, and its parameters set: a traversal doesn't reach a CTE that an UPDATE refers to
         statement: Any = self._statement(context, self.taken(context))
         if statement is not None:
-            give(statement, dialect, values)
+            bind_values(statement, dialect, values)
         return statement  # type: ignore[no-any-return]
 
-    def _statement(self, context: BuildContext, taking: CaptureSpec) -> Executable | None:
-        match context.backend.locking:
-            case "functions":
-                return counting(taking) if self.counts else ordered(taking)
-            case "file":
-                if self.counts:
-                    return None if taking.deletes else updating(taking, returning=False)
-                return None if directions(taking) is None else updating(taking)
-            case "rows":
-                return None
+    def _statement(self, context: BuildContext, spec: CaptureSpec, /) -> Executable | None:
+        if context.backend.writable_ctes:
+            return self.single_statement(spec)
+        if context.backend.single_writer and not (self.counts and spec.deletes):
+            return capture_unordered(spec, counts=self.counts)
+        return None
+
+    def single_statement(self, spec: CaptureSpec) -> Executable:
+        """Return the whole as one statement; with ``writable_ctes``."""
+        return capture_counting(spec) if self.counts else capture_returning(spec)
 
     def because(self, context: BuildContext) -> str:
-        if context.backend.locking == "file":
-            return "where rows in an order that the update changes are looked for first"
-        return "which can't give back the rows that it updates"
+        if context.backend.update_returning:
+            return "where the rows to delete are searched first"
+        return "which can't return the rows that it updates"
 
     def check_connection(self, execution: Execution) -> None:
         super().check_connection(execution)
-        if execution.backend.locking == "rows" and execution.backend.autocommit(execution.connection):
+        if self.statement(execution.context) is None and execution.backend.autocommit(execution.connection):
             raise execution.backend.refuse_autocommit(self.name)
 
     def run(self, execution: Execution) -> Any:
-        captured = self._file(execution) if execution.backend.locking == "file" else self._captured(execution)
-        taking = self.taking(execution.context)
-        if self.counts or not taking.proof or taking.mapper is None or execution.session is None:
+        spec = self.spec(execution.context)
+        captured = self._as_writer(execution, spec) if execution.backend.single_writer else self._run(execution, spec)
+        if self.counts or not spec.proof or spec.mapper is None or execution.session is None:
             return captured
-        return store_proof(captured, taking)
+        return store_proof(captured, spec)
 
-    def _file(self, execution: Execution) -> Any:
-        """Under the write lock, which a statement that begins with WITH doesn't take by itself."""
+    def _as_writer(self, execution: Execution, spec: CaptureSpec) -> Any:
+        """Take the write lock first, which a statement that begins with WITH doesn't take by itself."""
         with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
             if not execution.backend.transaction_begun(execution.connection):
-                execution.take_write_lock(self.taking(execution.context).table)
-                if self.statement(execution.context) is None and not execution.backend.transaction_begun(
-                    execution.connection
-                ):
+                execution.take_write_lock(spec.table)
+                several = self.statement(execution.context) is None or self._needs_order(execution, spec)
+                if several and not execution.backend.transaction_begun(execution.connection):
                     raise execution.backend.refuse_autocommit(self.name)
-            return self._captured(execution)
+            return self._run(execution, spec)
 
-    def _captured(self, execution: Execution) -> Any:
-        taking = self.taking(execution.context)
+    def _needs_order(self, execution: Execution, spec: CaptureSpec) -> bool:
+        """Return whether the one statement returns rows in no order, and there may be an order."""
+        unordered = execution.backend.single_writer and not self.counts
+        return unordered and bool(spec.order_by) and execution.values[LIMIT] > 1
+
+    def _run(self, execution: Execution, spec: CaptureSpec) -> Any:
         statement: Any = self.statement(execution.context)
         if self.counts:
             if statement is None:
-                return len(self._in_steps(execution, taking))
-            found = execution.execute(statement).scalars().all()
-            return len(found) if execution.backend.locking == "file" else found[0]
+                return len(self._in_steps(execution, spec))
+            counted = execution.execute(statement).scalars().all()
+            return counted[0] if execution.backend.writable_ctes else len(counted)
         if statement is None:
-            return self._read(execution, taking, self._in_steps(execution, taking))
-        if taking.joined and execution.session is not None:
-            positions = taking.positions
-            rows = [tuple(row[n] for n in positions) for row in execution.execute(statement)]
-            return self._read(execution, taking, rows)
-        if taking.mapper is None or execution.session is None:
+            return self._read(execution, spec, self._in_steps(execution, spec))
+        keys: Keys | None = None
+        if self._needs_order(execution, spec):
+            # before the UPDATE, which may change what they are ordered by
+            options = criteria(execution.operation._with_options)
+            keys = _keys(execution, spec, select_candidates(spec, options, locks=False))
+        if spec.joined and execution.session is not None:
+            positions = spec.positions
+            captured = [tuple(row[n] for n in positions) for row in execution.execute(statement)]
+            if keys is not None:
+                captured.sort(key=_place_in(keys))
+            return self._read(execution, spec, captured)
+        if spec.mapper is None or execution.session is None:
             result: Result[Any] = execution.execute(statement)
         else:
             if execution.context not in self._loading:
-                shape: Any = select(taking.entity).from_statement(statement)
+                shape: Any = select(spec.entity).from_statement(statement)
                 self._loading[execution.context] = shape.execution_options(populate_existing=True)
             prepared = self._loading[execution.context].options(*execution.operation._with_options)
             result = execute_in_session(execution, prepared, execution.values)
-        return in_order(result, taking, execution) if execution.backend.locking == "file" else result
+        return result if keys is None else _sorted(execution, spec, result, keys)
 
-    def _in_steps(self, execution: Execution, taking: CaptureSpec) -> list[tuple[Any, ...]]:
-        """Lock, then update: the locks of the first make the second theirs alone. The keys, in order."""
-        locking, changing, _ = self._made(execution, taking)
+    def _in_steps(self, execution: Execution, spec: CaptureSpec) -> Keys:
+        """Lock the rows, then change them by primary key; return the keys in order."""
+        locking, changing, _ = self._made(execution, spec)
         options = criteria(execution.operation._with_options)
-        if execution.backend.locking == "rows" and not self._can_search_with_locks(execution, taking):
-            keys = self._search_then_lock(execution, taking, options)
+        if execution.backend.row_locks and not self._can_search_with_locks(execution, spec):
+            keys = self._search_then_lock(execution, spec, options)
         else:
             if options:
-                locking = select_candidates(taking, execution.backend.locking, options)
-            keys = [tuple(row)[: len(taking.keys)] for row in execution.execute(locking)]
+                locking = _select(execution, spec, options, locks=execution.backend.row_locks)
+            keys = _keys(execution, spec, locking)
         if keys:
-            if len(taking.table.primary_key) > 1:
-                changing = keys_as_or(_changing(taking), taking.table, keys)
-            changed = execution.execute(changing, {**execution.values, **keys_of(taking.table, keys)})
+            if len(spec.table.primary_key) > 1:
+                changing = keys_as_or(_changing(spec), spec.table, keys)
+            changed = execution.execute(changing, {**execution.values, **key_parameters(spec.table, keys)})
             if changed.rowcount != len(keys):
                 raise LockLost(f"{self.name} has locked {len(keys)} rows and changed {changed.rowcount}: roll back")
         return keys
 
-    def _can_search_with_locks(self, execution: Execution, taking: CaptureSpec) -> bool:
-        """InnoDB: whether the search locks what it takes, and nothing else."""
+    def _can_search_with_locks(self, execution: Execution, spec: CaptureSpec) -> bool:
+        """Return whether a search with locks, on InnoDB, locks no more than what is captured."""
         level = execution.read_committed or _read_committed(execution, self.name)
-        return (
-            level and execution.backend.releases_skipped_rows and (taking.one_of is None or len(taking.one_of[1]) == 1)
-        )
+        return level and execution.backend.releases_skipped_rows and (spec.one_of is None or len(spec.one_of[1]) == 1)
 
-    def _search_then_lock(
-        self, execution: Execution, taking: CaptureSpec, options: Sequence[Any]
-    ) -> list[tuple[Any, ...]]:
-        """InnoDB, where to search with locks would lock more than is taken.
+    def _search_then_lock(self, execution: Execution, spec: CaptureSpec, options: Sequence[Any]) -> Keys:
+        """Search without locks, then lock by primary key those rows that are still candidates.
 
-        That is so above READ COMMITTED, where the gaps are locked, too, and others wait for them; where several
-        indexed searches are merged; and on MariaDB, which keeps what it has passed by. So the search is without locks,
-        and what it finds is locked by primary key, as far as it can still be taken.
+        For InnoDB, where a search with locks would lock more than what is captured: the gaps, above READ COMMITTED, so
+        that others wait for them; the rows of several searches that are merged; and on MariaDB the rows that it skips.
         """
         limit: int = execution.values[LIMIT]
-        looking = select_candidates(taking, execution.backend.locking, options, locks=False)
-        keys: list[tuple[Any, ...]] = []
+        searching = _select(execution, spec, options, locks=False)
+        keys: Keys = []
         tried: set[tuple[Any, ...]] = set()
         asked = 2 * limit
         while True:
-            found = [
-                tuple(row)[: len(taking.keys)] for row in execution.execute(looking, {**execution.values, LIMIT: asked})
-            ]
-            # by what they are, not by their number: what comes before them may have changed since the last look
+            found = _keys(execution, spec, searching, {**execution.values, LIMIT: asked})
+            # compared by value, not by position: the rows before them may have changed since the last search
             new = [key for key in found if key not in tried]
             while new and len(keys) < limit and not (keys and self.fewer and asked > 2 * limit):
-                these, new = new[: limit - len(keys)], new[limit - len(keys) :]
-                tried.update(these)
-                mine = {tuple(row) for row in execution.execute(still_there(taking, these, options))}
-                keys += [key for key in these if key in mine]
+                batch, new = new[: limit - len(keys)], new[limit - len(keys) :]
+                tried.update(batch)
+                locked = {tuple(row) for row in execution.execute(lock_candidates(spec, batch, options))}
+                keys += [key for key in batch if key in locked]
             if len(keys) >= limit or len(found) < asked or (keys and self.fewer):
-                context = {key: number for number, key in enumerate(found)}
-                return sorted(keys, key=lambda key: context.get(key, -1))
+                places = {key: number for number, key in enumerate(found)}
+                return sorted(keys, key=lambda key: places.get(key, -1))
             asked *= 4
 
-    def _made(self, execution: Execution, taking: CaptureSpec) -> tuple[Any, Any, Any]:
-        """The steps: what locks, what changes, what reads; made once for each place."""
+    def _made(self, execution: Execution, spec: CaptureSpec) -> tuple[Any, Any, Any]:
+        """Return the statements that lock, change and read, built once for each build context."""
         if execution.context not in self._steps:
-            mine = among(taking.table)
-            reading: Any = select(taking.entity).where(mine).execution_options(populate_existing=True)
+            keys = where_keys(spec.table)
+            reading: Any = select(spec.entity).where(keys).execution_options(populate_existing=True)
             self._steps[execution.context] = (
-                select_candidates(taking, execution.backend.locking),
-                _changing(taking).where(mine),
+                _select(execution, spec, (), locks=execution.backend.row_locks),
+                _changing(spec).where(keys),
                 reading,
             )
         return self._steps[execution.context]
 
-    def _read(self, execution: Execution, taking: CaptureSpec, keys: Sequence[tuple[Any, ...]]) -> Any:
-        """What the rows are now, in the order of the keys."""
-        entities = taking.mapper is not None and execution.session is not None
+    def _read(self, execution: Execution, spec: CaptureSpec, keys: Keys) -> Any:
+        """Return the rows as they are now, in the order of the keys."""
+        entities = _gives_entities(execution, spec)
         if not keys:
-            names = [taking.entity.__name__] if entities else [str(column.key) for column in taking.table.c]
+            names = [spec.entity.__name__] if entities else [str(column.key) for column in spec.table.c]
             return IteratorResult(SimpleResultMetaData(names), iter(()))
-        context = {key: number for number, key in enumerate(keys)}
-        reading = self._made(execution, taking)[2]
-        values = {**execution.values, **keys_of(taking.table, keys)}
+        reading = self._made(execution, spec)[2]
+        values = {**execution.values, **key_parameters(spec.table, keys)}
         if not entities:
-            positions = taking.positions
-            found = execution.execute(reading, values).freeze()
-            return rearranged(found, lambda row: context[tuple(row[n] for n in positions)])
-        target = taking.target
-        assert target is not None
+            return _sorted(execution, spec, execution.execute(reading, values), keys)
         result = execute_in_session(
-            execution, reading.options(*loading(execution.operation._with_options, taking)), values
+            execution, reading.options(*loading(execution.operation._with_options, spec)), values
         )
-        attributes = [str(target.key_of(column)) for column in taking.table.primary_key]
         found = result.unique().freeze()
         if len(found.data) != len(keys):
-            raise LockLost(f"{self.name} has taken {len(keys)} rows and can read {len(found.data)}: roll back")
-        return rearranged(found, lambda row: context[tuple(getattr(row[0], name) for name in attributes)])
+            raise LockLost(f"{self.name} has captured {len(keys)} rows and can read {len(found.data)}: roll back")
+        return _sorted(execution, spec, found(), keys)
 
     def route(self) -> dict[str, Any]:
         raise NotImplementedError
+
+
+def _gives_entities(execution: Execution, spec: CaptureSpec) -> bool:
+    return spec.mapper is not None and execution.session is not None
+
+
+def _select(execution: Execution, spec: CaptureSpec, options: Sequence[Any], *, locks: bool) -> Any:
+    return select_candidates(spec, options, locks=locks, merges=not execution.backend.partial_indexes)
+
+
+def _keys(execution: Execution, spec: CaptureSpec, statement: Any, values: Mapping[str, Any] | None = None) -> Keys:
+    """Return the primary keys that a search finds; a merged one has further columns."""
+    return [tuple(row)[: len(spec.keys)] for row in execution.execute(statement, values)]
+
+
+def _place_in(keys: Keys) -> Callable[[tuple[Any, ...]], int]:
+    """Return a sort key; unknown primary keys come last, as rows that tie with the last one may be."""
+    places = {key: number for number, key in enumerate(keys)}
+    return lambda key: places.get(key, len(keys))
+
+
+def _sorted(execution: Execution, spec: CaptureSpec, result: Result[Any], keys: Keys) -> Result[Any]:
+    """Return the same rows, or entities, in the order of the keys."""
+    place, frozen = _place_in(keys), result.freeze()
+    if _gives_entities(execution, spec):
+        target = spec.target
+        assert target is not None
+        names = [str(target.key_of(column)) for column in spec.table.primary_key]
+        rows = sorted(frozen_rows(frozen), key=lambda row: place(tuple(getattr(row[0], name) for name in names)))
+    else:
+        positions = spec.positions
+        rows = sorted(frozen_rows(frozen), key=lambda row: place(tuple(row[n] for n in positions)))
+    return frozen.with_new_rows(rows)()  # type: ignore[arg-type]
 
 
 def _read_committed(execution: Execution, name: str) -> bool:
@@ -243,13 +275,13 @@ def _read_committed(execution: Execution, name: str) -> bool:
     committed, plain = level
     if not plain:
         raise Unsupported(
-            f"{name} is refused under SERIALIZABLE on {execution.backend.name}, where all it reads is locked others "
-            "wait for it: use READ COMMITTED, or Locks, which sees to that"
+            f"{name} is refused under SERIALIZABLE on {execution.backend.name}, where every row that it reads is "
+            "locked, and other sessions wait: use READ COMMITTED, or Locks, which sets it"
         )
     return bool(committed)
 
 
-def _changing(taking: CaptureSpec) -> Any:
-    if taking.deletes:
-        return DeleteByKey(taking.table)
-    return by_key(update(taking.table).values(taking.changed))
+def _changing(spec: CaptureSpec) -> Any:
+    if spec.deletes:
+        return DeleteByKey(spec.table)
+    return by_key(update(spec.table).values(spec.changed))

@@ -1,11 +1,11 @@
-"""StateTransition: tasks that several workers take turns at, by their status.
+"""StateTransition: tasks that workers capture and release by setting their status.
 
-The pattern: "Distributed locks: SQL", State transition: a task in one of the ``ready`` statuses is captured by
-setting it to ``captured``, several at once, and given back by setting another. With its extensions: retries, queues,
-and the status ``timeout``, which a sweep stores, so that readers and the database agree about it.
+The pattern: "Distributed locks: SQL", State transition: tasks in one of the ``ready`` statuses are captured by setting
+``captured``, and released by setting another status. With its extensions: retries, queues, and the status ``timeout``,
+which a sweep stores, so that readers and the database agree.
 
-Promised: a captured task is captured by nobody else until its status is set, or its time has passed. Who was too
-late can't change it, where there is a ``claim``: a number that each capture raises.
+Promised: a captured task isn't captured again until its status is set or its timeout has passed. With a ``claim``, a
+number that each capture increments, a worker that was too late can't change a task that another one has captured.
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ _LONGEST_STATUS = 64
 
 
 class StateTransition(EntityPattern[E]):
-    """Tasks with a status.
+    """Tasks that are captured and released by their status.
 
-    :param entity: a mapped class or ``Table`` of your own; without one, the shipped table ``lock.task``.
-    :param id: its column that names the task; its values must be unique (in one ``queue``).
-    :param status: its column for the status, of any type: text, ``Enum``, integer.
-    :param ready: the statuses in which a task can be captured; a new one of the shipped table has the first.
-    :param captured: the status of a captured task. :param timed_out: that of one whose time has passed.
-    :param order_by: which are captured first: one expression or several; by ``id`` without it.
-    :param queue: its column for queues; ids are then unique inside a queue, and each call says ``queue=``.
-    :param retries: its column for the captures that are left; ``NULL`` is as many as you like.
-    :param claim: its integer column that each capture raises: the owner's proof.
-    :param updated_at: its column for when the status was last set, by the server's clock.
-    :param timeout: its column for how many seconds a task may stay captured; ``NULL``: as long as it takes.
-    :raises TypeError: :raises ValueError: for what is not a column of that class's own table.
+    :param entity: a mapped class or ``Table``; by default the shipped table ``lock.task``.
+    :param id: the column that identifies a task; its values must be unique (within one ``queue``).
+    :param status: the column for the status, of any type: text, ``Enum``, integer.
+    :param ready: the statuses in which a task can be captured; a new task has the first of them.
+    :param captured: the status of a captured task.
+    :param timed_out: the status of a task whose timeout has passed.
+    :param order_by: the order of capture: one expression or several; by default ``id``.
+    :param queue: the column for queues; ids are then unique within a queue, and each call takes ``queue=``.
+    :param retries: the column for the number of captures that are left; ``NULL`` is unlimited.
+    :param claim: the integer column that each capture increments, which identifies the capture.
+    :param updated_at: the column for the time at which the status was last set, by the server's clock.
+    :param timeout: the column for how long a task may stay captured, in seconds; ``NULL`` is unlimited.
+    :raises TypeError: if ``id`` or ``status`` is missing, or what is given isn't a column.
+    :raises ValueError: for a column of another table than the class's own.
 
     >>> tasks = sl.StateTransition()
     >>> session.scalar(tasks.create("task_a", "task_b"))
@@ -125,12 +127,11 @@ class StateTransition(EntityPattern[E]):
     def create(
         self, *ids: Any, queue: Any = None, retries: int | None = None, timeout: float | None = None
     ) -> Operation[Any]:
-        """Insert the absent ones of some tasks, in the first of the ``ready`` statuses.
+        """Insert tasks that don't exist yet, in the first of the ``ready`` statuses.
 
-        :param retries: how many captures they allow; ``None`` leaves that to the column's default (the shipped table:
-            as many as you like).
-        :param timeout: how long they may stay captured, in whole seconds.
-        :return: how many were absent.
+        :param retries: how many captures they allow; by default the column's default (unlimited in the shipped table).
+        :param timeout: how long they may stay captured, in whole seconds; by default unlimited.
+        :return: the number of inserted tasks.
 
         >>> tasks = sl.StateTransition()
         >>> session.scalar(tasks.create("task_a", "task_b"))
@@ -140,16 +141,16 @@ class StateTransition(EntityPattern[E]):
             self._rows, retries
         )
         if self._rows.has("timeout"):
-            values[param_name("timeout")] = None if timeout is None else _whole(timeout)
+            values[param_name("timeout")] = None if timeout is None else _whole_seconds(timeout)
         elif timeout is not None:
             self._rows.require("timeout", "a timeout")
         return Operation(self._create[retries is not None], values)
 
     def _captures(self, limit: int = 1, *, queue: Any = None) -> RowsOperation[Any]:
-        """Take tasks that are ready, have a retry left, and that nobody else is taking.
+        """Capture tasks that are ready, have a retry left, and aren't locked by another session.
 
-        :param limit: how many at most.
-        :return: them, in order: entities in a session where there is a mapped class, otherwise rows.
+        :param limit: the maximum number of tasks.
+        :return: the tasks, in order: entities for a mapped class in a session, otherwise rows.
 
         >>> tasks = sl.StateTransition()
         >>> [task.id for task in session.execute(tasks.capture(3)).all()]
@@ -181,18 +182,18 @@ class StateTransition(EntityPattern[E]):
     def set_status(
         self, id: Any, status: Any, *, queue: Any = None, claim: Any = None, force: bool = False
     ) -> Operation[Any]:
-        """Give a captured task back.
+        """Release a captured task by setting its status.
 
-        :param id: what :meth:`capture` gave, an entity or a row; or the task's id. An entity remembers what it was
-            captured with, while its attributes are read anew after a commit, and may then be somebody else's.
-        :param queue: the queue, where ``id`` is an id.
-        :param claim: what the captured row's ``claim`` says, where ``id`` is an id, or the captured entity: nothing is
-            set if somebody has captured it since.
-        :param force: whatever its status is; and whoever has it, where ``id`` is an id and ``claim`` is not given. What
-            was captured brings its claim, which holds nevertheless: to override another's capture, give the id.
-        :return: whether it was set: ``False`` for a task that isn't captured, or isn't yours.
-        :raises UnknownTask: for a task that isn't there.
-        :raises ValueError: for an entity that was not captured, but loaded.
+        :param id: the entity or row that :meth:`capture` returned, or the task's id. An entity keeps the claim of its
+            capture, while its attributes are refreshed after a commit and may then show another capture.
+        :param queue: the queue, if ``id`` is an id.
+        :param claim: the captured row's ``claim`` or the captured entity, if ``id`` is an id: nothing is set if the
+            task was captured again since.
+        :param force: set it whatever its status is. The claim of a captured entity or row is checked nevertheless: to
+            override another capture, give the id without ``claim``.
+        :return: whether it was set: ``False`` for a task that isn't captured, or was captured again.
+        :raises UnknownTask: for a task that doesn't exist.
+        :raises ValueError: for an entity that was loaded rather than captured.
 
         >>> tasks = sl.StateTransition()
         >>> [task] = session.execute(tasks.capture(1)).all()
@@ -203,7 +204,7 @@ class StateTransition(EntityPattern[E]):
             raise TypeError("StateTransition: a status can't be None")
         if (known := claim_of(self._rows, id)) is not None:
             if queue is not None:
-                raise ValueError("StateTransition: what was captured knows its queue: leave out queue=")
+                raise ValueError("StateTransition: a captured task has its queue already: leave out queue=")
             id, queue = known["id"], known.get("queue")
             claim = known.get("claim") if claim is None else claim
         values = self._rows.identity(id, queue)
@@ -214,10 +215,10 @@ class StateTransition(EntityPattern[E]):
 
     @shaped(select(literal(1)))
     def expire(self, *, limit: int = 1000) -> Operation[Any]:
-        """Set the status of captured tasks, of all queues, whose own ``timeout`` has passed.
+        """Set the status of captured tasks, in all queues, whose ``timeout`` has passed.
 
-        :param limit: how many at most, so that no transaction is long; call it again when as many were found.
-        :return: how many.
+        :param limit: the maximum number of tasks, which bounds the transaction; repeat the call if it is reached.
+        :return: the number of tasks.
 
         >>> tasks = sl.StateTransition()
         >>> session.scalar(tasks.expire())
@@ -229,9 +230,10 @@ class StateTransition(EntityPattern[E]):
 
     @shaped(select(literal(True)))
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
-        """Say how many captures are left; ``None``: as many as you like.
+        """Set how many captures are left; ``None`` is unlimited.
 
-        :return: ``True``. :raises UnknownTask: for a task that isn't there.
+        :return: ``True``.
+        :raises UnknownTask: for a task that doesn't exist.
 
         >>> tasks = sl.StateTransition()
         >>> session.scalar(tasks.set_retries("task_c", 3))
@@ -242,7 +244,7 @@ class StateTransition(EntityPattern[E]):
 
 
 class _Initial:
-    """What a new task has."""
+    """The initial values of a new task."""
 
     def __init__(self, status: Any) -> None:
         self.status = status
@@ -292,12 +294,12 @@ class _Expire(CaptureImpl):
         return self.rows.route()
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return True  # the first time leaves nothing for a second one
+        return True  # a second execution finds nothing
 
     def taken(self, context: BuildContext) -> CaptureSpec:
         at = _timed(self.rows, context)
         status, since, timeout = at["status"], at["updated_at"], at["timeout"]
-        # one that no instant can be computed with would be an error, and keep all others from being swept
+        # a timeout out of range would be an error, and keep the other tasks from being swept
         longest: Any = literal_column(str(int(MAX_SECONDS)))
         timeout = case(
             (timeout > longest, longest), (timeout < literal_column("0"), literal_column("0")), else_=timeout
@@ -326,7 +328,7 @@ class _SetStatus(ConditionalUpdate):
 
 
 def _timed(rows: RoleMapping, context: BuildContext) -> RoleColumns:
-    """The rows of one place, where their time can be told."""
+    """Return the columns, after a check that ``updated_at`` keeps the server's time."""
     at = rows.columns(context)
     if rows.target is not None and "updated_at" in at:
         context.backend.require_time_zone(rows.pattern, [at["updated_at"]])
@@ -344,7 +346,7 @@ def _status(given: Any) -> str:
     return status
 
 
-def _whole(given: float) -> int:
+def _whole_seconds(given: float) -> int:
     number = bounded_seconds(given, "timeout", zero=False)
     if number != int(number):
         raise ValueError(f"StateTransition: timeout is kept in whole seconds, not {given!r}")

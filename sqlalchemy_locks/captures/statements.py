@@ -1,4 +1,4 @@
-"""What a capture takes, and the statements that take it, engine by engine; ``capture.py`` runs them."""
+"""What is captured (:class:`CaptureSpec`), and the statements that capture it; ``operation.py`` executes them."""
 
 from __future__ import annotations
 
@@ -33,32 +33,33 @@ from sqlalchemy.sql import Executable, visitors
 from sqlalchemy.sql.elements import BindParameter, UnaryExpression
 
 from sqlalchemy_locks.core.entities import MappedTable, partial
-from sqlalchemy_locks.dialects.base import Locking
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper
 
+#: the CTE that searches the candidates
+SEARCH = "locks_chosen"
 NUMBER = "sqlalchemy_locks_number"
 
 
 @dataclass(frozen=True)
 class CaptureSpec:
-    """What is captured at one place."""
+    """What one capture selects and sets, with the tables of one build context."""
 
     table: Table
-    #: conditions, all of them
+    #: conditions, joined by AND
     where: tuple[Any, ...]
-    #: what the UPDATE sets; nothing: the rows are deleted
+    #: what the UPDATE sets; if empty, the rows are deleted
     values: Mapping[Any, Any]
     order_by: tuple[Any, ...] = ()
     target: MappedTable | None = None
-    #: a column and values of which it has one: tried one at a time where an index must begin with an equality
+    #: a column and the values it may have; searched one value at a time where only an equality uses an index in order
     one_of: tuple[Column[Any], tuple[Any, ...]] | None = None
-    #: the columns that prove who has captured a row: a captured entity keeps what they were
+    #: the columns that identify a capture; their values are stored with a captured entity
     proof: tuple[Column[Any], ...] = ()
-    #: the primary key is one column, and what is ordered by are columns that keep their values
+    #: the primary key is one column, and the ORDER BY names columns whose values the capture doesn't change
     steady: bool = False
-    #: how many at most, for a statement that is for this number alone; otherwise it is bound
+    #: the limit, written into the statement; by default it is bound
     limit: int | None = None
 
     @cached_property
@@ -71,7 +72,7 @@ class CaptureSpec:
 
     @cached_property
     def joined(self) -> bool:
-        """Whether an entity has columns of other tables, too."""
+        """Whether an entity has columns of other tables as well."""
         return self.mapper is not None and len(self.mapper.tables) > 1
 
     @property
@@ -84,7 +85,7 @@ class CaptureSpec:
 
     @property
     def keys(self) -> list[Any]:
-        """The primary key, as attributes of the class where there is one: the ORM then adds what it adds."""
+        """The primary key, as attributes of a mapped class, so that the ORM adds its conditions to the SELECT."""
         target = self.target
         if target is None or target.mapper is None:
             return list(self.table.primary_key)
@@ -92,13 +93,13 @@ class CaptureSpec:
 
     @property
     def positions(self) -> list[int]:
-        """Where a row of the table has its primary key."""
+        """The positions of the primary key in a row of the table."""
         columns = list(self.table.c)
         return [columns.index(column) for column in self.table.primary_key]
 
     @property
     def key_changes(self) -> bool:
-        """Whether a column changes that others may refer to, for which PostgreSQL's weaker row lock won't do."""
+        """Whether a column is set that a foreign key may refer to, so that the weaker row lock doesn't suffice."""
         keys: set[Any] = {column for column in self.table.c if column.primary_key or column.unique}
         for each in (*self.table.constraints, *self.table.indexes):
             if isinstance(each, UniqueConstraint) or (isinstance(each, Index) and each.unique and not partial(each)):
@@ -106,70 +107,81 @@ class CaptureSpec:
         return not keys.isdisjoint(self.values)
 
 
-#: the names of what is bound: none that a column of anybody's table could have, which an UPDATE would then set
+#: the names of bound parameters; an UPDATE would set a column of the same name
 LIMIT, KEYS = "locks_limit", "locks_keys"
 
 
-def among(table: Table) -> Any:
-    """The rows whose primary keys are bound."""
+def where_keys(table: Table) -> Any:
+    """Return the condition that a row has one of the primary keys that :func:`key_parameters` binds."""
     columns = list(table.primary_key)
     keys: Any = bindparam(KEYS, expanding=True)
     return columns[0].in_(keys) if len(columns) == 1 else tuple_(*columns).in_(keys)
 
 
 def by_key(statement: Any) -> Any:
-    """An UPDATE that InnoDB does by its primary key, however small the table: it locks whatever else it reads."""
+    """Return the UPDATE with a hint for InnoDB, which scans a small table otherwise, and locks every row it reads."""
     for dialect in ("mysql", "mariadb"):
         statement = statement.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
     return statement
 
 
 def keys_as_or(statement: Any, table: Table, keys: Sequence[tuple[Any, ...]]) -> Any:
-    """The same for these keys of several columns, of which not every engine finds a list in an index."""
+    """Restrict a statement to these primary keys; InnoDB uses no index for a list of tuples."""
     columns = list(table.primary_key)
     return statement.where(or_(*(and_(*(c == v for c, v in zip(columns, key, strict=True))) for key in keys)))
 
 
-def keys_of(table: Table, keys: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    """The primary keys, as :func:`among` takes them."""
+def key_parameters(table: Table, keys: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the primary keys as the parameters of :func:`where_keys`."""
     return {KEYS: [key[0] for key in keys] if len(table.primary_key) == 1 else list(keys)}
 
 
-def _limit(taking: CaptureSpec) -> Any:
-    # as a literal: the plan depends on it
-    if taking.limit is not None:
-        return literal_column(str(taking.limit))
+def _limit(spec: CaptureSpec) -> Any:
+    # a literal: the plan depends on it
+    if spec.limit is not None:
+        return literal_column(str(spec.limit))
     return bindparam(LIMIT, type_=Integer(), literal_execute=True)
 
 
-def select_candidates(taking: CaptureSpec, locking: Locking, options: Iterable[Any] = (), *, locks: bool = True) -> Any:
-    """The SELECT that locks, and skips what others hold."""
+def search(spec: CaptureSpec, *conditions: Any) -> Any:
+    """Return the SELECT of the candidates' primary keys, without locks and without ``spec.one_of``."""
+    found = select(*spec.keys).where(*spec.where, *conditions)
+    return found.order_by(*spec.order_by).limit(_limit(spec))
 
-    def chosen(*conditions: Any) -> Any:
-        statement = (
-            select(*taking.keys).where(*taking.where, *conditions).order_by(*taking.order_by).limit(_limit(taking))
-        )
-        statement = statement.options(*options)
-        if locking == "file" or not locks:
+
+def select_candidates(
+    spec: CaptureSpec, options: Iterable[Any] = (), *, locks: bool = True, merges: bool = False
+) -> Any:
+    """Return the SELECT of the candidates' primary keys, which skips rows that another session has locked.
+
+    :param options: loader criteria of a session.
+    :param locks: lock the rows.
+    :param merges: search each value of ``spec.one_of`` by itself: an index without a condition is in order only after
+        an equality.
+    """
+
+    def found(*conditions: Any) -> Any:
+        statement = search(spec, *conditions).options(*options)
+        if not locks:
             return statement
-        # the weaker lock where it will do: a row that others refer to by a foreign key isn't taken
+        # the weaker lock if possible: it doesn't conflict with the lock that a foreign key takes on a row
         return statement.with_for_update(
-            skip_locked=True, key_share=not taking.key_changes, of=taking.table if taking.joined else None
+            skip_locked=True, key_share=not spec.key_changes, of=spec.table if spec.joined else None
         )
 
-    if taking.one_of is None:
-        return chosen()
-    column, values = taking.one_of
+    if spec.one_of is None:
+        return found()
+    column, values = spec.one_of
     if len(values) == 1:
-        return chosen(column == inlined(column, values[0]))
-    if locking != "rows":
-        return chosen(column.in_([inlined(column, value) for value in values]))
-    return _merged(taking, [chosen(column == inlined(column, value)) for value in values])
+        return found(column == inlined(column, values[0]))
+    if not merges:
+        return found(column.in_([inlined(column, value) for value in values]))
+    return _merged(spec, [found(column == inlined(column, value)) for value in values])
 
 
-def _merged(taking: CaptureSpec, each: Sequence[Any]) -> Any:
-    """The first of several, each of which is read in the order of an index."""
-    order = [unwrapped(element) for element in taking.order_by]
+def _merged(spec: CaptureSpec, each: Sequence[Any]) -> Any:
+    """Return the first rows of several SELECTs, each of which reads an index in order."""
+    order = [_split_modifiers(element) for element in spec.order_by]
     labelled = [
         statement.add_columns(*(element.label(f"o{n}") for n, (element, _) in enumerate(order))) for statement in each
     ]
@@ -180,43 +192,43 @@ def _merged(taking: CaptureSpec, each: Sequence[Any]) -> Any:
         for modifier in reversed(modifiers):
             element = UnaryExpression(element, modifier=modifier)
         by.append(element)
-    return select(merged).order_by(*by).limit(_limit(taking))
+    return select(merged).order_by(*by).limit(_limit(spec))
 
 
-def still_there(taking: CaptureSpec, keys: Sequence[tuple[Any, ...]], options: Iterable[Any]) -> Any:
-    """The SELECT that locks those of these rows that can still be taken and that nobody holds; InnoDB's, and no gap."""
-    statement: Any = select(*taking.keys).where(*taking.where).options(*options)
-    if taking.one_of is not None:
-        column, values = taking.one_of
+def lock_candidates(spec: CaptureSpec, keys: Sequence[tuple[Any, ...]], options: Iterable[Any]) -> Any:
+    """Return InnoDB's SELECT that locks those of these rows that are still candidates and not locked, and no gap."""
+    statement: Any = select(*spec.keys).where(*spec.where).options(*options)
+    if spec.one_of is not None:
+        column, values = spec.one_of
         statement = statement.where(column.in_([inlined(column, value) for value in values]))
     for dialect in ("mysql", "mariadb"):
-        statement = statement.with_hint(taking.table, "FORCE INDEX (PRIMARY)", dialect)
-    return keys_as_or(statement, taking.table, keys).with_for_update(
-        skip_locked=True, of=taking.table if taking.joined else None
+        statement = statement.with_hint(spec.table, "FORCE INDEX (PRIMARY)", dialect)
+    return keys_as_or(statement, spec.table, keys).with_for_update(
+        skip_locked=True, of=spec.table if spec.joined else None
     )
 
 
 def inlined(column: Column[Any], value: Any) -> Any:
-    """A value in the statement's text, without which no plan can tell that a partial index covers it.
+    """Return a value as text of the statement, so that a plan can use a partial index whose condition it is.
 
-    Bound, where its type can't be written as text.
+    It is bound if its type can't be rendered as text.
     """
-    made = bindparam(None, value, type_=column.type, literal_execute=True, unique=True)
+    rendered = bindparam(None, value, type_=column.type, literal_execute=True, unique=True)
     try:
         literal(value, column.type).compile(compile_kwargs={"literal_binds": True})
     except (CompileError, NotImplementedError):
         return literal(value, column.type)
-    return made
+    return rendered
 
 
 def criteria(options: Iterable[Any]) -> list[Any]:
-    """Of a session's options those that choose rows; the others are about what is loaded with them."""
+    """Return those options of a session that restrict rows; the others are about loading."""
     return [option for option in options if type(option).__name__ == "LoaderCriteriaOption"]
 
 
-def loading(options: Iterable[Any], taking: CaptureSpec) -> list[Any]:
-    """The others, and those that choose among rows of other classes: what was captured is read whatever it is now."""
-    mapper: Any = taking.mapper
+def loading(options: Iterable[Any], spec: CaptureSpec) -> list[Any]:
+    """Return the other options, and criteria for other classes; captured rows are read whatever they are now."""
+    mapper: Any = spec.mapper
     return [
         option
         for option in options
@@ -225,9 +237,9 @@ def loading(options: Iterable[Any], taking: CaptureSpec) -> list[Any]:
     ]
 
 
-def give(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:
-    """Give the parameters of a statement, which nobody else has, their values, for people to read."""
-    # each by itself: of several of one name the compiled statement knows one, and a traversal finds no CTE that is
+def bind_values(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:
+    """Set the parameters of a statement that is shown rather than executed."""
+    # each by itself: of several with one name the compiled statement knows one, and a traversal finds no CTE that is
     # only referred to
     found = [*visitors.iterate(statement), *statement.compile(dialect=dialect).binds.values()]
     for element in found:
@@ -235,74 +247,76 @@ def give(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:
             element.value, element.required = values[element.key], False
 
 
-def ordered(taking: CaptureSpec) -> Executable:
-    """The whole as one statement of PostgreSQL, its rows in order."""
-    changed, order = captured_cte(taking)
-    return select(*(changed.c[column.key] for column in taking.table.c)).order_by(*order)
+def _candidates_cte(spec: CaptureSpec, *, locks: bool = True) -> Any:
+    """Return the candidates as a CTE, which is executed once.
 
-
-def _chosen(taking: CaptureSpec, locking: Locking = "functions") -> Any:
-    """The rows, chosen once.
-
-    PostgreSQL makes no subquery of a CTE that locks, nor SQLite of one with a limit. A subquery may be executed again
-    for each row, and then takes more than the limit.
+    PostgreSQL doesn't inline a CTE that locks, nor SQLite one with a limit. A subquery may be executed again for each
+    row, and then captures more than the limit.
     """
-    return select_candidates(taking, locking).cte("locks_chosen")
+    return select_candidates(spec, locks=locks).cte(SEARCH)
 
 
-def captured_cte(taking: CaptureSpec) -> tuple[Any, list[Any]]:
-    """The rows that a statement of PostgreSQL captures, and what puts them in order."""
-    chosen = _chosen(taking)
-    changing = update(taking.table).values(taking.changed)
-    if taking.steady:
-        (key,) = taking.table.primary_key
-        captured = changing.where(one_of(key, chosen)).returning(*taking.table.c).cte("locks_captured")
-        return captured, [captured.c[column.key] for column in taking.order_by]
-    # materialised: of a subquery the planner knows what it numbers, and doesn't think any more that hardly any is left
-    numbered = select(chosen, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
-    pairs = (column == key for column, key in zip(taking.table.primary_key, numbered.c, strict=False))
+def capture_returning(spec: CaptureSpec) -> Executable:
+    """Return one statement that captures rows and returns them in order; with ``writable_ctes``."""
+    captured, order = captured_cte(spec)
+    return select(*(captured.c[column.key] for column in spec.table.c)).order_by(*order)
+
+
+def captured_cte(spec: CaptureSpec) -> tuple[Any, list[Any]]:
+    """Return the CTE that captures rows, and the expressions that put them in order; with ``writable_ctes``."""
+    candidates = _candidates_cte(spec)
+    changing = update(spec.table).values(spec.changed)
+    if spec.steady:
+        (key,) = spec.table.primary_key
+        captured = changing.where(one_of(key, candidates)).returning(*spec.table.c).cte("locks_captured")
+        return captured, [captured.c[column.key] for column in spec.order_by]
+    # materialised: otherwise the planner sees through the numbers, and estimates more than a few rows (see few())
+    numbered = (
+        select(candidates, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
+    )
+    pairs = (column == key for column, key in zip(spec.table.primary_key, numbered.c, strict=False))
     captured = (
         changing.where(*pairs, few(numbered.c[NUMBER]))
-        .returning(*taking.table.c, numbered.c[NUMBER])
+        .returning(*spec.table.c, numbered.c[NUMBER])
         .cte("locks_captured")
     )
     return captured, [captured.c[NUMBER]]
 
 
-def one_of(key: Any, chosen: Any) -> Any:
-    """The rows with one of these keys: as an array, of which PostgreSQL expects ten, whatever its statistics say."""
-    return key == any_(func.array(select(chosen.c[0]).scalar_subquery(), type_=ARRAY(key.type)))
+def one_of(key: Any, subquery: Any) -> Any:
+    """Return the condition that a key is in a subquery, as an array: PostgreSQL expects ten elements of any array."""
+    return key == any_(func.array(select(subquery.c[0]).scalar_subquery(), type_=ARRAY(key.type)))
 
 
 def few(number: Any) -> Any:
-    """A condition that each row meets, and of which PostgreSQL thinks that hardly any does.
+    """Return a condition that every row meets, and that PostgreSQL estimates hardly any row to meet.
 
-    Without it statistics of another moment let it go through a whole table for what it has the keys of; and where a
-    plan for these values seems to be much better than one for any, it makes a new one each time.
+    Without it, stale statistics make PostgreSQL scan a whole table for rows whose keys it has. And if a plan for the
+    given values seems much better than a generic one, it plans each execution anew.
     """
     return number.between(literal_column("1"), literal_column("2147483647"))
 
 
-def counting(taking: CaptureSpec) -> Executable:
-    """As :func:`ordered`, but only how many there were."""
-    chosen = _chosen(taking)
-    changing: Any = delete(taking.table) if taking.deletes else update(taking.table).values(taking.changed)
-    pairs = (column == key for column, key in zip(taking.table.primary_key, chosen.c, strict=True))
+def capture_counting(spec: CaptureSpec) -> Executable:
+    """Return one statement that captures rows and returns their number; with ``writable_ctes``."""
+    candidates = _candidates_cte(spec)
+    changing: Any = delete(spec.table) if spec.deletes else update(spec.table).values(spec.changed)
+    pairs = (column == key for column, key in zip(spec.table.primary_key, candidates.c, strict=True))
     changed = changing.where(*pairs).returning(literal_column("1").label("one")).cte("locks_captured")
     return select(func.count()).select_from(changed)
 
 
-def updating(taking: CaptureSpec, *, returning: bool = True) -> Executable:
-    """The whole as one statement of SQLite, its rows in no order."""
-    chosen = _chosen(taking, "file")
-    pairs = (column == key for column, key in zip(taking.table.primary_key, chosen.c, strict=True))
-    changed = update(taking.table).where(*pairs).values(taking.changed)
+def capture_unordered(spec: CaptureSpec, *, counts: bool) -> Executable:
+    """Return one UPDATE that captures rows and returns them in no order; with ``single_writer``."""
+    candidates = _candidates_cte(spec, locks=False)
+    pairs = (column == key for column, key in zip(spec.table.primary_key, candidates.c, strict=True))
+    changed = update(spec.table).where(*pairs).values(spec.changed)
     # not by rowcount, which Python's driver has for no statement that begins with WITH
-    return changed.returning(*taking.table.c) if returning else changed.returning(literal_column("1"))
+    return changed.returning(literal_column("1")) if counts else changed.returning(*spec.table.c)
 
 
-def unwrapped(element: Any) -> tuple[Any, list[Any]]:
-    """What is ordered by, and the modifiers around it, the outermost first."""
+def _split_modifiers(element: Any) -> tuple[Any, list[Any]]:
+    """Return an ORDER BY expression without DESC, NULLS LAST and the like, and these, the outermost first."""
     clause = element.__clause_element__() if hasattr(element, "__clause_element__") else element
     modifiers = []
     while isinstance(clause, UnaryExpression) and clause.modifier is not None:

@@ -108,7 +108,7 @@ class Execution:
         #: the driver is in autocommit for this one statement: there is no transaction
         self.in_autocommit = "locks_alone" in every
         #: the first statement of a transaction may have to wait for its turn to write
-        self.first_writes: bool = operation._body.writes and cache.backend.writes_in_turn
+        self.first_writes: bool = operation._body.writes and cache.backend.single_writer
         wait = every.get("locks_wait")
         #: the longest wait for a lock, in seconds; ``None``: as long as the server allows
         self.wait = None if wait is None else seconds(wait, "locks_wait")
@@ -131,7 +131,7 @@ class Execution:
             return self.connection.execute(statement, given, execution_options=self.options)
 
         with translated(self.backend, self.operation._body.needs_installation):
-            return self.backend.in_turn(self.connection, send) if self.first_writes else send()
+            return self.backend.take_write_lock(self.connection, send) if self.first_writes else send()
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Limit the lock waits of the statements inside to ``wait`` seconds."""
@@ -183,7 +183,7 @@ class Execution:
         ):
             return read(self.execute(statement, values))
         if self.first_writes:
-            return self.backend.in_turn(connection, lambda: self._by_cursor(statement, values, read))
+            return self.backend.take_write_lock(connection, lambda: self._by_cursor(statement, values, read))
         return self._by_cursor(statement, values, read)
 
     def _by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:

@@ -10,8 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-import sqlalchemy
-from sqlalchemy import Column, Insert, Table
+from sqlalchemy import Column, Engine, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
@@ -58,12 +57,12 @@ class Backend:
     single_writer: ClassVar[bool] = False
     #: a lock's key is a row of the table ``locked_keys``
     key_rows: ClassVar[bool] = False
-    #: one writes at a time, in the order in which they came
-    writes_in_turn: ClassVar[bool] = False
     #: an INSERT can be limited to a wait, none included
     bounded_insert: ClassVar[bool] = False
     #: an UPDATE can return what it has written
     update_returning: ClassVar[bool] = False
+    #: an index can have a condition (``CREATE INDEX ... WHERE``)
+    partial_indexes: ClassVar[bool] = False
     #: above READ COMMITTED a plain SELECT reads the transaction's snapshot, and one with a lock the latest rows
     stale_reads: ClassVar[bool] = False
     #: a CTE of an UPDATE can lock the rows that the UPDATE changes (FOR UPDATE)
@@ -183,16 +182,16 @@ class Backend:
         return self.begin(connection, wait)
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
-        """Begin, as SQLAlchemy would by itself at the first statement; asked if ``writes_in_turn``.
+        """Begin, as SQLAlchemy would by itself at the first statement; called only with ``single_writer``.
 
-        :param wait: how long that may wait, in seconds; as long as the app lets it without it.
+        :param wait: how long that may wait, in seconds; by default as long as the app's own settings say.
         """
         raise NotImplementedError
 
-    def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:
-        """Run what may be the first to write in its transaction, after those who came before; if ``writes_in_turn``.
+    def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
+        """Run what may be the first statement of its transaction to write; called only with ``single_writer``.
 
-        :param take: raises when it can't be had at once, and has done nothing then.
+        :param take: raises when the write lock isn't free, and has done nothing then.
         """
         raise NotImplementedError
 
@@ -260,6 +259,15 @@ class Backend:
         """Make the planner use indexes inside, however small the table; yields whether it does."""
         return contextlib.nullcontext(False)
 
+    def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
+        """Return the steps of a capture's plan, and what makes it slow.
+
+        :param rows: what the statement that begins with ``explain_prefix`` returned, as mappings.
+        :param search: the name of the CTE that searches, where the search is part of a larger statement.
+        :param ordered: the capture has an ORDER BY.
+        """
+        raise NotImplementedError
+
     def permission_denied(self, error: DBAPIError) -> bool:
         """Return whether the user lacks a privilege; only called where the catalog doesn't list privileges."""
         raise NotImplementedError
@@ -295,10 +303,10 @@ class Backend:
         """Return whether the queue of a key is empty; not called where ``calls_functions``."""
         raise NotImplementedError
 
-    def line_beside(self, of: sqlalchemy.Engine | Connection, within: float | None = None) -> Line | None:
-        """Where those who wait can stand in a line that is no part of the database; ``None`` without such a place.
+    def line_beside(self, engine: Engine, within: float | None = None) -> Line | None:
+        """Where waiters of all processes can queue outside the database; ``None`` without such a place.
 
-        :param within: how long to wait for a free connection of the engine's pool, in seconds.
+        :param within: the longest wait for a free connection of the engine's pool, in seconds.
         """
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -62,6 +63,7 @@ class PostgreSQL(Backend):
     explain_prefix = "EXPLAIN (FORMAT JSON)"
     update_returning = True
     writable_ctes = True
+    partial_indexes = True
     arrays = True
     refuses_stale_snapshots = True
     misses_replaced = True
@@ -280,6 +282,23 @@ class PostgreSQL(Backend):
         connection.execute(_STATEMENT_TIMEOUT)  # ends with the transaction
         yield
 
+    def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
+        (document,) = rows[0].values()
+        if isinstance(document, str):
+            document = json.loads(document)
+        plan, problems = [], []
+        for depth, node, searching in _plan_nodes(document[0]["Plan"], search):
+            name = node["Node Type"]
+            on = " ".join(f"{node[key]}" for key in ("Index Name", "Relation Name") if key in node)
+            plan.append(f"{'  ' * depth}{name}{f' on {on}' if on else ''}")
+            if not searching:
+                continue  # how the rows that were found are changed: by their key, or all of a small table at once
+            if name == "Seq Scan" and node["Relation Name"] == table.name:
+                problems.append(f"the whole of {table} is scanned")
+            if name in ("Sort", "Incremental Sort"):
+                problems.append("all candidates are sorted before the first is captured")
+        return plan, problems
+
     @contextlib.contextmanager
     def prefer_indexes(self, connection: Connection) -> Iterator[bool]:
         local = not self.autocommit(connection)
@@ -393,6 +412,14 @@ def _sentence(error: DBAPIError) -> str:
     primary = getattr(diag, "message_primary", None)
     text_ = str(primary or origin)
     return text_.split(": ", 1)[1] if text_.startswith("<class") else text_
+
+
+def _plan_nodes(node: Any, search: str, depth: int = 0, searching: bool = False) -> Iterator[tuple[int, Any, bool]]:
+    """Yield each step with its depth, and whether it is part of the search."""
+    searching = searching or node.get("Subplan Name") == f"CTE {search}"
+    yield depth, node, searching
+    for below in node.get("Plans", ()):
+        yield from _plan_nodes(below, search, depth + 1, searching)
 
 
 BACKEND = PostgreSQL()

@@ -1,4 +1,4 @@
-"""SQLite: any lock takes the database's one write lock, and holds it until the transaction ends."""
+"""SQLite: every lock is the database's one write lock, held until the transaction ends."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import sqlalchemy
-from sqlalchemy import Column, Insert, Table
+from sqlalchemy import Column, Engine, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -31,12 +31,9 @@ T = TypeVar("T")
 
 _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
 _LINE = "_sqlalchemy_locks_line"
-#: the line of those who want to write
-_WRITING = 0
-#: the name of a function that nobody calls
-_PROBE = "sqlalchemy_locks_probe"
-#: seconds for which one waits in SQLite itself at a time: when it is its turn, at least; without a line, at the most
-_SHORTEST, _LONGEST = 0.02, 0.25
+#: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own busy handler backs off to 0.1 s, and so
+#: lets waiters starve.
+_BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
 
 
 class SQLite(Backend):
@@ -45,20 +42,32 @@ class SQLite(Backend):
     single_writer = True
     on_conflict = True
     row_locks = False
-    holders_unavailable = "whose one lock is the file's, which keeps no list of who has it"
+    holders_unavailable = "whose one lock is the file's, which keeps no list of holders"
     explain_prefix = "EXPLAIN QUERY PLAN"
     update_returning = True
-    writes_in_turn = True
+    partial_indexes = True
 
     def translate(self, error: DBAPIError) -> LockError | None:
         message = str(error.orig)
         if getattr(error.orig, "sqlite_errorname", None) == _BUSY_SNAPSHOT:
-            return must_rollback()
+            return _must_rollback()
         if "database is locked" in message or "database table is locked" in message:
-            return LockTimeout("the database was not free in time (busy timeout): another transaction writes")
+            return LockTimeout("the database is locked by another writer (busy timeout)")
         if "readonly database" in message:
             return self.not_writable()
         return None
+
+    def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
+        plan = [str(row["detail"]) for row in rows]
+        problems = []
+        for step in plan:
+            # a scan in the order of a key reads all rows nevertheless
+            whole = "USING" not in step or "sqlite_autoindex" in step
+            if step.startswith(f"SCAN {table.name}") and whole:
+                problems.append(f"the whole of {table} is scanned")
+            if "TEMP B-TREE FOR" in step:
+                problems.append("all candidates are sorted before the first is captured")
+        return plan, problems
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
         from sqlalchemy.dialects.sqlite import insert  # not loaded before it is needed
@@ -73,43 +82,55 @@ class SQLite(Backend):
 
     @contextlib.contextmanager
     def committing(self, connection: Connection, wait: float | None) -> Iterator[None]:
-        with _Patience(connection) as patience:
+        with _BusyTimeout(connection) as busy_timeout:
             if wait is not None:
-                patience.set(wait)
+                busy_timeout.set(wait)
             try:
                 yield
             except DBAPIError as error:
                 if not self.transient(error):
                     raise
                 raise LockTimeout(
-                    "COMMIT waits until nobody reads, and somebody still did when the busy timeout was over (a process "
-                    "that is stopped while it reads reads for ever; in WAL mode, readers are in nobody's way): nothing "
-                    "is committed"
+                    "COMMIT waits for readers, and some were still reading at the end of the busy timeout (a process "
+                    "that is stopped during a SELECT doesn't end it; in WAL mode, COMMIT doesn't wait for readers): "
+                    "nothing is committed"
                 ) from error
 
     def autocommit(self, connection: Connection) -> bool:
-        return False  # Python's driver begins with the first write; see `began`
+        return False  # Python's driver begins with the first write; see `transaction_begun`
 
     def transaction_begun(self, connection: Connection) -> bool:
         return in_transaction(connection)
 
     def marker_lost(self, connection: Connection) -> bool:
-        return not in_transaction(connection)  # a full disk, or an I/O error, rolls back by itself
+        return not in_transaction(connection)  # a full disk or an I/O error ends it
 
     def transaction_ended(self, connection: Connection) -> bool:
-        return not in_transaction(connection)  # the driver would begin another one by itself
+        return not in_transaction(connection)  # the driver begins another one with the next write
 
     def error_rolled_back(self, error: Exception) -> bool:
-        return True  # ON CONFLICT ROLLBACK, RAISE(ROLLBACK), a full disk: what fails commits nothing
+        return True  # ON CONFLICT ROLLBACK, RAISE(ROLLBACK), a full disk: an error never commits
 
-    def classify_timeouts(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        return judged(connection)
+    @contextlib.contextmanager
+    def classify_timeouts(self, connection: Connection) -> Iterator[None]:
+        # BUSY well before the busy timeout, inside a transaction: SQLite doesn't let a transaction that has read wait,
+        # because waiting couldn't help it
+        begun = in_transaction(connection)
+        with _BusyTimeout(connection) as busy_timeout:
+            timeout = busy_timeout.get()
+        started = time.monotonic()
+        try:
+            yield
+        except LockTimeout as error:
+            if begun and timeout and time.monotonic() - started < timeout / 2:
+                raise _must_rollback() from error
+            raise
 
     def wait_value(self, seconds: float) -> int:
         return math.ceil(min(seconds * 1000, 2**31 - 1))
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
-        transaction = _begun(connection, wait, connection.begin)
+        transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
             connection.exec_driver_sql("BEGIN")
         return transaction, nothing
@@ -117,34 +138,31 @@ class SQLite(Backend):
     def begin_writing(
         self, connection: Connection, wait: float | None = None
     ) -> tuple[RootTransaction, Callable[[], None]]:
-        transaction = _begun(connection, wait, connection.begin)
+        transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
-            in_turn(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
+            take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
         return transaction, nothing
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
-        # not by the statement that is run again: SQLAlchemy calls an event that begins, and fails, no second time
+        # before the statement that is tried repeatedly: SQLAlchemy doesn't call the event again after a failure
         if not connection.in_transaction():
-            _begun(connection, wait, lambda: autobegin(connection))
+            _begin_within(connection, wait, lambda: autobegin(connection))
 
-    def in_turn(self, connection: Connection, take: Callable[[], T]) -> T:
-        # what a transaction has read may be in the way of whoever writes: it must not stand in a line
+    def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
         if in_transaction(connection):
             return take()
         raw: Any = connection.connection.driver_connection
-        return in_turn(connection, take, commits=getattr(raw, "isolation_level", "") is None)
+        return take_write_lock(connection, take, commits=getattr(raw, "isolation_level", "") is None)
 
-    def line_beside(self, of: sqlalchemy.Engine | Connection, within: float | None = None) -> Line | None:
-        known: dict[str, Any]
-        if isinstance(of, Connection):
-            known = of.info  # an engine's `creator` may lead to several files
-            if _LINE not in known:
-                known[_LINE] = _line_of(of)
-        else:
-            known = of.dialect.__dict__
-            if _LINE not in known:
-                with connect(of, within) as connection:
-                    known[_LINE] = self.line_beside(connection)
+    def line_beside(self, engine: Engine, within: float | None = None) -> Line | None:
+        known: dict[str, Any] = engine.dialect.__dict__
+        if _LINE not in known:
+            from sqlalchemy_locks.dialects.sqlite_line import Line
+
+            # the name in the app's URL may be relative, a URI, or known to its `creator` alone
+            with connect(engine, within) as connection:
+                files = {name: file for _, name, file in _driver_rows(connection, "PRAGMA database_list")}
+            known[_LINE] = Line(os.path.realpath(files["main"])) if files.get("main") else None
         line: Line | None = known[_LINE]
         return line
 
@@ -171,62 +189,54 @@ class SQLite(Backend):
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
-        with _Patience(connection) as patience:
-            patience.set(seconds)
+        with _BusyTimeout(connection) as busy_timeout:
+            busy_timeout.set(seconds)
             yield
 
 
-def _begun(connection: Connection, wait: float | None, begin: Callable[[], T]) -> T:
-    # the app's own event may begin with BEGIN IMMEDIATE, which waits
-    with _Patience(connection) as patience:
+def _begin_within(connection: Connection, wait: float | None, begin: Callable[[], T]) -> T:
+    """Begin, and wait ``wait`` seconds at most if an event of the app executes BEGIN IMMEDIATE."""
+    with _BusyTimeout(connection) as busy_timeout:
         if wait is not None and wait < math.inf:
-            patience.set(wait)
+            busy_timeout.set(wait)
         try:
             return begin()
         except BaseException:
-            # else SQLAlchemy takes it that the event is still under way, and what follows is committed by itself
+            # otherwise SQLAlchemy assumes that the event is still running, and the next statement commits by itself
             begin_failed(connection)
             raise
 
 
-def _line_of(connection: Connection) -> Line | None:
-    from sqlalchemy_locks.dialects.sqlite_line import Line
-
-    # what the app calls it may be relative, a URI, or known to its own `creator` alone
-    files = {name: file for _, name, file in _asked(connection, "PRAGMA database_list")}
-    return Line(os.path.realpath(files["main"])) if files.get("main") else None
-
-
-class _Patience:
-    """How long SQLite waits: changed, and afterwards as it was. Not through SQLAlchemy, which would begin for it."""
+class _BusyTimeout:
+    """The connection's busy timeout, restored at the end. It is set without SQLAlchemy, which would begin for it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._was: int | None = None
 
-    def __enter__(self) -> _Patience:
+    def __enter__(self) -> _BusyTimeout:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._was is not None and not self._connection.invalidated:
-            _asked(self._connection, f"PRAGMA busy_timeout = {self._was}")
+            _driver_rows(self._connection, f"PRAGMA busy_timeout = {self._was}")
 
     def get(self) -> float:
-        """As the app has it, in seconds."""
+        """Return the app's setting, in seconds."""
         if self._was is None:
-            ((self._was,),) = _asked(self._connection, "PRAGMA busy_timeout")
+            ((self._was,),) = _driver_rows(self._connection, "PRAGMA busy_timeout")
         return (self._was or 0) / 1000
 
     def set(self, seconds: float) -> None:
         self.get()
-        _asked(self._connection, f"PRAGMA busy_timeout = {BACKEND.wait_value(seconds)}")
+        _driver_rows(self._connection, f"PRAGMA busy_timeout = {BACKEND.wait_value(seconds)}")
 
 
-def _asked(connection: Connection, sql: str) -> list[Any]:
-    """Rows from the driver itself, which begins nothing for a PRAGMA."""
+def _driver_rows(connection: Connection, sql: str) -> list[Any]:
+    """Execute on the driver's own connection, which begins no transaction for a PRAGMA."""
     raw: Any = connection.connection.driver_connection
     if connection.dialect.is_async:
-        return list(await_only(raw.execute_fetchall(sql)))  # to its thread and back once, not four times
+        return list(await_only(raw.execute_fetchall(sql)))  # one round trip to its thread instead of four
     cursor = raw.execute(sql)
     try:
         return list(cursor.fetchall())
@@ -234,82 +244,37 @@ def _asked(connection: Connection, sql: str) -> list[Any]:
         cursor.close()
 
 
-def in_turn(connection: Connection, take: Callable[[], T], wait: float | None = None, *, commits: bool = False) -> T:
-    """Take the write lock, outside of any transaction, after those who came before, of whatever process.
+def take_write_lock(
+    connection: Connection, take: Callable[[], T], wait: float | None = None, *, commits: bool = False
+) -> T:
+    """Take the write lock, outside of any transaction; try every few milliseconds.
 
-    :param take: takes it, or raises what SQLite says when it is not free; begins nothing in that case.
-    :param wait: the longest wait, in seconds; as long as SQLite would wait by itself without it.
-    :param commits: what it does is committed with it.
+    :param take: takes it, or raises SQLite's error if it isn't free, and then has begun nothing.
+    :param wait: the longest wait in seconds; by default the connection's busy timeout.
+    :param commits: the statement also commits: SQLite admits no new readers while it waits for the present ones, so
+        the whole wait is left to SQLite.
     """
-    line = BACKEND.line_beside(connection)
-    with _Patience(connection) as patience:
-        left = patience.get() if wait is None else wait
+    with _BusyTimeout(connection) as busy_timeout:
+        left = busy_timeout.get() if wait is None else wait
         until = time.monotonic() + left
-        if line is None or not left:
-            if left < math.inf:
-                patience.set(left)
-            return take()
-        if not line.anybody(_WRITING):
-            patience.set(0)
+        while True:
+            busy_timeout.set(left if commits else min(left, _BUSY_WAIT))
+            started = time.monotonic()
             try:
                 return take()
             except Exception as error:
-                if not _busy(error):
+                now = time.monotonic()
+                # SQLite doesn't wait at all if this connection has an unfinished SELECT: the holder's COMMIT may be
+                # waiting for that
+                refused = now - started < _BUSY_WAIT / 2
+                if refused or now >= until or not _busy(error):
                     raise
-        if _reading(connection):
-            return _without_a_line(take, patience, until)
-        with line.ticket(_WRITING) as ticket:
-            while True:
-                left = max(0.0, until - time.monotonic())
-                if not left or not ticket.before():
-                    # who waits in SQLite itself hears no signal, and tells nobody that it is alive; but what commits by
-                    # itself keeps new readers out only for as long as it waits there
-                    patience.set(left if commits else min(left, max(_SHORTEST, ticket.pause())))
-                    try:
-                        return take()
-                    except Exception as error:
-                        if not left or not _busy(error):
-                            raise
-                _pause(connection, max(0.0, min(until - time.monotonic(), ticket.pause())))
-
-
-def _without_a_line(take: Callable[[], T], patience: _Patience, until: float) -> T:
-    """As SQLite waits by itself, and not for so long that no signal is heard."""
-    while True:
-        asked = time.monotonic()
-        part = min(max(0.0, until - asked), _LONGEST)
-        patience.set(part)
-        try:
-            return take()
-        except Exception as error:
-            # at once: the holder's commit waits for what is read here, and never for whoever waits for the holder
-            refused = time.monotonic() - asked < part / 2
-            if part < _LONGEST or refused or not _busy(error):
-                raise
-
-
-def _reading(connection: Connection) -> bool:
-    """Whether rows of a SELECT are still to be fetched, which may keep others from committing; true if unknown.
-
-    Nothing tells that but what SQLite refuses meanwhile: a function of one's own can't be defined anew.
-    """
-    raw: Any = connection.connection.driver_connection
-    define = getattr(raw, "create_function", None)
-    refused: Any = connection.dialect.loaded_dbapi
-    try:
-        for _ in range(2):  # the first time, nothing is there to be defined anew
-            if define is None:
-                return True
-            defined = define(_PROBE, 0, nothing)
-            if connection.dialect.is_async:
-                await_only(defined)
-    except refused.OperationalError:
-        return True
-    return False
+            _pause(connection, min(until - now, random.uniform(_SHORTEST_PAUSE, _LONGEST_PAUSE)))
+            left = max(0.0, until - time.monotonic())
 
 
 def _pause(connection: Connection, seconds: float) -> None:
-    """Sleep, whatever the world."""
+    """Sleep, synchronously or not."""
     if connection.dialect.is_async:
         await_only(asyncio.sleep(seconds))
     else:
@@ -317,7 +282,7 @@ def _pause(connection: Connection, seconds: float) -> None:
 
 
 def _busy(error: BaseException | None) -> bool:
-    """Whether it came of a busy file, whatever the app's own ``handle_error`` has made of that."""
+    """Return whether a busy file caused the error, which an app's ``handle_error`` may have replaced."""
     if isinstance(error, MustRollback):
         return False
     while error is not None:
@@ -376,35 +341,16 @@ def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
 
 
 def in_transaction(connection: Connection) -> bool:
-    """Whether SQLite itself is in a transaction; Python's driver begins one only when it must."""
+    """Return whether SQLite is in a transaction; Python's driver begins one with the first write only."""
     raw: Any = connection.connection.driver_connection
     return bool(raw.in_transaction)
 
 
-def must_rollback() -> MustRollback:
+def _must_rollback() -> MustRollback:
     return MustRollback(
-        "this SQLite transaction has read before it asked for a lock, and somebody has written since or is "
+        "this SQLite transaction has read before it asked for a lock, and another one has written since, or is "
         "writing: roll back and lock first, or install sqlalchemy_locks.sqlite.begin_immediate(engine)"
     )
-
-
-@contextlib.contextmanager
-def judged(connection: Connection) -> Iterator[None]:
-    """Tell "not free in time" from "can never become free in this transaction".
-
-    A transaction that has read waits for nobody: SQLite answers BUSY at once, whatever the busy timeout, since
-    waiting could not help. An answer well before the timeout, inside a transaction, is therefore that case.
-    """
-    began = in_transaction(connection)
-    with _Patience(connection) as patience:
-        timeout = patience.get()
-    began_at = time.monotonic()
-    try:
-        yield
-    except LockTimeout as error:
-        if began and timeout and time.monotonic() - began_at < timeout / 2:
-            raise must_rollback() from error
-        raise
 
 
 BACKEND = SQLite()

@@ -1,11 +1,11 @@
-"""SQLite: those who wait, of all processes, in the order in which they came, in a small file beside the database.
+"""SQLite: the waiters for room in a semaphore, of all processes, queued in FIFO order in a file beside the database.
 
-SQLite keeps no list of who waits: each looks again by itself, up to a tenth of a second later, and whoever lets go and
-comes again at once is served before all of them. A ticket here is a place in a line. Nothing but the order depends on
-it: whether a lock or a permit is had is decided in the database and nowhere else, and where the file can't be had, or
-somebody takes it away, the order is lost and nothing more.
+SQLite keeps no list of waiters. For the write lock, polling is fair enough (``sqlite.py``); a turn in a semaphore is
+two committed transactions long, and a random order would let one of eight waiters wait for seconds. Only the order
+depends on the file: whether permits are granted is decided in the database. If the file can't be written, or is
+removed, only the order is lost.
 
-The file has the database's name with ``-sqlalchemy-locks`` after it, and is there while somebody waits.
+The file has the database's name with ``-sqlalchemy-locks`` appended, and exists while there are waiters.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-#: seconds of silence after which whoever has a ticket is passed over: stopped, or dead on another machine
+#: seconds without a sign of life after which a waiter is skipped: it is stopped, or died on another machine
 IDLE = 1.0
-#: seconds for which the file itself is waited for
+#: the longest wait for the file itself, in seconds
 _BUSY = 0.02
-#: seconds between two looks
+#: the shortest and longest pause between two looks, in seconds
 _SHORTEST, _LONGEST = 0.001, 0.25
 
-# numbers that never come again: who was taken for dead, and isn't, must find that its ticket is gone
+# AUTOINCREMENT never reuses a number: a waiter that was taken for dead must find that its ticket is gone
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS line (ticket INTEGER PRIMARY KEY AUTOINCREMENT, key INTEGER NOT NULL, seen REAL NOT "
     "NULL, place TEXT NOT NULL, pid INTEGER NOT NULL)"
 )
-# by the distance, since a clock that was set back would have the dead live on
+# by the distance: after a clock was set back, the dead would stay alive
 _ALIVE = "SELECT count(*) FROM line WHERE abs(seen - :now) < :idle"
 _HERE = f"{_ALIVE} AND key = :key"
 _BEFORE = f"{_HERE} AND ticket < :mine"
@@ -45,9 +45,9 @@ _FORGET = "DELETE FROM line WHERE abs(seen - :now) > 10 * :idle"
 
 
 class Line:
-    """The lines of one database, one for each key.
+    """The queues of one database, one for each key.
 
-    :param database: the path of its file.
+    :param database: the path of the database file.
     """
 
     def __init__(self, database: str) -> None:
@@ -55,31 +55,31 @@ class Line:
         self.path = f"{database}-sqlalchemy-locks"
 
     def anybody(self, key: int) -> bool:
-        """Whether somebody stands in the line of a key; a look at the folder where nobody stands in any."""
+        """Return whether a key has waiters; without any waiter, it is one look for the file."""
         if not os.path.exists(self.path):
             return False
-        with self.forgiven(), contextlib.closing(self.open("rw")) as file:
+        with self.errors_ignored(), contextlib.closing(self.open("rw")) as file:
             try:
-                while file.execute(_HERE, asked(key=key)).fetchone()[0]:
-                    if not self.without_the_dead(file, key):
+                while file.execute(_HERE, parameters(key=key)).fetchone()[0]:
+                    if not self.remove_dead(file, key):
                         return True
-                if file.execute(_ALIVE, asked()).fetchone()[0]:
+                if file.execute(_ALIVE, parameters()).fetchone()[0]:
                     return False
             except sqlite3.OperationalError as error:
-                if "no such table" not in str(error):  # whoever was about to make it was killed, perhaps
+                if "no such table" not in str(error):  # the process that created it was killed, perhaps
                     raise
             file.execute("BEGIN IMMEDIATE")
             file.execute(_TABLE)
-            self.end(file)
+            self.commit(file)
         return False
 
     def ticket(self, key: int) -> Ticket:
-        """Come to the end of the line of a key."""
+        """Join the end of the queue of a key."""
         return Ticket(self, key)
 
-    def make(self) -> None:
-        """Have the file, for those for whom the database is."""
-        if self.there() is not None:
+    def create(self) -> None:
+        """Create the file, with the permissions of the database."""
+        if self.file_id() is not None:
             return
         self.open("rwc").close()
         with contextlib.suppress(OSError):
@@ -90,13 +90,16 @@ class Line:
                 os.chown(self.path, like.st_uid, -1)  # root alone can
 
     def open(self, mode: str) -> sqlite3.Connection:
-        """The file. :param mode: ``rwc`` makes it where it isn't there, which is an error with ``rw``."""
+        """Open the file.
+
+        :param mode: ``rwc`` creates it if it doesn't exist; with ``rw`` that is an error.
+        """
         path = quote(self.path.replace(os.sep, "/"))
-        # an absolute path begins with one slash, or with the letter of a drive
+        # an absolute path begins with a slash, or with a drive letter
         uri = f"file://{'' if path.startswith('/') else '/'}{path}?mode={mode}"
         file = sqlite3.connect(uri, timeout=_BUSY, isolation_level=None, check_same_thread=False, uri=True)
         try:
-            # nothing in it is of use after a crash
+            # its content is useless after a crash
             file.execute("PRAGMA synchronous = OFF")
             file.execute("PRAGMA journal_mode = MEMORY")
             if mode == "rwc":
@@ -106,56 +109,56 @@ class Line:
             raise
         return file
 
-    def there(self) -> tuple[int, int] | None:
-        """Which file it is that has the name now."""
+    def file_id(self) -> tuple[int, int] | None:
+        """Return which file has the name now; ``None`` if there is none."""
         with contextlib.suppress(OSError):
             found = os.stat(self.path)
             return found.st_dev, found.st_ino
         return None
 
-    def end(self, file: sqlite3.Connection) -> None:
-        """Commit, without the file where nobody is in it any more; whoever has just opened it sees that it is gone."""
-        if not file.execute(_ALIVE, asked()).fetchone()[0]:
-            with contextlib.suppress(OSError):  # Windows keeps what somebody has open
+    def commit(self, file: sqlite3.Connection) -> None:
+        """Commit, and remove the file if there are no waiters; a process that has just opened it notices that."""
+        if not file.execute(_ALIVE, parameters()).fetchone()[0]:
+            with contextlib.suppress(OSError):  # Windows keeps a file that is open
                 os.unlink(self.path)
         file.execute("COMMIT")
 
-    def without_the_dead(self, file: sqlite3.Connection, key: int) -> bool:
-        """Take the first one's ticket away, if it is of a process of this machine that is dead: whether it was."""
-        first = file.execute(_FIRST, asked(key=key)).fetchone()
+    def remove_dead(self, file: sqlite3.Connection, key: int) -> bool:
+        """Remove the first ticket if it belongs to a dead process of this machine; return whether it did."""
+        first = file.execute(_FIRST, parameters(key=key)).fetchone()
         if first is None:
             return False
         ticket, place, pid = first
-        if not place or place != here() or pid == os.getpid() or alive(pid):
+        if not place or place != pid_namespace() or pid == os.getpid() or process_exists(pid):
             return False
-        return bool(file.execute(_LEAVE, asked(key=key, mine=ticket)).rowcount)
+        return bool(file.execute(_LEAVE, parameters(key=key, mine=ticket)).rowcount)
 
     @contextlib.contextmanager
-    def forgiven(self) -> Iterator[None]:
-        """Whatever goes wrong inside costs the order, and nothing else."""
+    def errors_ignored(self) -> Iterator[None]:
+        """Ignore errors of the file, which cost only the order."""
         try:
             yield
         except (sqlite3.OperationalError, OSError):
-            pass  # somebody is writing for long, or the folder can't be written in
+            pass  # another process writes for long, or the folder isn't writable
         except sqlite3.DatabaseError:
-            # half written by whoever was killed then
+            # half written by a process that was killed
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
 
 
 class Ticket:
-    """A place in the line of a key, from here to :meth:`leave`."""
+    """A place in the queue of a key, until :meth:`leave`."""
 
     def __init__(self, line: Line, key: int) -> None:
         self._line, self._key = line, key
-        #: open for as long as there is a place, so that nobody else's file gets the number of this one
+        #: open while the place is held, so that no other file gets its inode number
         self._file: sqlite3.Connection | None = None
-        self._which: tuple[int, int] | None = None
+        self._file_id: tuple[int, int] | None = None
         self._number = 0
-        self._told = 0.0
+        self._refreshed = 0.0
         self._before = -1
         self._moved = self._answered = time.monotonic()
-        with line.forgiven():
+        with line.errors_ignored():
             self._join()
 
     def __enter__(self) -> Ticket:
@@ -167,13 +170,13 @@ class Ticket:
         self.leave()
 
     def before(self) -> int:
-        """How many come before; none, too, where there is no line after all. Whoever asks is alive."""
+        """Return how many waiters are in front; 0 if there is no queue after all. It is also a sign of life."""
         before = 0
-        with self._line.forgiven():
+        with self._line.errors_ignored():
             try:
                 before = self._counted()
             except sqlite3.OperationalError as error:
-                # somebody is writing; who was stopped in the midst of that is not waited for
+                # another process writes; one that was stopped while it wrote is not waited for
                 if "locked" in str(error) and time.monotonic() - self._answered < IDLE:
                     return max(1, self._before)
                 self._drop()
@@ -185,32 +188,32 @@ class Ticket:
     def _counted(self) -> int:
         self._stay()
         while self._file is not None:
-            (before,) = self._file.execute(_BEFORE, self._asked()).fetchone()
-            if not before or not self._line.without_the_dead(self._file, self._key):
+            (before,) = self._file.execute(_BEFORE, self._parameters()).fetchone()
+            if not before or not self._line.remove_dead(self._file, self._key):
                 return int(before)
         return 0
 
     def stay(self) -> None:
-        """Tell that one is alive; to be told more often than each ``IDLE`` seconds."""
-        with self._line.forgiven():
+        """Leave a sign of life, which is needed more often than every ``IDLE`` seconds."""
+        with self._line.errors_ignored():
             self._stay()
 
     def pause(self) -> float:
-        """Seconds until the next look: a tenth of the time since the line moved, times those who come before."""
+        """Return the pause until the next look: a tenth of the time since the queue moved, per waiter in front."""
         since = max(_SHORTEST, (time.monotonic() - self._moved) / 10)
         return min(_LONGEST, since * max(1, self._before))
 
     def leave(self) -> None:
-        """Give the place up."""
+        """Leave the queue."""
         file = self._file
         if file is None:
             return
         try:
-            with self._line.forgiven():
+            with self._line.errors_ignored():
                 file.execute("BEGIN IMMEDIATE")
-                file.execute(_LEAVE, self._asked())
-                if self._line.there() == self._which:
-                    self._line.end(file)
+                file.execute(_LEAVE, self._parameters())
+                if self._line.file_id() == self._file_id:
+                    self._line.commit(file)
                 else:
                     file.execute("COMMIT")
         finally:
@@ -219,18 +222,18 @@ class Ticket:
     def _stay(self) -> None:
         if self._file is None:
             return
-        if self._line.there() != self._which:
+        if self._line.file_id() != self._file_id:
             self._join()
-        elif time.monotonic() - self._told > IDLE / 4:
-            kept = self._file.execute(_STAY, self._asked()).rowcount
-            self._told = time.monotonic()
+        elif time.monotonic() - self._refreshed > IDLE / 4:
+            kept = self._file.execute(_STAY, self._parameters()).rowcount
+            self._refreshed = time.monotonic()
             if not kept:
                 self._join()
 
     def _join(self) -> None:
         self.leave()
         try:
-            # again, where the last one to leave has taken the file away meanwhile
+            # again if the last waiter to leave has removed the file meanwhile
             for _ in range(5):
                 if self._joined():
                     return
@@ -240,19 +243,22 @@ class Ticket:
             raise
 
     def _joined(self) -> bool:
-        self._line.make()
-        self._which = self._line.there()
-        if self._which is None:
+        self._line.create()
+        self._file_id = self._line.file_id()
+        if self._file_id is None:
             return False
         file = self._file = self._line.open("rw")
         file.execute("BEGIN IMMEDIATE")
-        if self._line.there() != self._which:
+        if self._line.file_id() != self._file_id:
             return False
         file.execute(_TABLE)
-        file.execute(_FORGET, asked())
-        self._number = file.execute(_JOIN, {**asked(key=self._key), "place": here(), "pid": os.getpid()}).lastrowid or 0
+        file.execute(_FORGET, parameters())
+        self._number = (
+            file.execute(_JOIN, {**parameters(key=self._key), "place": pid_namespace(), "pid": os.getpid()}).lastrowid
+            or 0
+        )
         file.execute("COMMIT")
-        self._told = time.monotonic()
+        self._refreshed = time.monotonic()
         return True
 
     def _drop(self) -> None:
@@ -260,17 +266,17 @@ class Ticket:
         if file is not None:
             file.close()
 
-    def _asked(self) -> dict[str, Any]:
-        return asked(key=self._key, mine=self._number)
+    def _parameters(self) -> dict[str, Any]:
+        return parameters(key=self._key, mine=self._number)
 
 
-def asked(**given: int) -> dict[str, Any]:
-    """What a statement is given: besides this, the time, and how long one may be silent."""
+def parameters(**given: int) -> dict[str, Any]:
+    """Return the parameters of a statement, with the time and ``IDLE``."""
     return {"now": time.time(), "idle": IDLE, **given}
 
 
-def alive(pid: int) -> bool:
-    """Whether a process of this machine is there, as far as can be told."""
+def process_exists(pid: int) -> bool:
+    """Return whether a process of this machine exists; true if that is unknown."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -281,8 +287,8 @@ def alive(pid: int) -> bool:
 
 
 @cache
-def here() -> str:
-    """Where the number of a process means this very process; empty where that can't be told, as not on Linux."""
+def pid_namespace() -> str:
+    """Return what identifies the namespace of process ids; empty if unknown, as on other systems than Linux."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"

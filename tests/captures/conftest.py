@@ -1,4 +1,4 @@
-"""One database of an app's own for each engine, emptied before each test."""
+"""One app database for each engine, emptied before each test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import PLAIN, Servers
 from tests.fixtures.capture_models import Base
 
 ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb", "sqlite"]
-#: engine and isolation level of the caller's own transaction; None: as the engine has it
+#: engine and isolation level of the caller's transaction; None: the engine's default
 LEVELS = [
     ("postgresql15", None),
     ("yugabytedb", None),
@@ -59,6 +59,6 @@ def engine(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture(params=LEVELS, ids=lambda level: " ".join(filter(None, level)))
 def leveled(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
-    """An engine with row locks, at a level that an app may have it."""
+    """An engine with row locks, at an isolation level that an app may use."""
     name, level = request.param
     return engine_to(name, isolation_level=level)

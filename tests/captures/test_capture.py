@@ -1,4 +1,4 @@
-"""capture: disjoint, in order, never more than asked, on any model; on every engine."""
+"""capture: disjoint, in order, never more than the limit, with any model, on every engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, exists, func, select, text, update
+from sqlalchemy import (
+    Column,
+    Engine,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    UniqueConstraint,
+    create_engine,
+    event,
+    exists,
+    func,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, selectinload, with_loader_criteria
 from sqlalchemy.orm.exc import StaleDataError
@@ -35,13 +50,18 @@ def fill(engine: Engine, *rows: Any) -> None:
         session.commit()
 
 
-def test_two_take_different_rows_and_neither_waits(leveled: Engine) -> None:
+def shipping(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).where(Order.status == "shipping")).scalar_one()
+
+
+def test_two_sessions_capture_different_rows(leveled: Engine) -> None:
     fill(leveled, *orders(100))
     with Session(leveled) as first, Session(leveled) as second, Session(leveled) as third:
         taken = [order.id for order in first.scalars(paid(3))]
         others = [order.id for order in second.scalars(paid(3))]
         assert (taken, others) == ([1, 2, 3], [4, 5, 6])
-        # all that is left can be had: who is first has not locked what it did not take
+        # the first session has not locked rows that it did not capture
         assert len(third.scalars(paid(100)).all()) == 94
         first.rollback()
         second.commit()
@@ -50,7 +70,7 @@ def test_two_take_different_rows_and_neither_waits(leveled: Engine) -> None:
         assert [order.id for order in session.scalars(paid(4))] == [1, 2, 3, 7]
 
 
-def test_many_at_once_take_each_row_once(leveled: Engine) -> None:
+def test_concurrent_captures_take_each_row_once(leveled: Engine) -> None:
     fill(leveled, *orders(400))
     taken: list[int] = []
     start = threading.Barrier(6, timeout=PATIENCE)
@@ -64,7 +84,7 @@ def test_many_at_once_take_each_row_once(leveled: Engine) -> None:
                     mine = [order.id for order in session.scalars(paid(7))]
                     session.commit()
                 except Exception as error:
-                    # an app at a level that can't serialise takes the turn again
+                    # a deadlock or a stale snapshot of InnoDB: the app runs the transaction again
                     if getattr(error, "orig", None) is None or error.orig.args[0] not in (1213, 1020):
                         raise
                     session.rollback()
@@ -81,7 +101,7 @@ def test_many_at_once_take_each_row_once(leveled: Engine) -> None:
     assert sorted(taken) == list(range(1, 401))
 
 
-def test_a_snapshot_that_is_old_finds_what_is_left(engine_to: MakeEngine) -> None:
+def test_an_old_snapshot_finds_the_remaining_rows(engine_to: MakeEngine) -> None:
     """Above READ COMMITTED on InnoDB, where the search reads what was there when the transaction first read."""
     for name in ("mysql", "mariadb"):
         engine = engine_to(name, isolation_level="REPEATABLE READ")
@@ -95,7 +115,7 @@ def test_a_snapshot_that_is_old_finds_what_is_left(engine_to: MakeEngine) -> Non
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
 def test_the_limit_holds_with_stale_statistics(engine_to: MakeEngine, name: str) -> None:
-    """Which `WHERE id IN (SELECT ... LIMIT 3 ...)` doesn't: the planner runs it again for each row."""
+    """With `WHERE id IN (SELECT ... LIMIT 3 ...)` it doesn't: the planner runs the subquery for each row."""
     engine = engine_to(name)
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE orders SET (autovacuum_enabled = off)"))
@@ -116,7 +136,7 @@ def test_the_limit_holds_with_stale_statistics(engine_to: MakeEngine, name: str)
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "sqlite"])
-def test_no_subquery_with_a_limit_behind_in(engine_to: MakeEngine, name: str) -> None:
+def test_no_subquery_with_a_limit_after_in(engine_to: MakeEngine, name: str) -> None:
     shown = str(paid(3).compile(engine_to(name), compile_kwargs={"render_postcompile": True}))
     assert "WITH locks_chosen AS" in shown
     assert " IN (SELECT" not in shown.replace("\n", "")
@@ -157,7 +177,7 @@ def test_rows_come_in_order(engine: Engine, order: Any) -> None:
     "order", [(Part.weight.nulls_first(), Part.number), (Part.weight.desc().nulls_last(), Part.number)], ids=str
 )
 @pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
-def test_nulls_are_where_they_are_told(engine_to: MakeEngine, name: str, order: Any) -> None:
+def test_nulls_first_and_last(engine_to: MakeEngine, name: str, order: Any) -> None:
     engine = engine_to(name)
     fill(engine, *(Part(shelf="a", number=n, weight=n % 3 or None) for n in range(1, 10)))
     with Session(engine) as session:
@@ -167,14 +187,39 @@ def test_nulls_are_where_they_are_told(engine_to: MakeEngine, name: str, order: 
         assert [part.number for part in taken] == expected
 
 
-def test_the_order_may_change_with_what_is_set(engine: Engine) -> None:
+def test_order_by_a_column_that_is_set(engine: Engine) -> None:
     fill(engine, *(Order(id=id, rank=100 - id) for id in range(1, 10)))
     with Session(engine) as session:
         taken = session.scalars(paid(3, order_by=Order.rank, values={"status": "x", "rank": Order.id})).all()
         assert [(order.id, order.rank) for order in taken] == [(9, 9), (8, 8), (7, 7)]
 
 
-def test_entities_are_those_of_the_session_and_fresh(engine: Engine) -> None:
+def test_a_random_order_captures_the_limit(engine_to: MakeEngine) -> None:
+    """On SQLite, the search before the UPDATE then finds other rows than the UPDATE."""
+    engine = engine_to("sqlite")
+    fill(engine, *orders(50))
+    with Session(engine) as session:
+        captured = [order.id for order in session.scalars(paid(5, order_by=func.random()))]
+        assert len(set(captured)) == 5
+        session.commit()
+    assert shipping(engine) == 5
+
+
+def test_sqlite_autocommit_captures_in_one_statement(engine_to: MakeEngine) -> None:
+    """An order takes two, and another session could write in between."""
+    engine = engine_to("sqlite", isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(ORDERS.insert(), [{"id": id, "status": "paid", "version": 1} for id in range(1, 6)])
+    with Session(engine) as session:
+        with pytest.raises(sl.Unsupported, match="autocommit"):
+            session.scalars(paid(2))
+        assert shipping(engine) == 0
+        assert [order.id for order in session.scalars(paid(1))] == [1]
+        assert len(session.scalars(paid(2, order_by=())).all()) == 2
+    assert shipping(engine) == 3
+
+
+def test_entities_are_refreshed_in_the_identity_map(engine: Engine) -> None:
     fill(engine, *orders(3))
     with Session(engine, expire_on_commit=False) as session:
         known = session.get_one(Order, 2)
@@ -188,13 +233,13 @@ def test_entities_are_those_of_the_session_and_fresh(engine: Engine) -> None:
         assert not session.dirty
 
 
-def test_what_is_pending_is_flushed_first(engine: Engine) -> None:
+def test_pending_objects_are_flushed_first(engine: Engine) -> None:
     with Session(engine) as session:
         session.add(Order(id=1))
         assert session.scalars(paid(2)).one().id == 1
 
 
-def test_a_flush_of_what_was_loaded_before_fails(engine: Engine) -> None:
+def test_a_capture_increments_the_version_counter(engine: Engine) -> None:
     fill(engine, *orders(1))
     with Session(engine) as early, Session(engine) as session:
         order = early.get_one(Order, 1)
@@ -209,7 +254,7 @@ def test_a_flush_of_what_was_loaded_before_fails(engine: Engine) -> None:
         early.rollback()
 
 
-def test_a_rolled_back_transaction_takes_nothing(engine: Engine) -> None:
+def test_a_rollback_undoes_the_capture(engine: Engine) -> None:
     fill(engine, *orders(2))
     with Session(engine) as session:
         assert len(session.scalars(paid(2)).all()) == 2
@@ -221,7 +266,7 @@ def test_a_rolled_back_transaction_takes_nothing(engine: Engine) -> None:
         assert session.scalar(select(func.count()).where(Order.status == "paid", Order.version == 1)) == 2
 
 
-def test_only_rows_of_the_class(engine: Engine) -> None:
+def test_only_rows_of_a_single_table_subclass(engine: Engine) -> None:
     fill(engine, Cat(id=1), Dog(id=2), Cat(id=3))
     with Session(engine) as session:
         cats = session.scalars(sl.capture(Cat, where=Cat.fed == 0, values={"fed": 1}, order_by=Cat.id, limit=9)).all()
@@ -230,7 +275,7 @@ def test_only_rows_of_the_class(engine: Engine) -> None:
         assert [(type(animal), animal.id) for animal in rest] == [(Dog, 2)]
 
 
-def test_a_class_of_two_tables(engine: Engine) -> None:
+def test_a_class_with_joined_table_inheritance(engine: Engine) -> None:
     fill(engine, *(Engineer(id=n, name=f"n{n}") for n in range(1, 5)))
     operation = sl.capture(
         Engineer, where=Engineer.busy == 0, values={"busy": 1}, order_by=Engineer.name.desc(), limit=2
@@ -257,6 +302,21 @@ def test_criteria_and_options_of_the_session_apply(engine: Engine) -> None:
         assert [line.id for order in taken for line in order.lines] == [1, 3]
 
 
+def test_criteria_dont_hide_captured_rows(engine: Engine) -> None:
+    """An app's criteria restrict what is captured; the captured rows no longer meet them."""
+    fill(engine, *orders(5))
+    with Session(engine) as session:
+
+        @event.listens_for(session, "do_orm_execute")
+        def paid_only(state: Any) -> None:
+            state.statement = state.statement.options(with_loader_criteria(Order, Order.status == "paid"))
+
+        captured = session.scalars(paid(2, where=Order.id > 1, order_by=(Order.status, Order.id))).all()
+        assert [order.id for order in captured] == [2, 3]
+        session.commit()
+    assert shipping(engine) == 2
+
+
 def test_a_condition_on_another_table(engine: Engine) -> None:
     fill(engine, *(Order(id=n, lines=[Line(id=n)] if n > 2 else []) for n in range(1, 5)))
     with Session(engine) as session:
@@ -267,8 +327,8 @@ def test_a_condition_on_another_table(engine: Engine) -> None:
         paid(9, where=Line.order_id == Order.id)
 
 
-def test_a_row_that_others_only_refer_to_is_not_passed_over(engine_to: MakeEngine) -> None:
-    """PostgreSQL: an INSERT locks the row that its foreign key names, but not against who captures it."""
+def test_a_row_referred_to_by_an_insert_is_captured(engine_to: MakeEngine) -> None:
+    """PostgreSQL: the lock of an INSERT on the row that its foreign key names doesn't exclude a capture."""
     engine = engine_to("postgresql15")
     fill(engine, *orders(1))
     with Session(engine) as other, Session(engine) as session:
@@ -277,7 +337,7 @@ def test_a_row_that_others_only_refer_to_is_not_passed_over(engine_to: MakeEngin
         assert len(session.scalars(paid(1)).all()) == 1
 
 
-def test_a_table_gives_rows(engine: Engine) -> None:
+def test_a_table_returns_rows(engine: Engine) -> None:
     fill(engine, *orders(3))
     operation = sl.capture(
         ORDERS, where=ORDERS.c.status == "paid", values={ORDERS.c.status: "x"}, order_by=ORDERS.c.id.desc(), limit=2
@@ -290,7 +350,7 @@ def test_a_table_gives_rows(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_innodb_refuses_what_it_can_not_do(engine_to: MakeEngine, name: str) -> None:
+def test_innodb_refuses_autocommit_and_serializable(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         with pytest.raises(sl.Unsupported, match="autocommit"):
@@ -301,7 +361,7 @@ def test_innodb_refuses_what_it_can_not_do(engine_to: MakeEngine, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_innodb_locks_hardly_more_than_it_takes(engine_to: MakeEngine, name: str) -> None:
+def test_innodb_locks_few_other_rows(engine_to: MakeEngine, name: str) -> None:
     for level in ("READ COMMITTED", "REPEATABLE READ"):
         engine = engine_to(name, isolation_level=level)
         with engine.begin() as connection:
@@ -312,6 +372,46 @@ def test_innodb_locks_hardly_more_than_it_takes(engine_to: MakeEngine, name: str
             assert len(connection.execute(paid(10)).all()) == 10
             assert locked_rows(engine, connection) <= 40
             connection.rollback()
+
+
+def test_mariadb_repeats_a_search_and_takes_rows_once(engine_to: MakeEngine) -> None:
+    """The search without locks is repeated with more rows, while another session inserts rows before them."""
+    engine, other = (engine_to("mariadb", isolation_level="READ COMMITTED") for _ in range(2))
+    fill(engine, *orders(8))
+    searches: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if "ORDER BY" in statement:
+            searches.append(statement)
+            if len(searches) == 2:
+                fill(other, *(Order(id=-id) for id in range(4)))
+
+    with Session(other) as holder, Session(engine) as session:
+        # all but the first and the last are locked, so that one search isn't enough
+        holder.execute(select(Order.id).where(Order.id.between(2, 7)).with_for_update()).all()
+        assert [order.id for order in session.scalars(paid(2))] == [-3, 1]
+        assert len(searches) == 2
+        session.rollback()
+
+
+def test_setting_a_key_locks_for_update() -> None:
+    """The weaker row lock allows a foreign key to refer to the old key, for which the UPDATE would then wait."""
+    table = Table(
+        "keyed",
+        MetaData(),
+        *(Column(name, Integer, primary_key=name == "id") for name in ("id", "a", "b", "c", "d")),
+        UniqueConstraint("a", "b"),
+        Index("by_c", "c", unique=True),
+        Index("by_d", "d", unique=True, postgresql_where=text("d > 0")),
+    )
+    dialect = create_engine("postgresql+psycopg://").dialect
+    locks = {
+        column: "FOR UPDATE SKIP"
+        in str(sl.capture(table, where=table.c.id > 0, values={column: 1}).compile(dialect=dialect))
+        for column in ("a", "b", "c", "d")
+    }
+    assert locks == {"a": True, "b": True, "c": True, "d": False}
 
 
 ASYNC = [
@@ -325,7 +425,7 @@ ASYNC = [
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
-def test_awaited(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
+def test_async_drivers(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
     import asyncio
 
     fill(engine_to(name), *orders(5))
@@ -357,18 +457,18 @@ def test_awaited(engine_to: MakeEngine, servers: Any, name: str, driver: str) ->
         ({"values": {Line.id: 1}}, ValueError, "not a column of orders"),
     ],
 )
-def test_bad_input_is_refused_before_any_sql(changed: Any, error: type[Exception], sentence: str) -> None:
+def test_bad_arguments_are_refused(changed: Any, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         paid(**({"limit": 1} | changed))
 
 
-def test_only_classes_and_tables() -> None:
+def test_other_entities_are_refused() -> None:
     with pytest.raises(TypeError, match="mapped class or a Table"):
         sl.capture(object(), values={"a": 1})
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_one_operation_is_executed_again_and_again(engine_to: MakeEngine, name: str) -> None:
+def test_an_operation_can_be_executed_repeatedly(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
     fill(engine, *orders(6))
     operation = paid(2)

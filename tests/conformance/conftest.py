@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks.dialects import backend_for
 from tests.conformance.clients import ASYNC, SYNC, Client
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import PATIENCE, POOLED, queued
+from tests.fixtures.parties import PATIENCE, POOLED, queued, waiting_writers
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class World:
     def waiting(self) -> int:
         """How many wait for a lock, by the server's own account."""
         if self.is_sqlite:
-            return queued(self.plain, in_front=False)
+            return waiting_writers(self.plain) + queued(self.plain, in_front=False)
         with self.plain.connect() as connection:
             if self.is_innodb:
                 return int(

@@ -16,7 +16,7 @@ import sqlalchemy_locks as sl
 from tests.conftest import install
 from tests.fixtures.parties import PATIENCE, async_connected, connected, later, until, unused
 
-REFUSED = "COMMIT waits until nobody reads"
+REFUSED = "COMMIT waits for readers"
 
 
 @pytest.fixture

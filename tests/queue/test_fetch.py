@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.captures.explain import _chooses, _spelt
+from sqlalchemy_locks.captures.query_plan import _as_text, search_statement
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.queue.fetch import Fetched
 from sqlalchemy_locks.workers.database import transaction
@@ -180,7 +180,7 @@ def test_fetching_after_a_position_reads_fewer_pages(engine_to: MakeEngine) -> N
             operation = queue._fetch([], 10, queue="default", host="h", after=after)
             body: Any = operation._body
             context = build_context(connection.dialect, {})
-            statement = _spelt(_chooses(body, body.taken(context), context), operation, connection)
+            statement = _as_text(search_statement(body, body.taken(context), context), operation, connection)
             (plan,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}").one()
             document = json.loads(plan) if isinstance(plan, str) else plan
             return int(pages_searched(document[0]["Plan"]))

@@ -1,6 +1,6 @@
-"""capture: rows of one's own that nobody else is taking, whatever the class and the condition.
+"""capture: rows of any mapped class or table, by any condition.
 
-How rows are captured is in ``capturing.py``, for this and for every other pattern that captures.
+How rows are captured is in ``operation.py``, for this and for every other pattern that captures.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from sqlalchemy_locks._validation import positive_int
 from sqlalchemy_locks.captures.operation import CaptureImpl
-from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, select_candidates
+from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, search
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, RowsOperation
 from sqlalchemy_locks.core.typing import MYPY
@@ -25,41 +25,44 @@ if TYPE_CHECKING:
     from sqlalchemy_locks.core.typing import AnyRowsOperation, E, R, SelectOf, T, class_of, of_shape
 
 
-class _Own(CaptureImpl):
-    """What :func:`capture` captures: one instance for each call of it."""
+class _RowCapture(CaptureImpl):
+    """The body of one :func:`capture`."""
 
     needs_installation = False
 
-    def __init__(self, taking: CaptureSpec) -> None:
+    def __init__(self, spec: CaptureSpec) -> None:
         super().__init__("capture")
-        self._taking = taking
+        self._spec = spec
 
     def taken(self, context: BuildContext) -> CaptureSpec:
-        return self._taking
+        return self._spec
 
     def route(self) -> dict[str, Any]:
-        assert self._taking.target is not None
-        return self._taking.target.route()
+        assert self._spec.target is not None
+        return self._spec.target.route()
 
 
 def _capture(
     entity: Any, *, where: Any = (), values: Mapping[Any, Any], order_by: Any = (), limit: int = 1
 ) -> RowsOperation[Any]:
-    """Take rows of your own that nobody else is taking: choose, change and get them, as one act.
+    """Capture rows: select those that no other session has locked, change them and return them, atomically.
 
-    :param entity: a mapped class (in a session its entities come back, fresh and in the identity map), or a ``Table``.
-    :param where: which rows can be taken: a condition, or several. What is set must make it false, or the next
+    :param entity: a mapped class (a session then returns its entities, refreshed and in the identity map), or a
+        ``Table``.
+    :param where: which rows can be captured: a condition, or several. ``values`` must make it false, or the next
         capture takes the same rows again. Other tables go into an ``exists()``.
-    :param values: what to set: attributes, columns or their names, and values or expressions of SQL.
-    :param order_by: which first; one expression or several. An index should deliver this order (see the guide).
-    :param limit: how many at most.
-    :return: the rows, in that order; as many as there were, maybe none.
-    :raises ValueError: for columns of another table than the class's own (a joined parent's), or nothing to set.
-    :raises MustRollback: SQLite, where this transaction has read before and somebody has written since.
-    :raises Unsupported: MySQL and MariaDB in autocommit, where the rows would be free again before they are changed.
+    :param values: what to set: attributes, columns or their names, and values or SQL expressions.
+    :param order_by: which rows come first; one expression or several. An index should deliver this order (see the
+        guide).
+    :param limit: the maximum number of rows.
+    :return: the rows, in that order; fewer than ``limit``, or none, if there are no more.
+    :raises ValueError: for columns of another table than the class's own (a joined parent's), or empty ``values``.
+    :raises MustRollback: on SQLite, if this transaction has read before and another one has written since.
+    :raises Unsupported: in autocommit on MySQL and MariaDB, and on SQLite with ``order_by`` and a ``limit`` above 1:
+        the rows would be unlocked before they are changed.
 
-    Rows that another session holds are passed over. A version counter (``version_id_col``) rises. To capture in a
-    loop, make the operation once and execute it again and again.
+    Rows that another session has locked are skipped. A version counter (``version_id_col``) is incremented. To capture
+    in a loop, create the operation once and execute it repeatedly.
 
     >>> orders = session.scalars(sl.capture(
     ...     Order, where=Order.status == "paid", values={"status": "shipping"}, order_by=Order.id, limit=10
@@ -68,25 +71,25 @@ def _capture(
     target = MappedTable(entity, "capture", joins=True)
     changes = {target.column(column, "values"): value for column, value in values.items()}
     if not changes:
-        raise ValueError("capture: values says what marks a row as taken, and must not be empty")
-    taking = CaptureSpec(target.table, _several(where), changes, _several(order_by), target)
-    _refuse_joins(taking)
-    operation: RowsOperation[Any] = RowsOperation(_Own(taking), {LIMIT: positive_int(limit, "limit")})
+        raise ValueError("capture: values says what marks a row as captured, and must not be empty")
+    spec = CaptureSpec(target.table, _as_tuple(where), changes, _as_tuple(order_by), target)
+    _refuse_joins(spec)
+    operation: RowsOperation[Any] = RowsOperation(_RowCapture(spec), {LIMIT: positive_int(limit, "limit")})
     if target.mapper is not None:
         operation._entity_is(entity)
     return operation
 
 
-def _several(given: Any) -> tuple[Any, ...]:
+def _as_tuple(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, (list, tuple)) else (given,)
 
 
-def _refuse_joins(taking: CaptureSpec) -> None:
-    froms = select_candidates(taking, "file").get_final_froms()
+def _refuse_joins(spec: CaptureSpec) -> None:
+    froms = search(spec).get_final_froms()
     if len(froms) > 1:
-        others = ", ".join(str(each) for each in froms if each is not taking.table)
+        others = ", ".join(str(each) for each in froms if each is not spec.table)
         raise ValueError(
-            f"capture: the conditions join {others} to {taking.table}, and a row could be found twice: "
+            f"capture: the conditions join {others} to {spec.table}, and a row could be found twice: "
             "put the other table into an exists()"
         )
 
