@@ -129,7 +129,7 @@ def _shared(req: Any, which: Any, stale_reads: bool) -> Any:
     return _with_expiry(row.cte("kept").prefix_with("MATERIALIZED"))
 
 
-def _with_expiry(request: Any) -> Select[Any]:
+def _with_expiry(request: Any) -> Any:
     expired = until(request) <= Fresh()
     columns: Any = (request.c.id, request.c.state, request.c.token, until(request).label("until"))
     return select(*columns, expired.label("expired"))
