@@ -145,7 +145,7 @@ class _FencedUpdate(OperationImpl):
             self.fence > self.token, *self._condition(), *self.target.class_condition()
         )
         newer = newer.order_by(self.fence.desc()).limit(1)
-        if execution.backend.updates_past_snapshot:  # a plain SELECT would read the snapshot
+        if execution.backend.stale_reads:  # a plain SELECT would read the snapshot
             newer = newer.with_for_update(read=True)
         return execution.execute(newer, {}).scalar()
 

@@ -137,7 +137,7 @@ class ConditionalUpdate(OperationImpl):
         """
         statement = self._probe_statement(execution.context)
         row = execution.execute(statement, {NONCE_PARAM: None, **execution.values}).first()
-        if row is None and not (execution.backend.updates_past_snapshot and self._is_hidden(execution)):
+        if row is None and not (execution.backend.stale_reads and self._is_hidden(execution)):
             raise UnknownTask(self._unknown(execution))
         return row
 

@@ -19,7 +19,7 @@ from sqlalchemy_locks.sql.elements import HeldKeys
 
 if TYPE_CHECKING:
     from sqlalchemy_locks.dialects.checks import Finding
-    from sqlalchemy_locks.dialects.sqlite_line import Line
+    from sqlalchemy_locks.dialects.sqlite_line import FileQueue
 
 T = TypeVar("T")
 
@@ -69,8 +69,6 @@ class Backend:
     locking_ctes: ClassVar[bool] = False
     #: an INSERT can ignore rows that are present, and no other error (ON CONFLICT DO NOTHING)
     on_conflict: ClassVar[bool] = False
-    #: an UPDATE finds rows as they are, where the transaction's snapshot shows older ones (InnoDB above READ COMMITTED)
-    updates_past_snapshot: ClassVar[bool] = False
     #: a data-modifying statement with RETURNING can be a CTE of another statement
     writable_ctes: ClassVar[bool] = False
     #: several values can be bound as one array, which unnest() reads as rows
@@ -303,7 +301,7 @@ class Backend:
         """Return whether the queue of a key is empty; not called where ``calls_functions``."""
         raise NotImplementedError
 
-    def line_beside(self, engine: Engine, within: float | None = None) -> Line | None:
+    def line_beside(self, engine: Engine, within: float | None = None) -> FileQueue | None:
         """Where waiters of all processes can queue outside the database; ``None`` without such a place.
 
         :param within: the longest wait for a free connection of the engine's pool, in seconds.

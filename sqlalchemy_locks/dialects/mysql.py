@@ -54,7 +54,6 @@ class MySQL(Backend):
     locking = "rows"
     key_rows = True
     stale_reads = True
-    updates_past_snapshot = True
     locks_on_replicas = True
     marker_is_savepoint = True
     held_keys = HeldKeys

@@ -25,7 +25,7 @@ from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Later,
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
 if TYPE_CHECKING:
-    from sqlalchemy_locks.dialects.sqlite_line import Line
+    from sqlalchemy_locks.dialects.sqlite_line import FileQueue
 
 T = TypeVar("T")
 
@@ -154,16 +154,16 @@ class SQLite(Backend):
         raw: Any = connection.connection.driver_connection
         return take_write_lock(connection, take, commits=getattr(raw, "isolation_level", "") is None)
 
-    def line_beside(self, engine: Engine, within: float | None = None) -> Line | None:
+    def line_beside(self, engine: Engine, within: float | None = None) -> FileQueue | None:
         known: dict[str, Any] = engine.dialect.__dict__
         if _LINE not in known:
-            from sqlalchemy_locks.dialects.sqlite_line import Line
+            from sqlalchemy_locks.dialects.sqlite_line import FileQueue
 
             # the name in the app's URL may be relative, a URI, or known to its `creator` alone
             with connect(engine, within) as connection:
                 files = {name: file for _, name, file in _driver_rows(connection, "PRAGMA database_list")}
-            known[_LINE] = Line(os.path.realpath(files["main"])) if files.get("main") else None
-        line: Line | None = known[_LINE]
+            known[_LINE] = FileQueue(os.path.realpath(files["main"])) if files.get("main") else None
+        line: FileQueue | None = known[_LINE]
         return line
 
     def findings(self, connection: Connection) -> Iterator[Finding]:

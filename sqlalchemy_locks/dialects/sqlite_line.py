@@ -44,7 +44,7 @@ _LEAVE = "DELETE FROM line WHERE ticket = :mine AND key = :key"
 _FORGET = "DELETE FROM line WHERE abs(seen - :now) > 10 * :idle"
 
 
-class Line:
+class FileQueue:
     """The queues of one database, one for each key.
 
     :param database: the path of the database file.
@@ -73,9 +73,9 @@ class Line:
             self.commit(file)
         return False
 
-    def ticket(self, key: int) -> Ticket:
+    def ticket(self, key: int) -> FileTicket:
         """Join the end of the queue of a key."""
-        return Ticket(self, key)
+        return FileTicket(self, key)
 
     def create(self) -> None:
         """Create the file, with the permissions of the database."""
@@ -146,10 +146,10 @@ class Line:
                 os.unlink(self.path)
 
 
-class Ticket:
+class FileTicket:
     """A place in the queue of a key, until :meth:`leave`."""
 
-    def __init__(self, line: Line, key: int) -> None:
+    def __init__(self, line: FileQueue, key: int) -> None:
         self._line, self._key = line, key
         #: open while the place is held, so that no other file gets its inode number
         self._file: sqlite3.Connection | None = None
@@ -161,7 +161,7 @@ class Ticket:
         with line.errors_ignored():
             self._join()
 
-    def __enter__(self) -> Ticket:
+    def __enter__(self) -> FileTicket:
         return self
 
     def __exit__(

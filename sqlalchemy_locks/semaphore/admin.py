@@ -160,7 +160,7 @@ _CREATE, _RESIZE, _DELETE = CreateSemaphore(), ResizeSemaphore(), DeleteSemaphor
 
 def _values(name: str, by: str | None, **values: Any) -> dict[str, Any]:
     # lock_wait for compile() only: each execution has its own
-    changed_by = None if by is None else valid_name(by, "who changes a semaphore")
+    changed_by = None if by is None else valid_name(by, "changed_by")
     return {"name": valid_name(name, "a semaphore's name"), "changed_by": changed_by, "lock_wait": None, **values}
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects.sqlite import BACKEND
-from sqlalchemy_locks.dialects.sqlite_line import IDLE, Line
+from sqlalchemy_locks.dialects.sqlite_line import IDLE, FileQueue
 from tests.conftest import install
 from tests.fixtures.parties import PATIENCE, connected, later, queued, until
 
@@ -168,7 +168,7 @@ def test_the_file_has_the_permissions_of_the_database(url: str) -> None:
     database.chmod(0o660)
     before = os.umask(0o077)
     try:
-        with Line(str(database)).ticket(0):
+        with FileQueue(str(database)).ticket(0):
             assert line(url).stat().st_mode & 0o777 == 0o660
     finally:
         os.umask(before)
