@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sqlalchemy import Column, Engine, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Locking = Literal["functions", "rows", "file"]
 
 #: raised by a driver's own time limit, such as asyncpg's command_timeout; an OSError from Python 3.11 on
 DriverTimeout = asyncio.TimeoutError
@@ -47,8 +46,6 @@ class Backend:
     name: ClassVar[str]
     #: the tables are in a schema; elsewhere their names have a prefix
     schemas: ClassVar[bool] = False
-    #: where a lock lives: in the server's functions, in the row of a table, or in the database file itself
-    locking: ClassVar[Locking]
     #: the shipped functions, or the server's own, do an operation in one call
     calls_functions: ClassVar[bool] = False
     #: a SELECT can lock rows (FOR UPDATE)

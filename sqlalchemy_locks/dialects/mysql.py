@@ -51,7 +51,6 @@ _LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (Mari
 
 class MySQL(Backend):
     name = "MySQL"
-    locking = "rows"
     key_rows = True
     stale_reads = True
     locks_on_replicas = True

@@ -68,7 +68,6 @@ class PostgreSQL(Backend):
     refuses_stale_snapshots = True
     misses_replaced = True
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
-    locking = "functions"
     calls_functions = True
     locking_ctes = True
     on_conflict = True

@@ -38,7 +38,6 @@ _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
 
 class SQLite(Backend):
     name = "SQLite"
-    locking = "file"
     single_writer = True
     on_conflict = True
     row_locks = False
