@@ -89,12 +89,12 @@ def test_worker_polls(through: Any, hold: bool, caplog: pytest.LogCaptureFixture
         running = later(worker.run)
         try:
             assert all_done.wait(PATIENCE)
-            until(lambda: "not listening, but polling: a pooler" in caplog.text, unless=running)
+            until(lambda: "Polling instead of listening: a pooler" in caplog.text, unless=running)
         finally:
             worker.stop()
             running.result(PATIENCE)
         assert sorted(done) == list(range(5))
-    assert caplog.text.count("not listening") == 1
+    assert caplog.text.count("instead of listening") == 1
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
