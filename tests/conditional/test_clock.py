@@ -67,7 +67,7 @@ def test_timestamp_is_read_after_the_wait(
     with Session(engine) as first, Session(other) as second:
         assert first.scalar(timeout.acquire(id)) is True
         watcher = watch(name)
-        watcher.until_nobody_waits()
+        watcher.until_none_wait()
         waiting = later(second.scalar, timeout.acquire(id))
         watcher.until_waiting(waiting)
         began = now(engine)
@@ -107,7 +107,7 @@ def test_mutex_acquired_at_is_read_after_the_wait(engine: Engine, watch: Callabl
     with Session(engine) as first, Session(engine) as second:
         assert first.scalar(mutex.acquire(id)) is True
         watcher = watch(name)
-        watcher.until_nobody_waits()
+        watcher.until_none_wait()
         waiting = later(second.scalar, mutex.acquire(id))
         watcher.until_waiting(waiting)
         began = now(engine)

@@ -70,7 +70,7 @@ def test_waiting_operation_applies_to_the_replacement(
             return value
 
     with engine.connect() as holder:
-        watched.until_nobody_waits()
+        watched.until_none_wait()
         holder.execute(table.delete().where(table.c.id == id))
         waiting = later(wait)
         watched.until_waiting(waiting)
@@ -90,7 +90,7 @@ def test_release_without_owner_ignores_the_replacement(
     with engine.begin() as connection:
         connection.execute(insert(table), row | {"acquired": 1})
     with engine.connect() as holder:
-        watched.until_nobody_waits()
+        watched.until_none_wait()
         holder.execute(table.delete().where(table.c.id == id))
         waiting = later(lambda: sl.Locks(engine).run(MUTEX.release(id)))
         watched.until_waiting(waiting)
@@ -125,7 +125,7 @@ def test_waiting_fenced_write_applies_to_the_replacement(
         connection.execute(insert(table), row)
     for fence, expected in ((6, True), (8, sl.StaleToken)):
         with engine.connect() as holder:
-            watched.until_nobody_waits()
+            watched.until_none_wait()
             holder.execute(table.delete().where(table.c.id == id))
             waiting = later(lambda: sl.Locks(engine).run(sl.fenced(write, table.c.fence, 7)))
             watched.until_waiting(waiting)

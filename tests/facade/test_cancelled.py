@@ -353,7 +353,7 @@ def test_keyboard_interrupt_during_a_wait(
     holder = sl.Locks(engine_to(name))
     holder.run(sl.lock.create(key))
     with holder.exclusive(key):
-        server.until_nobody_waits()
+        server.until_none_wait()
         child = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(INTERRUPTED), installed(servers, name, driver), key],
             stdin=subprocess.PIPE,
@@ -415,6 +415,7 @@ def test_statement_cancelled_inside_a_block_loses_the_lock(
             await take(sl.AsyncLocks(another))
 
     with engine_to(name).connect() as holder:
+        watched.until_none_wait()
         holder.execute(sl.lock.exclusive(waited_for))
         asyncio.run(main(holder))
     assert lost == [True]

@@ -87,7 +87,7 @@ def test_events_of_retries(engine_to: MakeEngine, watch: Callable[[str], Watch])
             pass
 
     with sl.Locks(engine).exclusive(key):
-        server.until_nobody_waits()
+        server.until_none_wait()
         waiting = later(wait)
         server.until_waiting(waiting)
         server.kill(

@@ -39,7 +39,7 @@ def test_processes_are_served_in_fifo_order(name: str, engine_to: MakeEngine, wa
     grant = first.acquire({sem: 1}, ttl=3600)
     second_ = later(second.acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
     until(lambda: headed(watcher, name, sem), unless=second_)
-    watcher.until_nobody_waits()
+    watcher.until_none_wait()
     third_ = later(third.acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
     watcher.until_waiting(third_)
     first.release(grant)
@@ -263,7 +263,7 @@ def test_cancelled_waiter_leaves_queue(place: str, where: str, servers: Any, wat
                 front = asyncio.ensure_future(sl.AsyncLocks(head).acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
                 while not await asyncio.to_thread(headed, watcher, name, sem):
                     assert not front.done()
-                await asyncio.to_thread(watcher.until_nobody_waits)
+                await asyncio.to_thread(watcher.until_none_wait)
                 behind = asyncio.ensure_future(sl.AsyncLocks(other).acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
                 while not await asyncio.to_thread(watcher.waiting):
                     assert not behind.done()

@@ -188,7 +188,7 @@ def test_waiter_for_taken_last_permit_is_denied(name: str, level: str, engine_to
     sem = made(engine, 1)
     with engine.connect() as a, engine.connect() as b:
         assert a.scalar(sl.semaphore.acquire({sem: 1}))
-        watcher.until_nobody_waits()
+        watcher.until_none_wait()
         waiting = later(outcome, b, sl.semaphore.acquire({sem: 1}))
         watcher.until_waiting(waiting)
         a.commit()

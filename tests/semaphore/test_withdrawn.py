@@ -17,7 +17,7 @@ from tests.fixtures.semaphores import EVERYWHERE, SERVERS, held, made, unused
 def test_withdrawal_waits_for_request_under_way(engine_to: MakeEngine, watch: Any, name: str) -> None:
     engine, told = engine_to(name), watch(name)
     locks, sem, ident = sl.Locks(engine), made(engine, 1), unused("job")
-    told.until_nobody_waits()
+    told.until_none_wait()
     with engine.connect() as connection, connection.begin():
         assert connection.execute(sl.semaphore.acquire({sem: 1}, external_id=ident)).scalar_one().acquired
         withdrawn = later(locks.run, withdraw(ident))
