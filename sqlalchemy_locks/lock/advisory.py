@@ -55,7 +55,7 @@ def _call(mode: LockMode) -> LockFunction:
 
 
 @cache
-def _with_lock_timeout(mode: LockMode) -> Select[None]:
+def _with_lock_timeout(mode: LockMode) -> Select[Any]:
     """Return the call with ``lock_timeout`` set before and restored after it, in one round trip.
 
     Each CTE is materialized over the one before it, which makes the server evaluate them in this order.
