@@ -18,6 +18,7 @@ from uuid import UUID
 from sqlalchemy import Engine, Index, literal, select
 
 from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, valid_name
+from sqlalchemy_locks.captures.operation import capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT
 from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
@@ -178,10 +179,7 @@ class Queue(EntityPattern[E]):
             "locks_queue": valid_name(queue, "a queue"),
             "locks_host": None if host is None else valid_name(host, "a host"),
         }
-        operation: RowsOperation[Any] = RowsOperation(self._capture, values)
-        if self._jobs.target is not None and self._jobs.target.mapper is not None:
-            operation._entity_is(self._jobs.target.entity)
-        return operation
+        return capture_operation(self._capture, self._jobs.target, values)
 
     if TYPE_CHECKING:
         if MYPY:
