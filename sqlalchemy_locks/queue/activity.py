@@ -42,7 +42,8 @@ class _Stalled(JobOperation):
 
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
-        chosen = select(at.queue_id.label("queue_id")).where(at.heartbeat_at < _SINCE).limit(EVERY).subquery("chosen")
+        overdue = select(at.queue_id.label("queue_id")).where(at.heartbeat_at < _SINCE, *self.jobs.class_condition())
+        chosen = overdue.limit(EVERY).subquery("chosen")
         return select(chosen.c.queue_id, func.count().label("stalled")).group_by(chosen.c.queue_id)
 
 

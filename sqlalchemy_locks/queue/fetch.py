@@ -86,6 +86,7 @@ class JobsOfHost(JobOperation):
             at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
             at.processing_host == bindparam("locks_host", type_=at.processing_host.type),
             at.heartbeat_at.is_not(None),
+            *self.jobs.class_condition(),
         )
 
 
@@ -148,8 +149,10 @@ class Fetch(FetchJobs):
             at = self.jobs.at(context)
             bound = [at.roles[role].type for role in ("internal_id", "claim", "queue_id", "processing_host", *ORDER)]
             read = [column.type for column in at.table.c if column is not at.payload]
+            # the condition on a subclass is a list, which SQLAlchemy writes out at each execution
             self._native[dialect] = isinstance(at.payload.type, JSON) and not (
-                any(type_.dialect_impl(dialect).bind_processor(dialect) for type_ in bound)
+                self.jobs.class_condition()
+                or any(type_.dialect_impl(dialect).bind_processor(dialect) for type_ in bound)
                 or any(type_.dialect_impl(dialect).result_processor(dialect, None) for type_ in read)
             )
         return self._native[dialect]

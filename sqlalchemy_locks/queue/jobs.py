@@ -87,6 +87,10 @@ class Jobs:
         """The columns by role, whatever the engine: their types and their order."""
         return self.own or _shipped(tables(DEFAULT_SCHEMA, "").job)
 
+    def class_condition(self) -> list[Any]:
+        """Return the condition that excludes jobs of sibling classes in the same table."""
+        return [] if self.target is None else self.target.class_condition()
+
     def route(self) -> dict[str, Any]:
         if self.target is not None:
             return self.target.route()

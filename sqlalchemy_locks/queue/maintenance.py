@@ -113,12 +113,13 @@ class Stats(JobOperation):
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
         nothing: Any = literal_column("0")
+        ours = self.jobs.class_condition()
         instant = cast(null(), Instant())
         now = Began()
 
         def part(condition: Any, *counts: Any) -> Any:
             # a subquery with a limit: SQLite would otherwise scan all jobs in the order of the GROUP BY
-            chosen = select(at.queue_id.label("queue_id")).where(condition).limit(EVERY).subquery()
+            chosen = select(at.queue_id.label("queue_id")).where(condition, *ours).limit(EVERY).subquery()
             return select(chosen.c.queue_id, *counts).group_by(chosen.c.queue_id)
 
         def when(condition: Any) -> Any:
@@ -127,7 +128,7 @@ class Stats(JobOperation):
         count = func.count()
         due = at.run_at <= now
         parts = union_all(
-            _waiting(context, at).add_columns(
+            _waiting(context, at, ours).add_columns(
                 when(due).label("waiting"),
                 when(at.run_at > now).label("scheduled"),
                 nothing.label("running"),
@@ -143,9 +144,9 @@ class Stats(JobOperation):
         return select(parts.c.queue_id, *totals, oldest).group_by(parts.c.queue_id).order_by(parts.c.queue_id)
 
 
-def _waiting(context: BuildContext, at: Any) -> Any:
+def _waiting(context: BuildContext, at: Any, ours: list[Any]) -> Any:
     """Select the waiting jobs by queue, from the index that starts with the queue."""
-    waiting = at.started_at.is_(None)
+    waiting = and_(at.started_at.is_(None), *ours)
     if context.backend.schemas:
         return select(at.queue_id.label("queue_id")).where(waiting).group_by(at.queue_id)
     # there is no index that only waiting jobs are in: find the queues first, then the part of the index of each
