@@ -22,6 +22,7 @@ from sqlalchemy.engine import Dialect, IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks.captures.claims import draw_claim, drawn_claim
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, captured_cte
 from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
@@ -57,7 +58,7 @@ class FetchJobs(JobCapture):
                 *([tuple_(*order) > tuple_(*after)] if self.after else []),
             ),
             {
-                at.claim: at.claim + ONE,
+                at.claim: drawn_claim(at.claim),
                 at.attempts: at.attempts + ONE,
                 at.started_at: Now(),
                 at.heartbeat_at: Now(),
@@ -168,7 +169,7 @@ class Fetch(FetchJobs):
             metadata = SimpleResultMetaData([str(column.key) for column in columns])
             self._direct[execution.context, limit] = statement, columns.index(payload), metadata
         statement, index, metadata = self._direct[execution.context, limit]
-        values = owned_parameters(execution, self.jobs)
+        values = {**owned_parameters(execution, self.jobs), "locks_drawn": draw_claim(self.jobs.columns.claim)}
         del values[LIMIT]
         found = execution.by_cursor(statement, values, _fetch_all)
         completed = found[0][-1]

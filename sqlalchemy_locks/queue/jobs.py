@@ -2,8 +2,7 @@
 
 A job's state is in its timestamps. Waiting: no ``started_at``. Running: a ``heartbeat_at``, which only running jobs
 have. Completed: ``completed_at``. Dead: ``failed_at``. The owner of a running job is identified by
-``(internal_id, claim)``: ``claim`` rises with each capture and never falls, and each statement that ends a job compares
-both.
+``(internal_id, claim)``: each capture draws a random ``claim``, and each statement that ends a job compares both.
 """
 
 from __future__ import annotations

@@ -114,10 +114,10 @@ def test_jobs_are_entities_in_a_session(engine: Engine) -> None:
         session.add(Mail(payload={"a": 3}, customer="x"))
         session.commit()
         jobs = session.scalars(mails.capture(5, host="h")).all()
-        assert [(type(job), job.payload, job.claim, job.version) for job in jobs] == [
-            (Mail, {"a": 1}, 1, 2),
-            (Mail, {"a": 2}, 1, 2),
-            (Mail, {"a": 3}, 1, 2),
+        assert [(type(job), job.payload, job.version) for job in jobs] == [
+            (Mail, {"a": 1}, 2),
+            (Mail, {"a": 2}, 2),
+            (Mail, {"a": 3}, 2),
         ]
         assert (jobs[0].external_id, jobs[0].processing_host) == (mine, "h")
         session.commit()
@@ -190,7 +190,7 @@ def test_an_entity_keeps_the_claim_of_its_capture(engine: Engine) -> None:
         assert second.scalar(letters.requeue_stalled(0)) == 1
         mine = second.scalars(letters.capture()).one()
         second.commit()
-        assert lost.claim == mine.claim == 2  # refreshed: it is the other owner's
+        assert lost.claim == mine.claim  # refreshed: it is the other owner's
         first.rollback()
         assert [first.scalar(letters.heartbeat(lost)), first.scalar(letters.complete([lost]))] == [0, 0]
         assert first.scalar(letters.fail(lost, error="x")) == 0
