@@ -148,10 +148,7 @@ class MappedTable:
         if session is None or self.mapper is None:
             return
         keys = {key: value for column, value in identity.items() if (key := self.key_of(column)) is not None}
-        onupdate = [column for column in self.table.columns if column.onupdate or column.server_onupdate]
-        changed = {
-            key for column in (*columns, *self.version_bump(), *onupdate) if (key := self.key_of(column)) is not None
-        }
+        changed = self._changed(columns)
         for loaded in list(session.identity_map.values()):
             state: Any = inspect(loaded)
             if not state.mapper.isa(self.mapper):
@@ -160,6 +157,28 @@ class MappedTable:
                 mark_altered(session, [loaded])
                 if changed & state.dict.keys():  # attributes that aren't loaded are loaded on access
                     session.refresh(loaded, sorted(self._stale(state, changed)))
+
+    def expire(self, session: Session | None, columns: Iterable[Column[Any]], ids: Iterable[Any]) -> None:
+        """Expire the changed columns of loaded objects, which load them at the next access, as after the ORM's UPDATE.
+
+        :param columns: the changed columns.
+        :param ids: the primary keys, of one column.
+        """
+        if session is None or self.mapper is None:
+            return
+        changed = self._changed(columns)
+        for id in ids:
+            loaded = session.identity_map.get(self.mapper.identity_key_from_primary_key((id,)))
+            if loaded is not None:
+                mark_altered(session, [loaded])
+                state: Any = inspect(loaded)
+                session.expire(loaded, sorted(self._stale(state, changed) & state.unmodified))
+
+    def _changed(self, columns: Iterable[Column[Any]]) -> set[str]:
+        """Return the attributes of the columns that an UPDATE sets, and of those that change with every UPDATE."""
+        onupdate = [column for column in self.table.columns if column.onupdate or column.server_onupdate]
+        every = (*columns, *self.version_bump(), *onupdate)
+        return {key for column in every if (key := self.key_of(column)) is not None}
 
     def _stale(self, state: Any, changed: set[str]) -> set[str]:
         if self._version is None:

@@ -184,7 +184,7 @@ class Fetch(FetchJobs):
         given, completed = execution.values, 0
         if given[IDS]:
             execution.values = {name: given[name] for name in _OWNED}
-            completed = self._complete.run(execution)
+            completed = self._complete.count(execution)
         execution.values = {name: value for name, value in given.items() if name not in _OWNED}
         return Fetched(list(super().run(execution)), completed)
 

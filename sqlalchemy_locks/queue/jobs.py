@@ -17,7 +17,7 @@ from sqlalchemy import Integer, Row, Table, update
 from sqlalchemy_locks.captures.claims import stored_proof
 from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.core.entities import MappedTable
-from sqlalchemy_locks.core.operation import BuildContext, OperationImpl
+from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl
 from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
@@ -85,6 +85,11 @@ class Jobs:
     def columns(self) -> RoleColumns:
         """The columns by role, whatever the engine: their types and their order."""
         return self.own or _shipped(tables(DEFAULT_SCHEMA, "").job)
+
+    def expire(self, execution: Execution, changes: Iterable[Any]) -> None:
+        """Expire what was changed of those jobs, named by ``IDS``, that are loaded in the session."""
+        if self.target is not None and execution.session is not None:
+            self.target.expire(execution.session, changes, execution.values[IDS])
 
     def class_condition(self) -> list[Any]:
         """Return the condition that excludes jobs of sibling classes in the same table."""

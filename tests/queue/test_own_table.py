@@ -223,6 +223,32 @@ def test_an_entity_keeps_its_claim_after_an_async_commit(servers: Servers, name:
     assert asyncio.run(work()) == [2, 1, 1]
 
 
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
+def test_entities_show_what_was_reported_of_them(servers: Servers, name: str) -> None:
+    engine = create_engine(servers.fresh(name, PLAIN[name]), poolclass=NullPool)
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.execute(mails.put(1, 2, 3, 4))
+        done, failed, released, beaten = session.scalars(mails.capture(4)).all()
+        session.commit()
+        assert beaten.version == 2
+        with session.begin_nested() as savepoint:
+            session.scalar(mails.complete(done))
+            session.scalar(mails.fail([failed], error="x", retry_in=0))
+            session.scalar(mails.release(released))
+            session.scalar(mails.heartbeat(beaten))
+            assert done.completed_at is not None
+            assert (failed.error, failed.started_at, released.attempts) == ("x", None, 0)
+            assert beaten.version == 3
+            savepoint.rollback()
+        assert (done.completed_at, failed.error, released.attempts, beaten.version) == (None, None, 1, 2)
+        assert session.scalar(mails.complete(done)) == 1
+        done.customer = "c"
+        session.commit()
+        assert (done.customer, done.version) == ("c", 4)
+    engine.dispose()
+
+
 def test_a_loaded_entity_is_refused(engine: Engine) -> None:
     with Session(engine) as session:
         session.execute(letters.put("x"))
