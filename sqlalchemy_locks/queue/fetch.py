@@ -56,6 +56,7 @@ class FetchJobs(JobCapture):
                 at.started_at.is_(None),
                 at.run_at <= Began(),
                 *([tuple_(*order) > tuple_(*after)] if self.after else []),
+                *self.jobs.not_paused(context),
             ),
             {
                 at.claim: drawn_claim(at.claim),
@@ -63,6 +64,7 @@ class FetchJobs(JobCapture):
                 at.started_at: Now(),
                 at.heartbeat_at: Now(),
                 at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
+                **self.jobs.free_key(at),
             },
             tuple(order),
             self.jobs.target,
