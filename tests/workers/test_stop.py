@@ -24,7 +24,7 @@ from tests.fixtures.worker_states import counts, queue, run_async, running, stat
 ROOT = Path(__file__).parents[2]
 
 
-CAPTURE, COMPLETE, FAIL = "claim + 1", "completed_at=", "failed_at=CASE"
+CAPTURE, COMPLETE, FAIL = "processing_host=", "completed_at=", "failed_at=CASE"
 
 
 def test_a_stop_releases_waiting_jobs(engine: Engine) -> None:

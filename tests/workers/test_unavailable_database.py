@@ -22,7 +22,7 @@ from tests.fixtures.parties import PATIENCE, connected, until
 from tests.fixtures.queues import put
 from tests.fixtures.worker_states import counts, finish_all, queue, running, state_of
 
-CAPTURE, COMPLETE, FAIL = "claim + 1", "completed_at=", "failed_at=CASE"
+CAPTURE, COMPLETE, FAIL = "processing_host=", "completed_at=", "failed_at=CASE"
 
 
 @contextmanager
