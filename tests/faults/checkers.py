@@ -118,9 +118,9 @@ def bounded_tries(history: History, patience: int = PATIENT) -> list[Violation]:
     """
     found = []
     for call in history.calls.values():
-        if call.details.get("try") and call.ended is not None and call.ended - call.began > patience:
-            if not history.disturbed(call):
-                found.append(Violation("bounded_tries", f"{call} took {(call.ended - call.began) / 1e9:.1f} s"))
+        took = 0 if call.ended is None else call.ended - call.began
+        if call.details.get("try") and took > patience and not history.disturbed(call):
+            found.append(Violation("bounded_tries", f"{call} took {took / 1e9:.1f} s"))
     return found
 
 

@@ -124,9 +124,9 @@ class Holding:
             self._recorder.emit({"event": "believed", "hold": self._number, "at": asked})
         return gone
 
-    def leave(self) -> None:
-        """To be called before the release."""
-        self._recorder.emit({"event": "left", "hold": self._number, "at": time.monotonic_ns()})
+    def leave(self, at: int | None = None) -> None:
+        """Record the beginning of the release: now, or earlier where only its success tells that it was held until then."""
+        self._recorder.emit({"event": "left", "hold": self._number, "at": at or time.monotonic_ns()})
 
 
 class Answer:

@@ -19,7 +19,7 @@ from tests.faults import broken, checkers
 from tests.faults.checkers import Entry, Job
 from tests.faults.history import History, Recorder
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import PATIENCE, Watch, later, unused, until
+from tests.fixtures.parties import PATIENCE, Watch, later, until, unused
 from tests.fixtures.queues import put, silenced
 
 OURS = pytest.mark.parametrize("ours", [False, True], ids=["broken", "ours"])
