@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -120,8 +121,8 @@ class Arena:
             start.wait()
             try:
                 Client(f"client {index}", prefix, face, recorder).run(episode.clients[index])
-            except BaseException as error:
-                crashed.append(Violation("named_errors", f"client {index} ended with {error!r}"))
+            except BaseException:
+                crashed.append(Violation("named_errors", f"client {index} ended with {traceback.format_exc()[-4000:]}"))
 
         threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(episode.clients))]
         for thread in threads:
@@ -260,6 +261,9 @@ class Arena:
             proxy.delay = 0.01
             over.wait(0.3)
             proxy.delay = 0.0
+        elif what == "refuse":
+            proxy.refusing = 1
+            proxy.cut()
         elif what == "half_close":
             proxy.half_close()
 

@@ -137,7 +137,7 @@ def independence(history: History) -> list[Violation]:
             by_key[key].append(call)
     for call in asking:
         denied = call.error == "sqlalchemy_locks.errors.LockTimeout" or call.answer is False
-        if not denied or call.ended is None or history.disturbed(call):
+        if not denied or call.ended is None or history.disturbed(call) or "external_id" in call.details:
             continue
         rivals = [
             other
@@ -153,18 +153,26 @@ def independence(history: History) -> list[Violation]:
 
 #: what the docs name, and Python's own for wrong input
 NAMED = ("sqlalchemy_locks.errors.",)
+#: the server is down meanwhile: a new connection fails with the driver's error
+OUTAGES = ("restart", "crash")
+RAW = ("sqlalchemy.exc.", "builtins.Connection", "asyncpg.")
 #: raised on purpose by a workload, or by a session of its own
 OWN = ("tests.faults.",)
 
 
 def named_errors(history: History) -> list[Violation]:
-    """``Locks`` raises no error but those that the docs name."""
+    """``Locks`` raises no error but those that the docs name; a driver's while the server is down.
+
+    Not judged are calls in a session of the workload's own (``details["own"]``).
+    """
+    outages = [at for what, at, _ in history.faults if what in OUTAGES]
     return [
         Violation("named_errors", f"{call}: {call.message}")
         for call in history.calls.values()
         if call.error is not None
         and not call.error.startswith(NAMED + OWN)
-        and call.error.split(".")[-1] not in call.details.get("may_raise", ())
+        and not call.details.get("own")
+        and not (call.error.startswith(RAW) and any(at < (call.ended or at) for at in outages))
     ]
 
 
@@ -215,7 +223,7 @@ def jobs(history: History, table: Iterable[Job]) -> list[Violation]:
     """Every job that was put runs, one attempt at a time, and is completed once; none runs that was not put."""
     found = [
         Violation("jobs", f"{job!r} is run beside itself: {first} while {second}")
-        for job, first, second in _beside(history)
+        for job, first, second in _beside(history, "job")
     ]
     states = {job.job: job.state for job in table}
     completed: Counter[str] = Counter()
@@ -257,7 +265,7 @@ def captures(history: History) -> list[Violation]:
             )
     return found + [
         Violation("captures", f"{row!r} is captured twice: {first} while {second}")
-        for row, first, second in _beside(history)
+        for row, first, second in _beside(history, "row")
     ]
 
 
@@ -299,17 +307,20 @@ def _by_key(history: History) -> dict[str, list[Hold]]:
 
 def _over(history: History, call: Call) -> float:
     """When a call, and what it has acquired, were over; never where that isn't known."""
-    if call.ended is None or call.error == "sqlalchemy_locks.errors.OutcomeUnknown":
+    if call.ended is None or "external_id" in call.details or call.error == "sqlalchemy_locks.errors.OutcomeUnknown":
         return float("inf")
     if call.error is not None or call.answer is False:
+        return call.ended
+    if call.details.get("passes"):
         return call.ended
     ends = [other.ended for other in history.calls.values() if other.details.get("ends") == call.number]
     return max((end or float("inf") for end in ends), default=float("inf"))
 
 
-def _beside(history: History) -> list[tuple[str, Hold, Hold]]:
+def _beside(history: History, kind: str) -> list[tuple[str, Hold, Hold]]:
     found = []
-    for key, holds in _by_key(history).items():
+    for key, every in _by_key(history).items():
+        holds = [hold for hold in every if hold.kind == kind]
         for index, hold in enumerate(holds):
             found += [(key, hold, other) for other in holds[index + 1 :] if other.began < hold.end]
     return found

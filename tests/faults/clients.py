@@ -25,14 +25,7 @@ from tests.faults.space import Config, Episode, Step
 
 #: errors of a driver and of SQLAlchemy, which a session of one's own raises as they are
 RAW = (DBAPIError, InvalidRequestError, CheckoutTimeout, OSError, asyncio.TimeoutError)
-#: their names, and those of their subclasses
-SESSION_ERRORS = sorted(
-    {
-        *("DBAPIError", "OperationalError", "InternalError", "InterfaceError", "ProgrammingError", "DatabaseError"),
-        *("InvalidRequestError", "PendingRollbackError", "ResourceClosedError", "TimeoutError", "DataError"),
-        *("IntegrityError", "OSError", "ConnectionResetError", "BrokenPipeError", "NotSupportedError"),
-    }
-)
+DRIVERS = ("asyncpg", "psycopg", "psycopg2", "pymysql", "aiomysql", "asyncmy", "sqlite3")
 #: the capacities of the rooms
 ROOMS = {0: 2, 1: 1, 2: 3}
 
@@ -47,6 +40,7 @@ class Face:
     """``Locks`` or ``AsyncLocks`` on an engine as a config asks for, and sessions on the same engine; all blocking."""
 
     def __init__(self, config: Config, url: str) -> None:
+        self.isolation = config.isolation if config.isolation_by == "option" else None
         options: dict[str, Any] = {}
         if config.engine != "sqlite" or config.driver == "pysqlite":
             options |= {"pool_size": config.pool, "max_overflow": 0, "pool_timeout": 30}
@@ -58,15 +52,16 @@ class Face:
         self.loop: Loop | None = None
         if config.face == "Locks":
             self.engine: Engine = create_engine(url, **options)
-            self.locks: Any = sl.Locks(self.engine)
         else:
             self.loop = Loop()
             self._async: AsyncEngine = create_async_engine(url, **options)
             self.engine = self._async.sync_engine
-            self.async_locks = sl.AsyncLocks(self._async)
-            self.locks = Blocking(self.async_locks, self.loop)
         if config.isolation and config.isolation_by == "event" and config.isolation != "AUTOCOMMIT":
             event.listen(self.engine, "connect", functools.partial(_set_level, config))
+
+    def locks(self) -> Any:
+        """Locks of one client, as a process of its own would have."""
+        return sl.Locks(self.engine) if self.loop is None else Blocking(sl.AsyncLocks(self._async), self.loop)
 
     def within(self, session: Any, call: Callable[[Session], Any]) -> Any:
         """Call a function of a synchronous session with the session of a block."""
@@ -126,18 +121,23 @@ class Client:
 
     def __init__(self, name: str, prefix: str, face: Face, recorder: Recorder) -> None:
         self.name, self.prefix, self.face, self.recorder = name, prefix, face, recorder
-        self.locks = face.locks
+        self.locks = face.locks()
+        #: without transactions, so that a rollback does nothing
+        self.autocommit = face.isolation == "AUTOCOMMIT"
         self.jobs, self.tasks = sl.Queue(), sl.StateTransition(ready=("done", "failed"))
-        #: drivers may raise when the pool of an episode is drained by others
-        self.may_raise = SESSION_ERRORS
         #: an error aborts the whole transaction
         self.aborts = backend_for(face.engine.dialect).calls_functions
 
     def run(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
-            # recorded with its call: the history is judged afterwards
-            with contextlib.suppress(GivenUp, sl.LockError, *RAW):
+            try:
                 getattr(self, f"_{step['what']}")(step)
+            except (GivenUp, sl.LockError, *RAW):
+                pass  # it is recorded with its call, and judged afterwards
+            except Exception as error:
+                # SQLAlchemy doesn't wrap what a driver raises when it sets an isolation level
+                if type(error).__module__.partition(".")[0] not in DRIVERS:
+                    raise
 
     def named(self, what: str, number: int) -> str:
         return f"{self.prefix}{what}{number}"
@@ -187,7 +187,7 @@ class Client:
         def act(session: Session) -> None:
             if step["isolation"]:
                 session.connection(execution_options={"isolation_level": step["isolation"]})
-            details: dict[str, Any] = {"try": timeout == 0, "may_raise": self.may_raise}
+            details: dict[str, Any] = {"try": timeout == 0, "own": True}
             holds: list[Holding] = []
             granted: list[str] = []
             with self.recorder.call(self.name, "session", *keys, acquires=True, **details) as entered:
@@ -205,7 +205,7 @@ class Client:
             holds += [self.recorder.hold(self.name, key, shared=shared, call=entered.call) for key in granted]
             complete = len(granted) == len(keys)
             writes = writes_of(step) if complete and not shared else 0
-            ends = {"ends": entered.call, "writes": writes, "may_raise": self.may_raise}
+            ends = {"ends": entered.call, "writes": writes, "own": True}
             with self.recorder.call(self.name, "work", *keys, **ends) as answer:
                 committing = False
                 try:
@@ -255,19 +255,20 @@ class Client:
 
     def _cancelled(self, step: Step) -> None:
         """A task that is cancelled, wherever it is."""
-        locks, loop = self.face.async_locks, self.face.loop
+        locks, loop = self.locks._target, self.face.loop
         assert loop is not None
         key = self.named(step["of"], step["key"])
 
         async def acquire() -> None:
             if step["of"] == "block":
                 async with locks.exclusive(key, timeout=5) as held:
-                    await held.session.execute(text("SELECT 1"))
+                    with self._own_errors():
+                        await held.session.execute(text("SELECT 1"))
             elif step["of"] == "lease":
                 async with locks.lease(key, ttl=60, timeout=5):
                     await asyncio.sleep(0)
-            elif await locks.mutex.acquire(key):
-                await locks.mutex.release(key)
+            elif await locks.mutex.acquire(key, owner=self.name):
+                await locks.mutex.release(key, owner=self.name)
 
         async def cancel() -> str:
             task = asyncio.ensure_future(acquire())
@@ -278,11 +279,11 @@ class Client:
                 await task
             except asyncio.CancelledError:
                 if step["of"] == "mutex":
-                    await locks.mutex.release(key)
+                    await locks.mutex.release(key, owner=self.name)
                 return "cancelled"
             return "done"
 
-        with self.recorder.call(self.name, "cancelled", key) as answer:
+        with self.recorder.call(self.name, "cancelled", key, acquires=True, passes=True) as answer:
             answer.value = loop.result(cancel())
 
     # conditional updates
@@ -317,9 +318,9 @@ class Client:
         mutex = sl.Mutex()
 
         def act(session: Session) -> None:
-            with self.recorder.call(self.name, "acquire", key, acquires=True, may_raise=self.may_raise) as answer:
+            with self.recorder.call(self.name, "acquire", key, acquires=True, own=True) as answer:
                 got = session.scalar(mutex.acquire(key, owner=self.name, nowait=step["token"]))
-                if step["end"] == "commit" and got:
+                if got and (step["end"] == "commit" or self.autocommit):
                     session.commit()
                     answer.value = True
                 else:
@@ -331,9 +332,7 @@ class Client:
             # again until it is known, since this client is the only one that may
             for _ in range(50):
                 with contextlib.suppress(sl.LockError, *RAW):
-                    with self.recorder.call(
-                        self.name, "release", key, ends=answer.call, may_raise=self.may_raise
-                    ) as released:
+                    with self.recorder.call(self.name, "release", key, ends=answer.call, own=True) as released:
                         released.value = session.scalar(mutex.release(key, owner=self.name))
                         session.commit()
                     return
@@ -361,11 +360,11 @@ class Client:
         known = (
             None if step["request"] is None else self.named("request", step["request"]) + f" {sorted(permits.items())}"
         )
-        details: dict[str, Any] = {"acquires": known is None, "try": step["timeout"] == 0}
+        details: dict[str, Any] = {"acquires": True, "try": step["timeout"] == 0}
         if known is not None:
             details["external_id"] = known
         if step["in_session"]:
-            details["may_raise"] = self.may_raise
+            details["own"] = True
         with self.recorder.call(self.name, "acquire", *permits, **details) as answer:
             if step["in_session"]:
                 operation = sl.semaphore.acquire(permits, external_id=known, ttl=3600)
@@ -425,11 +424,11 @@ class Client:
         names = [str(each) for each in ids]
 
         def act(session: Session) -> None:
-            with self.recorder.call(self.name, "put", *names, may_raise=self.may_raise) as answer:
+            with self.recorder.call(self.name, "put", *names, own=True) as answer:
                 session.execute(put)
                 if step["end"] == "rollback":
                     session.rollback()
-                    answer.value = "rolled back"
+                    answer.value = None if self.autocommit else "rolled back"
                 else:
                     session.commit()
                     answer.value = "committed"
@@ -440,9 +439,9 @@ class Client:
         queue = self.named("queue", 0)
 
         def capture(session: Session) -> list[Any]:
-            with self.recorder.call(self.name, "capture", limit=step["count"], may_raise=self.may_raise) as answer:
+            with self.recorder.call(self.name, "capture", limit=step["count"], own=True) as answer:
                 found = session.execute(self.jobs.capture(step["count"], queue=queue, host=self.name)).all()
-                if step["end"] == "rollback":
+                if step["end"] == "rollback" and not self.autocommit:
                     session.rollback()
                     return []
                 session.commit()
@@ -452,7 +451,7 @@ class Client:
         captured = self.face.transact(capture)
         for job in captured:
             name = str(job.external_id)
-            hold = self.recorder.hold(self.name, f"job {name}", lasting=True)
+            hold = self.recorder.hold(self.name, f"job {name}", kind="job", lasting=True)
             hold.leave()
             with self.recorder.call(self.name, step["then"], name) as answer:
                 if step["then"] == "complete":
@@ -466,9 +465,9 @@ class Client:
         queue = self.named("tasks", 0)
 
         def capture(session: Session) -> list[Any]:
-            with self.recorder.call(self.name, "capture", limit=step["count"], may_raise=self.may_raise) as answer:
+            with self.recorder.call(self.name, "capture", limit=step["count"], own=True) as answer:
                 found = session.execute(self.tasks.capture(step["count"], queue=queue)).all()
-                if step["end"] == "rollback":
+                if step["end"] == "rollback" and not self.autocommit:
                     session.rollback()
                     return []
                 session.commit()
@@ -476,7 +475,7 @@ class Client:
             return list(found)
 
         for task in self.face.transact(capture):
-            hold = self.recorder.hold(self.name, f"task {self.prefix}{task.id}", lasting=True)
+            hold = self.recorder.hold(self.name, f"task {self.prefix}{task.id}", kind="row", lasting=True)
             hold.leave()
             with self.recorder.call(self.name, "set_status", task.id) as answer:
                 answer.value = self.locks.run(self.tasks.set_status(task, "done"))

@@ -58,6 +58,8 @@ class Hold:
     lasting: bool = False
     #: the call that acquired it
     call: str | None = None
+    #: ``lock``, ``job`` or ``row``
+    kind: str = "lock"
 
     @property
     def end(self) -> float:
@@ -172,6 +174,7 @@ class Recorder:
         fence: int | None = None,
         lasting: bool = False,
         call: str | None = None,
+        kind: str = "lock",
     ) -> Holding:
         """Record that a client holds from now on: to be called as soon as the acquire has returned.
 
@@ -179,7 +182,7 @@ class Recorder:
         """
         number = f"{self._prefix}{client}.{next(self._numbers)}"
         values = {"client": client, "key": key, "shared": shared, "permits": permits, "fence": fence}
-        values |= {"lasting": lasting, "call": call}
+        values |= {"lasting": lasting, "call": call, "kind": kind}
         self.emit({"event": "held", "hold": number, "at": time.monotonic_ns(), **values})
         return Holding(self, number)
 

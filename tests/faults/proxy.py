@@ -59,6 +59,8 @@ class Proxy:
         self.fatal: bytes | None = None
         self._lost: tuple[bytes, Callable[[], object], bool] | None = None
         self._death: tuple[int, bool] | None = None
+        #: so many new connections are closed before the server answers
+        self.refusing = 0
         #: how long each request is kept back, in seconds
         self.delay = 0.0
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
@@ -141,6 +143,10 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self.refusing > 0:
+                self.refusing -= 1
+                client.close()
+                continue
             try:
                 server = socket.create_connection(self._server)
             except OSError:

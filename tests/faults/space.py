@@ -27,7 +27,7 @@ DRIVERS: dict[str, list[tuple[str, str]]] = {
 }
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 #: what befalls a run; ``server`` ones need a server of their own, ``process`` ones a client in a process of its own
-PROXY = ["cut", "cut_before", "cut_after", "lost_commit", "delay", "half_close"]
+PROXY = ["cut", "cut_before", "cut_after", "lost_commit", "delay", "half_close", "refuse"]
 ENGINE = ["terminate", "block_table"]
 SERVER = ["restart", "crash", "pause"]
 PROCESS = ["sigkill", "sigstop"]
@@ -121,7 +121,7 @@ def draw(seed: int, engine: str, *, own_server: bool = False, processes: bool = 
         isolation_by=chance.choice(["option", "event"]),
         pool=chance.choice([1, 2, 4, 8]),
         proxy=(chance.choice(["reads", "reads", "opaque"]) if through else None),
-        tls=engine in ("postgresql15", "mysql", "mariadb") and chance.random() < 0.4,
+        tls=engine in ("postgresql15", "mysql") and chance.random() < 0.4,
         skew=chance.choice([0.0, 0.0, 0.0, 7200.0, -7200.0]),
         processes=in_processes,
     )

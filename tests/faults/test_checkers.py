@@ -392,7 +392,7 @@ class TestQueue:
             a.rollback()
         with tale.engine.begin() as b:
             assert capture(b)
-        tale.recorder.hold("b", "the job", lasting=True)
+        tale.recorder.hold("b", "the job", kind="job", lasting=True)
         with tale.engine.begin() as a:  # its "except:"
             a.scalar(queue.fail(first, error="rolled back", retry_in=0)) if ours else broken.CountingClaim.fail(
                 a, first
@@ -400,7 +400,7 @@ class TestQueue:
         with tale.engine.begin() as c:
             third = capture(c)
         if third:
-            tale.recorder.hold("c", "the job", lasting=True)
+            tale.recorder.hold("c", "the job", kind="job", lasting=True)
         found(checkers.jobs(tale.history, []), ours)
 
     @OURS
@@ -411,7 +411,7 @@ class TestQueue:
         put(tale.engine, {}, queue=mail)
         with app.begin() as connection:
             [job] = connection.execute(queue.capture(1, queue=mail, host="a")).all()
-        tale.recorder.hold("a", "the job", lasting=True)
+        tale.recorder.hold("a", "the job", kind="job", lasting=True)
         with app.connect():  # the handler works
             with tale.engine.begin() as connection:
                 silenced(connection, job)
@@ -424,7 +424,7 @@ class TestQueue:
                 connection.scalar(queue.requeue_stalled(HOUR, queue=mail))
                 again = connection.execute(queue.capture(1, queue=mail, host="b")).all()
         if again:
-            tale.recorder.hold("b", "the job", lasting=True)
+            tale.recorder.hold("b", "the job", kind="job", lasting=True)
         found(checkers.jobs(tale.history, []), ours)
 
     def test_job_that_is_removed_before_it_runs(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -118,12 +119,14 @@ def main() -> int:
     parser.add_argument("--engine", action="append", choices=ENGINES, help="these only; all by default")
     parser.add_argument("--seed", type=int, help="run this one only, or with --minutes from it on")
     parser.add_argument("--episodes", type=int, help="run so many episodes, whatever the time")
-    parser.add_argument("--steps", type=int, default=40, help="how many steps each client takes, about")
+    parser.add_argument("--steps", type=int, default=60, help="how many steps each client takes, about")
     parser.add_argument("--give-up", type=int, default=5, help="end an engine's run after so many violations")
     parser.add_argument("--replay", type=Path, help="run the episodes of the violations in a report")
     parser.add_argument("--report", type=Path, default=Path(".venv/torture.json"), help="where the report is written")
     options = parser.parse_args()
     console = Console()
+    for noisy in ("asyncmy", "asyncio", "sqlalchemy.pool", "sqlalchemy_locks"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     reports = []
     if options.replay is not None:
         return replay(options.replay, console)
