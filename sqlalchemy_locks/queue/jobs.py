@@ -101,6 +101,10 @@ class Jobs:
         paused = select(ONE).where(at["id"] == bindparam("locks_queue", type_=at["id"].type))
         return [~paused.exists()]
 
+    def paused_names(self, context: BuildContext) -> list[Any]:
+        """Return the column of the paused queues' names, if there is one."""
+        return [] if self.paused is None else [self.paused.columns(context)["id"]]
+
     def require_paused(self) -> None:
         """:raises ValueError: for a table of jobs without one of paused queues."""
         if self.paused is None:
