@@ -89,7 +89,7 @@ class Jobs:
             self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",))
         elif paused is not None:
             key = MappedTable(paused, "Queue").primary_key
-            if len(key) > 1:
+            if len(key) != 1:
                 raise ValueError("Queue: the primary key of paused= must be one column, the name of a paused queue")
             self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",), paused, {"id": key[0]})
 
