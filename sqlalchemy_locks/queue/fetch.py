@@ -26,7 +26,7 @@ from sqlalchemy_locks.captures.claims import draw_claim, drawn_claim
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, captured_cte
 from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
-from sqlalchemy_locks.queue.acknowledge import Complete, owned_parameters
+from sqlalchemy_locks.queue.acknowledge import Complete, owned_parameters, where_owned
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, ORDER, PAIRS, JobCapture, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Began, Now
 
@@ -78,19 +78,43 @@ def after_values(position: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(_AFTER, position, strict=True))
 
 
+class CountingCapture(FetchJobs):
+    """Captures jobs and returns only how many, for a worker that can't decode one of them; :class:`JobsOfHost` finds
+    them.
+    """
+
+    counts = True
+
+
 class JobsOfHost(JobOperation):
-    """Reads the running jobs that one worker has captured."""
+    """Reads the ids and claims of the running jobs that one worker has captured."""
 
     writes = False
 
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
-        return select(at.table).where(
+        return select(at.internal_id, at.claim).where(
             at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
             at.processing_host == bindparam("locks_host", type_=at.processing_host.type),
             at.heartbeat_at.is_not(None),
             *self.jobs.class_condition(),
         )
+
+
+class ReadOwned(JobOperation):
+    """Reads the rows of running jobs that the caller still owns."""
+
+    writes = False
+
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.jobs.at(context)
+        reading: Executable = where_owned(select(*at.table.c), at, context)
+        return reading
+
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
+        assert statement is not None
+        return execution.execute(statement, owned_parameters(execution, self.jobs))
 
 
 class Fetched(NamedTuple):

@@ -175,6 +175,15 @@ class Jobs:
         """Return the position of a captured row in the order of its queue."""
         return tuple(job[index] for index in self._positions[2:])
 
+    def value(self, job: Any, role: str) -> Any:
+        """Return what a whole row has in the column of a role."""
+        return job[self._indexes[role]]
+
+    @cached_property
+    def _indexes(self) -> dict[str, int]:
+        columns = list(self.columns.table.c)
+        return {role: columns.index(column) for role, column in self.columns.roles.items()}
+
     @cached_property
     def _positions(self) -> list[int]:
         """The indexes of id, claim and the columns of the order in a whole row."""

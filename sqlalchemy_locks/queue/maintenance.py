@@ -15,6 +15,7 @@ from sqlalchemy import (
     literal,
     literal_column,
     null,
+    or_,
     select,
     union_all,
 )
@@ -59,17 +60,47 @@ class Requeue(_Sweep):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True  # a second execution finds nothing that the first one has changed
 
+    def stalled(self, at: RoleColumns) -> list[Any]:
+        """Return the conditions on a stalled job."""
+        return [at.heartbeat_at < Ago(bindparam("locks_older", type_=Float()))]
+
     def taken(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         dead = at.attempts >= at.max_attempts
         error = func.coalesce(at.error, literal("stalled: its worker sent no heartbeat"))
         return CaptureSpec(
             at.table,
-            (at.heartbeat_at < Ago(bindparam("locks_older", type_=Float())), *self.chosen(at)),
+            (*self.stalled(at), *self.chosen(at)),
             {**end_attempt(at, dead), at.error: case((dead, error), else_=at.error)},
             (at.heartbeat_at,),
             self.jobs.target,
         )
+
+
+class RequeueSilent(Requeue):
+    """As a worker does it: jobs of other processes, without a heartbeat since an instant that it has observed itself.
+
+    However late the statement is executed, it judges as of that instant.
+    """
+
+    def __init__(self, jobs: Jobs) -> None:
+        super().__init__(jobs, "queue_id")
+
+    def stalled(self, at: RoleColumns) -> list[Any]:
+        hosts = bindparam("locks_hosts", expanding=True, type_=at.processing_host.type)
+        return [
+            at.heartbeat_at < bindparam("locks_silent_since", type_=Instant()),
+            or_(at.processing_host.is_(None), at.processing_host.not_in(hosts)),
+        ]
+
+
+class ServerTime(JobOperation):
+    """Reads the server's clock."""
+
+    writes = False
+
+    def build(self, context: BuildContext) -> Executable | None:
+        return select(Now())
 
 
 class Revive(_Sweep):

@@ -28,9 +28,9 @@ from sqlalchemy_locks.dialects import backend_named
 from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, OwnedJobs, ReleaseJobs, storable
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
 from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, unique_keys, utc_instant
-from sqlalchemy_locks.queue.fetch import Fetch, FetchJobs, JobsOfHost, after_values
+from sqlalchemy_locks.queue.fetch import CountingCapture, Fetch, FetchJobs, JobsOfHost, ReadOwned, after_values
 from sqlalchemy_locks.queue.jobs import IDS, Jobs
-from sqlalchemy_locks.queue.maintenance import DeleteJobs, Requeue, Revive, Stats
+from sqlalchemy_locks.queue.maintenance import DeleteJobs, Requeue, RequeueSilent, Revive, ServerTime, Stats
 from sqlalchemy_locks.sql.tables import job_indexes
 
 if TYPE_CHECKING:
@@ -97,7 +97,11 @@ class Queue(EntityPattern[E]):
         self._complete = Complete(jobs, "Queue.complete")
         self._fetches = {after: Fetch(jobs, self._complete.skip_locked, after=after) for after in (False, True)}
         self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
-        self._owned = OwnedJobs(jobs, "Queue.heartbeat")
+        self._owned = {ended: OwnedJobs(jobs, "Queue.heartbeat", ended=ended) for ended in (False, True)}
+        self._read_owned = ReadOwned(jobs, "Queue.capture")
+        self._counting = CountingCapture(jobs)
+        self._silent = RequeueSilent(jobs)
+        self._clock = ServerTime(jobs, "Queue.heartbeat")
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
         self._release = ReleaseJobs(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
@@ -470,12 +474,32 @@ class Queue(EntityPattern[E]):
         return Operation(self._fetches[after is not None], values | ({} if after is None else after_values(after)))
 
     def _running_on(self, host: str, *, queue: str) -> Operation[Any]:
-        """Read the running jobs that one worker has captured."""
+        """Read the running jobs that one worker has captured, as pairs ``(internal_id, claim)``."""
         return RowsOperation(self._jobs_of_host, {"locks_queue": queue, "locks_host": host})
 
-    def _still_owned(self, jobs: Sequence[Any]) -> Operation[Any]:
-        """Read which of these rows are still their worker's, as pairs ``(internal_id, claim)``."""
-        return RowsOperation(self._owned, self._jobs.owned_rows(jobs))
+    def _capture_unread(self, limit: int, *, queue: str, host: str) -> Operation[Any]:
+        """Capture jobs without reading them; ``_running_on`` finds them."""
+        return Operation(self._counting, {LIMIT: limit, "locks_queue": queue, "locks_host": host})
+
+    def _read(self, jobs: Sequence[Any]) -> Operation[Any]:
+        """Read the rows of running jobs, given as pairs or rows."""
+        return RowsOperation(self._read_owned, self._jobs.owned_rows(jobs))
+
+    def _still_owned(self, jobs: Sequence[Any], *, ended: bool = False) -> Operation[Any]:
+        """Read which of these rows are still their worker's, as pairs ``(internal_id, claim)``.
+
+        :param ended: also those that were completed, or are dead, by its claim.
+        """
+        return RowsOperation(self._owned[ended], self._jobs.owned_rows(jobs))
+
+    def _requeue_silent(self, since: datetime, *, queue: str, hosts: Sequence[str], limit: int) -> Operation[Any]:
+        """Requeue the jobs of workers that have sent no heartbeat since an instant, except those of some hosts."""
+        values = {LIMIT: limit, "locks_chosen": queue, "locks_silent_since": since, "locks_hosts": list(hosts)}
+        return Operation(self._silent, values)
+
+    def _server_time(self) -> Operation[Any]:
+        """Read the server's clock."""
+        return Operation(self._clock, {})
 
     def topic(self, queue: str) -> str:
         """Return the payload of the notification that a queue has new jobs (PostgreSQL).

@@ -143,7 +143,9 @@ def test_the_generic_plan_has_no_seq_scan(engine_to: MakeEngine, batch: int) -> 
         prepared = text("SELECT name, generic_plans FROM pg_prepared_statements WHERE statement ~ 'locks_count'")
         ((name, generic),) = connection.execute(prepared).all()
         assert generic > 0
-        plan = connection.exec_driver_sql(f"EXPLAIN EXECUTE {name} ('{{1}}', '{{1}}', 'default', 'h')").scalars().all()
+        plan = (
+            connection.exec_driver_sql(f"EXPLAIN EXECUTE {name} ('{{1}}', '{{1}}', 'default', 1, 'h')").scalars().all()
+        )
     assert not [line for line in plan if "Seq Scan on job" in line]
 
 

@@ -32,7 +32,7 @@ from sqlalchemy_locks.sql.tables import ExternalId, Payload
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import async_connected
 from tests.fixtures.queues import ENGINES, silenced
-from tests.fixtures.worker_states import state_for
+from tests.fixtures.worker_states import beat, state_for
 
 
 class Base(DeclarativeBase):
@@ -354,10 +354,8 @@ def test_a_table_may_have_the_name_of_a_cte(engine: Engine, name: str) -> None:
         state = state_for(sl.Worker(own, print, bind=engine, batch=2))
         seen = []
         for _ in range(3):
-            state._heartbeat_at = -float("inf")
             state.turn()
-            state._heartbeat_at = -float("inf")
-            state._send_heartbeat()
+            beat(state)
             while (job := state.take()) is not None:
                 seen.append(job._mapping["payload"])
                 state.done(job, None)
