@@ -68,6 +68,8 @@ class Backend:
     on_conflict: ClassVar[bool] = False
     #: a data-modifying statement with RETURNING can be a CTE of another statement
     writable_ctes: ClassVar[bool] = False
+    #: a condition without columns of a table is evaluated before the table is searched, not for each of its rows
+    evaluates_constants_first: ClassVar[bool] = True
     #: several values can be bound as one array, which unnest() reads as rows
     arrays: ClassVar[bool] = False
     #: the server refuses a lock in a transaction whose snapshot is older than the lock

@@ -349,8 +349,8 @@ class Worker(ObservedWorker):
                     return
                 connection = config.engine.raw_connection()
                 driver: Any = connection.driver_connection
-                connection.detach()  # it doesn't return to the pool
-                with contextlib.closing(connection):
+                connection.detach()  # it doesn't return to the pool, which would log the traceback of a lost connection
+                with contextlib.closing(driver):
                     driver.autocommit = True
                     driver.cursor().execute(f"LISTEN {CHANNEL}")
                     self._wake_all()  # jobs may have been put before it listened

@@ -126,6 +126,32 @@ def test_queue_commands(cli: Cli) -> None:
     assert cli.json("queue", "purge", "--older-than", "0", "--dead", "--yes") == {"deleted": 1, "which": "dead"}
 
 
+def test_jobs_by_id(cli: Cli) -> None:
+    id = str(UUID(str(cli.locks.run(QUEUE.put({"a": 1}, queue="single", run_in=3600)))))
+    assert cli.json("queue", "show", id)["payload"] == {"a": 1}
+    assert "single" in cli("queue", "show", id).stdout
+    assert cli.json("queue", "reschedule", id, "--at", "2020-01-31T12:00Z") == {"job": id, "rescheduled": True}
+    assert cli.json("queue", "show", id)["run_at"].startswith("2020-01-31T12:00")
+    assert cli.json("queue", "reschedule", id, "--in", "2h")["rescheduled"]
+    assert cli("queue", "cancel", id).stdout == f"Cancelled: '{id}'\n"
+    assert cli("queue", "cancel", id, code=1).stdout == f"'{id}' has ended\n"
+    assert cli.json("queue", "show", id)["error"] == "cancelled"
+    (job,) = captured(cli, "single", 1)
+    running = str(UUID(str(job.external_id)))
+    assert cli.json("queue", "cancel", running, code=1) == {"job": running, "cancelled": False}
+    unknown = str(UUID(int=1))
+    for command in (["show"], ["cancel"], ["reschedule", "--in", "0"]):
+        assert cli.json("queue", command[0], unknown, *command[1:], code=1) == {"job": unknown, "found": False}
+
+
+def test_pausing_queues(cli: Cli) -> None:
+    assert cli("queue", "pause", "one", "two").stdout == "Paused: 2 queues\n"
+    assert cli.json("queue", "pause", "one") == {"paused": 0}
+    assert [row["paused"] for row in cli.json("queue", "stats", "two")["queues"]] == [True]
+    assert "one (paused)" in cli("queue", "stats").stdout
+    assert cli.json("queue", "resume", "one", "two") == {"resumed": 2}
+
+
 def test_sweep_and_vacuum(cli: Cli) -> None:
     cli("semaphore", "create", "swept", "5")
     locks = cli.locks
@@ -259,6 +285,11 @@ def test_help_without_database() -> None:
         (("queue", "requeue", "--job", "x"), "an external_id is a UUID"),
         (("queue", "requeue", "mail", "--job", "x"), "leave QUEUE out"),
         (("queue", "purge"), "--older-than"),
+        (("queue", "cancel", "x"), "an external_id is a UUID"),
+        (("queue", "reschedule", str(UUID(int=1))), "--in or --at"),
+        (("queue", "reschedule", str(UUID(int=1)), "--at", "soon"), "'soon' is no time"),
+        (("queue", "reschedule", str(UUID(int=1)), "--at", "2030-01-01"), "time zone"),
+        (("queue", "pause"), "QUEUE..."),
         (("sweep", "--stale-after", "0"), "more than 0 seconds"),
         (("top", "--interval", "0"), "at least 0.1 s"),
         (("check", "--schema", "a;b"), "is refused"),

@@ -251,12 +251,14 @@ def _queues(locks: Locks, now: datetime, lately: Section, own: Mapping[str, OwnT
     counted = len(known)
     none: dict[str, Any] = dict.fromkeys(("waiting", "scheduled", "running", "stalled", "dead"), 0)
     for name in done:
-        known.setdefault((None, name), {"queue_id": name, "own": None, "at_least": (), **none})
+        known.setdefault((None, name), {"queue_id": name, "own": None, "at_least": (), "paused": False, **none})
     for row in known.values():
         row["late"] = _age(row.get("oldest"), now)
         # an app's own table may have no index to count them by
         row["done"] = done[row["queue_id"]] if row["own"] is None else None
         row["well"] = int(row["running"]) - int(row["stalled"])
+        table = None if row["own"] is None else own[row["own"]]
+        row["pausable"] = not isinstance(table, Queue) or table._jobs.paused is not None
     # where there are too many, those whose jobs are the latest are shown; in an order that rarely changes
     latest = sorted(known.values(), key=lambda row: (row["late"] is None, -(row["late"] or 0), row["queue_id"]))[
         :QUEUES

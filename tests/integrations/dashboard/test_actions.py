@@ -109,6 +109,22 @@ def test_requeue_dead_and_stalled_jobs(engine: str, door_to: MakeDoor) -> None:
     assert page.post("requeue", token=token, queue=name, what="all").status_code == 400
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pause_and_resume_a_queue(engine: str, door_to: MakeDoor) -> None:
+    page = door_to(engine, "wsgi", authorize=alice, secret="secret")
+    name, token = unused("queue"), page.token()
+    page.locks.run(QUEUE.put(1, queue=name))
+    told = said(page, page.post("pause", token=token, queue=name))
+    assert f"&#39;{name}&#39; is paused now" in told
+    assert '<span class="badge warning">paused</span>' in told
+    assert page.locks.run(QUEUE.capture(1, queue=name)) == []
+    assert "was paused before" in said(page, page.post("pause", token=token, queue=name))
+    assert "is resumed" in said(page, page.post("resume", token=token, queue=name))
+    assert "was not paused" in said(page, page.post("resume", token=token, queue=name))
+    assert len(page.locks.run(QUEUE.capture(1, queue=name))) == 1
+    assert page.post("pause", token=token, queue="").status_code == 400
+
+
 def test_action_without_token_is_refused(page: Door, semaphore: Make, audit: Callable[[], list[str]]) -> None:
     name = semaphore()
     token = page.token()

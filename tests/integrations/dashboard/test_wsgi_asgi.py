@@ -63,7 +63,7 @@ def test_unknown_paths_are_404(door: str, door_to: MakeDoor) -> None:
     assert page.get("/nothing").status_code == 404
     assert page.get("/../page.css").status_code in (200, 404)
     assert page.get("/static/page.css").status_code == 404
-    for action in ("release", "requeue", "resize"):
+    for action in ("release", "requeue", "pause", "resume", "resize"):
         assert page.get(f"/{action}").status_code == 404
         assert page.post(action, external_id="x").status_code == 404
     answer = page.ask("POST", "/")
