@@ -220,7 +220,7 @@ class LockEvent:
     ...     log.info("%s after %s s", event.names, event.waited)
     """
 
-    #: ``waited``, ``acquired``, ``released``, ``lost``, ``retried`` or ``swept``
+    #: ``waited``, ``acquired``, ``released``, ``lost``, ``retried``, ``swept`` or ``acted``
     event: str
     #: ``lock``, ``semaphore``, ``lease``, ``mutex``, ``timeout``; for ``retried`` the operation, e.g. ``mutex.acquire``
     kind: str

@@ -10,10 +10,11 @@ captor whose capture was rolled back could then end the capture of another.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Integer, Row, SmallInteger, bindparam, inspect
-from sqlalchemy.engine import FrozenResult, Result
+from sqlalchemy.engine import FrozenResult
 
 from sqlalchemy_locks.captures.statements import CaptureSpec
 from sqlalchemy_locks.core.roles import RoleMapping
@@ -47,18 +48,15 @@ def require_claim(rows: RoleMapping) -> None:
         )
 
 
-def store_proof(result: Result[Any], spec: CaptureSpec) -> Result[Any]:
-    """Return the same entities, each with the values of ``spec.proof`` stored in its instance state."""
+def store_proof(entities: Iterable[Any], spec: CaptureSpec) -> None:
+    """Store the values of ``spec.proof`` in the instance state of each entity."""
     target = spec.target
     assert target is not None
     names = [name for column in spec.proof if (name := target.key_of(column)) is not None]
-    if len(names) < len(spec.proof):
-        return result  # the class doesn't map these columns
-    frozen = result.freeze()
-    for (entity,) in frozen_rows(frozen):
-        state: Any = inspect(entity)
-        state.info[_INFO_KEY] = tuple(getattr(entity, name) for name in names)
-    return frozen()
+    if names and len(names) == len(spec.proof):  # the class maps these columns
+        for entity in entities:
+            state: Any = inspect(entity)
+            state.info[_INFO_KEY] = tuple(getattr(entity, name) for name in names)
 
 
 def frozen_rows(frozen: FrozenResult[Any]) -> list[tuple[Any, ...]]:

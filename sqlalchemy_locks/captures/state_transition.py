@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, sel
 
 from sqlalchemy_locks._validation import MAX_SECONDS, bounded_seconds, positive_int, valid_name
 from sqlalchemy_locks.captures.claims import claim_number, claim_of, drawn_claim, identity_roles, require_claim
-from sqlalchemy_locks.captures.operation import CaptureImpl
+from sqlalchemy_locks.captures.operation import CaptureImpl, capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, inlined
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
@@ -158,13 +158,8 @@ class StateTransition(EntityPattern[E]):
         >>> [task.id for task in session.execute(tasks.capture(3)).all()]
         ['task_c']
         """
-        operation: RowsOperation[Any] = RowsOperation(
-            self._capture, {**self._rows.queue(queue), LIMIT: positive_int(limit, "limit")}
-        )
-        target = self._rows.target
-        if target is not None and target.mapper is not None:
-            operation._entity_is(target.entity)
-        return operation
+        values = {**self._rows.queue(queue), LIMIT: positive_int(limit, "limit")}
+        return capture_operation(self._capture, self._rows.target, values)
 
     if TYPE_CHECKING:
         if MYPY:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util.queue import Empty
@@ -196,7 +196,12 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
     except engine.dialect.loaded_dbapi.Error as error:
         if pooled is not None:
             pool._invalidate(pooled, error)
-        connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+        try:
+            connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+        except OperationalError as wrapped:
+            # drivers don't say whether a connection that could not be made had died; nothing was sent in either case
+            wrapped.connection_invalidated = True
+            raise
         raise
     except BaseException:
         if pooled is not None and pooled.is_valid:

@@ -85,6 +85,12 @@ class UpdateOwnedJobs(JobOperation):
         return "whose UPDATE has no SKIP LOCKED"
 
     def run(self, execution: Execution) -> Any:
+        number = self.count(execution)
+        self.jobs.expire(execution, self.changes(self.jobs.columns))
+        return number
+
+    def count(self, execution: Execution) -> Any:
+        """Change the jobs, and return how many."""
         statement = self.statement(execution.context)
         if statement is None:
             return self._update_unlocked(execution)[0]
@@ -211,7 +217,7 @@ class Heartbeat(UpdateOwnedJobs):
         )
         return counting
 
-    def run(self, execution: Execution) -> Any:
+    def count(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         if statement is None:
             number, locked = self._update_unlocked(execution)
@@ -220,7 +226,7 @@ class Heartbeat(UpdateOwnedJobs):
                 number += int(execution.execute(counting, _expanded(locked)).scalar_one())
             return number
         if not execution.backend.writable_ctes:
-            return super().run(execution)
+            return super().count(execution)
         return execution.execute(statement, owned_parameters(execution, self.jobs)).scalar()
 
 

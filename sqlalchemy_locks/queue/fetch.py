@@ -56,6 +56,7 @@ class FetchJobs(JobCapture):
                 at.started_at.is_(None),
                 at.run_at <= Began(),
                 *([tuple_(*order) > tuple_(*after)] if self.after else []),
+                *self.jobs.not_paused(context),
             ),
             {
                 at.claim: drawn_claim(at.claim),
@@ -63,6 +64,7 @@ class FetchJobs(JobCapture):
                 at.started_at: Now(),
                 at.heartbeat_at: Now(),
                 at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
+                **self.jobs.free_key(at),
             },
             tuple(order),
             self.jobs.target,
@@ -95,6 +97,7 @@ class JobsOfHost(JobOperation):
             at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
             at.processing_host == bindparam("locks_host", type_=at.processing_host.type),
             at.heartbeat_at.is_not(None),
+            *self.jobs.class_condition(),
         )
 
 
@@ -173,8 +176,10 @@ class Fetch(FetchJobs):
             at = self.jobs.at(context)
             bound = [at.roles[role].type for role in ("internal_id", "claim", "queue_id", "processing_host", *ORDER)]
             read = [column.type for column in at.table.c if column is not at.payload]
+            # the condition on a subclass is a list, which SQLAlchemy writes out at each execution
             self._native[dialect] = isinstance(at.payload.type, JSON) and not (
-                any(type_.dialect_impl(dialect).bind_processor(dialect) for type_ in bound)
+                self.jobs.class_condition()
+                or any(type_.dialect_impl(dialect).bind_processor(dialect) for type_ in bound)
                 or any(type_.dialect_impl(dialect).result_processor(dialect, None) for type_ in read)
             )
         return self._native[dialect]
@@ -205,7 +210,7 @@ class Fetch(FetchJobs):
         given, completed = execution.values, 0
         if given[IDS]:
             execution.values = {name: given[name] for name in _OWNED}
-            completed = self._complete.run(execution)
+            completed = self._complete.count(execution)
         execution.values = {name: value for name, value in given.items() if name not in _OWNED}
         return Fetched(list(super().run(execution)), completed)
 

@@ -21,7 +21,7 @@ def test_fetch_completes_and_captures(engine: Engine) -> None:
     put(engine, *range(5))
     first = fetched(engine, [], 2)
     assert ([job.payload for job in first.jobs], first.completed) == ([0, 1], 0)
-    assert {(len(job), job.processing_host) for job in first.jobs} == {(16, "web-1")}
+    assert {(len(job), job.processing_host) for job in first.jobs} == {(17, "web-1")}
     second = fetched(engine, first.jobs, 10)
     assert ([job.payload for job in second.jobs], second.completed) == ([2, 3, 4], 2)
     with engine.begin() as connection:
