@@ -65,7 +65,8 @@ class Arena:
         self.engine_name, self.url, self.server = engine, url, server
         self.admin = create_engine(url(plain), poolclass=NullPool)
         self.backend = backend_for(self.admin.dialect)
-        self.locks = sl.Locks(self.admin)
+        self._pool = create_engine(url(plain), pool_size=1, max_overflow=2)
+        self.locks = sl.Locks(self._pool)
         self.tables = build_context(self.admin.dialect, {}).tables
         with self.admin.begin() as connection:
             for table in _TABLES:
@@ -77,6 +78,7 @@ class Arena:
 
     def close(self) -> None:
         self.admin.dispose()
+        self._pool.dispose()
 
     def run(self, episode: Episode) -> Outcome:
         """Run an episode, and judge it."""
