@@ -136,6 +136,33 @@ def has_room(engine: Engine) -> bool:
     return limit == math.inf or pool.checkedout() < limit
 
 
+def engine_beside(engine: Engine) -> Engine:
+    """Return an engine with a pool of its own, and the options and listeners of another one."""
+    own: Any = Engine(
+        engine.pool.recreate(),
+        engine.dialect,
+        engine.url,
+        execution_options=engine.get_execution_options(),
+        hide_parameters=engine.hide_parameters,
+    )
+    own.dispatch = own.dispatch._join(engine.dispatch)
+    own._has_events = engine._has_events
+    beside: Engine = own
+    return beside
+
+
+def abort(connection: Connection) -> None:
+    """Shut the socket of a connection down, so that whatever waits for its server raises an error immediately."""
+    with contextlib.suppress(Exception):
+        pooled: Any = connection.connection
+        driver: Any = pooled.driver_connection
+        if hasattr(driver, "fileno"):
+            with socket.socket(fileno=os.dup(driver.fileno())) as twin:
+                twin.shutdown(socket.SHUT_RDWR)
+        elif connection.dialect.has_terminate:
+            connection.dialect.do_terminate(pooled.dbapi_connection)
+
+
 def one_for_all(pool: Any) -> bool:
     """Return whether the pool shares one connection, and so one transaction, between checkouts."""
     return isinstance(pool, (StaticPool, SingletonThreadPool))
