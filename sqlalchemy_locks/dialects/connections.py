@@ -231,15 +231,25 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
             pool._invalidate(pooled, error)
         try:
             connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
-        except OperationalError as wrapped:
+        except DBAPIError as wrapped:
             # drivers don't say whether a connection that could not be made had died; nothing was sent in either case
             wrapped.connection_invalidated = True
             raise
         raise
+    except _own_errors(engine) as error:
+        raise OperationalError(None, None, error, connection_invalidated=True) from error
     except BaseException:
         if pooled is not None and pooled.is_valid:
             pooled.invalidate()
         raise
+
+
+def _own_errors(engine: Engine) -> tuple[type[BaseException], ...]:
+    """Return what a driver raises beside its DBAPI's errors when a connection dies as it is made."""
+    asyncpg: Any = getattr(engine.dialect.loaded_dbapi, "asyncpg", None)
+    if asyncpg is None:
+        return (ConnectionError,)
+    return (ConnectionError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError)
 
 
 @cache
