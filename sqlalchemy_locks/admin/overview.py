@@ -104,9 +104,9 @@ def holders(each: int, semaphores: list[int]) -> Callable[[Locks], Part]:
 
 def ages(locks: Locks) -> Part:
     """Return how many requests are held, by age: one row."""
-    rows = _dicts(locks.run(queries.holder_ages(COUNT_LIMIT + 1)))
+    rows = _dicts(locks.run(queries.holder_ages(COUNT_LIMIT)))
     counted = sum(int(count) for name, count in rows[0].items() if name != "expired")
-    return Part(rows, {"holders": min(counted, COUNT_LIMIT)}, ["holders"] if counted > COUNT_LIMIT else ())
+    return Part(rows, {"holders": counted}, ["holders"] if counted == COUNT_LIMIT else ())
 
 
 def queues(locks: Locks) -> Rows:
