@@ -63,10 +63,11 @@ class _StateCounts(JobOperation):
     writes = False
 
     def build(self, context: BuildContext) -> Executable | None:
-        at = self.jobs.at(context)
-        waiting = _waiting(context, at).limit(_LIMIT).subquery("waits")
+        at, ours = self.jobs.at(context), self.jobs.class_condition()
+        waiting = _waiting(context, at).where(*ours).limit(_LIMIT).subquery("waits")
         running = select(at.queue_id.label("queue_id"), at.heartbeat_at.label("at")).where(at.heartbeat_at.is_not(None))
-        dead = select(at.queue_id.label("queue_id")).where(at.failed_at.is_not(None))
+        running = running.where(*ours)
+        dead = select(at.queue_id.label("queue_id")).where(at.failed_at.is_not(None), *ours)
         runs = running.order_by(at.heartbeat_at).limit(_LIMIT).subquery("runs")
         died = dead.order_by(at.failed_at.desc()).limit(_LIMIT).subquery("died")
         parts = union_all(
@@ -87,7 +88,7 @@ class _QueueNames(JobOperation):
     writes = False
 
     def build(self, context: BuildContext) -> Executable | None:
-        names = _names(context, self.jobs.at(context)).subquery("names")
+        names = _names(context, self.jobs.at(context), self.jobs.class_condition()).subquery("names")
         listed = select(names.c.queue_id).where(names.c.queue_id.is_not(None))
         return listed.order_by(names.c.queue_id).limit(_LIMIT_QUEUES)
 
@@ -102,7 +103,8 @@ class _WaitingEach(JobOperation):
 
         def part(number: int) -> Any:
             name = bindparam(f"locks_queue_{number}", type_=at.queue_id.type)
-            chosen = select(at.run_at.label("run_at")).where(at.queue_id == name, at.started_at.is_(None))
+            waiting = (at.queue_id == name, at.started_at.is_(None), *self.jobs.class_condition())
+            chosen = select(at.run_at.label("run_at")).where(*waiting)
             # the order of the index, in which the jobs are captured
             head = chosen.order_by(at.priority, at.run_at, at.internal_id).limit(_LIMIT_EACH).subquery()
             place = literal_column(str(number), Integer()).label("place")
@@ -179,11 +181,11 @@ def _waiting(context: BuildContext, at: RoleColumns) -> Any:
     return select(*columns).select_from(names.join(at.table, and_(at.queue_id == names.c.queue_id, waiting)))
 
 
-def _names(context: BuildContext, at: RoleColumns) -> Any:
+def _names(context: BuildContext, at: RoleColumns, ours: list[Any]) -> Any:
     """Select the names of the queues, by one look into an index for each."""
     if not context.backend.schemas:
-        return select(at.queue_id.label("queue_id")).distinct()
-    waiting = at.started_at.is_(None)
+        return select(at.queue_id.label("queue_id")).distinct().where(*ours)
+    waiting = and_(at.started_at.is_(None), *ours)
     first = select(func.min(at.queue_id).label("queue_id")).where(waiting).cte("found", recursive=True)
     following = select(func.min(at.queue_id)).where(waiting, at.queue_id > first.c.queue_id).correlate(first)
     found = first.union_all(select(following.scalar_subquery()).where(first.c.queue_id.is_not(None)))

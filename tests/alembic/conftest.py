@@ -34,9 +34,8 @@ SERVERS = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Slow tests that don't depend on the driver: those that interrupt every command, those that build the package."""
+    """Register the slow tests that don't depend on the driver: they interrupt every command."""
     config.addinivalue_line("markers", "long: once on each kind of server, by directives only")
-    config.addinivalue_line("markers", "packaging: builds the package and installs it into fresh environments")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,105 +1,34 @@
-"""The wheel, the sdist and the editable install, each in a virtual environment of its own, outside the checkout.
+"""The wheel, which is built from the sdist, and the editable install, each in a virtual environment of its own.
 
-What only a checkout has on its ``sys.path`` must not be what makes it work.
+Both are used outside the checkout: what only a checkout has on its ``sys.path`` must not be what makes it work.
 """
 
 from __future__ import annotations
 
 import ast
-import os
-import shutil
+import re
 import subprocess
-import sys
 import tarfile
-import time
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.alembic.project import revision, tables
+from tests.packaging.conftest import Built
+from tests.packaging.environment import ROOT, Environment, run
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
-PARTS = ("pyproject.toml", "README.md", "LICENSE", "sqlalchemy_locks", "alembic_templates")
-KINDS = ("wheel", "sdist", "editable")
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-class Environment:
-    """A virtual environment, filled by uv where there is one and by pip where not."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.python = folder / "bin" / "python"
-        self._uv = shutil.which("uv")
-        if self._uv:
-            run(self._uv, "venv", "-q", "--python", sys.executable, folder, cwd=folder.parent)
-        else:
-            venv.create(folder, with_pip=True)
-
-    def install(self, *what: str | Path) -> None:
-        uv = (self._uv, "pip", "install", "-q", "--python", self.python)
-        command = uv if self._uv else (self.python, "-m", "pip", "install", "-q")
-        for pause in (5, 30):  # a network may be away for a moment
-            try:
-                return self._install(*command, *what)
-            except AssertionError:
-                time.sleep(pause)
-        return self._install(*command, *what)
-
-    def _install(self, *command: str | Path | None) -> None:
-        run(*filter(None, command), cwd=self.folder)
-
-    def __call__(self, *arguments: str | Path, cwd: Path) -> str:
-        return run(self.python, *arguments, cwd=cwd)
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that are packed, where a build leaves its traces without harm."""
-    folder = tmp_path_factory.mktemp("source") / "checkout"
-    folder.mkdir()
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / part, folder / part)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The sdist, and the wheel that is built from it and nothing else."""
-    folder = tmp_path_factory.mktemp("built")
-    builder = Environment(folder / "builder")
-    builder.install("setuptools>=77")
-    call = "import sys; from setuptools import build_meta; print(build_meta.build_{}(sys.argv[1]))"
-    builder("-c", call.format("sdist"), folder, cwd=source)
-    (sdist,) = folder.glob("*.tar.gz")
-    unpacked = folder / "unpacked"
-    unpacked.mkdir()
-    subprocess.run(["tar", "-xzf", sdist, "-C", unpacked], check=True)
-    (tree,) = unpacked.iterdir()
-    builder("-c", call.format("wheel"), folder, cwd=tree)
-    (wheel,) = folder.glob("*.whl")
-    return {"sdist": sdist, "wheel": wheel}
+KINDS = ("wheel", "editable")
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def installed(
-    request: pytest.FixtureRequest, built: dict[str, Path], source: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, built: Built, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
-    environment = Environment(tmp_path_factory.mktemp(request.param) / "venv")
-    package = ("-e", source) if request.param == "editable" else (built[request.param],)
+    environment = Environment(tmp_path_factory.mktemp(request.param) / "venv", request.param)
+    package = ("-e", source) if request.param == "editable" else (getattr(built, request.param),)
     environment.install(*package, "aiosqlite", "greenlet")
     return environment
 
@@ -130,8 +59,10 @@ def found(installed: Environment, project: Path) -> set[str]:
 OURS = {f"lock_{name}" for name in tables("sqlite")}
 
 
-@pytest.mark.parametrize(("name", "url"), [("generic", "sqlite:///x.db"), ("async", "sqlite+aiosqlite:///x.db")])
-def test_shipped_revisions(installed: Environment, project: Path, name: str, url: str) -> None:
+def test_shipped_revisions(installed: Environment, project: Path) -> None:
+    name, url = {"wheel": ("generic", "sqlite:///x.db"), "editable": ("async", "sqlite+aiosqlite:///x.db")}[
+        installed.kind
+    ]
     code = f"from sqlalchemy_locks.alembic import template; print(template({name!r}))"
     folder = installed("-c", code, cwd=project).strip()
     alembic(installed, project, "init", "-t", folder, "migrations")
@@ -202,17 +133,22 @@ def test_the_command_line(installed: Environment, project: Path) -> None:
     assert "No semaphores" in installed("-m", "sqlalchemy_locks", "status", "--url", "sqlite:///x.db", cwd=project)
 
 
-def test_wheel_and_sdist_have_every_file(built: dict[str, Path]) -> None:
+def test_sdist_has_tests_docs_and_changelog(built: Built) -> None:
+    listed = run("git", "ls-files", cwd=ROOT).splitlines() if (ROOT / ".git").exists() else ["CHANGELOG.md"]
+    wanted = {name for name in listed if not name.startswith(".") and (ROOT / name).exists()}
+    with tarfile.open(built.sdist) as archive:
+        packed = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert wanted - packed == set()
+
+
+def test_wheel_has_every_file_of_the_package(built: Built) -> None:
     wanted = {
         path.relative_to(ROOT).as_posix()
         for part in ("sqlalchemy_locks", "alembic_templates")
         for path in (ROOT / part).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    with tarfile.open(built["sdist"]) as archive:
-        packed = {name.split("/", 1)[-1] for name in archive.getnames()}
-    assert wanted <= packed
-    with zipfile.ZipFile(built["wheel"]) as wheel:
+    with zipfile.ZipFile(built.wheel) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     shipped = {
         name.replace("alembic_templates/", "sqlalchemy_locks/alembic_templates/", 1)
@@ -221,3 +157,13 @@ def test_wheel_and_sdist_have_every_file(built: dict[str, Path]) -> None:
         for name in wanted
     }
     assert names == shipped
+
+
+def test_build_has_no_warning(built: Built) -> None:
+    assert [line for line in built.output.splitlines() if re.search(r"\bwarning\b|Warning:", line, re.I)] == []
+
+
+def test_index_pages_accept_the_readme(built: Built, tmp_path: Path) -> None:
+    checker = Environment(tmp_path / "checker")
+    checker.install("twine>=6.1", "packaging>=24.2")
+    checker("-m", "twine", "check", "--strict", built.sdist, built.wheel, cwd=tmp_path)

@@ -1,0 +1,75 @@
+"""What a reader types from the README works, in an environment that has nothing but the wheel.
+
+Whoever follows the page a second time finds the database of the first time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, blocks
+from tests.packaging.conftest import Built
+from tests.packaging.environment import Environment, variables
+
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
+
+README = ROOT / "README.md"
+REPOSITORY = re.search(r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+
+
+def typed(page: Path, environment: Environment, wheel: Path, folder: Path) -> None:
+    """Run a page's commands one by one, then its Python as one program."""
+    program = ""
+    for block in blocks(page):
+        if block.language == "sh":
+            for line in block.text.splitlines():
+                entered(line, environment, wheel, folder)
+        elif block.language == "python" and block.info != "noexec":
+            program += block.text + "\n"
+    environment("-W", "error", "-c", program, cwd=folder)
+
+
+def entered(line: str, environment: Environment, wheel: Path, folder: Path) -> None:
+    command = shlex.split(line, comments=True)
+    if command[:2] == ["pip", "install"]:
+        ours = re.compile(r"^(sqlalchemy-locks(?:\[.*\])?)$")
+        environment.install(*(ours.sub(rf"\1 @ {wheel.as_uri()}", word) for word in command[2:]))
+        return
+    path = f"{environment.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-ec", line], cwd=folder, env=variables() | {"PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("name", ["README.md"])
+def test_typed_twice_into_a_fresh_environment(name: str, built: Built, tmp_path: Path) -> None:
+    environment, folder = Environment(tmp_path / "venv"), tmp_path / "app"
+    folder.mkdir()
+    for _ in range(2):
+        typed(ROOT / name, environment, built.wheel, folder)
+
+
+def test_readme_links_work_on_a_package_index() -> None:
+    """Relative links and pictures would be dead there."""
+    assert REPOSITORY
+    raw = REPOSITORY[1].replace("https://github.com/", "https://raw.githubusercontent.com/") + "/main/"
+    targets = re.findall(r"\]\(([^)\s]+)\)", README.read_text())
+    assert any(target.startswith(raw) for target in targets), "no picture"
+    for target in targets:
+        assert target.startswith("https://"), target
+        for base in (f"{REPOSITORY[1]}/blob/main/", raw):
+            if target.startswith(base):
+                assert (ROOT / target.removeprefix(base)).is_file(), target
+
+
+def test_readme_reads_in_two_minutes() -> None:
+    """At 250 words a minute; a link is read by its text."""
+    text = re.sub(r"\]\([^)]*\)", "]", README.read_text())
+    assert len(re.findall(r"\w[\w'.-]*", text)) < 560
