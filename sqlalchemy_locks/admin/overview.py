@@ -81,7 +81,7 @@ def semaphores(locks: Locks, limit: int) -> Part:
         nothing = {"on_demand": False, "used": 0, "holders": 0}
         oldest = dict.fromkeys(("oldest_holder", "oldest_owner", "oldest_since"))
         rows += [{**row, **nothing, **oldest} for row in _dicts(locks.run(queries.unused(missing)))]
-    counts = dict.fromkeys(("semaphores", "full", "leases", "leases_held", "permits"), 0)
+    counts: dict[str, int] = dict.fromkeys(("semaphores", "full", "leases", "leases_held", "permits"), 0)
     for row in locks.run(queries.totals()):
         counts["permits"] += int(row.permits)
         if row.on_demand:
