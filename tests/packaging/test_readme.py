@@ -73,3 +73,13 @@ def test_readme_reads_in_two_minutes() -> None:
     """At 250 words a minute; a link is read by its text."""
     text = re.sub(r"\]\([^)]*\)", "]", README.read_text())
     assert len(re.findall(r"\w[\w'.-]*", text)) < 560
+
+
+def test_first_lock_takes_two_commands_and_five_lines() -> None:
+    """docs/migrating.md compares this with other libraries."""
+    commands, program = blocks(README)[:2]
+    assert len(commands.text.splitlines()) == 2
+    assert len([line for line in program.text.splitlines() if line]) == 5
+    counted = re.search(r"README.*?\| (\d+) \| (\d+) \|", (ROOT / "docs" / "migrating.md").read_text())
+    assert counted
+    assert counted.groups() == ("3", "5")  # with the run of the program
