@@ -1,7 +1,7 @@
 # Everything needed is installed in .venv/ on the way. Debian packages are installed as root only, or by sudo if it asks
 # for no password.
 
-.PHONY: bench demo test
+.PHONY: bench demo test torture
 
 bench: # run a benchmark: NAME=lock, or with arguments NAME='waiting sqlite'; without NAME, list them
 	@tools/bench $(value NAME)
@@ -11,3 +11,6 @@ demo: # eight processes compete for three keys; URL=postgresql+psycopg://... run
 
 test: # all checks and tests, on real servers that the tests start
 	@tools/test
+
+torture: # try to break every promise under faults: MINUTES=30 for each engine, ENGINE=mysql for one; see docs/tested.md
+	@tools/torture '$(or $(MINUTES),10)' '$(value ENGINE)'

@@ -28,7 +28,7 @@ def check(session: nox.Session) -> None:
     """Check style, types and layers."""
     session.install(
         "-e",
-        ".[redis,cli,otel,prometheus,fastapi,flask]",
+        ".[redis,cli,otel,prometheus,fastapi,flask,testing]",
         *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "check"),
     )
     session.run("ruff", "check", ".")

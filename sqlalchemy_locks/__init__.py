@@ -15,6 +15,7 @@ from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.errors import (
+    Discard,
     IdempotencyConflict,
     LockError,
     LockLost,
@@ -27,6 +28,7 @@ from sqlalchemy_locks.errors import (
     ReentryError,
     RequestHeld,
     RequestOver,
+    Retry,
     SemaphoreHeld,
     StaleSnapshot,
     StaleToken,
@@ -40,7 +42,17 @@ from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.fencing import Fence, fenced
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.semaphore import guarded
-from sqlalchemy_locks.values import Grant, Holder, KeyHolder, KeyWaiter, LockEvent, PermitHolder, Released, Report
+from sqlalchemy_locks.values import (
+    Grant,
+    Holder,
+    JobEvent,
+    KeyHolder,
+    KeyWaiter,
+    LockEvent,
+    PermitHolder,
+    Released,
+    Report,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy_locks.facade.async_lease import AsyncLease
@@ -53,12 +65,14 @@ __all__ = [
     "AsyncLease",
     "AsyncLocks",
     "AsyncWorker",
+    "Discard",
     "Explanation",
     "Fence",
     "Grant",
     "Holder",
     "IdempotencyConflict",
     "JobColumns",
+    "JobEvent",
     "KeyHolder",
     "KeyWaiter",
     "Lease",
@@ -81,6 +95,7 @@ __all__ = [
     "Report",
     "RequestHeld",
     "RequestOver",
+    "Retry",
     "SemaphoreHeld",
     "StaleSnapshot",
     "StaleToken",

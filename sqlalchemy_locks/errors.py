@@ -6,6 +6,9 @@ exception.
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.values import Holder
 
 #: how many holders a message lists
@@ -256,3 +259,34 @@ class NotInstalled(LockError):
     ...     raise SystemExit(f"run the migrations first: {error}")
     True
     """
+
+
+class Retry(Exception):
+    """Raised by a handler of a worker: the attempt has failed, without a traceback in the log, and is repeated later.
+
+    The attempt counts: after ``max_attempts`` the job is dead.
+
+    :param reason: what is stored as the job's error.
+    :param in_: the pause before the next attempt, in seconds; by default the worker's ``retry_in``.
+
+    >>> def handler(job):
+    ...     raise sl.Retry("the recipient is busy", in_=30)
+    """
+
+    def __init__(self, reason: str = "the handler asked for a retry", *, in_: float | timedelta | None = None) -> None:
+        super().__init__(reason)
+        #: the pause in seconds; ``None``: the worker's
+        self.pause = None if in_ is None else bounded_seconds(in_, "in_")
+
+
+class Discard(Exception):
+    """Raised by a handler of a worker: the job is dead immediately, whatever attempts it has left.
+
+    :param reason: what is stored as the job's error.
+
+    >>> def handler(job):
+    ...     raise sl.Discard("the recipient has left")
+    """
+
+    def __init__(self, reason: str = "the handler discarded the job") -> None:
+        super().__init__(reason)

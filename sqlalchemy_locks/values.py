@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Literal
+from uuid import UUID
 
 
 class Released(str, Enum):
@@ -171,6 +172,45 @@ class PermitHolder(Holder):
 
 
 @dataclass(frozen=True)
+class JobEvent:
+    """What happened to a job of a worker, for listeners; what doesn't apply is ``None``.
+
+    >>> from sqlalchemy import event
+    >>> @event.listens_for(worker, "completed")
+    ... def on_completed(event: sl.JobEvent) -> None:
+    ...     log.info("%s after %s s", event.external_id, event.took)
+    """
+
+    #: ``begun``, ``completed``, ``failed``, ``dead`` or ``stalled``
+    event: str
+    #: the queue's name
+    queue: str
+    #: e.g. ``PostgreSQL``
+    engine: str
+    #: the worker's ``processing_host``
+    host: str
+    external_id: UUID | None = None
+    #: the number of this attempt, 1 for the first
+    attempt: int | None = None
+    #: from the job's ``run_at`` to its capture, in seconds, by the server's clock
+    waited: float | None = None
+    #: how long its handler has run, in seconds
+    took: float | None = None
+    #: how many jobs: of other workers, for ``stalled``
+    count: int = 1
+    error: BaseException | None = field(default=None, hash=False)
+
+    def __str__(self) -> str:
+        job = f"{self.count} jobs" if self.external_id is None else f"job {self.external_id}"
+        parts = [f"{self.event} {job} of the queue {self.queue!r}"]
+        parts += [] if self.attempt is None else [f"attempt {self.attempt}"]
+        parts += [f"{what} {took:.3f} s" for what, took in (("waited", self.waited), ("took", self.took)) if took]
+        if self.error is not None:
+            parts.append(f"{type(self.error).__name__}: {self.error}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
 class LockEvent:
     """What happened to a lock, for listeners; what doesn't apply is ``None``.
 
@@ -180,7 +220,7 @@ class LockEvent:
     ...     log.info("%s after %s s", event.names, event.waited)
     """
 
-    #: ``waited``, ``acquired``, ``released``, ``lost``, ``retried`` or ``swept``
+    #: ``waited``, ``acquired``, ``released``, ``lost``, ``retried``, ``swept`` or ``acted``
     event: str
     #: ``lock``, ``semaphore``, ``lease``, ``mutex``, ``timeout``; for ``retried`` the operation, e.g. ``mutex.acquire``
     kind: str

@@ -1,21 +1,24 @@
 """What is held and what waits, part by part: the data of the command line and of the dashboard.
 
 It only runs operations, each by itself: a part that isn't installed, or isn't available on this engine, reports that
-and doesn't affect the others.
+and doesn't affect the others. Rows are limited, and counts are exact up to a limit, so that the cost of a part stays
+bounded in a large database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select
 
 from sqlalchemy_locks import lock, semaphore
+from sqlalchemy_locks.conditional.listing import count_listed
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
+from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import NotInstalled, Unsupported
 from sqlalchemy_locks.facade.locks import Locks
@@ -23,101 +26,141 @@ from sqlalchemy_locks.facade.maintenance import QUEUE
 from sqlalchemy_locks.health import Finding, examine
 from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.semaphore.queries import holding_ages, oldest_holders
+from sqlalchemy_locks.semaphore import queries
 from sqlalchemy_locks.sql.clock import Now, utc
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA
 
 Rows = list[dict[str, Any]]
 #: what an app may keep in tables of its own
-Own = Queue[Any] | Mutex | Timeout
+OwnTable = Queue[Any] | Mutex | Timeout
 
-#: the maximum number of mutexes, and of timeouts
-MOST = 1000
+#: jobs of a state, holders, mutexes and timeouts are counted up to this number
+COUNT_LIMIT = 5_000
 #: a running job is stalled when its worker has sent no heartbeat for this many seconds
-STALLED = 300.0
-#: completed jobs are counted over this many seconds, and up to this number
-LATELY, COUNTED = 3600.0, 50_000
+STALLED_AFTER = 300.0
+#: completed jobs are counted over this many seconds
+COMPLETED_WITHIN = 3600.0
 #: the maximum number of changes of capacity
 CHANGES = 20
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part: its rows, or the error that says why it has none."""
+    """One part: its first rows and its counts, or the error that says why it has none."""
 
     rows: Rows | None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    #: the names of counts that reached the limit, so that there may be more
+    at_least: Collection[str] = ()
     error: NotInstalled | Unsupported | None = None
 
 
-def look_at(locks: Locks, read: Callable[[Locks], Rows]) -> Part:
+def read_part(locks: Locks, read: Callable[[Locks], Part]) -> Part:
     """Read one part.
 
     :raises DBAPIError: for any other error of the driver.
     """
     try:
-        return Part(read(locks))
+        return read(locks)
     except (NotInstalled, Unsupported) as error:
-        return Part(None, error)
+        return Part(None, error=error)
 
 
 def _dicts(rows: Any) -> Rows:
     return [dict(row._mapping) for row in rows]
 
 
-def semaphores(locks: Locks) -> Rows:
-    """Return every semaphore, as ``semaphore.usage`` does."""
-    return _dicts(locks.run(semaphore.usage()))
+def semaphores(locks: Locks, limit: int) -> Part:
+    """Return the fullest semaphores, then unused ones, and the leases that are held longest (``on_demand``).
+
+    :param limit: how many semaphores, and how many leases.
+    """
+    rows = _dicts(locks.run(queries.fullest(limit)))
+    missing = limit - sum(not row["on_demand"] for row in rows)
+    if missing:
+        nothing = {"on_demand": False, "used": 0, "holders": 0}
+        oldest = dict.fromkeys(("oldest_holder", "oldest_owner", "oldest_since"))
+        rows += [{**row, **nothing, **oldest} for row in _dicts(locks.run(queries.unused(missing)))]
+    counts = dict.fromkeys(("semaphores", "full", "leases", "leases_held", "permits"), 0)
+    for row in locks.run(queries.totals()):
+        counts["permits"] += int(row.permits)
+        if row.on_demand:
+            counts |= {"leases": row.total, "leases_held": row.in_use}
+        else:
+            counts |= {"semaphores": row.total, "full": row.full}
+    return Part(rows, counts)
 
 
-def holders(each: int, name: str | None = None) -> Callable[[Locks], Rows]:
-    """Return a query for the oldest holders: up to ``each`` of every semaphore."""
-    return lambda locks: _dicts(locks.run(oldest_holders(each, name)))
+def one_semaphore(locks: Locks, name: str) -> Part:
+    """Return the semaphore of this name, if there is one, as :func:`semaphores` does."""
+    rows = _dicts(locks.run(queries.one_semaphore(name)))
+    return Part([{**row, "on_demand": False} for row in rows], {"semaphores": len(rows)})
 
 
-def ages(locks: Locks) -> Rows:
-    """Return how many permits are held, by age: one row."""
-    return _dicts(locks.run(holding_ages()))
+def holders(each: int, semaphores: list[int]) -> Callable[[Locks], Part]:
+    """Return a query for the oldest holders: up to ``each`` of each of these semaphores, given by their ids."""
+    return lambda locks: Part(_dicts(locks.run(queries.oldest_holders(each, semaphores))))
 
 
-def queues(locks: Locks, queue: Queue[Any] | None = None) -> Rows:
-    """Return every queue, as ``Queue.stats`` does, of the shipped table or of the app's."""
-    rows: list[Any] = locks.run((queue or Queue()).stats())
+def ages(locks: Locks) -> Part:
+    """Return how many requests are held, by age: one row."""
+    rows = _dicts(locks.run(queries.holder_ages(COUNT_LIMIT + 1)))
+    counted = sum(int(count) for name, count in rows[0].items() if name != "expired")
+    return Part(rows, {"holders": min(counted, COUNT_LIMIT)}, ["holders"] if counted > COUNT_LIMIT else ())
+
+
+def queues(locks: Locks) -> Rows:
+    """Return every queue with exact counts, as ``Queue.stats`` does."""
+    rows: list[Any] = locks.run(Queue().stats())
     return [{**dict(row._mapping), "oldest": utc(row.oldest)} for row in rows]
 
 
-def stalled(locks: Locks, queue: Queue[Any] | None = None) -> Rows:
-    """Return how many running jobs had no heartbeat for ``STALLED`` seconds, queue by queue."""
-    return _dicts(locks.run(activity.stalled(STALLED, (queue or Queue())._jobs)))
+def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
+    """Return the queues with their jobs by state, of the shipped table or of the app's, those with late jobs first.
+
+    Each row's ``at_least`` has the names of those counts that reached a limit.
+    """
+    found: Any = locks.run(activity.counts(COUNT_LIMIT, STALLED_AFTER, None if queue is None else queue._jobs))
+    rows = [{**row, "oldest": utc(row["oldest"])} for row in found["rows"]]
+    rows.sort(key=lambda row: (row["oldest"] is None, row["oldest"] or 0, row["queue_id"]))
+    return Part(rows, found["counts"], found["at_least"])
 
 
-def completed(locks: Locks) -> Rows:
+def completed(locks: Locks) -> Part:
     """Return how many jobs were completed in each of the last minutes, queue by queue."""
-    return _dicts(locks.run(activity.completed(LATELY, COUNTED)))
+    return Part(_dicts(locks.run(activity.completed(COMPLETED_WITHIN, COUNT_LIMIT))))
 
 
-def mutexes(locks: Locks, mutex: Mutex | None = None) -> Rows:
-    """Return the mutexes that are held."""
-    return _dicts(locks.run((mutex or Mutex()).held(MOST)))
+def mutexes(locks: Locks, limit: int, mutex: Mutex | None = None) -> Part:
+    """Return the mutexes that are held, the longest held first."""
+    return _listed(locks, (mutex or Mutex()).held(limit), "mutexes")
 
 
-def timeouts(locks: Locks, timeout: Timeout | None = None) -> Rows:
-    """Return all timeouts."""
-    return _dicts(locks.run((timeout or Timeout()).listed(MOST)))
+def timeouts(locks: Locks, limit: int, timeout: Timeout | None = None) -> Part:
+    """Return timeouts by name."""
+    return _listed(locks, (timeout or Timeout()).listed(limit), "timeouts")
 
 
-def maintenance(locks: Locks) -> Rows:
+def _listed(locks: Locks, listing: Operation[Any], what: str) -> Part:
+    rows = _dicts(locks.run(listing))
+    count = locks.run(count_listed(listing, COUNT_LIMIT + 1)) or 0
+    return Part(rows, {what: min(count, COUNT_LIMIT)}, [what] if count > COUNT_LIMIT else ())
+
+
+def maintenance(locks: Locks) -> Part:
     """Return the timeouts that guard the tasks of ``Locks.maintain``: when each is due again."""
-    return _dicts(locks.run(Timeout().listed(MOST, queue=QUEUE)))
+    return Part(_dicts(locks.run(Timeout().listed(queue=QUEUE))))
 
 
-def keys(locks: Locks) -> Rows:
+def keys(locks: Locks) -> Part:
     """Return the holders of keys, and the waiters."""
-    return [asdict(holder) for holder in locks.run(lock.holders())]
+    rows = [asdict(holder) for holder in locks.run(lock.holders())]
+    return Part(rows, {"keys": len(rows), "waiters": sum(len(row["waiting"]) for row in rows)})
 
 
-def changes(locks: Locks) -> Rows:
+def changes(locks: Locks) -> Part:
     """Return the last changes of capacity, newest first."""
-    return _dicts(locks.run(semaphore.history(limit=CHANGES)))
+    return Part(_dicts(locks.run(semaphore.history(limit=CHANGES))))
 
 
 def instant(locks: Locks) -> datetime:
@@ -128,7 +171,7 @@ def instant(locks: Locks) -> datetime:
     return now
 
 
-def facts(locks: Locks) -> list[Finding]:
+def findings(locks: Locks) -> list[Finding]:
     """Return the findings of ``health.examine`` for the database of these locks."""
     options = locks._engine.get_execution_options()
     schema = options.get("schema_translate_map", {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
@@ -136,6 +179,6 @@ def facts(locks: Locks) -> list[Finding]:
         return examine(connection, schema=schema, prefix=options.get("locks_prefix", DEFAULT_PREFIX))
 
 
-def place(locks: Locks) -> str:
+def display_url(locks: Locks) -> str:
     """Return the database's URL for display: without the password, and without options, which may hold secrets."""
     return locks._engine.url.set(query={}).render_as_string(hide_password=True)

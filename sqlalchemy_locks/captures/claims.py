@@ -2,14 +2,19 @@
 
 An entity keeps the claim it was captured with apart from its attributes: a commit expires those, and when they are
 read again they may show the claim of the next owner.
+
+A claim is random, drawn when a capture is executed: a counter in the row would be given again after a rollback, and the
+captor whose capture was rolled back could then end the capture of another.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Row, inspect
-from sqlalchemy.engine import FrozenResult, Result
+from sqlalchemy import BigInteger, Column, Integer, Row, SmallInteger, bindparam, inspect
+from sqlalchemy.engine import FrozenResult
 
 from sqlalchemy_locks.captures.statements import CaptureSpec
 from sqlalchemy_locks.core.roles import RoleMapping
@@ -20,18 +25,38 @@ _INFO_KEY = "sqlalchemy_locks_captured"
 _IDENTITY = ("id", "queue", "claim")
 
 
-def store_proof(result: Result[Any], spec: CaptureSpec) -> Result[Any]:
-    """Return the same entities, each with the values of ``spec.proof`` stored in its instance state."""
+def drawn_claim(column: Column[Any]) -> Any:
+    """Return the bound value of a claim: another one at each execution."""
+    return bindparam("locks_drawn", type_=column.type, callable_=lambda: draw_claim(column))
+
+
+def draw_claim(column: Column[Any]) -> int:
+    """Draw a claim, never 0: 63 random bits for a column that has room for them, else 31."""
+    type_: Any = column.type
+    wide = isinstance(getattr(type_, "impl", type_), BigInteger)
+    # not from the module random, whose state a forked process shares
+    return (int.from_bytes(os.urandom(8 if wide else 4), "big") >> 1) or 1
+
+
+def require_claim(rows: RoleMapping) -> None:
+    """:raises TypeError: if the column for claims can't store random numbers that don't repeat."""
+    rows.require_type("claim", (Integer,), "a claim")
+    column = rows.columns_in(tables(DEFAULT_SCHEMA, ""))["claim"] if rows.has("claim") else None
+    if column is not None and isinstance(column.type, SmallInteger):
+        raise TypeError(
+            f"{rows.pattern}: claim={column} must be BigInteger or Integer: each capture draws a random number"
+        )
+
+
+def store_proof(entities: Iterable[Any], spec: CaptureSpec) -> None:
+    """Store the values of ``spec.proof`` in the instance state of each entity."""
     target = spec.target
     assert target is not None
     names = [name for column in spec.proof if (name := target.key_of(column)) is not None]
-    if len(names) < len(spec.proof):
-        return result  # the class doesn't map these columns
-    frozen = result.freeze()
-    for (entity,) in frozen_rows(frozen):
-        state: Any = inspect(entity)
-        state.info[_INFO_KEY] = tuple(getattr(entity, name) for name in names)
-    return frozen()
+    if names and len(names) == len(spec.proof):  # the class maps these columns
+        for entity in entities:
+            state: Any = inspect(entity)
+            state.info[_INFO_KEY] = tuple(getattr(entity, name) for name in names)
 
 
 def frozen_rows(frozen: FrozenResult[Any]) -> list[tuple[Any, ...]]:

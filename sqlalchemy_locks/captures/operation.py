@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from sqlalchemy import select, update
+from sqlalchemy import inspect, select, update
 from sqlalchemy.engine import Dialect, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
@@ -27,6 +27,7 @@ from sqlalchemy_locks.captures.claims import frozen_rows, store_proof
 from sqlalchemy_locks.captures.statements import (
     LIMIT,
     CaptureSpec,
+    asks_for_select,
     bind_values,
     by_key,
     capture_counting,
@@ -40,7 +41,8 @@ from sqlalchemy_locks.captures.statements import (
     select_candidates,
     where_keys,
 )
-from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, execute_in_session
+from sqlalchemy_locks.core.entities import MappedTable, mark_altered
+from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation, execute_in_session
 from sqlalchemy_locks.errors import LockLost, Unsupported
 from sqlalchemy_locks.sql.elements import DeleteByKey, PlainReads, ReadCommitted
 
@@ -59,7 +61,7 @@ class CaptureImpl(OperationImpl):
         super().__init__()
         self.name = name
         self._specs: dict[BuildContext, CaptureSpec] = {}
-        self._loading: dict[BuildContext, Any] = {}
+        self._loading: dict[tuple[BuildContext, bool], Any] = {}
         self._steps: dict[BuildContext, tuple[Any, Any, Any]] = {}
 
     def taken(self, context: BuildContext) -> CaptureSpec:
@@ -105,10 +107,31 @@ class CaptureImpl(OperationImpl):
 
     def run(self, execution: Execution) -> Any:
         spec = self.spec(execution.context)
+        entities = _gives_entities(execution, spec) and not self.counts
+        if entities:
+            self._refuse_pending_changes(execution, spec)
         captured = self._as_writer(execution, spec) if execution.backend.single_writer else self._run(execution, spec)
-        if self.counts or not spec.proof or spec.mapper is None or execution.session is None:
+        session = execution.session
+        if not entities or session is None or not (spec.proof or session.in_nested_transaction()):
             return captured
-        return store_proof(captured, spec)
+        frozen = captured.freeze()
+        found = [entity for (entity,) in frozen_rows(frozen)]
+        store_proof(found, spec)
+        mark_altered(session, found)
+        return frozen()
+
+    def _refuse_pending_changes(self, execution: Execution, spec: CaptureSpec) -> None:
+        """Refuse to read captured rows over changes that were not flushed, which would be lost."""
+        session, kind = execution.session, spec.entity
+        assert session is not None
+        if spec.loads_others or execution.operation._with_options:
+            kind = object  # what is loaded with the entities is read as well
+        for each in session.dirty:
+            if isinstance(each, kind) and session.is_modified(each):
+                raise Unsupported(
+                    f"{self.name} reads rows that may have unflushed changes in this session, of {each!r} for example, "
+                    "and autoflush is off: flush() first"
+                )
 
     def _as_writer(self, execution: Execution, spec: CaptureSpec) -> Any:
         """Take the write lock first, which a statement that begins with WITH doesn't take by itself."""
@@ -139,21 +162,23 @@ class CaptureImpl(OperationImpl):
             # before the UPDATE, which may change what they are ordered by
             options = criteria(execution.operation._with_options)
             keys = _keys(execution, spec, select_candidates(spec, options, locks=False))
-        if spec.joined and execution.session is not None:
-            positions = spec.positions
-            captured = [tuple(row[n] for n in positions) for row in execution.execute(statement)]
-            if keys is not None:
-                captured.sort(key=_place_in(keys))
-            return self._read(execution, spec, captured)
-        if spec.mapper is None or execution.session is None:
+        if not _gives_entities(execution, spec):
             result: Result[Any] = execution.execute(statement)
-        else:
-            if execution.context not in self._loading:
-                shape: Any = select(spec.entity).from_statement(statement)
-                self._loading[execution.context] = shape.execution_options(populate_existing=True)
-            prepared = self._loading[execution.context].options(*execution.operation._with_options)
-            result = execute_in_session(execution, prepared, execution.values)
-        return result if keys is None else _sorted(execution, spec, result, keys)
+            return result if keys is None else _sorted(execution, spec, result, keys)
+        options = execution.operation._with_options
+        read_again = spec.loads_others or any(map(asks_for_select, options))
+        if (execution.context, read_again) not in self._loading:
+            shape: Any = select(*(spec.keys if read_again else [spec.entity])).from_statement(statement)
+            self._loading[execution.context, read_again] = shape.execution_options(populate_existing=True)
+        prepared = self._loading[execution.context, read_again]
+        prepared = prepared.options(*(criteria(options) if read_again else options))
+        result = execute_in_session(execution, prepared, execution.values)
+        if not read_again:
+            return result if keys is None else _sorted(execution, spec, result, keys)
+        captured = [tuple(row) for row in result]
+        if keys is not None:
+            captured.sort(key=_place_in(keys))
+        return self._read(execution, spec, captured)
 
     def _in_steps(self, execution: Execution, spec: CaptureSpec) -> Keys:
         """Lock the rows, then change them by primary key; return the keys in order."""
@@ -228,13 +253,23 @@ class CaptureImpl(OperationImpl):
         result = execute_in_session(
             execution, reading.options(*loading(execution.operation._with_options, spec)), values
         )
-        found = result.unique().freeze()
-        if len(found.data) != len(keys):
-            raise LockLost(f"{self.name} has captured {len(keys)} rows and can read {len(found.data)}: roll back")
-        return _sorted(execution, spec, found(), keys)
+        found = result.freeze()
+        # a joined load returns a row for each related one
+        rows = list({inspect(entity): (entity,) for (entity,) in frozen_rows(found)}.values())
+        if len(rows) != len(keys):
+            raise LockLost(f"{self.name} has captured {len(keys)} rows and can read {len(rows)}: roll back")
+        return _sorted(execution, spec, found.with_new_rows(rows)(), keys)  # type: ignore[arg-type]
 
     def route(self) -> dict[str, Any]:
         raise NotImplementedError
+
+
+def capture_operation(body: CaptureImpl, target: MappedTable | None, values: Mapping[str, Any]) -> RowsOperation[Any]:
+    """Return the operation of one capture, whose rows a session returns as entities of a mapped class."""
+    operation: RowsOperation[Any] = RowsOperation(body, values)
+    if target is not None and target.mapper is not None:
+        operation._entity_is(target.entity)
+    return operation
 
 
 def _gives_entities(execution: Execution, spec: CaptureSpec) -> bool:

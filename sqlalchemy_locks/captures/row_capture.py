@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
-from sqlalchemy import select
+from sqlalchemy import Join, Table, select
 
 from sqlalchemy_locks._validation import positive_int
-from sqlalchemy_locks.captures.operation import CaptureImpl
+from sqlalchemy_locks.captures.operation import CaptureImpl, capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, search
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, RowsOperation
@@ -19,8 +19,6 @@ from sqlalchemy_locks.core.typing import MYPY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sqlalchemy import Table
 
     from sqlalchemy_locks.core.typing import AnyRowsOperation, E, R, SelectOf, T, class_of, of_shape
 
@@ -72,12 +70,11 @@ def _capture(
     changes = {target.column(column, "values"): value for column, value in values.items()}
     if not changes:
         raise ValueError("capture: values says what marks a row as captured, and must not be empty")
+    if keys := [column for column in changes if column.primary_key]:
+        raise ValueError(f"capture: {keys[0]} belongs to the primary key, which a capture can't set")
     spec = CaptureSpec(target.table, _as_tuple(where), changes, _as_tuple(order_by), target)
     _refuse_joins(spec)
-    operation: RowsOperation[Any] = RowsOperation(_RowCapture(spec), {LIMIT: positive_int(limit, "limit")})
-    if target.mapper is not None:
-        operation._entity_is(entity)
-    return operation
+    return capture_operation(_RowCapture(spec), target, {LIMIT: positive_int(limit, "limit")})
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:
@@ -86,6 +83,11 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
 
 def _refuse_joins(spec: CaptureSpec) -> None:
     froms = search(spec).get_final_froms()
+    if len(froms) == 1 and not isinstance(froms[0], (Join, Table)):
+        raise ValueError(
+            f"capture: a SELECT of {spec.entity.__name__} reads a union of tables (ConcreteBase), whose rows can't be "
+            f"locked: capture from a Table, {spec.entity.__name__}.__table__"
+        )
     if len(froms) > 1:
         others = ", ".join(str(each) for each in froms if each is not spec.table)
         raise ValueError(

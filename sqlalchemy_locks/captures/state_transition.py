@@ -5,7 +5,7 @@ The pattern: "Distributed locks: SQL", State transition: tasks in one of the ``r
 which a sweep stores, so that readers and the database agree.
 
 Promised: a captured task isn't captured again until its status is set or its timeout has passed. With a ``claim``, a
-number that each capture increments, a worker that was too late can't change a task that another one has captured.
+random number that each capture writes, a worker that was too late can't change a task that another one has captured.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
 
 from sqlalchemy_locks._validation import MAX_SECONDS, bounded_seconds, positive_int, valid_name
-from sqlalchemy_locks.captures.claims import claim_number, claim_of, identity_roles
-from sqlalchemy_locks.captures.operation import CaptureImpl
+from sqlalchemy_locks.captures.claims import claim_number, claim_of, drawn_claim, identity_roles, require_claim
+from sqlalchemy_locks.captures.operation import CaptureImpl, capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, inlined
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
 from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation
-from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, incremented, param_name, retries_left, role_param
+from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, param_name, retries_left, role_param
 from sqlalchemy_locks.core.typing import MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.sql.clock import Ago, Now
 
@@ -59,7 +59,8 @@ class StateTransition(EntityPattern[E]):
     :param order_by: the order of capture: one expression or several; by default ``id``.
     :param queue: the column for queues; ids are then unique within a queue, and each call takes ``queue=``.
     :param retries: the column for the number of captures that are left; ``NULL`` is unlimited.
-    :param claim: the integer column that each capture increments, which identifies the capture.
+    :param claim: the integer column for a random number that identifies the capture; a ``BigInteger`` has room for 63
+        random bits, an ``Integer`` for 31.
     :param updated_at: the column for the time at which the status was last set, by the server's clock.
     :param timeout: the column for how long a task may stay captured, in seconds; ``NULL`` is unlimited.
     :raises TypeError: if ``id`` or ``status`` is missing, or what is given isn't a column.
@@ -102,6 +103,7 @@ class StateTransition(EntityPattern[E]):
                 "StateTransition needs id= and status=, the columns of the class or table that it was given"
             )
         self._rows = RoleMapping("StateTransition", lambda tables: tables.task, _ROLES, entity, given)
+        require_claim(self._rows)
         statuses = tuple(ready) if isinstance(ready, (tuple, list, set, frozenset)) else (ready,)
         if not statuses or captured in statuses or timed_out == captured:
             raise ValueError("StateTransition: a task is ready in at least one status, and captured in another")
@@ -156,13 +158,8 @@ class StateTransition(EntityPattern[E]):
         >>> [task.id for task in session.execute(tasks.capture(3)).all()]
         ['task_c']
         """
-        operation: RowsOperation[Any] = RowsOperation(
-            self._capture, {**self._rows.queue(queue), LIMIT: positive_int(limit, "limit")}
-        )
-        target = self._rows.target
-        if target is not None and target.mapper is not None:
-            operation._entity_is(target.entity)
-        return operation
+        values = {**self._rows.queue(queue), LIMIT: positive_int(limit, "limit")}
+        return capture_operation(self._capture, self._rows.target, values)
 
     if TYPE_CHECKING:
         if MYPY:
@@ -269,7 +266,7 @@ class _Capture(CaptureImpl):
         if "retries" in at:
             changes[at["retries"]] = at["retries"] - ONE
         if "claim" in at:
-            changes[at["claim"]] = incremented(at["claim"])
+            changes[at["claim"]] = drawn_claim(at["claim"])
         where = [at["queue"] == role_param(at["queue"], "queue")] if "queue" in at else []
         return CaptureSpec(
             at.table,

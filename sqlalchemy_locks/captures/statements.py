@@ -72,8 +72,24 @@ class CaptureSpec:
 
     @cached_property
     def joined(self) -> bool:
-        """Whether an entity has columns of other tables as well."""
-        return self.mapper is not None and len(self.mapper.tables) > 1
+        """Whether a SELECT of the entity joins other tables: of its parents, or of subclasses that it loads too."""
+        return self.mapper is not None and any(each is not self.table for each in select(*self.keys).get_final_froms())
+
+    @cached_property
+    def loads_others(self) -> bool:
+        """Whether a SELECT of the entity loads more than the columns of its table."""
+        if self.mapper is None:
+            return False
+        mappers = {self.mapper, *self.mapper.with_polymorphic_mappers}
+        return self.joined or any(
+            any(each.lazy in ("joined", False, "subquery") for each in mapper.relationships)
+            or any(not each.deferred and each.columns[0] not in self._own for each in mapper.column_attrs)
+            for mapper in mappers
+        )
+
+    @cached_property
+    def _own(self) -> frozenset[Any]:
+        return frozenset(self.table.c)
 
     @property
     def deletes(self) -> bool:
@@ -224,6 +240,22 @@ def inlined(column: Column[Any], value: Any) -> Any:
 def criteria(options: Iterable[Any]) -> list[Any]:
     """Return those options of a session that restrict rows; the others are about loading."""
     return [option for option in options if type(option).__name__ == "LoaderCriteriaOption"]
+
+
+def asks_for_select(option: Any) -> bool:
+    """Return whether a loader option takes effect in a SELECT of the class only, and not in a statement of its own."""
+    return any(
+        given.get("lazy") in ("joined", False, "subquery")
+        or "query_expression" in given
+        # expressions; the columns of the table are returned anyway
+        or (given.get("deferred") is False and not isinstance(_first_column(element.path), Column))
+        for element in getattr(option, "context", ())
+        for given in [dict(element.strategy or ())]
+    )
+
+
+def _first_column(path: Any) -> Any:
+    return next(iter(getattr(path[-1], "columns", ())), None)
 
 
 def loading(options: Iterable[Any], spec: CaptureSpec) -> list[Any]:

@@ -104,8 +104,9 @@ def name(value: Any, style: str = "") -> Text:
     return Text("–" if value is None else escape_unprintable(str(value)), style=style)
 
 
-def number(value: Any) -> Text:
-    return Text("–" if value is None else f"{value:,}")
+def number(value: Any, *, at_least: bool = False) -> Text:
+    """Return a number. :param at_least: it may be greater."""
+    return Text("–" if value is None else f"{value:,}{'+' if at_least else ''}")
 
 
 def title(text: str) -> Text:
@@ -145,4 +146,6 @@ def second(instant: datetime | None) -> Text:
 def _jsonable(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
     return str(value)

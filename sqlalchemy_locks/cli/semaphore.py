@@ -60,8 +60,8 @@ def create(screen: Screen, database: Database, semaphore_id: str, capacity: int,
 
 
 def _capacity(locks: Locks, semaphore_id: str) -> int | None:
-    rows: list[Any] = locks.run(operations.usage())
-    return next((int(row.capacity) for row in rows if row.name == semaphore_id), None)
+    rows: list[Any] = locks.run(operations.usage(semaphore_id))
+    return int(rows[0].capacity) if rows else None
 
 
 @semaphore.command()
@@ -97,7 +97,7 @@ def list_(screen: Screen, database: Database, semaphore_id: str | None, history:
         changes: list[Any] = locks.run(operations.history(semaphore_id, limit=limit))
         screen.show({"history": [dict(row._mapping) for row in changes]}, _history_table(changes))
         return None
-    rows = [dict(row._mapping) for row in locks.run(operations.usage()) if semaphore_id in (None, row.name)]
+    rows = [dict(row._mapping) for row in locks.run(operations.usage(semaphore_id))]
     if semaphore_id is None:
         screen.show({"semaphores": rows}, semaphore_table(rows, screen.console))
         return None

@@ -18,36 +18,43 @@ from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.queue import queue_table
 from sqlalchemy_locks.cli.render import Screen, name, note, number, second, sentence, table, title
 from sqlalchemy_locks.cli.semaphore import semaphore_table
-from sqlalchemy_locks.errors import NotInstalled
+from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.facade.locks import Locks
 
-_PARTS = {
-    "semaphores": overview.semaphores,
-    "queues": overview.queues,
-    "mutexes": overview.mutexes,
-    "timeouts": overview.timeouts,
-    "keys": overview.keys,
-}
+#: how many rows of a part are shown, unless ``--limit`` says otherwise
+_LIMIT = 20
+_limit_option = click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=_LIMIT,
+    show_default=True,
+    help="Maximum number of rows of a part.",
+)
 
 
 @click.command(short_help="Show what is held, and what waits.")
+@_limit_option
 @database_command()
-def status(screen: Screen, database: Database) -> None:
-    """Show what is held, and what waits: semaphores, queues, mutexes, timeouts, keys.
+def status(screen: Screen, database: Database, limit: int) -> None:
+    """Show what is held, and what waits: semaphores, leases, queues, mutexes, timeouts, keys.
+
+    Of each the first are shown, and how many more there are: full semaphores, queues whose jobs are late, and what is
+    held longest come first. Jobs, mutexes and timeouts are counted up to 5,000: more are 5,000+.
 
     \b
       sqlalchemy-locks status
       sqlalchemy-locks status --json | jq '.semaphores[] | select(.used == .capacity) | .name'
     """
-    document = _read(database)
+    document = _read(database, limit)
     screen.show(document, _tables(document, screen.console))
 
 
 @click.command(short_help="Watch what is held, and what waits.")
 @duration_option("--interval", default="2s", show_default=True, help="Seconds between refreshes.")
 @click.option("--once", is_flag=True, help="Show it once and exit, for scripts.")
+@_limit_option
 @database_command()
-def top(screen: Screen, database: Database, interval: float, once: bool) -> None:
+def top(screen: Screen, database: Database, interval: float, once: bool, limit: int) -> None:
     """Watch what `status` shows; Ctrl-C ends it.
 
     With --json it prints one document per line. A refresh is a handful of short SELECTs, which lock nothing.
@@ -55,12 +62,12 @@ def top(screen: Screen, database: Database, interval: float, once: bool) -> None
     if interval < 0.1:
         raise click.UsageError("--interval must be at least 0.1 s.")
     if once:
-        document = _read(database)
+        document = _read(database, limit)
         screen.show(document, _tables(document, screen.console))
         return
     with interruptible() as interrupted, _refreshing(screen, interval) as show:
         while not interrupted():
-            show(_read(database))
+            show(_read(database, limit))
             waited = 0.0
             while waited < interval and not interrupted():
                 database.sleep(INTERRUPT_INTERVAL)
@@ -81,29 +88,40 @@ def _refreshing(screen: Screen, interval: float) -> Iterator[Callable[[dict[str,
             yield lambda document: live.update(Group(_tables(document, console), footer), refresh=True)
 
 
-def _read(database: Database) -> dict[str, Any]:
-    """Return everything as one document; a part is ``None`` where it isn't installed, or this engine can't list it.
-
-    :raises NotInstalled: when no part is installed.
-    """
+def _read(database: Database, limit: int) -> dict[str, Any]:
+    """Return everything as one document; a part is ``None`` where it isn't installed, or this engine can't list it."""
     locks = Locks(database.engine)
-    parts = {part: overview.look_at(locks, read) for part, read in _PARTS.items()}
-    document: dict[str, Any] = {"database": database.location.display, "untold": None}
-    missing: list[NotInstalled] = []
+    reads: dict[str, Callable[[Locks], overview.Part]] = {
+        "semaphores": lambda locks: overview.semaphores(locks, limit),
+        "queues": overview.queue_counts,
+        "mutexes": lambda locks: overview.mutexes(locks, limit),
+        "timeouts": lambda locks: overview.timeouts(locks, limit),
+        "keys": overview.keys,
+    }
+    parts = {name: overview.read_part(locks, read) for name, read in reads.items()}
+    document: dict[str, Any] = {"database": database.location.display, "untold": None, "counts": {}, "at_least": []}
     for part_name, part in parts.items():
         document[part_name] = part.rows
-        if isinstance(part.error, NotInstalled):
-            missing.append(part.error)
-        elif part.error is not None:
+        document["counts"] |= part.counts
+        document["at_least"] += sorted(part.at_least)
+        if isinstance(part.error, Unsupported):
             document["untold"] = str(part.error)
-    if missing and not any(document[part] is not None for part in parts if part != "keys"):
-        raise missing[0]
+    for part_name in ("queues", "keys"):
+        document[part_name] = document[part_name] and document[part_name][:limit]
+    every = document["semaphores"]
+    for kind, on_demand in (("semaphores", False), ("leases", True)):
+        document[kind] = None if every is None else [_without_id(row) for row in every if row["on_demand"] is on_demand]
     return document
+
+
+def _without_id(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in ("id", "on_demand")}
 
 
 def _tables(document: dict[str, Any], console: Console) -> Group:
     makers: dict[str, Callable[[Any], Any]] = {
         "semaphores": lambda rows: semaphore_table(rows, console),
+        "leases": _lease_table,
         "queues": queue_table,
         "mutexes": _mutex_table,
         "timeouts": _timeout_table,
@@ -116,9 +134,22 @@ def _tables(document: dict[str, Any], console: Console) -> Group:
         if rows is None:
             why = document["untold"] if part == "keys" else None
             parts.append(sentence(why or f"not installed; `{program()} check` shows what is", "yellow"))
-        else:
-            parts.append(make(rows))
+            continue
+        parts.append(make(rows))
+        total = document["counts"]["leases_held" if part == "leases" else part]
+        if total > len(rows):
+            more = f"{total - len(rows):,}{'+' if part in document['at_least'] else ''} more"
+            parts.append(note(f"... and {more}"))
     return Group(*parts)
+
+
+def _lease_table(rows: list[dict[str, Any]]) -> Any:
+    if not rows:
+        return note("None")
+    shown = table("Lease", "Owner", "Since (UTC)", whole=("Since (UTC)",))
+    for row in rows:
+        shown.add_row(name(row["name"]), name(row["oldest_owner"] or row["oldest_holder"]), second(row["oldest_since"]))
+    return shown
 
 
 def _mutex_table(rows: list[dict[str, Any]]) -> Any:

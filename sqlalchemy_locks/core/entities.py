@@ -2,7 +2,8 @@
 
 Patterns execute the documented Core statements on the one table behind the class, independently of the session's state.
 The ORM's guarantees still hold: rows of sibling classes in the same table are not touched, a version counter is
-incremented, and loaded objects show the row's current values.
+incremented, and loaded objects show the row's current values, also after a savepoint is rolled back:
+``Session._register_altered``, which SQLAlchemy keeps private, is how its own UPDATEs see to that.
 """
 
 from __future__ import annotations
@@ -63,10 +64,7 @@ class MappedTable:
         :raises ValueError: for a column of another table, a joined parent's included.
         """
         if isinstance(given, str):
-            attributes: Any = self.table.columns if self.mapper is None else self.mapper.columns
-            if given not in attributes:
-                raise ValueError(f"{self.pattern}: {self.name} has no column {given!r}")
-            given = attributes[given]
+            given = self._named(given)
         clause: Any = getattr(given, "expression", given)
         base: Any = getattr(clause, "base_columns", ())
         own: list[Column[Any]] = [column for column in self.table.columns if column in base]
@@ -78,6 +76,15 @@ class MappedTable:
                 "another table, a joined parent's included, can't be changed in the same statement"
             )
         raise TypeError(f"{self.pattern}: {role} is a column of {self.name}, not {given!r}")
+
+    def _named(self, name: str) -> Any:
+        """Return the attribute, synonym or column of a name; of two, the attribute."""
+        if self.mapper is not None and (name in self.mapper.columns or name in self.mapper.synonyms):
+            return getattr(self.entity, name)
+        for column in self.table.columns:
+            if name in (column.key, column.name):
+                return column
+        raise ValueError(f"{self.pattern}: {self.name} has no column {name!r}")
 
     def is_unique(self, columns: Iterable[Column[Any]]) -> bool:
         """Return whether the model declares that no two rows share these columns' values."""
@@ -141,16 +148,37 @@ class MappedTable:
         if session is None or self.mapper is None:
             return
         keys = {key: value for column, value in identity.items() if (key := self.key_of(column)) is not None}
-        onupdate = [column for column in self.table.columns if column.onupdate or column.server_onupdate]
-        changed = {
-            key for column in (*columns, *self.version_bump(), *onupdate) if (key := self.key_of(column)) is not None
-        }
+        changed = self._changed(columns)
         for loaded in list(session.identity_map.values()):
             state: Any = inspect(loaded)
-            if not state.mapper.isa(self.mapper) or not changed & state.dict.keys():
-                continue  # attributes that aren't loaded are loaded on access
+            if not state.mapper.isa(self.mapper):
+                continue
             if all(key not in state.dict or _may_equal(state.dict[key], value) for key, value in keys.items()):
-                session.refresh(loaded, sorted(self._stale(state, changed)))
+                mark_altered(session, [loaded])
+                if changed & state.dict.keys():  # attributes that aren't loaded are loaded on access
+                    session.refresh(loaded, sorted(self._stale(state, changed)))
+
+    def expire(self, session: Session | None, columns: Iterable[Column[Any]], ids: Iterable[Any]) -> None:
+        """Expire the changed columns of loaded objects, which load them at the next access, as after the ORM's UPDATE.
+
+        :param columns: the changed columns.
+        :param ids: the primary keys, of one column.
+        """
+        if session is None or self.mapper is None:
+            return
+        changed = self._changed(columns)
+        for id in ids:
+            loaded = session.identity_map.get(self.mapper.identity_key_from_primary_key((id,)))
+            if loaded is not None:
+                mark_altered(session, [loaded])
+                state: Any = inspect(loaded)
+                session.expire(loaded, sorted(self._stale(state, changed) & state.unmodified))
+
+    def _changed(self, columns: Iterable[Column[Any]]) -> set[str]:
+        """Return the attributes of the columns that an UPDATE sets, and of those that change with every UPDATE."""
+        onupdate = [column for column in self.table.columns if column.onupdate or column.server_onupdate]
+        every = (*columns, *self.version_bump(), *onupdate)
+        return {key for column in every if (key := self.key_of(column)) is not None}
 
     def _stale(self, state: Any, changed: set[str]) -> set[str]:
         if self._version is None:
@@ -166,6 +194,11 @@ class MappedTable:
         if column not in self.mapper.columns.values():
             return None
         return str(self.mapper.get_property_by_column(column).key)
+
+
+def mark_altered(session: Session, entities: Iterable[Any]) -> None:
+    """Have the rollback of a savepoint expire these entities, whose rows were changed since it began."""
+    session._register_altered(inspect(entity) for entity in entities)
 
 
 def _may_equal(left: Any, right: Any) -> bool:

@@ -244,7 +244,7 @@ def role_param(column: Column[Any], role: str) -> Any:
 
 
 def incremented(column: Column[Any]) -> Any:
-    """Return the column plus one, counting ``NULL`` as 0: for fences and claims."""
+    """Return the column plus one, counting ``NULL`` as 0: for fences."""
     number: Any = func.coalesce(column, literal_column("0")) if column.nullable else column
     return number + ONE
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util.queue import Empty
@@ -136,6 +136,33 @@ def has_room(engine: Engine) -> bool:
     return limit == math.inf or pool.checkedout() < limit
 
 
+def engine_beside(engine: Engine) -> Engine:
+    """Return an engine with a pool of its own, and the options and listeners of another one."""
+    own: Any = Engine(
+        engine.pool.recreate(),
+        engine.dialect,
+        engine.url,
+        execution_options=engine.get_execution_options(),
+        hide_parameters=engine.hide_parameters,
+    )
+    own.dispatch = own.dispatch._join(engine.dispatch)
+    own._has_events = engine._has_events
+    beside: Engine = own
+    return beside
+
+
+def abort(connection: Connection) -> None:
+    """Shut the socket of a connection down, so that whatever waits for its server raises an error immediately."""
+    with contextlib.suppress(Exception):
+        pooled: Any = connection.connection
+        driver: Any = pooled.driver_connection
+        if hasattr(driver, "fileno"):
+            with socket.socket(fileno=os.dup(driver.fileno())) as twin:
+                twin.shutdown(socket.SHUT_RDWR)
+        elif connection.dialect.has_terminate:
+            connection.dialect.do_terminate(pooled.dbapi_connection)
+
+
 def one_for_all(pool: Any) -> bool:
     """Return whether the pool shares one connection, and so one transaction, between checkouts."""
     return isinstance(pool, (StaticPool, SingletonThreadPool))
@@ -169,7 +196,12 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
     except engine.dialect.loaded_dbapi.Error as error:
         if pooled is not None:
             pool._invalidate(pooled, error)
-        connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+        try:
+            connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+        except OperationalError as wrapped:
+            # drivers don't say whether a connection that could not be made had died; nothing was sent in either case
+            wrapped.connection_invalidated = True
+            raise
         raise
     except BaseException:
         if pooled is not None and pooled.is_valid:

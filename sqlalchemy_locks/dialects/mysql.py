@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import Column, Insert, Table, text
@@ -77,6 +77,9 @@ class MySQL(Backend):
         return plan, problems
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        return TakeRow(table)
+
+    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
         return TakeRow(table)
 
     def translate(self, error: DBAPIError) -> LockError | None:

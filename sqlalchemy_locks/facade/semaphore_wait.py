@@ -302,9 +302,10 @@ class SemaphoreWaiter:
 
         :param queued: in the front of this process's queue; ends when what is asked for exceeds the capacity.
         """
-        backoff = Backoff()
         line = self._backend.line_beside(self._engine, self._left()) if queued else None
         with contextlib.nullcontext() if line is None else line.ticket(self._keys[name]) as ticket:
+            # among waiters without an order, one that polls less than those that came after it is served less
+            backoff = Backoff(0.01, 0.002) if ticket is None else Backoff()
             until = time.monotonic() + QUEUE_TIMEOUT
             while ticket is not None and ticket.before():
                 self._pause(name, ticket.pause())

@@ -49,6 +49,8 @@ class UpdateOwnedJobs(JobOperation):
 
     #: rows that another session has locked are skipped and not counted; otherwise the UPDATE waits for them
     skips_locked = False
+    #: the table is locked as for an UPDATE even where there is no job to change
+    always_locks = False
 
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__(jobs, name)
@@ -83,6 +85,12 @@ class UpdateOwnedJobs(JobOperation):
         return "whose UPDATE has no SKIP LOCKED"
 
     def run(self, execution: Execution) -> Any:
+        number = self.count(execution)
+        self.jobs.expire(execution, self.changes(self.jobs.columns))
+        return number
+
+    def count(self, execution: Execution) -> Any:
+        """Change the jobs, and return how many."""
         statement = self.statement(execution.context)
         if statement is None:
             return self._update_unlocked(execution)[0]
@@ -104,7 +112,7 @@ class UpdateOwnedJobs(JobOperation):
             self._steps[execution.context] = locking, self.update(execution.context), counting
         locking, updating, _ = self._steps[execution.context]
         pairs: list[Any] = execution.values[PAIRS]
-        if not pairs:
+        if not pairs and not self.always_locks:
             return int(execution.execute(select(literal_column("0")), {}).scalar_one()), []
         others = {name: value for name, value in execution.values.items() if name not in (PAIRS, IDS, CLAIMS)}
         found: Any = execution.execute(locking, {IDS: execution.values[IDS]})
@@ -121,7 +129,11 @@ def skip_locked(operation: Operation[Any]) -> Operation[Any]:
 
 def where_owned(statement: Any, at: RoleColumns, context: BuildContext) -> Any:
     """Restrict a statement to the running jobs whose ids and claims are bound."""
-    statement = statement.where(*_running(at))
+    return _where_claimed(statement.where(*_running(at)), at, context)
+
+
+def _where_claimed(statement: Any, at: RoleColumns, context: BuildContext) -> Any:
+    """Restrict a statement to the jobs whose ids and claims are bound."""
     if context.backend.arrays:
         owned = _bound_pairs(at)
         return statement.where(at.internal_id == owned.c.id, at.claim == owned.c.claim, few(owned.c.number))
@@ -190,6 +202,8 @@ class Heartbeat(UpdateOwnedJobs):
     """
 
     skips_locked = True
+    # a worker without jobs sends it, too: what delays it delays the heartbeats of all others
+    always_locks = True
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         return {at.heartbeat_at: Now()}
@@ -203,7 +217,7 @@ class Heartbeat(UpdateOwnedJobs):
         )
         return counting
 
-    def run(self, execution: Execution) -> Any:
+    def count(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         if statement is None:
             number, locked = self._update_unlocked(execution)
@@ -212,19 +226,30 @@ class Heartbeat(UpdateOwnedJobs):
                 number += int(execution.execute(counting, _expanded(locked)).scalar_one())
             return number
         if not execution.backend.writable_ctes:
-            return super().run(execution)
+            return super().count(execution)
         return execution.execute(statement, owned_parameters(execution, self.jobs)).scalar()
 
 
 class OwnedJobs(JobOperation):
-    """Reads ids and claims of the jobs that the caller still owns."""
+    """Reads ids and claims of the jobs that the caller still owns.
+
+    :param ended: also of those that ended under its claim: it, or its handler, has completed them.
+    """
 
     writes = False
 
+    def __init__(self, jobs: Jobs, name: str, *, ended: bool = False) -> None:
+        super().__init__(jobs, name)
+        self.ended = ended
+
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
-        owned: Executable = where_owned(select(at.internal_id, at.claim), at, context)
-        return owned
+        owned: Any = select(at.internal_id, at.claim)
+        if self.ended:
+            owned = _where_claimed(owned.where(at.started_at.is_not(None)), at, context)
+        else:
+            owned = where_owned(owned, at, context)
+        return owned  # type: ignore[no-any-return]
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import (
@@ -23,6 +24,7 @@ from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.queue.jobs import IDS, JobOperation, Jobs
@@ -30,23 +32,28 @@ from sqlalchemy_locks.sql.clock import Instant, Later, Now
 from sqlalchemy_locks.sql.elements import Notify
 from sqlalchemy_locks.sql.tables import Payload
 
+T = TypeVar("T")
+
 #: the channel that workers on PostgreSQL listen to
 CHANNEL = "sqlalchemy_locks_job"
 _SERVER_RUN_AT = select(Later(Now(), bindparam("locks_run_in", type_=Float())))
 
 
 class Enqueue(JobOperation):
-    """Inserts a batch of jobs, except those whose ``external_id`` exists.
+    """Inserts a batch of jobs, except those whose ``external_id`` exists, or whose unique key a waiting job has.
 
     :param when: where ``run_at`` comes from: ``now``, a bound instant (``at``) or a bound number of seconds (``in``).
     :param known: some ``external_id`` may exist. They are looked up first where an INSERT would wait for the
         transaction that is working on that job before it finds out.
+    :param unique: each job has a unique key. A waiting job that has it is locked, so that it begins after the caller's
+        commit; a capture that isn't committed is waited for, so that no job that has begun stands for the new one.
     """
 
-    def __init__(self, jobs: Jobs, when: str, *, known: bool, notify: bool) -> None:
+    def __init__(self, jobs: Jobs, when: str, *, known: bool, unique: bool, notify: bool) -> None:
         super().__init__(jobs, "Queue.put")
-        self.when, self.known, self.notify = when, known, notify
+        self.when, self.known, self.unique, self.notify = when, known, unique, notify
         self._inserts: dict[BuildContext, Any] = {}
+        self._keyed: dict[BuildContext, Any] = {}
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
@@ -60,29 +67,48 @@ class Enqueue(JobOperation):
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
         external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
         first = self.jobs.target.insert_defaults() if self.jobs.target else {}
+        keys = {at.unique_key: each.c.job.op("->>")(literal_column("'key'"))} if self.unique else {}
         rows = select(
             external_id,
             cast(each.c.job.op("->")(literal_column("'payload'")), at.payload.type),
+            *(cast(value, column.type) for column, value in keys.items()),
             *(cast(value, column.type) for column, value in common.items()),
             *(literal(value, column.type) for column, value in first.items()),
         )
-        if self.known:
+        if self.known or self.unique:
             existing = at.table.alias("locks_existing")
             rows = rows.where(
                 ~select(existing.c[at.external_id.key]).where(existing.c[at.external_id.key] == external_id).exists()
             )
         rows = rows.order_by(each.c.number)
-        columns = [at.external_id, at.payload, *common, *first]
-        inserting = context.backend.insert_unless_present(at.table, at.external_id)
-        inserting = inserting.from_select([column.name for column in columns], rows)
+        columns = [at.external_id, at.payload, *keys, *common, *first]
+        inserting = self._inserting(context, at).from_select([column.name for column in columns], rows)
+        notifying = Notify(literal(CHANNEL), bindparam("locks_topic"))
+        if self.unique:
+            found: CTE = inserting.returning(at.unique_key, at.external_id).cte("locks_put")
+            return select(*found.c, *([notifying] if self.notify else []))
         put: CTE = inserting.returning(literal_column("1").label("one")).cte("locks_put")
         if not self.notify:
             return select(func.count()).select_from(put)
-        notifying = Notify(literal(CHANNEL), bindparam("locks_topic"))
         return select(notifying).where(select(put.c.one).exists())
+
+    def _inserting(self, context: BuildContext, at: RoleColumns) -> Any:
+        if self.unique:
+            return context.backend.insert_or_lock(at.table, (at.queue_id, at.unique_key))
+        return context.backend.insert_unless_present(at.table, at.external_id)
 
     def because(self, context: BuildContext) -> str:
         return "where the driver is passed one row after another"
+
+    def check_connection(self, execution: Execution) -> None:
+        super().check_connection(execution)
+        if self.unique and self.statement(execution.context) is None:
+            if not execution.backend.transaction_begun(execution.connection):
+                with execution.waiting():
+                    execution.take_write_lock(self.jobs.at(execution.context).table)
+            begun = execution.backend.transaction_begun(execution.connection)
+            if not begun or execution.backend.autocommit(execution.connection):
+                raise execution.backend.refuse_autocommit("Queue.put(unique=)")
 
     def _common(self, at: RoleColumns) -> dict[Any, Any]:
         """Return the columns whose value all jobs of a batch share."""
@@ -106,33 +132,69 @@ class Enqueue(JobOperation):
             UUID(bytes=hashlib.sha256(f"{execution.nonce}:{number}".encode()).digest()[:16], version=4)
             for number in range(len(payloads))
         ]
-        jobs = list(zip(ids, payloads, strict=True))
+        keys: Sequence[str] = common.pop("locks_unique", None) or [""] * len(payloads)
+        jobs = list(zip(ids, payloads, keys, strict=True))
+        # always in the same order: two batches with the same ids, or keys, would deadlock
         if self.known:
-            # always in the same order: two batches with the same ids would deadlock
             jobs.sort(key=lambda job: job[0].bytes)
+        elif self.unique:
+            jobs.sort(key=lambda job: job[2])
         statement = self.statement(execution.context)
-        if statement is None:
-            self._insert_rows(execution, common, jobs)
-        else:
-            common["locks_jobs"] = [{"id": str(id), "payload": payload} for id, payload in jobs]
-            common["locks_topic"] = self.jobs.topic(common["locks_queue"])
-            execution.execute(statement, common)
-        return IteratorResult(SimpleResultMetaData(["external_id"]), zip(ids))
+        with execution.waiting() if self.unique else contextlib.nullcontext():
+            if statement is None:
+                found = self._insert_rows(execution, common, jobs)
+            else:
+                common["locks_jobs"] = [
+                    {"id": str(id), "payload": payload} | ({"key": key} if self.unique else {})
+                    for id, payload, key in jobs
+                ]
+                common["locks_topic"] = self.jobs.topic(common["locks_queue"])
+                result: Any = execution.execute(statement, common)
+                found = {key: id for key, id, *_ in result} if self.unique else {}
+        # a key that wasn't found is of a job that an earlier attempt at this call has put, and that was captured since
+        named = [(found.get(key, id),) for id, key in zip(ids, keys, strict=True)]
+        return IteratorResult(SimpleResultMetaData(["external_id"]), iter(named))
 
-    def _insert_rows(self, execution: Execution, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any]]) -> None:
-        """Insert by the driver's executemany, which makes one INSERT of all rows where every value is bound."""
+    def _insert_rows(
+        self, execution: Execution, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any, str]]
+    ) -> dict[str, UUID]:
+        """Insert by the driver's executemany, which makes one INSERT of all rows where every value is bound.
+
+        :return: with unique keys, the ``external_id`` of the waiting job of each.
+        """
         with execution.backend.classify_timeouts(execution.connection):
             existing: set[UUID] = set()
             if self.known and execution.backend.row_locks:
                 external_id = self.jobs.at(execution.context).external_id
                 lookup = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True)))
-                existing.update(execution.execute(lookup, {IDS: [id for id, _ in jobs]}).scalars())
+                existing.update(execution.execute(lookup, {IDS: [id for id, *_ in jobs]}).scalars())
             if self.when == "in":
                 seconds = {"locks_run_in": common.pop("locks_run_in")}
                 common["locks_run_at"] = execution.execute(_SERVER_RUN_AT, seconds).scalar()
-            rows = [{**common, "locks_id": id, "locks_payload": payload} for id, payload in jobs if id not in existing]
+            rows = [
+                {**common, "locks_id": id, "locks_payload": payload} | ({"locks_unique": key} if self.unique else {})
+                for id, payload, key in jobs
+                if id not in existing
+            ]
             if rows:
                 execution.execute(self._insert(execution.context), rows)
+            if not self.unique:
+                return {}
+            given = {"locks_queue": common["locks_queue"], "locks_unique": [key for *_, key in jobs]}
+            waiting: Any = execution.execute(self._by_key(execution.context), given)
+            return dict(waiting.all())
+
+    def _by_key(self, context: BuildContext) -> Any:
+        """Return the SELECT of the waiting jobs of unique keys, which the INSERT has locked."""
+        if context not in self._keyed:
+            at = self.jobs.at(context)
+            reading = select(at.unique_key, at.external_id).where(
+                at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
+                at.unique_key.in_(bindparam("locks_unique", expanding=True)),
+            )
+            # not from an old snapshot
+            self._keyed[context] = reading.with_for_update() if context.backend.row_locks else reading
+        return self._keyed[context]
 
     def _insert(self, context: BuildContext) -> Executable:
         if context not in self._inserts:
@@ -140,6 +202,7 @@ class Enqueue(JobOperation):
             values = {
                 at.external_id: bindparam("locks_id", type_=at.external_id.type),
                 at.payload: bindparam("locks_payload", type_=at.payload.type),
+                **({at.unique_key: bindparam("locks_unique", type_=at.unique_key.type)} if self.unique else {}),
                 **self._common(at),
                 **(self.jobs.target.insert_defaults() if self.jobs.target else {}),
             }
@@ -147,8 +210,7 @@ class Enqueue(JobOperation):
                 values[at.run_at] = bindparam("locks_run_at", type_=Instant())
             elif self.when == "now" and at.run_at.server_default is not None:
                 del values[at.run_at]
-            inserting = context.backend.insert_unless_present(at.table, at.external_id)
-            self._inserts[context] = inserting.values(values)
+            self._inserts[context] = self._inserting(context, at).values(values)
         made: Executable = self._inserts[context]
         return made
 
@@ -156,12 +218,21 @@ class Enqueue(JobOperation):
 def external_ids(given: Any, number: int) -> list[UUID]:
     """Return the ``external_id`` of each payload, as passed to ``Queue.put``."""
     several = [given] if isinstance(given, (str, UUID)) else list(given)
-    if len(several) != number:
-        raise ValueError(f"Queue.put: {number} payloads need {number} external ids, and {len(several)} were given")
-    ids = [as_uuid(each) for each in several]
-    if len(set(ids)) < number:
-        raise ValueError("Queue.put: two payloads have the same external_id, and only one job of them would be put")
-    return ids
+    return _one_each([as_uuid(each) for each in several], number, "external_id")
+
+
+def unique_keys(given: Any, number: int) -> list[str]:
+    """Return the unique key of each payload, as passed to ``Queue.put``."""
+    several = list(given) if isinstance(given, (list, tuple)) else [given]
+    return _one_each([valid_name(each, "a unique key") for each in several], number, "unique key")
+
+
+def _one_each(given: list[T], number: int, what: str) -> list[T]:
+    if len(given) != number:
+        raise ValueError(f"Queue.put: {number} payloads need {number} {what}s, and {len(given)} were given")
+    if len(set(given)) < number:
+        raise ValueError(f"Queue.put: two payloads have the same {what}, and only one job of them would be put")
+    return given
 
 
 def as_uuid(given: Any) -> UUID:

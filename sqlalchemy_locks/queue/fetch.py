@@ -22,10 +22,11 @@ from sqlalchemy.engine import Dialect, IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks.captures.claims import draw_claim, drawn_claim
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, captured_cte
 from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
-from sqlalchemy_locks.queue.acknowledge import Complete, owned_parameters
+from sqlalchemy_locks.queue.acknowledge import Complete, owned_parameters, where_owned
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, ORDER, PAIRS, JobCapture, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Began, Now
 
@@ -55,13 +56,15 @@ class FetchJobs(JobCapture):
                 at.started_at.is_(None),
                 at.run_at <= Began(),
                 *([tuple_(*order) > tuple_(*after)] if self.after else []),
+                *self.jobs.not_paused(context),
             ),
             {
-                at.claim: at.claim + ONE,
+                at.claim: drawn_claim(at.claim),
                 at.attempts: at.attempts + ONE,
                 at.started_at: Now(),
                 at.heartbeat_at: Now(),
                 at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
+                **self.jobs.free_key(at),
             },
             tuple(order),
             self.jobs.target,
@@ -75,18 +78,43 @@ def after_values(position: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(_AFTER, position, strict=True))
 
 
+class CountingCapture(FetchJobs):
+    """Captures jobs and returns only how many, for a worker that can't decode one of them; :class:`JobsOfHost` finds
+    them.
+    """
+
+    counts = True
+
+
 class JobsOfHost(JobOperation):
-    """Reads the running jobs that one worker has captured."""
+    """Reads the ids and claims of the running jobs that one worker has captured."""
 
     writes = False
 
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
-        return select(at.table).where(
+        return select(at.internal_id, at.claim).where(
             at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
             at.processing_host == bindparam("locks_host", type_=at.processing_host.type),
             at.heartbeat_at.is_not(None),
+            *self.jobs.class_condition(),
         )
+
+
+class ReadOwned(JobOperation):
+    """Reads the rows of running jobs that the caller still owns."""
+
+    writes = False
+
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.jobs.at(context)
+        reading: Executable = where_owned(select(*at.table.c), at, context)
+        return reading
+
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
+        assert statement is not None
+        return execution.execute(statement, owned_parameters(execution, self.jobs))
 
 
 class Fetched(NamedTuple):
@@ -148,8 +176,10 @@ class Fetch(FetchJobs):
             at = self.jobs.at(context)
             bound = [at.roles[role].type for role in ("internal_id", "claim", "queue_id", "processing_host", *ORDER)]
             read = [column.type for column in at.table.c if column is not at.payload]
+            # the condition on a subclass is a list, which SQLAlchemy writes out at each execution
             self._native[dialect] = isinstance(at.payload.type, JSON) and not (
-                any(type_.dialect_impl(dialect).bind_processor(dialect) for type_ in bound)
+                self.jobs.class_condition()
+                or any(type_.dialect_impl(dialect).bind_processor(dialect) for type_ in bound)
                 or any(type_.dialect_impl(dialect).result_processor(dialect, None) for type_ in read)
             )
         return self._native[dialect]
@@ -165,7 +195,7 @@ class Fetch(FetchJobs):
             metadata = SimpleResultMetaData([str(column.key) for column in columns])
             self._direct[execution.context, limit] = statement, columns.index(payload), metadata
         statement, index, metadata = self._direct[execution.context, limit]
-        values = owned_parameters(execution, self.jobs)
+        values = {**owned_parameters(execution, self.jobs), "locks_drawn": draw_claim(self.jobs.columns.claim)}
         del values[LIMIT]
         found = execution.by_cursor(statement, values, _fetch_all)
         completed = found[0][-1]
@@ -180,7 +210,7 @@ class Fetch(FetchJobs):
         given, completed = execution.values, 0
         if given[IDS]:
             execution.values = {name: given[name] for name in _OWNED}
-            completed = self._complete.run(execution)
+            completed = self._complete.count(execution)
         execution.values = {name: value for name, value in given.items() if name not in _OWNED}
         return Fetched(list(super().run(execution)), completed)
 

@@ -2,8 +2,7 @@
 
 A job's state is in its timestamps. Waiting: no ``started_at``. Running: a ``heartbeat_at``, which only running jobs
 have. Completed: ``completed_at``. Dead: ``failed_at``. The owner of a running job is identified by
-``(internal_id, claim)``: ``claim`` rises with each capture and never falls, and each statement that ends a job compares
-both.
+``(internal_id, claim)``: each capture draws a random ``claim``, and each statement that ends a job compares both.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from functools import cache, cached_property
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Integer, Row, Table, update
+from sqlalchemy import Integer, Row, Table, bindparam, null, select, update
 
 from sqlalchemy_locks.captures.claims import stored_proof
 from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.core.entities import MappedTable
-from sqlalchemy_locks.core.operation import BuildContext, OperationImpl
-from sqlalchemy_locks.core.roles import RoleColumns
+from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl
+from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
 ROLES = (
@@ -40,6 +39,8 @@ ROLES = (
     "failed_at",
     "error",
 )
+#: the role that a user's own table may lack
+_OPTIONAL = "unique_key"
 #: the order in which jobs are captured
 ORDER = ("priority", "run_at", "internal_id")
 #: the parameters that identify owned jobs: pairs, and the same as two lists for engines that bind arrays
@@ -55,11 +56,14 @@ class Jobs:
 
     :param entity: the user's own class or table; ``None``: the shipped table.
     :param given: its columns for roles whose column has another name.
+    :param paused: the user's own class or table of paused queues.
     """
 
-    def __init__(self, entity: Any, given: Mapping[str, Any]) -> None:
-        if unknown := set(given) - set(ROLES):
+    def __init__(self, entity: Any, given: Mapping[str, Any], paused: Any = None) -> None:
+        if unknown := set(given) - {*ROLES, _OPTIONAL}:
             raise TypeError(f"Queue: there is no role {sorted(unknown)[0]!r}; the roles are {', '.join(ROLES)}")
+        if entity is None and paused is not None:
+            raise TypeError("Queue: paused= is for a class or table of your own, and none was given")
         if entity is None and given:
             raise TypeError(f"Queue: {', '.join(given)} name columns of a class or table, and none was given")
         self.target = None if entity is None else MappedTable(entity, "Queue")
@@ -67,6 +71,11 @@ class Jobs:
         self.own: RoleColumns | None = None
         if self.target is not None:
             own = {role: self.target.column(given.get(role, role), role) for role in ROLES}
+            try:
+                own[_OPTIONAL] = self.target.column(given.get(_OPTIONAL, _OPTIONAL), _OPTIONAL)
+            except ValueError:
+                if _OPTIONAL in given:
+                    raise
             if self.target.primary_key != (own["internal_id"],):
                 raise ValueError(
                     f"Queue: the primary key of {self.target.name} must be its internal_id, and that alone"
@@ -74,6 +83,42 @@ class Jobs:
             if not self.target.is_unique([own["external_id"]]):
                 raise ValueError(f"Queue: {self.target.name} must have a unique constraint on its external_id")
             self.own = RoleColumns(self.target.table, own)
+        #: the paused queues; ``None`` where queues can't be paused
+        self.paused: RoleMapping | None = None
+        if entity is None:
+            self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",))
+        elif paused is not None:
+            key = MappedTable(paused, "Queue").primary_key
+            if len(key) > 1:
+                raise ValueError("Queue: the primary key of paused= must be one column, the name of a paused queue")
+            self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",), paused, {"id": key[0]})
+
+    def not_paused(self, context: BuildContext) -> list[Any]:
+        """Return the condition that the queue, bound as ``locks_queue``, isn't paused."""
+        if self.paused is None:
+            return []
+        at = self.paused.columns(context)
+        paused = select(ONE).where(at["id"] == bindparam("locks_queue", type_=at["id"].type))
+        return [~paused.exists()]
+
+    def require_paused(self) -> None:
+        """:raises ValueError: for a table of jobs without one of paused queues."""
+        if self.paused is None:
+            raise ValueError(
+                "Queue: pausing a queue in a table of your own needs a table of paused queues: Queue(..., paused=)"
+            )
+
+    def require_unique(self) -> None:
+        """:raises ValueError: for a table without a column for unique keys, or without their unique index."""
+        if self.own is None or self.target is None:
+            return
+        if _OPTIONAL not in self.own:
+            raise ValueError(f"Queue: unique= needs a column in {self.target.name}; name it by unique_key=")
+        wanted = {self.own["queue_id"], self.own["unique_key"]}
+        if not any(index.unique and set(index.columns) == wanted for index in self.target.table.indexes):
+            raise ValueError(
+                f"Queue: unique= needs a unique index on {', '.join(sorted(map(str, wanted)))}, as Queue.indexes() has"
+            )
 
     def at(self, context: BuildContext) -> RoleColumns:
         """Return the columns by role; refuse own timestamp columns that lose the time zone."""
@@ -86,6 +131,19 @@ class Jobs:
     def columns(self) -> RoleColumns:
         """The columns by role, whatever the engine: their types and their order."""
         return self.own or _shipped(tables(DEFAULT_SCHEMA, "").job)
+
+    def expire(self, execution: Execution, changes: Iterable[Any]) -> None:
+        """Expire what was changed of those jobs, named by ``IDS``, that are loaded in the session."""
+        if self.target is not None and execution.session is not None:
+            self.target.expire(execution.session, changes, execution.values[IDS])
+
+    def class_condition(self) -> list[Any]:
+        """Return the condition that excludes jobs of sibling classes in the same table."""
+        return [] if self.target is None else self.target.class_condition()
+
+    def free_key(self, at: RoleColumns) -> dict[Any, Any]:
+        """Return what an UPDATE sets to free the unique key of a job that no longer waits."""
+        return {at.unique_key: null()} if _OPTIONAL in at else {}
 
     def route(self) -> dict[str, Any]:
         if self.target is not None:
@@ -112,6 +170,15 @@ class Jobs:
     def position(self, job: Row[Any]) -> tuple[Any, ...]:
         """Return the position of a captured row in the order of its queue."""
         return tuple(job[index] for index in self._positions[2:])
+
+    def value(self, job: Any, role: str) -> Any:
+        """Return what a whole row has in the column of a role."""
+        return job[self._indexes[role]]
+
+    @cached_property
+    def _indexes(self) -> dict[str, int]:
+        columns = list(self.columns.table.c)
+        return {role: columns.index(column) for role, column in self.columns.roles.items()}
 
     @cached_property
     def _positions(self) -> list[int]:
@@ -218,7 +285,7 @@ def _not_captured(job: Any) -> TypeError:
 
 @cache
 def _shipped(table: Table) -> RoleColumns:
-    return RoleColumns(table, {role: table.c[role] for role in ROLES})
+    return RoleColumns(table, {role: table.c[role] for role in (*ROLES, _OPTIONAL)})
 
 
 @cache

@@ -15,6 +15,7 @@ from sqlalchemy import (
     literal,
     literal_column,
     null,
+    or_,
     select,
     union_all,
 )
@@ -22,7 +23,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.captures.statements import CaptureSpec
 from sqlalchemy_locks.core.operation import BuildContext, Operation
-from sqlalchemy_locks.core.roles import RoleColumns
+from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.queue.acknowledge import end_attempt
 from sqlalchemy_locks.queue.jobs import JobCapture, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Ago, Began, Instant, Now
@@ -59,17 +60,47 @@ class Requeue(_Sweep):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True  # a second execution finds nothing that the first one has changed
 
+    def stalled(self, at: RoleColumns) -> list[Any]:
+        """Return the conditions on a stalled job."""
+        return [at.heartbeat_at < Ago(bindparam("locks_older", type_=Float()))]
+
     def taken(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         dead = at.attempts >= at.max_attempts
         error = func.coalesce(at.error, literal("stalled: its worker sent no heartbeat"))
         return CaptureSpec(
             at.table,
-            (at.heartbeat_at < Ago(bindparam("locks_older", type_=Float())), *self.chosen(at)),
+            (*self.stalled(at), *self.chosen(at)),
             {**end_attempt(at, dead), at.error: case((dead, error), else_=at.error)},
             (at.heartbeat_at,),
             self.jobs.target,
         )
+
+
+class RequeueSilent(Requeue):
+    """As a worker does it: jobs of other processes, without a heartbeat since an instant that it has observed itself.
+
+    However late the statement is executed, it judges as of that instant.
+    """
+
+    def __init__(self, jobs: Jobs) -> None:
+        super().__init__(jobs, "queue_id")
+
+    def stalled(self, at: RoleColumns) -> list[Any]:
+        hosts = bindparam("locks_hosts", expanding=True, type_=at.processing_host.type)
+        return [
+            at.heartbeat_at < bindparam("locks_silent_since", type_=Instant()),
+            or_(at.processing_host.is_(None), at.processing_host.not_in(hosts)),
+        ]
+
+
+class ServerTime(JobOperation):
+    """Reads the server's clock."""
+
+    writes = False
+
+    def build(self, context: BuildContext) -> Executable | None:
+        return select(Now())
 
 
 class Revive(_Sweep):
@@ -113,12 +144,13 @@ class Stats(JobOperation):
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
         nothing: Any = literal_column("0")
+        ours = self.jobs.class_condition()
         instant = cast(null(), Instant())
         now = Began()
 
         def part(condition: Any, *counts: Any) -> Any:
             # a subquery with a limit: SQLite would otherwise scan all jobs in the order of the GROUP BY
-            chosen = select(at.queue_id.label("queue_id")).where(condition).limit(EVERY).subquery()
+            chosen = select(at.queue_id.label("queue_id")).where(condition, *ours).limit(EVERY).subquery()
             return select(chosen.c.queue_id, *counts).group_by(chosen.c.queue_id)
 
         def when(condition: Any) -> Any:
@@ -126,26 +158,33 @@ class Stats(JobOperation):
 
         count = func.count()
         due = at.run_at <= now
-        parts = union_all(
-            _waiting(context, at).add_columns(
+        parts = [
+            _waiting(context, at, ours).add_columns(
                 when(due).label("waiting"),
                 when(at.run_at > now).label("scheduled"),
                 nothing.label("running"),
                 nothing.label("dead"),
                 func.min(case((due, at.run_at))).label("oldest"),
+                nothing.label("paused"),
             ),
-            part(at.heartbeat_at.is_not(None), nothing, nothing, count, nothing, instant),
-            part(at.failed_at.is_not(None), nothing, nothing, nothing, count, instant),
-        ).subquery("parts")
+            part(at.heartbeat_at.is_not(None), nothing, nothing, count, nothing, instant, nothing),
+            part(at.failed_at.is_not(None), nothing, nothing, nothing, count, instant, nothing),
+        ]
+        if self.jobs.paused is not None:
+            paused = self.jobs.paused.columns(context)["id"]
+            parts.append(select(paused, nothing, nothing, nothing, nothing, instant, ONE))
+        every = union_all(*parts).subquery("parts")
         names = ("waiting", "scheduled", "running", "dead")
-        totals = [cast(func.sum(parts.c[name]), Integer()).label(name) for name in names]
-        oldest = func.min(parts.c.oldest, type_=Instant()).label("oldest")
-        return select(parts.c.queue_id, *totals, oldest).group_by(parts.c.queue_id).order_by(parts.c.queue_id)
+        totals = [cast(func.sum(every.c[name]), Integer()).label(name) for name in names]
+        oldest = func.min(every.c.oldest, type_=Instant()).label("oldest")
+        paused = (func.max(every.c.paused) == ONE).label("paused")
+        found = select(every.c.queue_id, *totals, oldest, paused)
+        return found.group_by(every.c.queue_id).order_by(every.c.queue_id)
 
 
-def _waiting(context: BuildContext, at: Any) -> Any:
+def _waiting(context: BuildContext, at: Any, ours: list[Any]) -> Any:
     """Select the waiting jobs by queue, from the index that starts with the queue."""
-    waiting = at.started_at.is_(None)
+    waiting = and_(at.started_at.is_(None), *ours)
     if context.backend.schemas:
         return select(at.queue_id.label("queue_id")).where(waiting).group_by(at.queue_id)
     # there is no index that only waiting jobs are in: find the queues first, then the part of the index of each

@@ -42,3 +42,4 @@ class JobColumns:
     completed_at: Mapped[datetime | None] = mapped_column(Instant())
     failed_at: Mapped[datetime | None] = mapped_column(Instant())
     error: Mapped[str | None] = mapped_column(Text())
+    unique_key: Mapped[str | None] = mapped_column(String(255))

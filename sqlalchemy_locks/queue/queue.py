@@ -18,16 +18,19 @@ from uuid import UUID
 from sqlalchemy import Engine, Index, literal, select
 
 from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, valid_name
+from sqlalchemy_locks.captures.operation import capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT
+from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.dialects import backend_named
 from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, OwnedJobs, ReleaseJobs, storable
-from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, utc_instant
-from sqlalchemy_locks.queue.fetch import Fetch, FetchJobs, JobsOfHost, after_values
+from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
+from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, unique_keys, utc_instant
+from sqlalchemy_locks.queue.fetch import CountingCapture, Fetch, FetchJobs, JobsOfHost, ReadOwned, after_values
 from sqlalchemy_locks.queue.jobs import IDS, Jobs
-from sqlalchemy_locks.queue.maintenance import DeleteJobs, Requeue, Revive, Stats
+from sqlalchemy_locks.queue.maintenance import DeleteJobs, Requeue, RequeueSilent, Revive, ServerTime, Stats
 from sqlalchemy_locks.sql.tables import job_indexes
 
 if TYPE_CHECKING:
@@ -61,8 +64,11 @@ class Queue(EntityPattern[E]):
         Operations don't use it: they run on the connection that executes them.
     :param notify: on PostgreSQL, wake listening workers when jobs are put. NOTIFY serializes the commits of
         transactions that have put jobs: turn it off where there are hundreds of them a second.
+    :param paused: a mapped class or ``Table`` of your own for paused queues, beside your own for jobs: its primary key
+        is the name of a queue that is paused. The shipped table of jobs has ``lock.paused_queue``.
     :param columns: the columns of your own whose name differs from that in ``lock.job``: ``queue_id=Mail.channel``.
-    :raises ValueError: if the class lacks one of the columns.
+    :raises ValueError: if the class lacks one of the columns, except ``unique_key``, without which ``put`` takes no
+        ``unique=``.
 
     >>> queue = sl.Queue()
     >>> session.execute(queue.put({"to": "a@example.org"}, queue="mail"))
@@ -76,21 +82,26 @@ class Queue(EntityPattern[E]):
         *,
         bind: Engine | AsyncEngine | None = None,
         notify: bool = True,
+        paused: Any = None,
         **columns: Any,
     ) -> None:
-        jobs = self._jobs = Jobs(entity, columns)
+        jobs = self._jobs = Jobs(entity, columns, paused)
         self.bind = bind
         self.notify = bool(notify)
         self._put = {
-            (when, known): Enqueue(jobs, when, known=known, notify=notify)
+            (when, by): Enqueue(jobs, when, known=by == "external_id", unique=by == "unique", notify=notify)
             for when in ("now", "at", "in")
-            for known in (False, True)
+            for by in (None, "external_id", "unique")
         }
         self._capture = FetchJobs(jobs)
         self._complete = Complete(jobs, "Queue.complete")
         self._fetches = {after: Fetch(jobs, self._complete.skip_locked, after=after) for after in (False, True)}
         self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
-        self._owned = OwnedJobs(jobs, "Queue.heartbeat")
+        self._owned = {ended: OwnedJobs(jobs, "Queue.heartbeat", ended=ended) for ended in (False, True)}
+        self._read_owned = ReadOwned(jobs, "Queue.capture")
+        self._counting = CountingCapture(jobs)
+        self._silent = RequeueSilent(jobs)
+        self._clock = ServerTime(jobs, "Queue.heartbeat")
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
         self._release = ReleaseJobs(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
@@ -102,6 +113,12 @@ class Queue(EntityPattern[E]):
             for by in (None, "queue_id")
         }
         self._stats = Stats(jobs, "Queue.stats")
+        self._get = GetJob(jobs, "Queue.get")
+        self._cancel = CancelJob(jobs, "Queue.cancel")
+        self._reschedule = {when: RescheduleJob(jobs, when) for when in ("at", "in")}
+        if jobs.paused is not None:
+            self._pause = row_admin.CreateRows(jobs.paused, "Queue.pause", lambda at: {}, retries=False)
+            self._resume = ResumeQueues(jobs.paused)
 
     @shaped(select(literal(_SOME_ID)))
     def put(
@@ -109,6 +126,7 @@ class Queue(EntityPattern[E]):
         *payloads: Any,
         queue: str = DEFAULT_QUEUE,
         external_id: UUID | str | Sequence[UUID | str] | None = None,
+        unique: str | Sequence[str] | None = None,
         run_at: datetime | None = None,
         run_in: float | timedelta | None = None,
         priority: int = 0,
@@ -120,13 +138,18 @@ class Queue(EntityPattern[E]):
         :param queue: the queue's name, up to 255 characters.
         :param external_id: a UUID that can be shown to users, or one for each payload; random if not given. It is
             the idempotency key: if a job with it exists, whatever its state, none is put.
+        :param unique: a key, up to 255 characters, or one for each payload: if a job with it waits in this queue, none
+            is put. A capture frees the key, so that a change that is made while the job runs puts another one. The
+            waiting job is locked until your transaction ends: it begins after your commit, and sees what you wrote. A
+            capture that isn't committed is waited for (with ``hold=True`` as long as the handler runs).
         :param run_at: the earliest time to run it; a ``datetime`` with a time zone.
         :param run_in: the same as seconds from now, by the server's clock.
         :param priority: smaller values are captured first.
         :param max_attempts: how often it is tried before it is dead.
         :return: the jobs' ``external_id``, in the order of the payloads, those of existing jobs included.
-        :raises ValueError: for a ``datetime`` without a time zone, a number of ids other than that of the payloads, or
-            the same id twice.
+        :raises ValueError: for a ``datetime`` without a time zone, a number of ids or keys other than that of the
+            payloads, the same one twice, both ids and keys, or keys in a table without a column for them.
+        :raises Unsupported: with ``unique`` in autocommit on MySQL, MariaDB and SQLite.
 
         Executed again, it puts other jobs, unless their ids are given; a retry by ``Locks`` after a lost reply puts the
         same ones.
@@ -154,7 +177,12 @@ class Queue(EntityPattern[E]):
             when, values["locks_run_at"] = "at", utc_instant(run_at)
         elif run_in is not None:
             when, values["locks_run_in"] = "in", bounded_seconds(run_in, "run_in")
-        return Operation(self._put[when, external_id is not None], values)
+        if unique is None:
+            return Operation(self._put[when, None if external_id is None else "external_id"], values)
+        if external_id is not None:
+            raise ValueError("Queue.put: give external_id or unique, not both")
+        self._jobs.require_unique()
+        return Operation(self._put[when, "unique"], {**values, "locks_unique": unique_keys(unique, len(payloads))})
 
     def _capture_jobs(
         self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None
@@ -178,10 +206,7 @@ class Queue(EntityPattern[E]):
             "locks_queue": valid_name(queue, "a queue"),
             "locks_host": None if host is None else valid_name(host, "a host"),
         }
-        operation: RowsOperation[Any] = RowsOperation(self._capture, values)
-        if self._jobs.target is not None and self._jobs.target.mapper is not None:
-            operation._entity_is(self._jobs.target.entity)
-        return operation
+        return capture_operation(self._capture, self._jobs.target, values)
 
     if TYPE_CHECKING:
         if MYPY:
@@ -333,11 +358,104 @@ class Queue(EntityPattern[E]):
             return Operation(impls[None], values)
         return Operation(impls["queue_id"], {**values, "locks_chosen": valid_name(queue, "a queue")})
 
+    def get(self, id: UUID | str) -> Operation[Any]:
+        """Read one job, whatever its state.
+
+        :param id: its ``external_id``.
+        :return: the row, or an entity of your own class in a session; ``None`` if there is no such job. Its timestamps
+            tell its state: ``failed_at``: dead; ``completed_at``: completed, or cancelled if it has an ``error``;
+            ``heartbeat_at``: running; none of them: waiting.
+
+        >>> queue = sl.Queue()
+        >>> job_id = session.scalar(queue.put({"to": "a@example.org"}))
+        >>> session.scalar(queue.get(job_id)).payload
+        {'to': 'a@example.org'}
+        """
+        return Operation(self._get, {"locks_chosen": as_uuid(id)})
+
+    @shaped(select(literal(True)))
+    def cancel(self, id: UUID | str) -> Operation[Any]:
+        """End a waiting job without running it.
+
+        :param id: its ``external_id``, which stays known: putting it again puts no job.
+        :return: whether it was cancelled: ``False`` if it is running, has ended, or doesn't exist. A transaction that
+            is capturing it is waited for.
+
+        A cancelled job is completed and has the error ``"cancelled"``: ``revive`` doesn't return it to the queue, and
+        ``delete_finished`` deletes it in time.
+
+        >>> queue = sl.Queue()
+        >>> job_id = session.scalar(queue.put({"to": "a@example.org"}, run_in=3600))
+        >>> session.scalar(queue.cancel(job_id))
+        True
+        """
+        return Operation(self._cancel, {"locks_chosen": as_uuid(id)})
+
+    @shaped(select(literal(True)))
+    def reschedule(
+        self, id: UUID | str, *, run_at: datetime | None = None, run_in: float | timedelta | None = None
+    ) -> Operation[Any]:
+        """Change the earliest time to run a waiting job.
+
+        :param id: its ``external_id``.
+        :param run_at: a ``datetime`` with a time zone. :param run_in: the same as seconds from now, by the server's
+            clock; ``0`` runs it now.
+        :return: whether it was waiting: ``False`` as for :meth:`cancel`.
+        :raises ValueError: unless one of both is given.
+
+        >>> queue = sl.Queue()
+        >>> job_id = session.scalar(queue.put({"to": "a@example.org"}, run_in=3600))
+        >>> session.scalar(queue.reschedule(job_id, run_in=0))
+        True
+        """
+        values: dict[str, Any] = {"locks_chosen": as_uuid(id)}
+        if (run_at is None) == (run_in is None):
+            raise ValueError("Queue.reschedule: give run_at or run_in, and not both")
+        if run_in is not None:
+            return Operation(self._reschedule["in"], {**values, "locks_run_in": bounded_seconds(run_in, "run_in")})
+        return Operation(self._reschedule["at"], {**values, "locks_run_at": utc_instant(run_at)})
+
+    @shaped(select(literal(1)))
+    def pause(self, *queues: str) -> Operation[Any]:
+        """Let no more jobs of these queues be captured, from the commit on; running jobs go on, and put jobs wait.
+
+        :return: how many weren't paused already.
+        :raises ValueError: for jobs in a table of your own without a table of paused queues (``Queue(paused=)``).
+
+        >>> queue = sl.Queue()
+        >>> session.scalar(queue.pause("mail"))
+        1
+        """
+        names = self._names("Queue.pause", queues)
+        return Operation(self._pause, {"locks_ids": names})
+
+    @shaped(select(literal(1)))
+    def resume(self, *queues: str) -> Operation[Any]:
+        """Let jobs of paused queues be captured again; idle workers find them within their ``poll`` seconds.
+
+        :return: how many were paused.
+
+        >>> queue = sl.Queue()
+        >>> session.scalar(queue.pause("sms"))
+        1
+        >>> session.scalar(queue.resume("sms"))
+        1
+        """
+        names = self._names("Queue.resume", queues)
+        return Operation(self._resume, {"locks_ids": names})
+
+    def _names(self, name: str, queues: Sequence[str]) -> list[str]:
+        """Return the names of queues to pause or resume, in order, so that two callers can't deadlock."""
+        self._jobs.require_paused()
+        if not queues:
+            raise ValueError(f"{name} needs at least one queue")
+        return sorted({valid_name(queue, "a queue") for queue in queues})
+
     def stats(self) -> RowsOperation[Any]:
-        """Count the jobs of each queue: rows of ``queue_id, waiting, scheduled, running, dead, oldest``.
+        """Count the jobs of each queue: rows of ``queue_id, waiting, scheduled, running, dead, oldest, paused``.
 
         ``scheduled`` are jobs whose ``run_at`` is to come, ``oldest`` is the earliest ``run_at`` of the waiting ones.
-        Queues that have completed jobs only are left out.
+        Queues that have completed jobs only, and aren't paused, are left out.
 
         >>> queue = sl.Queue()
         >>> stats = session.execute(queue.stats()).all()
@@ -356,12 +474,32 @@ class Queue(EntityPattern[E]):
         return Operation(self._fetches[after is not None], values | ({} if after is None else after_values(after)))
 
     def _running_on(self, host: str, *, queue: str) -> Operation[Any]:
-        """Read the running jobs that one worker has captured."""
+        """Read the running jobs that one worker has captured, as pairs ``(internal_id, claim)``."""
         return RowsOperation(self._jobs_of_host, {"locks_queue": queue, "locks_host": host})
 
-    def _still_owned(self, jobs: Sequence[Any]) -> Operation[Any]:
-        """Read which of these rows are still their worker's, as pairs ``(internal_id, claim)``."""
-        return RowsOperation(self._owned, self._jobs.owned_rows(jobs))
+    def _capture_unread(self, limit: int, *, queue: str, host: str) -> Operation[Any]:
+        """Capture jobs without reading them; ``_running_on`` finds them."""
+        return Operation(self._counting, {LIMIT: limit, "locks_queue": queue, "locks_host": host})
+
+    def _read(self, jobs: Sequence[Any]) -> Operation[Any]:
+        """Read the rows of running jobs, given as pairs or rows."""
+        return RowsOperation(self._read_owned, self._jobs.owned_rows(jobs))
+
+    def _still_owned(self, jobs: Sequence[Any], *, ended: bool = False) -> Operation[Any]:
+        """Read which of these rows are still their worker's, as pairs ``(internal_id, claim)``.
+
+        :param ended: also those that were completed, or are dead, by its claim.
+        """
+        return RowsOperation(self._owned[ended], self._jobs.owned_rows(jobs))
+
+    def _requeue_silent(self, since: datetime, *, queue: str, hosts: Sequence[str], limit: int) -> Operation[Any]:
+        """Requeue the jobs of workers that have sent no heartbeat since an instant, except those of some hosts."""
+        values = {LIMIT: limit, "locks_chosen": queue, "locks_silent_since": since, "locks_hosts": list(hosts)}
+        return Operation(self._silent, values)
+
+    def _server_time(self) -> Operation[Any]:
+        """Read the server's clock."""
+        return Operation(self._clock, {})
 
     def topic(self, queue: str) -> str:
         """Return the payload of the notification that a queue has new jobs (PostgreSQL).

@@ -142,6 +142,9 @@ class Pattern(Generic[Client]):
         self._prefix = valid_name(prefix, "a prefix")
         if "{" in prefix or "}" in prefix:
             raise ValueError(f"a prefix has no braces, which Redis Cluster would read: {prefix!r}")
+        if ":" in prefix:
+            # the queue 'b:c' under the prefix 'a' would have the keys of the queue 'c' under the prefix 'a:b'
+            raise ValueError(f"a prefix has no colon, which ends it in a key: use another separator than in {prefix!r}")
         self._calls = ScriptCalls()
         self._keys = functools.lru_cache(maxsize=1024)(self._queue_keys)
 

@@ -96,7 +96,7 @@ class Mutex(Pattern[Client]):
     """A lock that is held until it is released.
 
     :param client: a ``redis.Redis``, a ``redis.asyncio.Redis`` (every call is awaited then), or their ``RedisCluster``.
-    :param prefix: how the keys begin, for several apps in one database.
+    :param prefix: how the keys begin, for several apps in one database; without braces and colons.
     :raises TypeError: for any other client, a pipeline included.
 
     Every method takes ``queue``, in which ids are unique (``"default"`` if not given). Each call raises ``UnknownTask``

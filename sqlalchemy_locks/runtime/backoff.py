@@ -6,13 +6,18 @@ import time
 
 
 class Backoff:
-    """Pauses between polls: a tenth of the time waited so far, so that polling adds no more than that to a wait."""
+    """Pauses between polls, as a share of the time waited so far: polling adds no more than that to a wait.
 
-    SHORTEST, LONGEST = 0.001, 0.25
+    :param shortest: the pause of the first polls, in seconds.
+    :param share: the part of the time waited.
+    """
 
-    def __init__(self) -> None:
+    LONGEST = 0.25
+
+    def __init__(self, shortest: float = 0.001, share: float = 0.1) -> None:
+        self._shortest, self._share = shortest, share
         self._began = time.monotonic()
 
     def pause(self) -> float:
         """Return the seconds until the next poll."""
-        return min(self.LONGEST, max(self.SHORTEST, (time.monotonic() - self._began) / 10))
+        return min(self.LONGEST, max(self._shortest, (time.monotonic() - self._began) * self._share))

@@ -134,3 +134,6 @@ class LockEvents(event.Events[Observed]):
 
     def swept(self, event: LockEvent) -> None:
         """A sweep has released ``count`` requests whose holders would not."""
+
+    def acted(self, event: LockEvent) -> None:
+        """A visitor of the dashboard, the ``owner``, has done what ``kind`` says, e.g. ``dashboard.resize``."""

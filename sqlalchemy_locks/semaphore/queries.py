@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Float,
     Integer,
     String,
     and_,
@@ -15,9 +17,10 @@ from sqlalchemy import (
     cast,
     func,
     literal,
-    or_,
+    literal_column,
     select,
     type_coerce,
+    union_all,
 )
 from sqlalchemy.sql import Executable
 
@@ -29,8 +32,11 @@ from sqlalchemy_locks.sql.tables import Tables
 
 #: the ages in seconds that permits are counted by; older ones are counted apart
 AGES = (60, 600, 3600, 6 * 3600, 86400)
+#: the maximum number of semaphores whose holders are read at once
+SEMAPHORES = 50
 _NAME = bindparam("name", type_=String())
-_EACH = bindparam("each", type_=Integer())
+_EACH, _LIMIT = bindparam("each", type_=Integer()), bindparam("limit", type_=Integer())
+_ONE: Any = literal_column("1.0", Float())
 
 
 class ReadSemaphores(OperationImpl):
@@ -48,28 +54,139 @@ class ReadSemaphores(OperationImpl):
         return execution.execute(statement)
 
 
+def held_permits(context: BuildContext, *, of_one: bool = False) -> Any:
+    """Select what is held of each semaphore, in one pass: ``semaphore_id, used, holders, oldest``.
+
+    :param of_one: of the semaphore ``name`` alone.
+    """
+    sem, per = context.tables.semaphore, context.tables.permit
+    held = select(
+        per.c.semaphore_id,
+        cast(func.sum(per.c.count), BigInteger()).label("used"),
+        func.count().label("holders"),
+        func.min(per.c.permit_request_id).label("oldest"),
+    ).where(per.c.state == HELD_STATE)
+    each = sem.alias("each_semaphore")
+    if of_one or not context.backend.partial_indexes:
+        # released permits are in the index, too, and are many more: read the part of each semaphore that is held
+        held = held.join_from(each, per, per.c.semaphore_id == each.c.id)
+    if of_one:
+        held = held.where(each.c.name == _NAME)
+    return held.group_by(per.c.semaphore_id).subquery("held")
+
+
 class Usage(ReadSemaphores):
+    """Every semaphore. :param of_one: the semaphore ``name`` alone. :param with_id: with its row's id."""
+
     name = "semaphore.usage"
 
-    def select(self, tables: Tables) -> Executable:
-        sem, req, per = tables.semaphore, tables.permit_request, tables.permit
-        held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
-        used = select(cast(func.coalesce(func.sum(per.c.count), 0), BigInteger())).where(held).scalar_subquery()
-        holders = select(func.count()).where(held).scalar_subquery()
-        oldest = select(func.min(per.c.permit_request_id)).where(held).scalar_subquery()
-        return (
+    def __init__(self, *, of_one: bool = False, with_id: bool = False) -> None:
+        super().__init__()
+        self._of_one, self._with_id = of_one, with_id
+
+    def build(self, context: BuildContext) -> Executable | None:
+        sem, req = context.tables.semaphore, context.tables.permit_request
+        held = held_permits(context, of_one=self._of_one)
+        usage = (
             select(
                 sem.c.name,
                 sem.c.capacity,
-                used.label("used"),
+                func.coalesce(held.c.used, 0, type_=BigInteger()).label("used"),
                 req.c.external_id.label("oldest_holder"),
                 req.c.owner.label("oldest_owner"),
                 type_coerce(req.c.created_at, UTC()).label("oldest_since"),
-                holders.label("holders"),
+                func.coalesce(held.c.holders, 0, type_=BigInteger()).label("holders"),
             )
-            .select_from(sem.outerjoin(req, req.c.id == oldest))
+            .select_from(sem.outerjoin(held, held.c.semaphore_id == sem.c.id).outerjoin(req, req.c.id == held.c.oldest))
             .where(sem.c.capacity.is_not(None))
-            .order_by(sem.c.name)
+        )
+        if self._with_id:
+            usage = usage.add_columns(sem.c.id)
+        return usage.where(sem.c.name == _NAME) if self._of_one else usage.order_by(sem.c.name)
+
+
+class Fullest(ReadSemaphores):
+    """The semaphores in use, the fullest first, and the leases that are held, the longest held first."""
+
+    name = "semaphore.fullest"
+
+    def build(self, context: BuildContext) -> Executable | None:
+        sem, req = context.tables.semaphore, context.tables.permit_request
+        held, used = held_permits(context), sem.alias("used")
+        share = case((held.c.used >= used.c.capacity, _ONE), else_=_ONE * held.c.used / used.c.capacity)
+        order = case((used.c.on_demand, _ONE), else_=share).desc(), case((used.c.on_demand, held.c.oldest)), used.c.id
+        place = func.row_number().over(partition_by=used.c.on_demand, order_by=order)
+        # few columns, and no names: all semaphores in use are sorted
+        ranked = (
+            select(held, place.label("place"))
+            .join_from(held, used, used.c.id == held.c.semaphore_id)
+            .where(used.c.capacity.is_not(None))
+            .subquery("ranked")
+        )
+        return (
+            select(
+                sem.c.id,
+                sem.c.name,
+                sem.c.capacity,
+                sem.c.on_demand,
+                ranked.c.used,
+                ranked.c.holders,
+                req.c.external_id.label("oldest_holder"),
+                req.c.owner.label("oldest_owner"),
+                type_coerce(req.c.created_at, UTC()).label("oldest_since"),
+            )
+            .select_from(ranked)
+            .join(sem, sem.c.id == ranked.c.semaphore_id)
+            .outerjoin(req, req.c.id == ranked.c.oldest)
+            .where(ranked.c.place <= _LIMIT)
+            .order_by(sem.c.on_demand, ranked.c.place)
+        )
+
+
+class Unused(ReadSemaphores):
+    """Semaphores of which no permit is held, without those of leases, by name."""
+
+    name = "semaphore.unused"
+
+    def select(self, tables: Tables) -> Executable:
+        sem, per = tables.semaphore, tables.permit
+        held = select(per.c.id).where(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE).exists()
+        unused = select(sem.c.id, sem.c.name, sem.c.capacity).where(
+            sem.c.capacity.is_not(None), ~sem.c.on_demand, ~held
+        )
+        return unused.order_by(sem.c.name).limit(_LIMIT)
+
+
+class Totals(ReadSemaphores):
+    """Counts of semaphores and of leases."""
+
+    name = "semaphore.totals"
+
+    def build(self, context: BuildContext) -> Executable | None:
+        sem, held = context.tables.semaphore, held_permits(context)
+        every = (
+            select(sem.c.on_demand, func.count().label("total"))
+            .where(sem.c.capacity.is_not(None))
+            .group_by(sem.c.on_demand)
+            .subquery("every")
+        )
+        in_use = (
+            select(
+                sem.c.on_demand,
+                func.count().label("in_use"),
+                cast(func.sum(held.c.used), BigInteger()).label("permits"),
+                cast(func.sum(case((held.c.used >= sem.c.capacity, 1), else_=0)), BigInteger()).label("full"),
+            )
+            .join_from(held, sem, sem.c.id == held.c.semaphore_id)
+            .where(sem.c.capacity.is_not(None))
+            .group_by(sem.c.on_demand)
+            .subquery("in_use")
+        )
+        counts = [
+            func.coalesce(in_use.c[name], 0, type_=BigInteger()).label(name) for name in ("in_use", "permits", "full")
+        ]
+        return select(every.c.on_demand, every.c.total, *counts).select_from(
+            every.outerjoin(in_use, in_use.c.on_demand == every.c.on_demand)
         )
 
 
@@ -113,7 +230,7 @@ class History(ReadSemaphores):
         changes = (
             select(name.label("name"), his.c.old_capacity, his.c.new_capacity, his.c.changed_by, changed_at)
             .order_by(his.c.id.desc())
-            .limit(bindparam("limit", type_=Integer()))
+            .limit(_LIMIT)
         )
         if self._of_one:
             of_one = select(sem.c.id).where(sem.c.name == _NAME).correlate(None).scalar_subquery()
@@ -122,74 +239,83 @@ class History(ReadSemaphores):
 
 
 class OldestHolders(ReadSemaphores):
+    """The longest holders of up to ``SEMAPHORES`` semaphores, whose ids are ``semaphore_0`` and so on."""
+
     name = "semaphore.oldest_holders"
 
     def select(self, tables: Tables) -> Executable:
-        sem, req, per = tables.semaphore, tables.permit_request, tables.permit
-        place = func.row_number().over(partition_by=per.c.semaphore_id, order_by=per.c.permit_request_id)
-        held = (
-            select(per.c.semaphore_id, per.c.permit_request_id, per.c.count, per.c.fence, place.label("place"))
-            .join_from(per, sem, sem.c.id == per.c.semaphore_id)
-            .where(per.c.state == HELD_STATE, or_(_NAME.is_(None), sem.c.name == _NAME))
-            .subquery("held")
-        )
+        req, per = tables.permit_request, tables.permit
+
+        def part(number: int) -> Any:
+            of = per.c.semaphore_id == bindparam(f"semaphore_{number}", type_=BigInteger())
+            oldest = select(per.c.id).where(of, per.c.state == HELD_STATE).order_by(per.c.permit_request_id)
+            return select(oldest.limit(_EACH).subquery().c.id)
+
+        chosen = union_all(*map(part, range(SEMAPHORES))).subquery("chosen")
         return (
             select(
-                sem.c.name,
+                per.c.semaphore_id,
                 req.c.token,
                 req.c.external_id,
                 req.c.owner,
-                held.c.count.label("permits"),
-                held.c.fence,
+                per.c.count.label("permits"),
+                per.c.fence,
                 Elapsed(req.c.created_at).label("age"),
                 (-Elapsed(until(req))).label("left"),
                 _expired(req).label("expired"),
             )
-            .select_from(held)
-            .join(sem, sem.c.id == held.c.semaphore_id)
-            .join(req, req.c.id == held.c.permit_request_id)
-            .where(held.c.place <= _EACH)
-            .order_by(sem.c.name, held.c.place)
+            .select_from(chosen)
+            .join(per, per.c.id == chosen.c.id)
+            .join(req, req.c.id == per.c.permit_request_id)
+            .order_by(per.c.semaphore_id, per.c.permit_request_id)
         )
 
 
-class HoldingAges(ReadSemaphores):
-    name = "semaphore.holding_ages"
+class HolderAges(ReadSemaphores):
+    name = "semaphore.holder_ages"
 
     def select(self, tables: Tables) -> Executable:
-        req, per = tables.permit_request, tables.permit
-        age = Elapsed(req.c.created_at)
+        req = tables.permit_request
+        # the order of an index: of what is held, that is the order of the grants
+        held = select(Elapsed(req.c.created_at).label("age"), _expired(req).label("expired"))
+        held = held.where(req.c.state == HELD_STATE).order_by(req.c.updated_at)
+        oldest = held.limit(_LIMIT).subquery("oldest")
+        age = oldest.c.age
         between = [and_(age >= least, age < most) for least, most in itertools.pairwise(AGES)]
         within = [age < AGES[0], *between, age >= AGES[-1]]
-        parts = [_sum(condition, per.c.count).label(f"age_{number}") for number, condition in enumerate(within)]
-        expired = _sum(_expired(req), per.c.count).label("expired")
-        joined = per.join(req, req.c.id == per.c.permit_request_id)
-        return select(*parts, expired).select_from(joined).where(per.c.state == HELD_STATE)
+        parts = [_count_if(condition).label(f"age_{number}") for number, condition in enumerate(within)]
+        return select(*parts, _count_if(oldest.c.expired).label("expired")).select_from(oldest)
 
 
 def _expired(request: Any) -> Any:
     return func.coalesce(until(request) <= Now(), literal(False))
 
 
-def _sum(condition: Any, column: Any) -> Any:
-    return cast(func.coalesce(func.sum(case((condition, column), else_=0)), 0), BigInteger())
+def _count_if(condition: Any) -> Any:
+    return cast(func.coalesce(func.sum(case((condition, 1), else_=0)), 0), BigInteger())
 
 
-_USAGE, _HOLDERS = Usage(), Holders()
+_USAGE, _USAGE_OF_ONE, _HOLDERS = Usage(), Usage(of_one=True), Holders()
+_ONE_SEMAPHORE = Usage(of_one=True, with_id=True)
 _HISTORY, _HISTORY_OF_ONE = History(of_one=False), History(of_one=True)
-_OLDEST_HOLDERS, _HOLDING_AGES = OldestHolders(), HoldingAges()
+_FULLEST, _UNUSED, _TOTALS = Fullest(), Unused(), Totals()
+_OLDEST_HOLDERS, _HOLDER_AGES = OldestHolders(), HolderAges()
 
 
-def usage() -> RowsOperation[Any]:
+def usage(name: str | None = None) -> RowsOperation[Any]:
     """Return every semaphore: ``name``, ``capacity``, ``used``, its longest holder's external id
     (``oldest_holder``), ``oldest_owner``, ``oldest_since`` (UTC, by the server's clock), or ``None``, and the number of
     ``holders``.
 
     What has expired is counted until it is released.
 
+    :param name: of one semaphore; without it, of all, in one pass over what is held.
+
     >>> session.execute(sl.semaphore.usage()).all()
     """
-    return RowsOperation(_USAGE, {})
+    if name is None:
+        return RowsOperation(_USAGE, {})
+    return RowsOperation(_USAGE_OF_ONE, {"name": valid_name(name, "a semaphore's name")})
 
 
 def holders(name: str) -> RowsOperation[Any]:
@@ -220,18 +346,46 @@ def history(name: str | None = None, *, limit: int = 100) -> RowsOperation[Any]:
     return RowsOperation(_HISTORY_OF_ONE, {"name": valid_name(name, "a semaphore's name"), "limit": most})
 
 
-def oldest_holders(each: int, name: str | None = None) -> RowsOperation[Any]:
-    """Return the longest holders: ``name, token, external_id, owner, permits, fence, age, left, expired``.
+def fullest(limit: int) -> RowsOperation[Any]:
+    """Return the semaphores of which permits are held, the fullest first, then the leases that are held, the longest
+    held first: ``id, name, capacity, on_demand, used, holders, oldest_holder, oldest_owner, oldest_since``.
 
-    :param each: how many of each semaphore. :param name: of one semaphore only.
+    :param limit: how many semaphores, and how many leases (``on_demand``).
+    """
+    return RowsOperation(_FULLEST, {"limit": positive_int(limit, "limit")})
+
+
+def one_semaphore(name: str) -> RowsOperation[Any]:
+    """Return the semaphore of this name as :func:`usage` does, and its ``id``."""
+    return RowsOperation(_ONE_SEMAPHORE, {"name": valid_name(name, "a semaphore's name")})
+
+
+def unused(limit: int) -> RowsOperation[Any]:
+    """Return the first semaphores by name of which no permit is held: ``id, name, capacity``; never those of leases."""
+    return RowsOperation(_UNUSED, {"limit": positive_int(limit, "limit")})
+
+
+def totals() -> RowsOperation[Any]:
+    """Count semaphores and leases: up to two rows of ``on_demand, total, in_use, permits, full``."""
+    return RowsOperation(_TOTALS, {})
+
+
+def oldest_holders(each: int, semaphores: Sequence[int]) -> RowsOperation[Any]:
+    """Return the longest holders: ``semaphore_id, token, external_id, owner, permits, fence, age, left, expired``.
+
+    :param each: how many of each semaphore. :param semaphores: their ids, up to ``SEMAPHORES``.
 
     ``age`` is how long it has been held, and ``left`` how long it still is, in whole seconds by the server's clock;
     ``left`` is ``None`` without a time to live, and less than 0 for what has expired and is still counted.
     """
-    of_one = None if name is None else valid_name(name, "a semaphore's name")
-    return RowsOperation(_OLDEST_HOLDERS, {"each": positive_int(each, "each"), "name": of_one})
+    ids = dict(enumerate(semaphores))
+    chosen = {f"semaphore_{number}": ids.get(number) for number in range(SEMAPHORES)}
+    return RowsOperation(_OLDEST_HOLDERS, {"each": positive_int(each, "each"), **chosen})
 
 
-def holding_ages() -> RowsOperation[Any]:
-    """Return one row: how many permits are held for less than each of ``AGES``, for longer, and ``expired``."""
-    return RowsOperation(_HOLDING_AGES, {})
+def holder_ages(limit: int) -> RowsOperation[Any]:
+    """Return one row: how many requests have been held for less than each of ``AGES``, for longer, and ``expired``.
+
+    :param limit: how many are counted, the oldest first.
+    """
+    return RowsOperation(_HOLDER_AGES, {"limit": positive_int(limit, "limit")})

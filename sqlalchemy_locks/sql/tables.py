@@ -52,6 +52,7 @@ class Tables:
     task_timeout: Table
     task: Table
     job: Table
+    paused_queue: Table
     semaphore: Table
     permit_request: Table
     permit: Table
@@ -73,6 +74,7 @@ def describe(metadata: MetaData, prefix: str) -> Tables:
         task_timeout=_task_timeout(metadata, prefix),
         task=_task(metadata, prefix),
         job=_job(metadata, prefix),
+        paused_queue=_paused_queue(metadata, prefix),
         semaphore=_semaphore(metadata, prefix),
         permit_request=_permit_request(metadata, prefix),
         permit=_permit(metadata, prefix),
@@ -169,6 +171,7 @@ def _job(metadata: MetaData, prefix: str) -> Table:
         Column("completed_at", Instant()),
         Column("failed_at", Instant()),
         Column("error", Text()),
+        Column("unique_key", _name(255)),
         sqlite_autoincrement=True,
         **_INNODB,
     )
@@ -197,7 +200,22 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
     for name, role in {"running": "heartbeat_at", "completed": "completed_at", "dead": "failed_at"}.items():
         there = at[role].is_not(None)
         made.append(Index(f"{prefix}_{name}", at[role], postgresql_where=there, sqlite_where=there))
+    if "unique_key" in at:
+        # a capture sets the key to NULL, of which there may be any number
+        there = at["unique_key"].is_not(None)
+        columns = (at["queue_id"], at["unique_key"])
+        made.append(Index(f"{prefix}_unique", *columns, unique=True, postgresql_where=there, sqlite_where=there))
     return made
+
+
+def _paused_queue(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}paused_queue",
+        metadata,
+        Column("id", _name(255), primary_key=True),
+        *_stamps("paused_at"),
+        **_INNODB,
+    )
 
 
 def _semaphore(metadata: MetaData, prefix: str) -> Table:

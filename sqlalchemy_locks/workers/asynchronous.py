@@ -10,8 +10,9 @@ import contextlib
 import inspect
 import logging
 import signal
+import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -23,21 +24,31 @@ from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.runtime.cancellation import shielded
-from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, bound_engine
-from sqlalchemy_locks.workers.database import WorkerDatabase, log, supports_listen
-from sqlalchemy_locks.workers.held_job import HeldJob
-from sqlalchemy_locks.workers.state import LONGEST_PAUSE, StalledSweeper, WorkerState
+from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
+from sqlalchemy_locks.workers.database import log, supports_listen
+from sqlalchemy_locks.workers.events import ObservedWorker
+from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
+from sqlalchemy_locks.workers.running_job import RunningJob
+from sqlalchemy_locks.workers.state import LONGEST_PAUSE, WorkerState
 from sqlalchemy_locks.workers.threaded import is_coroutine_function
 
 AsyncHandler = Callable[[Any], Awaitable[object]]
+
+
+class _Stops(list[Callable[[], None]]):
+    """What stops the workers of a loop."""
+
+    signalled = False
+
+
 #: what the signals stop, by loop: a loop has one handler of each signal, and maybe several workers
-_stops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Callable[[], None]]] = weakref.WeakKeyDictionary()
+_stops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Stops] = weakref.WeakKeyDictionary()
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class AsyncWorker:
+class AsyncWorker(ObservedWorker):
     """Runs the jobs of a queue in tasks of one event loop.
 
     It differs from :class:`~sqlalchemy_locks.Worker` in this: ``handler`` is a coroutine function, ``bind`` an
@@ -57,10 +68,12 @@ class AsyncWorker:
         name: str = DEFAULT_QUEUE,
         concurrency: int = 4,
         batch: int = 10,
+        prefetch: int = 0,
         heartbeat: float | timedelta = 15,
         poll: float | timedelta = 1,
         stalled_after: float | timedelta | None = 300,
         grace: float | timedelta = 30,
+        retry_in: RetryPolicy | None = None,
         hold: bool = False,
         host: str | None = None,
     ) -> None:
@@ -80,48 +93,73 @@ class AsyncWorker:
             name=name,
             concurrency=concurrency,
             batch=batch,
+            prefetch=prefetch,
             heartbeat=heartbeat,
             poll=poll,
             stalled_after=stalled_after,
             grace=grace,
+            retry_in=retry_in,
             hold=hold,
             host=host,
         )
         self._stop = StopRequest()
         #: the worker itself cancels its tasks
         self._cancelling = False
+        self._state: WorkerState | None = None
+        #: the turn that is under way
+        self._turning: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._slot_wakes = [asyncio.Event() for _ in range(self.config.concurrency)] if self.config.hold else []
 
-    async def run(self) -> None:
-        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop supports signal handlers).
+    async def run(self, *, until_empty: bool = False) -> None:
+        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop supports signal handlers; a
+        second one ends the process).
+
+        :param until_empty: return when no job is due and no handler runs, for tests and cron; jobs that are scheduled,
+            or will be tried again later, are left.
 
         >>> async def handle(job): worker.stop()
         >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, name="mail")
         >>> await worker.run()
         """
-        self._cancelling, self._runner = False, asyncio.current_task()
+        self._cancelling, self._runner, self._loop = False, asyncio.current_task(), asyncio.get_running_loop()
         async with self._signals(), self._listening():
             try:
-                await (self._run_holding() if self.config.hold else self._run())
+                await (self._run_holding(until_empty) if self.config.hold else self._run(until_empty))
             finally:
-                self._stop.requested = False
+                self._stop = StopRequest()
 
     def stop(self) -> None:
         """Start no more jobs; to be called in the worker's loop. :meth:`run` returns when running handlers have
-        returned, or after ``grace`` seconds.
+        returned, or after ``grace`` seconds, and at most 5 s later if the database doesn't reply.
 
         >>> async def handle(job): worker.stop()
         >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, name="mail")
         >>> await worker.run()  # returns when its first job is done
         """
-        self._stop.requested = True
+        self._stop.request()
         self._wake_all()
+        if self._turning is not None:
+            self._abort_after_grace(self._turning)
+
+    def _abort_after_grace(self, turn: asyncio.Task[None]) -> None:
+        """Give a turn up after the grace: the statement that it waits for may never return."""
+        left = self._stop.at + self.config.grace - time.monotonic()
+        self._loop.call_later(max(0.0, left), self._abort, turn)
+
+    def _abort(self, turn: asyncio.Task[None]) -> None:
+        if not turn.done() and self._state is not None:
+            self._state.database.abort()
+            turn.cancel()
 
     def _wake_all(self) -> None:
         self._wake.set()
         for wake in self._slot_wakes:
             wake.set()
+
+    def _wake_from_thread(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._wake_all)
 
     def _is_cancelled(self) -> bool:
         """Whether the worker is being cancelled, rather than something in a handler."""
@@ -129,9 +167,12 @@ class AsyncWorker:
         cancelling = getattr(self._runner, "cancelling", None)
         return self._cancelling or (cancelling is not None and cancelling() > 0)
 
-    async def _run(self) -> None:
-        state = WorkerState(self.config, self._stop, _sleep)
+    async def _run(self, until_empty: bool) -> None:
+        state = self._state = WorkerState(
+            self, self.config, self._stop, _sleep, self._wake_from_thread, until_empty=until_empty
+        )
         tasks: set[asyncio.Task[None]] = set()
+        state.heartbeats.start()
         try:
             while await self._turn(state, tasks):
                 pass
@@ -139,13 +180,30 @@ class AsyncWorker:
             state.stopping = self._cancelling = True
             for task in tasks:
                 task.cancel()
-            await shielded(_close(state, tasks), raise_cancelled=True)
+            try:
+                await shielded(self._close(state, tasks), raise_cancelled=True)
+            finally:
+                state.heartbeats.end()
+
+    async def _close(self, state: WorkerState, tasks: Iterable[asyncio.Task[None]]) -> None:
+        """Wait for the cancelled handlers, then report and release the jobs, as far as the database replies in time."""
+        deadline = self._loop.time() + CLOSE_WITHIN
+        await asyncio.wait([*tasks], timeout=CLOSE_WITHIN) if tasks else None
+        closing = asyncio.create_task(greenlet_spawn(state.close))
+        await asyncio.wait({closing}, timeout=max(0.5, deadline - self._loop.time()))
+        if closing.done():
+            closing.result()
+            return
+        log(logging.ERROR, "The database doesn't reply: the worker's jobs are requeued when they have stalled")
+        state.database.abort()
+        closing.cancel()
+        await asyncio.wait({closing}, timeout=0.5)
 
     async def _turn(self, state: WorkerState, tasks: set[asyncio.Task[None]]) -> bool:
         self._wake.clear()
         if not state.keep_going():
             return False
-        await greenlet_spawn(state.turn)
+        await self._query(state)
         while (job := state.take()) is not None:
             task = asyncio.create_task(self._run_slot(state, job))
             tasks.add(task)
@@ -153,11 +211,28 @@ class AsyncWorker:
         await _wait(self._wake, state.pause())
         return True
 
-    async def _run_slot(self, state: WorkerState, job: Any) -> None:
+    async def _query(self, state: WorkerState) -> None:
+        """Take a turn; a stop gives up one that the database doesn't reply to."""
+        turn = self._turning = asyncio.create_task(greenlet_spawn(state.turn))
+        if self._stop.requested:
+            self._abort_after_grace(turn)
+        try:
+            await asyncio.wait({turn})
+        except asyncio.CancelledError:
+            turn.cancel()
+            await shielded(_join([turn]))
+            raise
+        finally:
+            self._turning = None
+        if not turn.cancelled():
+            turn.result()
+
+    async def _run_slot(self, state: WorkerState, job: RunningJob) -> None:
         """Run a job, and those after it while there are any."""
-        following: Any = job
+        following: RunningJob | None = job
         while following is not None:
             error: BaseException | None = None
+            state.begin(following)
             try:
                 await self.handler(following)
             except BaseException as raised:
@@ -170,45 +245,55 @@ class AsyncWorker:
                 return  # the handler may have cancelled this very task
             following = state.take()
 
-    async def _run_holding(self) -> None:
+    async def _run_holding(self, until_empty: bool) -> None:
         config = self.config
-        sweeper = StalledSweeper(config, WorkerDatabase(config, _sleep))
-        slots = [asyncio.create_task(self._run_holding_slot(wake)) for wake in self._slot_wakes]
+        state = self._state = WorkerState(self, config, self._stop, _sleep, self._wake_from_thread)
+        idle = IdleSlots(config.concurrency, until_empty)
+        helds: dict[asyncio.Event, HeldJob] = {}
+        slots = [asyncio.create_task(self._run_holding_slot(wake, idle, state, helds)) for wake in self._slot_wakes]
+        state.heartbeats.start()
         try:
-            while await self._sweep(sweeper):
-                pass
+            while not self._stop.requested and not idle.all and state.heartbeats.error is None:
+                self._wake.clear()
+                await _wait(self._wake, config.heartbeat)
+            if state.heartbeats.error is not None:
+                raise state.heartbeats.error
             await asyncio.wait(slots, timeout=config.grace)
         finally:
             self._cancelling = True
             for slot in slots:
                 slot.cancel()
-            await shielded(_join(slots), raise_cancelled=True)
-
-    async def _sweep(self, sweeper: StalledSweeper) -> bool:
-        self._wake.clear()
-        if not self._stop.requested:
-            await greenlet_spawn(sweeper.run)
-        if not self._stop.requested:
-            await _wait(self._wake, self.config.sweep_interval)
-        return not self._stop.requested
-
-    async def _run_holding_slot(self, wake: asyncio.Event) -> None:
-        while not self._stop.requested:
-            wake.clear()
             try:
-                found = await self._run_held_job()
+                await shielded(_end_slots(slots, helds), raise_cancelled=True)
+            finally:
+                state.heartbeats.end()
+
+    async def _run_holding_slot(
+        self, wake: asyncio.Event, idle: IdleSlots, state: WorkerState, helds: dict[asyncio.Event, HeldJob]
+    ) -> None:
+        stop = self._stop
+        while not stop.requested and not idle.all:
+            wake.clear()
+            held = helds[wake] = HeldJob(self.config, state.reports)
+            found = False
+            try:
+                found = await self._run_held_job(held, idle, wake)
             except Exception as error:
                 log(logging.WARNING, "A held job is released: %s", error)
-                found = False
-            if not found and not self._stop.requested:
+            if idle.all:
+                self._wake_all()
+            if not found and not stop.requested and not idle.all:
                 await _wait(wake, self.config.poll)
 
-    async def _run_held_job(self) -> bool:
-        held = HeldJob(self.config)
-        job = await greenlet_spawn(held.capture, lambda: self._stop.requested)
+    async def _run_held_job(self, held: HeldJob, idle: IdleSlots, slot: object) -> bool:
+        stop = self._stop
+        job = await greenlet_spawn(held.capture, lambda: stop.requested)
         if job is None:
+            idle.add(slot)
             return False
+        idle.clear()
         error: BaseException | None = None
+        held.begin(job)
         try:
             await self.handler(job)
         except BaseException as raised:
@@ -217,6 +302,7 @@ class AsyncWorker:
                 raise
             error = raised
         await greenlet_spawn(held.finish, job, error)
+        idle.clear()  # the handler may have put jobs that others have looked for before
         return True
 
     @contextlib.asynccontextmanager
@@ -230,7 +316,8 @@ class AsyncWorker:
             yield
         finally:
             listener.cancel()
-            await shielded(_join([listener]), raise_cancelled=True)
+            # it may be connecting to a server that doesn't reply
+            await shielded(_end([listener], 0.5), raise_cancelled=True)
 
     async def _listen(self) -> None:
         while True:
@@ -280,22 +367,26 @@ class AsyncWorker:
                     if not driver.closed:
                         loop.remove_reader(driver.fileno())
         finally:
-            await driver.close()
+            if hasattr(driver, "terminate"):
+                driver.terminate()  # close() would wait for the server
+            else:
+                await driver.close()
 
     @contextlib.asynccontextmanager
     async def _signals(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        stops = _stops.setdefault(loop, [])
+        stops = _stops.setdefault(loop, _Stops())
         if not stops:
             for number in _SIGNALS:
                 with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                    loop.add_signal_handler(number, _stop_all, stops)
+                    loop.add_signal_handler(number, _on_signal, loop, stops, number)
         stops.append(self.stop)
         try:
             yield
         finally:
             stops.remove(self.stop)
             if not stops:
+                stops.signalled = False
                 for number in _SIGNALS:
                     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                         loop.remove_signal_handler(number)
@@ -305,12 +396,29 @@ async def _join(tasks: Iterable[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _close(state: WorkerState, tasks: Iterable[asyncio.Task[None]]) -> None:
-    await _join(tasks)
-    await greenlet_spawn(state.close)
+async def _end(tasks: Iterable[asyncio.Task[None]], timeout: float) -> set[asyncio.Task[None]]:
+    """Wait for cancelled tasks; return those that haven't ended in time."""
+    done, pending = await asyncio.wait([*tasks], timeout=timeout)
+    for each in done:
+        if not each.cancelled():
+            each.exception()  # retrieved, so that it isn't logged
+    return pending
 
 
-def _stop_all(stops: list[Callable[[], None]]) -> None:
+async def _end_slots(slots: Sequence[asyncio.Task[None]], helds: Mapping[asyncio.Event, HeldJob]) -> None:
+    """Wait for cancelled slots, and close the connections of those whose database doesn't reply."""
+    if pending := await _end(slots, CLOSE_WITHIN - 1):
+        for held in helds.values():
+            held.abort()
+        await _end(pending, 0.5)
+
+
+def _on_signal(loop: asyncio.AbstractEventLoop, stops: _Stops, number: int) -> None:
+    if stops.signalled:  # the second one ends the process
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    stops.signalled = True
     for stop in list(stops):
         stop()
 

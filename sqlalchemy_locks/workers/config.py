@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks._validation import positive_int, seconds, valid_name
+from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, seconds, valid_name
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.connections import one_for_all
 from sqlalchemy_locks.errors import Unsupported
+from sqlalchemy_locks.queue.acknowledge import DOUBLINGS, FIRST_PAUSE, LONGEST_PAUSE
 from sqlalchemy_locks.queue.queue import Queue
 
 #: the longest duration, in seconds: what every way of waiting accepts
 _YEAR = 366 * 86400.0
 #: a run appends a nonce, and the column has 255 characters
 _LONGEST_HOST = 240
+#: how long after the grace a worker may report and release its jobs, in seconds
+CLOSE_WITHIN = 3.0
+#: how much earlier or later a failed job is tried again than its pause says, so that jobs that failed together spread
+_JITTER = 0.1
+
+RetryPolicy = float | timedelta | Callable[[int], float | timedelta]
 
 
 class WorkerConfig:
@@ -32,10 +42,12 @@ class WorkerConfig:
         name: str,
         concurrency: int,
         batch: int,
+        prefetch: int,
         heartbeat: float | timedelta,
         poll: float | timedelta,
         stalled_after: float | timedelta | None,
         grace: float | timedelta,
+        retry_in: RetryPolicy | None,
         hold: bool,
         host: str | None,
     ) -> None:
@@ -47,10 +59,14 @@ class WorkerConfig:
         self.queue, self.engine, self.hold = queue, engine, bool(hold)
         self.name = valid_name(name, "a queue")
         self.concurrency, self.batch = positive_int(concurrency, "concurrency"), positive_int(batch, "batch")
+        self.prefetch = int32(prefetch, "prefetch")
+        if self.prefetch < 0:
+            raise ValueError(f"prefetch must be at least 0, not {prefetch}")
         self.heartbeat = _bounded(heartbeat, "heartbeat", zero=False)
         self.poll = _bounded(poll, "poll", zero=False)
         self.stalled_after = None if stalled_after is None else _bounded(stalled_after, "stalled_after", zero=False)
         self.grace = _bounded(grace, "grace")
+        self._retry_in = retry_in if retry_in is None or callable(retry_in) else bounded_seconds(retry_in, "retry_in")
         if self.stalled_after is not None and self.stalled_after < 2 * self.heartbeat:
             raise ValueError("stalled_after must be at least twice the heartbeat, or jobs of live workers are requeued")
         self._host = None if host is None else valid_name(host, "a host")
@@ -71,6 +87,16 @@ class WorkerConfig:
         """The start of ``processing_host``; computed at each run, since a forked process has another number."""
         return self._host or f"{socket.gethostname()[: _LONGEST_HOST - 20]}:{os.getpid()}"
 
+    def retry_pause(self, attempt: int) -> float:
+        """Return the pause after an attempt that failed, in seconds: 1 for the first one.
+
+        :raises Exception: what a policy of the app raises, or the error about what it returns.
+        """
+        policy = self._retry_in
+        if callable(policy):
+            return bounded_seconds(policy(attempt), "retry_in")
+        return default_pause(attempt) if policy is None else policy
+
     @property
     def sweep_interval(self) -> float:
         """How often stalled jobs are requeued, in seconds."""
@@ -83,12 +109,25 @@ class WorkerConfig:
 
 
 class StopRequest:
-    """Whether a worker was told to stop.
+    """Whether and when a worker was told to stop.
 
-    A plain attribute: a signal handler sets it, which must not acquire a lock that the interrupted thread may hold.
+    Plain attributes: a signal handler sets them, which must not acquire a lock that the interrupted thread may hold.
     """
 
     requested = False
+    #: by ``time.monotonic()``
+    at = float("inf")
+
+    def request(self) -> None:
+        if not self.requested:
+            self.at = time.monotonic()
+            self.requested = True
+
+
+def default_pause(attempt: int) -> float:
+    """Return the pause after an attempt that failed: 5 s, doubled with each attempt, up to an hour, with jitter."""
+    pause = LONGEST_PAUSE if attempt > DOUBLINGS + 1 else FIRST_PAUSE << max(attempt - 1, 0)
+    return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
 def bound_engine(queue: Queue, bind: Any) -> Any:

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 
 from sqlalchemy_locks.core.operation import Operation, build_context
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connected
+from sqlalchemy_locks.dialects.connections import abort, connected
 from sqlalchemy_locks.errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
 from sqlalchemy_locks.runtime.retry import Sleep, retried
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
@@ -31,8 +31,11 @@ UNSTORABLE = "the error could not be stored: see the log of the worker"
 class WorkerDatabase:
     """Runs the operations of one worker, each in a transaction of its own."""
 
-    def __init__(self, config: WorkerConfig, sleep: Sleep) -> None:
+    def __init__(self, config: WorkerConfig, sleep: Sleep, engine: Engine | None = None) -> None:
         self.config, self.sleep = config, sleep
+        self.engine = engine or config.engine
+        #: that of the last operation, which may be under way
+        self._connection: Connection | None = None
         #: the last operation was executed again, after an error that may have come when it had taken effect
         self.retried = False
 
@@ -41,17 +44,19 @@ class WorkerDatabase:
 
         :return: its value, or the list of its rows.
         """
-        engine = self.config.engine
+        engine = self.engine
         self.retried = False
 
         def attempt() -> Any:
             context = build_context(engine.dialect, engine.get_execution_options())
             if context.backend.cheap_autocommit and operation._body.statement(context) is not None:
                 with connected(engine) as connection:
+                    self._connection = connection
                     if context.backend.allows_autocommit(connection, False):
                         with context.backend.autocommitted(connection):
                             return operation.value(connection, _ALONE)
             with transaction(engine) as short:
+                self._connection = short.connection
                 return operation.value(short.connection, {})
 
         def pause(delay: float) -> None:
@@ -59,6 +64,11 @@ class WorkerDatabase:
             self.sleep(delay)
 
         return retried(attempt, engine, pause, repeatable=True)
+
+    def abort(self) -> None:
+        """Let the operation that is under way fail, in whatever thread or task."""
+        if (connection := self._connection) is not None:
+            abort(connection)
 
     def owned(self, jobs: Sequence[Any]) -> list[Any]:
         """Return those of the jobs that this worker still owns."""

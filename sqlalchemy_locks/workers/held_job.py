@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy_locks.core.operation import Operation
+from sqlalchemy_locks.dialects.connections import abort
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.workers.config import WorkerConfig
-from sqlalchemy_locks.workers.database import UNSTORABLE, format_error, is_about_values, log
+from sqlalchemy_locks.workers.database import UNSTORABLE, format_error, is_about_values, is_temporary, log
+from sqlalchemy_locks.workers.events import JobReports
+from sqlalchemy_locks.workers.results import failing
+from sqlalchemy_locks.workers.running_job import RunningJob
+from sqlalchemy_locks.workers.state import failure_of
 
 
 class HeldJob:
     """Captures one job and completes or fails it, in one transaction. ``AsyncWorker`` calls it in a greenlet."""
 
-    def __init__(self, config: WorkerConfig) -> None:
-        self.config = config
+    def __init__(self, config: WorkerConfig, reports: JobReports) -> None:
+        self.config, self._reports = config, reports
         self._transaction = ShortTransaction(config.engine)
 
-    def capture(self, stopped: Callable[[], bool]) -> Any:
+    def capture(self, stopped: Callable[[], bool]) -> RunningJob | None:
         """Open the transaction and capture a job.
 
         :param stopped: whether no job may be started any more; asked after the capture.
         :return: the job; ``None`` where there is none to run, and the transaction is over.
         """
-        short, queue = self._transaction, self.config.queue
+        try:
+            return self._capture(self.config.queue.capture(1, queue=self.config.name, host=self.config.host), stopped)
+        except Exception as error:
+            if is_temporary(error):
+                raise
+            log(logging.WARNING, "A capture failed, and its job is read by itself: %s", error)
+        self._transaction = ShortTransaction(self.config.engine)
+        return self._capture(None, stopped)
+
+    def _capture(self, operation: Operation[Any] | None, stopped: Callable[[], bool]) -> RunningJob | None:
+        """Capture a job by an operation, or without reading it."""
+        short = self._transaction
         short.open()
         try:
-            jobs: list[Any] = list(
-                short.connection.execute(queue.capture(1, queue=self.config.name, host=self.config.host))
-            )
+            queue = self.config.queue
+            jobs: list[Any] = list(short.connection.execute(operation)) if operation else self._unread()
             if jobs and not stopped():
                 short.use()
-                return jobs[0]
+                return RunningJob(jobs[0], lambda: short.loss() is not None)
             if jobs:
                 short.connection.execute(queue.release(jobs))
         except BaseException:
@@ -41,27 +59,85 @@ class HeldJob:
         short.commit()
         return None
 
-    def finish(self, job: Any, error: BaseException | None) -> None:
+    def _unread(self) -> list[Any]:
+        """Capture a job and read it; mark it as dead where it can't be decoded."""
+        connection, queue, config = self._transaction.connection, self.config.queue, self.config
+        if not connection.scalar(queue._capture_unread(1, queue=config.name, host=config.host)):
+            return []
+        # jobs that others hold are not visible
+        pairs = [tuple(pair) for pair in connection.execute(queue._running_on(config.host, queue=config.name))]
+        try:
+            return list(connection.execute(queue._read(pairs)))
+        except Exception as error:
+            if is_temporary(error):
+                raise
+            log(logging.ERROR, "A job can't be decoded, and is dead: internal_id %s", pairs[0][0], exc_info=error)
+            connection.execute(queue.fail(pairs, error=format_error(error), retry=False))
+            self._reports.of_unread("dead", error)
+            return []
+
+    def begin(self, job: RunningJob) -> None:
+        """Note that the handler is about to be called."""
+        if self._reports.heard:
+            job.began_at = time.monotonic()
+            self._reports.of_job("begun", job.row)
+
+    def finish(self, job: RunningJob, error: BaseException | None) -> None:
         """Complete the job, or fail it with the error of its handler, and commit."""
         connection, queue = self._transaction.connection, self.config.queue
+        took = time.monotonic() - job.began_at if job.began_at else None
+        dead = False
         try:
             if error is None:
-                connection.execute(queue.complete(job))
+                connection.execute(queue.complete(job.row))
             else:
-                log(logging.WARNING, "A job of the queue %r failed", self.config.name, exc_info=error)
+                failure = failure_of(self.config, job.row, error)
+                value = queue._jobs.value
+                dead = failure.pause is None or value(job.row, "attempts") >= value(job.row, "max_attempts")
                 try:
                     with connection.begin_nested():
-                        connection.execute(queue.fail(job, error=format_error(error)))
+                        connection.execute(failing(queue, job.row, failure.text, failure.pause))
                 except Exception as unstorable:
                     if not is_about_values(unstorable):
                         raise
                     log(logging.WARNING, "An error could not be stored: %s", unstorable)
-                    connection.execute(queue.fail(job, error=UNSTORABLE))
+                    connection.execute(failing(queue, job.row, UNSTORABLE, failure.pause))
         except BaseException:
             self.abandon()
             raise
         self._transaction.commit()
+        if self._reports.heard:
+            self._reports.of_job("completed" if error is None else "failed", job.row, took=took, error=error)
+            if dead:
+                self._reports.of_job("dead", job.row, error=error)
+
+    def abort(self) -> None:
+        """Let a statement that is under way fail."""
+        with contextlib.suppress(AttributeError):  # there is no connection yet
+            abort(self._transaction.connection)
 
     def abandon(self) -> None:
         """Roll back: the job returns to the queue, untried."""
         self._transaction.abandon()
+
+
+class IdleSlots:
+    """The slots whose last look found no job, since any slot found or finished one.
+
+    :param number: of all slots. :param ends: the worker ends when all are idle.
+    """
+
+    def __init__(self, number: int, ends: bool) -> None:
+        self._number, self._ends = number, ends
+        self._idle: set[object] = set()
+
+    @property
+    def all(self) -> bool:
+        return self._ends and len(self._idle) >= self._number
+
+    def add(self, slot: object) -> None:
+        self._idle.add(slot)
+
+    def clear(self) -> None:
+        if not self.all:
+            self._idle.clear()

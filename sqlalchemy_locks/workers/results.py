@@ -10,10 +10,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.queue.acknowledge import skip_locked
+from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import UNSTORABLE, WorkerDatabase, is_about_values, log
 
@@ -24,19 +26,41 @@ MAX_ACK_DELAY = 1.0
 _DEFERRED_INTERVAL = 0.25
 
 
+def failing(queue: Queue, job: Any, error: str, pause: float | None) -> Operation[Any]:
+    """Return the operation that fails a job, or marks it as dead where there is no pause."""
+    return queue.fail(job, error=error, retry=False) if pause is None else queue.fail(job, error=error, retry_in=pause)
+
+
+class Failure(NamedTuple):
+    """How an attempt failed."""
+
+    #: the text that is stored
+    text: str
+    #: until the next attempt, in seconds; ``None``: there is none
+    pause: float | None
+    error: BaseException
+
+
 class PendingAcks:
     """Finished jobs that the database doesn't know of yet.
 
-    :param lock: of the worker's lists; handlers' threads add to ``completed`` and ``failed``, one thread sends.
+    :param lock: of the worker's lists; handlers' threads add to ``completed`` and ``failed``, one thread sends, and the
+        heartbeats' thread reads.
+    :param on_dead: called with the row and the error of a job that won't be tried again.
     """
 
-    def __init__(self, config: WorkerConfig, database: WorkerDatabase, lock: threading.Lock) -> None:
-        self.config, self._database, self._lock = config, database, lock
+    def __init__(
+        self,
+        config: WorkerConfig,
+        database: WorkerDatabase,
+        lock: threading.Lock,
+        on_dead: Callable[[Any, BaseException], object],
+    ) -> None:
+        self.config, self._database, self._lock, self._on_dead = config, database, lock, on_dead
         self.completed: deque[Any] = deque()
-        #: with the text of their errors
-        self.failed: deque[tuple[Any, str]] = deque()
-        #: finished while another session had locked their rows, with their errors if they have failed
-        self.deferred: list[tuple[Any, str | None]] = []
+        self.failed: deque[tuple[Any, Failure]] = deque()
+        #: finished while another session had locked their rows, with their failures if they have failed
+        self.deferred: list[tuple[Any, Failure | None]] = []
         #: when the first of those in ``completed`` was finished
         self._completed_at = 0.0
         self._deferred_due = float("inf")
@@ -48,7 +72,7 @@ class PendingAcks:
         self.completed.append(job)
 
     def jobs(self) -> list[Any]:
-        """Return every job that is still this worker's to report."""
+        """Return every job that is still this worker's to report; the caller holds the lock."""
         return [*self.completed, *(job for job, _ in (*self.failed, *self.deferred))]
 
     def due_in(self) -> float:
@@ -77,22 +101,25 @@ class PendingAcks:
     def send_failed(self) -> None:
         """Report failed jobs."""
         while self.failed:
-            job, error = self.failed[0]
-            locked = self._locked([job], self._fail(job, error))
-            self.failed.popleft()
-            self._defer([(job, error) for job in locked])
+            job, failure = self.failed[0]
+            locked = self._locked([job], self._fail(job, failure))
+            with self._lock:
+                self.failed.popleft()
+            self._defer([(job, failure) for job in locked])
 
     def send_deferred(self) -> None:
         """Report jobs whose rows were locked, if it is time to try again."""
         if time.monotonic() < self._deferred_due:
             return
         self._deferred_due = time.monotonic() + _DEFERRED_INTERVAL
-        if done := [job for job, error in self.deferred if error is None]:
+        if done := [job for job, failure in self.deferred if failure is None]:
             kept = {id(job) for job in self._locked(done, self._complete(done))}
-            self.deferred = [(job, error) for job, error in self.deferred if error is not None or id(job) in kept]
-        for job, error in list(self.deferred):
-            if error is not None and not self._locked([job], self._fail(job, error)):
-                self.deferred.remove((job, error))
+            with self._lock:
+                self.deferred = [each for each in self.deferred if each[1] is not None or id(each[0]) in kept]
+        for job, failure in list(self.deferred):
+            if failure is not None and not self._locked([job], self._fail(job, failure)):
+                with self._lock:
+                    self.deferred.remove((job, failure))
         if not self.deferred:
             self._deferred_due = float("inf")
 
@@ -100,23 +127,30 @@ class PendingAcks:
         """Report the deferred jobs, waiting for their rows to be unlocked: the last step of a worker that stops."""
         queue = self.config.queue
         while self.deferred:
-            job, error = self.deferred[0]
-            self._database.perform(queue.complete(job) if error is None else queue.fail(job, error=error))
-            self.deferred.pop(0)
+            job, failure = self.deferred[0]
+            self._database.perform(
+                queue.complete(job) if failure is None else failing(queue, job, failure.text, failure.pause)
+            )
+            with self._lock:
+                self.deferred.pop(0)
 
     def _complete(self, jobs: list[Any]) -> int:
         completed: int = self._database.perform(skip_locked(self.config.queue.complete(jobs)))
         return completed
 
-    def _fail(self, job: Any, error: str) -> int:
+    def _fail(self, job: Any, failure: Failure) -> int:
         queue = self.config.queue
         try:
-            failed: int = self._database.perform(skip_locked(queue.fail(job, error=error)))
+            operation = failing(queue, job, failure.text, failure.pause)
+            failed: int = self._database.perform(skip_locked(operation))
         except Exception as unstorable:
             if not is_about_values(unstorable):
                 raise
             log(logging.WARNING, "An error could not be stored: %s", unstorable)
-            failed = self._database.perform(skip_locked(queue.fail(job, error=UNSTORABLE)))
+            failed = self._database.perform(skip_locked(failing(queue, job, UNSTORABLE, failure.pause)))
+        attempts, most = (queue._jobs.value(job, role) for role in ("attempts", "max_attempts"))
+        if failed and (failure.pause is None or attempts >= most):
+            self._on_dead(job, failure.error)
         return failed
 
     def _locked(self, jobs: list[Any], changed: int) -> Sequence[Any]:
@@ -132,12 +166,13 @@ class PendingAcks:
             )
         return locked
 
-    def _defer(self, jobs: list[tuple[Any, str | None]]) -> None:
+    def _defer(self, jobs: list[tuple[Any, Failure | None]]) -> None:
         if jobs:
             log(
                 logging.WARNING,
                 "%d finished jobs are reported later: their rows are locked by other sessions",
                 len(jobs),
             )
-            self.deferred += jobs
+            with self._lock:
+                self.deferred += jobs
             self._deferred_due = min(self._deferred_due, time.monotonic() + _DEFERRED_INTERVAL)

@@ -1,7 +1,8 @@
 """What a worker decides, and what it sends to the database; ``threaded.py`` and ``asynchronous.py`` only wait and run.
 
 Everything here is synchronous: ``AsyncWorker`` calls it in SQLAlchemy's greenlet. One thread at a time calls what talks
-to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`WorkerState.done`.
+to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`WorkerState.done`, the heartbeats' thread
+:meth:`WorkerState.jobs` and :meth:`WorkerState.drop`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlalchemy_locks.core.operation import fresh_nonce
+from sqlalchemy_locks.errors import Discard, Retry
+from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.retry import Sleep
-from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig
+from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, default_pause
 from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, is_about_statement, is_temporary, log
+from sqlalchemy_locks.workers.events import JobReports, ObservedWorker
 from sqlalchemy_locks.workers.fetch_cursor import FetchCursor
-from sqlalchemy_locks.workers.results import MAX_ACK_DELAY, PendingAcks
+from sqlalchemy_locks.workers.heartbeats import Heartbeats
+from sqlalchemy_locks.workers.results import MAX_ACK_DELAY, Failure, PendingAcks
+from sqlalchemy_locks.workers.running_job import RunningJob
 
 #: the pause while the database is unavailable, in seconds: the first one, and the longest
 _FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-#: how many stalled jobs are requeued in one transaction
-_SWEEP_BATCH = 1000
 #: the longest time without a fetch from the head of the queue, in seconds: a search that was slow may have waited for
 #: something else
 _LONGEST_WITHOUT_HEAD = 1.0
@@ -32,24 +38,46 @@ _CLOSE_ATTEMPTS = 5
 
 
 class WorkerState:
-    """The jobs of one run of a worker: waiting for a free slot, running, finished."""
+    """The jobs of one run of a worker: waiting for a free slot, running, finished.
 
-    def __init__(self, config: WorkerConfig, stop: StopRequest, sleep: Sleep) -> None:
-        self.config, self._stop = config, stop
+    :param worker: the target of listeners.
+    :param wake: ends the pause between two turns.
+    :param until_empty: end when no job is due and none runs.
+    """
+
+    def __init__(
+        self,
+        worker: ObservedWorker,
+        config: WorkerConfig,
+        stop: StopRequest,
+        sleep: Sleep,
+        wake: Callable[[], object] = lambda: None,
+        *,
+        until_empty: bool = False,
+    ) -> None:
+        self.config, self._stop, self._wake = config, stop, wake
         self.database = WorkerDatabase(config, sleep)
         self._lock = threading.Lock()
-        self.acks = PendingAcks(config, self.database, self._lock)
-        self.sweeper = StalledSweeper(config, self.database)
         self.cursor = FetchCursor(config.backend.keeps_dead_index_entries, min(config.heartbeat, _LONGEST_WITHOUT_HEAD))
         #: ``processing_host`` of this run; no other run of any worker has the same
         self.host = f"{config.host}:{fresh_nonce()[:8]}"
+        self.reports = JobReports(worker, config, self.host)
+        self.acks = PendingAcks(
+            config, self.database, self._lock, lambda job, error: self.reports.of_job("dead", job, error=error)
+        )
+        self.heartbeats = Heartbeats(
+            config,
+            self.host,
+            self.jobs,
+            on_lost=self.drop,
+            on_change=self._changed,
+            on_stalled=lambda number: self.reports.of_several("stalled", number),
+        )
         self.waiting: deque[Any] = deque()
-        self.running: dict[int, Any] = {}
+        self.running: dict[int, RunningJob] = {}
         #: no job is captured or started any more
         self.stopping = False
         self._deadline = float("inf")
-        #: when the database last learned that this worker is alive
-        self._heartbeat_at = -float("inf")
         #: the last fetch left jobs in the queue, as far as it is known
         self._more_jobs = False
         #: the pause while the database is unavailable, in seconds
@@ -60,47 +88,88 @@ class WorkerState:
         self._search_again_at = float("inf")
         #: the last fetch has reported the completed jobs
         self._fetched = False
+        #: the last fetch failed, perhaps over a job that can't be decoded: the next one reads its jobs one by one
+        self._suspicious = False
+        self._until_empty = until_empty
+        #: the last fetch found no job, and none ran meanwhile
+        self._empty = False
 
     # between turns, in any thread
 
-    def take(self) -> Any:
+    def take(self) -> RunningJob | None:
         """Return a job to run: if there is one, a slot is free, and the last heartbeat is recent; else ``None``."""
         with self._lock:
             return self._take()
 
-    def done(self, job: Any, error: BaseException | None) -> bool:
+    def begin(self, job: RunningJob) -> None:
+        """Note that a handler is about to be called."""
+        if self.reports.heard:
+            job.began_at = time.monotonic()
+            self.reports.of_job("begun", job.row)
+
+    def done(self, job: RunningJob, error: BaseException | None) -> bool:
         """Note that a handler has returned or raised; never raises.
 
         :return: whether a turn is due now.
         """
         if error is None:
+            self._report("completed", job)
             with self._lock:
                 return self._complete(job)
-        text = format_error(error)
+        failure = failure_of(self.config, job.row, error)
+        self._report("failed", job, error)
         with self._lock:
-            self.acks.failed.append((job, text))
+            self.acks.failed.append((job.row, failure))
             self.running.pop(id(job), None)
-        log(logging.WARNING, "A job of the queue %r failed", self.config.name, exc_info=error)
         return True
 
-    def done_and_take(self, job: Any) -> tuple[bool, Any]:
+    def done_and_take(self, job: RunningJob) -> tuple[bool, RunningJob | None]:
         """Note that a handler has returned, as :meth:`done` does, then :meth:`take` another job."""
+        self._report("completed", job)
         with self._lock:
             return self._complete(job), self._take()
 
-    def _take(self) -> Any:
+    def drop(self, gone: Sequence[Any], lost: Sequence[Any]) -> None:
+        """Start no job (row) that is gone, and let the handlers of those that are lost know."""
+        absent, taken = {id(row) for row in gone}, {id(row) for row in lost}
+        with self._lock:
+            before = len(self.waiting)
+            self.waiting = deque(row for row in self.waiting if id(row) not in absent)
+            dropped = before - len(self.waiting)
+            running = [job for job in self.running.values() if id(job.row) in taken]
+            for job in running:
+                job.taken = True
+        if dropped:
+            log(logging.WARNING, "%d jobs are not started: they have another owner by now", dropped)
+        if running:
+            log(
+                logging.WARNING,
+                "%d running jobs were lost: they have another owner by now, or were returned to the queue (job.lost)",
+                len(running),
+            )
+
+    def _report(self, what: str, job: RunningJob, error: BaseException | None = None) -> None:
+        if self.reports.heard:
+            took = time.monotonic() - job.began_at if job.began_at else None
+            self.reports.of_job(what, job.row, took=took, error=error)
+
+    def _changed(self) -> None:
+        self._more_jobs = True  # requeued jobs are waiting
+        self._wake()
+
+    def _take(self) -> RunningJob | None:
         config = self.config
         # a stop may be requested while a turn waits for the database
         if self.stopping or self._stop.requested or not self.waiting or len(self.running) >= config.concurrency:
             return None
-        if time.monotonic() > self._heartbeat_at + 2 * config.heartbeat:
+        if not self.heartbeats.recent():
             return None  # after the process or the database was stopped, the jobs may have other owners already
-        job = self.waiting.popleft()
+        job = RunningJob(self.waiting.popleft(), self.heartbeats.may_be_lost)
         self.running[id(job)] = job
         return job
 
-    def _complete(self, job: Any) -> bool:
-        self.acks.add_completed(job)
+    def _complete(self, job: RunningJob) -> bool:
+        self.acks.add_completed(job.row)
         self.running.pop(id(job), None)
         return len(self.acks.completed) >= self.config.batch or not self.waiting
 
@@ -109,10 +178,10 @@ class WorkerState:
     def keep_going(self) -> bool:
         """Whether another turn is due: until a stop is requested, then while handlers run and ``grace`` isn't over."""
         if not self._stop.requested:
-            return True
+            return not (self._until_empty and self._empty and not self.running)
         if not self.stopping:
             self.stopping = True
-            self._deadline = time.monotonic() + self.config.grace
+            self._deadline = self._stop.at + self.config.grace
         return bool(self.running) and time.monotonic() < self._deadline
 
     def turn(self) -> None:
@@ -121,15 +190,15 @@ class WorkerState:
         A step that fails doesn't keep the others from being taken: running jobs stay this worker's although no others
         can be captured.
         """
+        if self.heartbeats.error is not None:
+            raise self.heartbeats.error
         steps = (
-            self._send_heartbeat,
             self.acks.send_failed,
             self._fetch,
             self._send_completed,  # if nothing was fetched, for whatever reason
             self.acks.send_deferred,
             self._find_lost_captures,
             self._release_waiting_if_stopping,
-            self._sweep,
         )
         if self._take_steps(steps):
             self._error_pause = min(LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
@@ -142,14 +211,18 @@ class WorkerState:
         return min(pause, max(0.0, self._deadline - time.monotonic())) if self.stopping else pause
 
     def _idle_time(self) -> float:
-        now, acks = time.monotonic(), self.acks
-        heartbeat = self._heartbeat_at + self.config.heartbeat - now
+        acks = self.acks
         if self._error_pause:
-            return min(self._error_pause, heartbeat) if heartbeat > 0 else self._error_pause
+            return self._error_pause
         free = len(self.running) < self.config.concurrency and not self.waiting and not self.stopping
-        if acks.failed or (acks.completed and not self.waiting) or (free and self._more_jobs) or self._sweep_due():
+        free = free and self.heartbeats.recent()  # which wakes this worker when it is
+        if (
+            acks.failed
+            or (acks.completed and not self.waiting)
+            or (free and (self._more_jobs or (self._until_empty and self._empty)))
+        ):
             return 0.0
-        times = [heartbeat, self.config.poll if free else self.config.heartbeat, acks.due_in()]
+        times = [self.config.poll if free else self.config.heartbeat, acks.due_in()]
         if self.waiting and not acks.completed:
             times.append(MAX_ACK_DELAY)  # the first job to be completed wakes no turn
         return max(0.0, min(times))
@@ -206,57 +279,64 @@ class WorkerState:
         return failed
 
     def jobs(self) -> list[Any]:
-        """Return every job that this worker owns, as far as it knows."""
-        return [*self.waiting, *self.running.values(), *self.acks.jobs()]
+        """Return the rows of every job that this worker owns, as far as it knows."""
+        with self._lock:
+            return self._jobs()
 
-    def _send_heartbeat(self) -> None:
-        """Report that this worker is alive; jobs that were taken from it nevertheless are not started any more."""
-        with self._lock:
-            jobs = self.jobs()
-        if not jobs:
-            self._heartbeat_at = time.monotonic()
-        elif time.monotonic() >= self._heartbeat_at + self.config.heartbeat:
-            sent_at = time.monotonic()
-            if self.database.perform(self.config.queue.heartbeat(jobs)) != len(jobs):
-                self._heartbeat_at = -float("inf")  # no job is started until it is known which are still owned
-                self._drop_lost_jobs()
-            self._heartbeat_at = sent_at
-
-    def _drop_lost_jobs(self) -> None:
-        with self._lock:
-            waiting = list(self.waiting)
-        owned = self.database.owned(waiting)
-        kept = {id(job) for job in owned}
-        with self._lock:
-            self.waiting = deque(job for job in self.waiting if id(job) in kept)
-        if lost := len(waiting) - len(owned):
-            log(logging.WARNING, "%d jobs are not started: they have another owner by now", lost)
+    def _jobs(self) -> list[Any]:
+        return [*self.waiting, *(job.row for job in self.running.values()), *self.acks.jobs()]
 
     def _fetch(self) -> None:
         """Capture jobs if a slot is free, and report the completed ones in the same transaction."""
         config = self.config
-        self._fetched = False
-        if self.stopping or self._stop.requested or self.waiting or len(self.running) >= config.concurrency:
+        self._fetched = self._empty = False
+        if self.stopping or self._stop.requested or self.waiting or not self.heartbeats.recent():
             return
         with self._lock:
-            completed = list(self.acks.completed)
+            running, completed = len(self.running), list(self.acks.completed)
+        limit = min(config.batch, config.concurrency - running + config.prefetch)
+        if running >= config.concurrency:
+            return
+        asked_at = clock()
+        if self._suspicious:
+            self._fetch_unread(limit)
+            return
         started, after = time.monotonic(), self.cursor.after()
-        operation = config.queue._fetch(completed, config.batch, queue=config.name, host=self.host, after=after)
+        operation = config.queue._fetch(completed, limit, queue=config.name, host=self.host, after=after)
         self._reply_lost, reply_lost = True, self._reply_lost
-        jobs, changed = self.database.perform(operation)
+        try:
+            jobs, changed = self.database.perform(operation)
+        except Exception as error:
+            refused = isinstance(error, DBAPIError) and is_about_statement(error)
+            self._suspicious = refused or not is_temporary(error)
+            if is_temporary(error):
+                raise
+            log(logging.WARNING, "A fetch failed, and jobs are read one by one: %s", error)
+            self._more_jobs = True
+            return
         self._reply_lost = reply_lost or self.database.retried
+        if clock() - asked_at > config.heartbeat:
+            self.heartbeats.doubt()
         with self._lock:
-            if not self.running:
-                self._heartbeat_at = started
             self.waiting.extend(jobs)
-        last = config.queue._jobs.position(jobs[-1]) if len(jobs) == config.batch else None
+        last = config.queue._jobs.position(jobs[-1]) if len(jobs) == limit else None
         # a retry took its time for another reason than the search
         self.cursor.advance(after, last, 0.0 if self.database.retried else time.monotonic() - started)
         # where a search stops early because others capture, too, there may be more jobs than it has found
         stopped_early = bool(jobs) and not config.backend.releases_skipped_rows
         self._more_jobs = last is not None or after is not None or stopped_early
         self._fetched = True
+        self._empty = not (jobs or running or self._more_jobs or self._reply_lost)
         self.acks.confirm(completed, changed)
+
+    def _fetch_unread(self, limit: int) -> None:
+        """Capture jobs without reading them, after a fetch that failed: one of them may be impossible to decode."""
+        config = self.config
+        if self._reply_lost:
+            return  # they are searched first: the fetch that failed may have captured them
+        found = self.database.perform(config.queue._capture_unread(limit, queue=config.name, host=self.host))
+        self._suspicious = False
+        self._reply_lost = self._more_jobs = bool(found)
 
     def _send_completed(self) -> None:
         if not self._fetched:
@@ -277,15 +357,35 @@ class WorkerState:
         if not self._reply_lost and not search_again:
             return
         queue = self.config.queue
-        found = self.database.perform(queue._running_on(self.host, queue=self.config.name))
+        found = [tuple(pair) for pair in self.database.perform(queue._running_on(self.host, queue=self.config.name))]
         with self._lock:
-            known = set(queue._jobs.owned_rows(self.jobs())["locks_pairs"])
-            lost = [job for job in found if known.isdisjoint(queue._jobs.owned_rows([job])["locks_pairs"])]
-            self.waiting.extend(lost)
-        if lost:
-            self._heartbeat_at = -float("inf")  # they are not started before the next heartbeat
+            known = set(queue._jobs.owned_rows(self._jobs())["locks_pairs"])
+        if unknown := [pair for pair in found if pair not in known]:
+            self._suspicious = False
+            self.heartbeats.doubt()  # they are not started before the next heartbeat
+            self._adopt(unknown)
         self._search_again_at = time.monotonic() + self.config.heartbeat if self._reply_lost else float("inf")
         self._reply_lost = False
+
+    def _adopt(self, pairs: list[Any]) -> None:
+        """Read jobs that this worker has captured, and keep them waiting; those that can't be decoded are dead."""
+        queue = self.config.queue
+        try:
+            rows = self.database.perform(queue._read(pairs))
+        except Exception as error:
+            if len(pairs) > 1:
+                for pair in pairs:
+                    self._adopt([pair])
+                return
+            if not self.database.perform(queue._still_owned(pairs)):
+                return
+            # its id and claim can be read, and the whole row can't
+            log(logging.ERROR, "A job can't be decoded, and is dead: internal_id %s", pairs[0][0], exc_info=error)
+            self.database.perform(queue.fail(pairs, error=format_error(error), retry=False))
+            self.reports.of_unread("dead", error)
+            return
+        with self._lock:
+            self.waiting.extend(rows)
 
     def _release_waiting_if_stopping(self) -> None:
         if self.stopping:
@@ -305,51 +405,26 @@ class WorkerState:
 
     def _release_running(self) -> None:
         with self._lock:
-            running = list(self.running.values())
+            running = [job.row for job in self.running.values()]
         if running:
             self.database.perform(self.config.queue.release(running))
 
-    def _sweep_due(self) -> bool:
-        return not self.stopping and self.sweeper.due()
 
-    def _sweep(self) -> None:
-        # one batch at a time, so that no heartbeat is late for it
-        if self._sweep_due() and self.sweeper.requeue_batch():
-            self._more_jobs = True
-
-
-class StalledSweeper:
-    """Requeues the stalled jobs of a worker's queue, four times in each ``stalled_after``.
-
-    Only those of its own queue: the workers of other queues may have other intervals.
-    """
-
-    def __init__(self, config: WorkerConfig, database: WorkerDatabase) -> None:
-        self.config, self._database = config, database
-        self._swept_at = -float("inf")
-
-    def due(self) -> bool:
-        config = self.config
-        return config.stalled_after is not None and time.monotonic() >= self._swept_at + config.sweep_interval
-
-    def requeue_batch(self) -> int:
-        """Requeue up to a batch of stalled jobs, and return how many."""
-        config = self.config
-        assert config.stalled_after is not None
-        operation = config.queue.requeue_stalled(config.stalled_after, queue=config.name, limit=_SWEEP_BATCH)
-        found: int = self._database.perform(operation)
-        if found:
-            log(logging.WARNING, "%d jobs were requeued: their worker sent no heartbeat", found)
-        if found < _SWEEP_BATCH:
-            self._swept_at = time.monotonic()
-        return found
-
-    def run(self) -> None:
-        """Requeue all stalled jobs if it is time; survives an unavailable database."""
+def failure_of(config: WorkerConfig, job: Any, error: BaseException) -> Failure:
+    """Return what is stored of an attempt of a job (its row) that raised, and log it."""
+    if isinstance(error, Discard):
+        log(logging.WARNING, "A job of the queue %r was discarded: %s", config.name, error)
+        return Failure(str(error), None, error)
+    attempt: int = config.queue._jobs.value(job, "attempts")
+    pause = error.pause if isinstance(error, Retry) else None
+    if pause is None:
         try:
-            while self.due():
-                self.requeue_batch()
-        except Exception as error:
-            if not is_temporary(error):
-                raise
-            log(logging.WARNING, "Database unavailable: %s", error)
+            pause = config.retry_pause(attempt)
+        except Exception as wrong:
+            log(logging.ERROR, "retry_in failed, and the default is used: %s", wrong, exc_info=wrong)
+            pause = default_pause(attempt)
+    if isinstance(error, Retry):
+        log(logging.INFO, "A job of the queue %r is tried again in %.1f s: %s", config.name, pause, error)
+        return Failure(str(error), pause, error)
+    log(logging.WARNING, "A job of the queue %r failed", config.name, exc_info=error)
+    return Failure(format_error(error), pause, error)

@@ -26,10 +26,11 @@ from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.dialects.connections import unattended
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, bound_engine
-from sqlalchemy_locks.workers.database import WorkerDatabase, log, supports_listen
-from sqlalchemy_locks.workers.held_job import HeldJob
-from sqlalchemy_locks.workers.state import LONGEST_PAUSE, StalledSweeper, WorkerState
+from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
+from sqlalchemy_locks.workers.database import log, supports_listen
+from sqlalchemy_locks.workers.events import ObservedWorker
+from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
+from sqlalchemy_locks.workers.state import LONGEST_PAUSE, WorkerState
 
 Handler = Callable[[Any], object]
 
@@ -54,24 +55,34 @@ class WakeEvent:
                 self._queue.get_nowait()
 
 
-class Worker:
+class Worker(ObservedWorker):
     """Runs the jobs of a queue in threads.
 
     :param queue: a :class:`Queue`.
-    :param handler: called with each job, a row (for a queue on your own class, too: put what you need into the payload,
-        or load it). If it returns, the job is completed; if it raises, the error is stored and the job fails.
+    :param handler: called with each job: the columns of its row as attributes (for a queue on your own class, too: put
+        what you need into the payload, or load it), and ``lost``, whether the job may have another owner by now. If the
+        handler returns, the job is completed; if it raises, the error is stored and the job fails. See
+        :class:`~sqlalchemy_locks.Retry` and :class:`~sqlalchemy_locks.Discard`.
     :param bind: the engine that it captures with, if it isn't the queue's; it uses one pooled connection at a time
-        (with ``hold=True`` one for each running handler), and on PostgreSQL another one to listen.
+        (with ``hold=True`` one for each running handler), and on PostgreSQL another one to listen. Heartbeats have a
+        pool of their own, of one connection.
     :param name: the queue's name.
     :param concurrency: how many handlers run at the same time, each in a thread.
-    :param batch: how many jobs are captured, and completed, in one transaction.
-    :param heartbeat: how often it reports that it is alive, in seconds.
+    :param batch: how many jobs are captured, and completed, in one transaction at most.
+    :param prefetch: how many jobs it captures beyond those that it can start immediately. For handlers that take less
+        time than a round trip to the database. Meanwhile other workers can't run these jobs, even if they are idle; and
+        if the process dies, an attempt of each is counted, though no handler has begun.
+    :param heartbeat: how often it reports that it is alive, in seconds; over a connection of its own.
     :param poll: how often an idle worker looks for jobs, in seconds. On PostgreSQL a notification wakes it immediately.
     :param stalled_after: requeue the jobs of any worker of this queue whose last heartbeat is older, in seconds; at
         least twice the heartbeat of each of them. ``None``: something else does (``Queue.requeue_stalled``).
     :param grace: how long running handlers may go on after a stop, in seconds. Jobs that run longer are released.
+        :meth:`run` returns within this time and 5 s, even if the database doesn't reply.
+    :param retry_in: the pause after an attempt that failed, in seconds; or a function that returns it, called with the
+        number of the attempt. By default 5 s, doubled with each attempt, up to an hour, 10 % more or less.
     :param hold: keep the transaction that captures a job open while its handler runs: after a crash the job is back
-        immediately, and the attempt doesn't count. Refused on SQLite.
+        immediately, and the attempt doesn't count. If its connection is cut, another run may begin while the handler
+        goes on: ``job.lost`` is then true, and the job isn't completed by it. Refused on SQLite.
     :param host: the start of ``processing_host``; by default the machine's name and the process's number. Each run
         appends a nonce, by which it finds its own jobs when the reply to a capture was lost.
     :raises Unsupported: see ``hold``; and for a pool that shares one connection between checkouts.
@@ -90,10 +101,12 @@ class Worker:
         name: str = DEFAULT_QUEUE,
         concurrency: int = 4,
         batch: int = 10,
+        prefetch: int = 0,
         heartbeat: float | timedelta = 15,
         poll: float | timedelta = 1,
         stalled_after: float | timedelta | None = 300,
         grace: float | timedelta = 30,
+        retry_in: RetryPolicy | None = None,
         hold: bool = False,
         host: str | None = None,
     ) -> None:
@@ -111,55 +124,100 @@ class Worker:
             name=name,
             concurrency=concurrency,
             batch=batch,
+            prefetch=prefetch,
             heartbeat=heartbeat,
             poll=poll,
             stalled_after=stalled_after,
             grace=grace,
+            retry_in=retry_in,
             hold=hold,
             host=host,
         )
         self._stop = StopRequest()
+        self._error: BaseException | None = None
         self._wake = WakeEvent()
+        #: wakes the thread that waits for the others
+        self._progress = WakeEvent()
         self._slot_wakes = [WakeEvent() for _ in range(self.config.concurrency)] if self.config.hold else []
 
-    def run(self) -> None:
-        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread).
+    def run(self, *, until_empty: bool = False) -> None:
+        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread; a second one has its default
+        effect).
+
+        :param until_empty: return when no job is due and no handler runs, for tests and cron; jobs that are scheduled,
+            or will be tried again later, are left.
 
         >>> def handle(job): worker.stop()
         >>> worker = sl.Worker(sl.Queue(), handle, bind=engine, name="mail")
         >>> worker.run()
         """
+        self._error = None
         try:
             with _signals(self.stop), self._listening():
-                if self.config.hold:
-                    self._run_holding()
-                else:
-                    self._run()
+                self._run_within_grace(until_empty)
         finally:
-            self._stop.requested = False
+            self._stop = StopRequest()
 
     def stop(self, *_: Any) -> None:
         """Start no more jobs; callable from any thread. :meth:`run` returns when running handlers have returned, or
-        after ``grace`` seconds.
+        after ``grace`` seconds, and at most 5 s later if the database doesn't reply.
 
         >>> def handle(job): worker.stop()
         >>> worker = sl.Worker(sl.Queue(), handle, bind=engine, name="mail")
         >>> worker.run()  # returns when its first job is done
         """
-        self._stop.requested = True
+        self._stop.request()
         self._wake_all()
 
     def _wake_all(self) -> None:
         self._wake.set()
+        self._progress.set()
         for wake in self._slot_wakes:
             wake.set()
 
-    def _run(self) -> None:
-        state = WorkerState(self.config, self._stop, time.sleep)
+    def _run_within_grace(self, until_empty: bool) -> None:
+        """Run in another thread, since a call of the database may never return, and wait here."""
+        stop, ended = self._stop, threading.Event()
+        work = self._run_holding if self.config.hold else self._run
+
+        def run() -> None:
+            try:
+                with unattended(self.config.engine):
+                    work(stop, until_empty, ended)
+            except BaseException as error:
+                self._error = error
+            finally:
+                ended.set()
+                self._progress.set()
+
+        threading.Thread(target=run, name="sqlalchemy_locks.worker", daemon=True).start()
+        try:
+            while not self._wait(stop, ended):
+                pass
+        finally:
+            stop.request()  # of a thread that hasn't ended
+            self._wake_all()
+        if self._error is not None:
+            raise self._error
+
+    def _wait(self, stop: StopRequest, ended: threading.Event) -> bool:
+        self._progress.clear()
+        if ended.is_set():  # checked after clear(), which may have removed the wake-up
+            return True
+        left = stop.at + self.config.grace + CLOSE_WITHIN - time.monotonic()
+        if left <= 0:
+            log(logging.ERROR, "The database doesn't reply: the worker's jobs are requeued when they have stalled")
+            return True
+        self._progress.wait(min(left, threading.TIMEOUT_MAX))
+        return False
+
+    def _run(self, stop: StopRequest, until_empty: bool, ended: threading.Event) -> None:
+        state = WorkerState(self, self.config, stop, time.sleep, self._wake.set, until_empty=until_empty)
         jobs: queues.SimpleQueue[Any] = queues.SimpleQueue()
         for _ in range(self.config.concurrency):
             # daemon threads: a handler that never returns must not keep the process alive
             threading.Thread(target=self._run_slot, args=(state, jobs), daemon=True).start()
+        state.heartbeats.start()
         try:
             while self._turn(state, jobs):
                 pass
@@ -167,7 +225,10 @@ class Worker:
             state.stopping = True
             for _ in range(self.config.concurrency):
                 jobs.put(None)
-            state.close()
+            try:
+                state.close()
+            finally:
+                state.heartbeats.end()
 
     def _turn(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> bool:
         self._wake.clear()
@@ -184,6 +245,7 @@ class Worker:
         while (job := jobs.get()) is not None:
             while job is not None:
                 error: BaseException | None = None
+                state.begin(job)
                 try:
                     call_handler(self.handler, job)
                 except BaseException as raised:
@@ -196,59 +258,67 @@ class Worker:
                 if due:
                     self._wake.set()
 
-    def _run_holding(self) -> None:
-        config, ended = self.config, threading.Event()
+    def _run_holding(self, stop: StopRequest, until_empty: bool, ended: threading.Event) -> None:
+        config = self.config
+        state = WorkerState(self, config, stop, time.sleep, self._wake.set)
+        idle = IdleSlots(config.concurrency, until_empty)
         threads = [
-            threading.Thread(target=self._run_holding_slot, args=(wake, ended), daemon=True)
+            threading.Thread(target=self._run_holding_slot, args=(wake, stop, idle, state, ended), daemon=True)
             for wake in self._slot_wakes
         ]
+        state.heartbeats.start()
         try:
             for thread in threads:
                 thread.start()
-            sweeper = StalledSweeper(config, WorkerDatabase(config, time.sleep))
-            while self._sweep(sweeper):
-                pass
-            deadline = time.monotonic() + config.grace
+            while not stop.requested and not idle.all and state.heartbeats.error is None:
+                self._wake.clear()
+                if not stop.requested and not idle.all:
+                    self._wake.wait(config.heartbeat)
+            if state.heartbeats.error is not None:
+                raise state.heartbeats.error
+            deadline = min(stop.at, time.monotonic()) + config.grace
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
         finally:
             ended.set()  # for slots that outlive the grace, and may outlive the next run as well
             self._wake_all()
+            state.heartbeats.end()
 
-    def _sweep(self, sweeper: StalledSweeper) -> bool:
-        self._wake.clear()
-        if not self._stop.requested:
-            sweeper.run()
-            self._wake.wait(self.config.sweep_interval)
-        return not self._stop.requested
-
-    def _run_holding_slot(self, wake: WakeEvent, ended: threading.Event) -> None:
+    def _run_holding_slot(
+        self, wake: WakeEvent, stop: StopRequest, idle: IdleSlots, state: WorkerState, ended: threading.Event
+    ) -> None:
         def stopped() -> bool:
-            return self._stop.requested or ended.is_set()
+            return stop.requested or ended.is_set() or idle.all
 
         while not stopped():
             wake.clear()
+            found = False
             try:
                 with unattended(self.config.engine):  # a handler may outlive the grace
-                    found = self._run_held_job(stopped)
+                    found = self._run_held_job(state, stopped, idle)
             except Exception as error:
                 log(logging.WARNING, "A held job is released: %s", error)
-                found = False
             if not found and not stopped():
                 wake.wait(self.config.poll)
+            if idle.all:
+                self._wake_all()
 
-    def _run_held_job(self, stopped: Callable[[], bool]) -> bool:
-        held = HeldJob(self.config)
+    def _run_held_job(self, state: WorkerState, stopped: Callable[[], bool], idle: IdleSlots) -> bool:
+        held = HeldJob(self.config, state.reports)
         job = held.capture(stopped)
         if job is None:
+            idle.add(threading.current_thread())
             return False
+        idle.clear()
         error: BaseException | None = None
+        held.begin(job)
         try:
             call_handler(self.handler, job)
         except BaseException as raised:
             # SystemExit too: the worker would lose the thread of this slot
             error = raised
         held.finish(job, error)
+        idle.clear()  # the handler may have put jobs that others have looked for before
         return True
 
     @contextlib.contextmanager
@@ -265,8 +335,9 @@ class Worker:
         finally:
             ended.set()
             near.close()  # ends the thread's select()
-            thread.join(2)
-            far.close()
+            thread.join(0.5)  # it may be connecting to a server that doesn't reply
+            if not thread.is_alive():
+                far.close()
 
     def _listen(self, ended: threading.Event, end: socket.socket) -> None:
         config, topic = self.config, self.config.queue.topic(self.config.name)
@@ -317,7 +388,18 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    stopped = False
+
+    def on_signal(number: int, _: Any) -> None:
+        nonlocal stopped
+        if stopped:  # the second one ends the process, or what it did before
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+        stopped = True
+        stop()
+
+    before: dict[int, Any] = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

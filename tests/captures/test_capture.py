@@ -152,7 +152,7 @@ def test_no_subquery_with_a_limit_after_in(engine_to: MakeEngine, name: str) -> 
         (func.abs(Part.weight - 5), Part.number),
         (Part.status, Part.number.desc()),
     ],
-    ids=str,
+    ids=["ascending", "descending", "mixed", "expression", "enum"],
 )
 def test_rows_come_in_order(engine: Engine, order: Any) -> None:
     fill(engine, *(Part(shelf="ab"[n % 2], number=n, weight=n % 6 or None) for n in range(1, 20)))
@@ -174,7 +174,9 @@ def test_rows_come_in_order(engine: Engine, order: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "order", [(Part.weight.nulls_first(), Part.number), (Part.weight.desc().nulls_last(), Part.number)], ids=str
+    "order",
+    [(Part.weight.nulls_first(), Part.number), (Part.weight.desc().nulls_last(), Part.number)],
+    ids=["nulls first", "nulls last"],
 )
 @pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
 def test_nulls_first_and_last(engine_to: MakeEngine, name: str, order: Any) -> None:

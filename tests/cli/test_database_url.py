@@ -81,8 +81,8 @@ def test_config_names_schema_and_prefix(tmp_path: Path) -> None:
     install(url, prefix="others_")
     ini = tmp_path / "alembic.ini"
     ini.write_text(f"[alembic]\nscript_location = x\nsqlalchemy.url = {url}\nsqlalchemy_locks_prefix = others_\n")
-    assert run("status", "-c", str(ini)).exit_code == 0
-    assert run("status", "-c", str(ini), "--prefix", "lock_").exit_code == 1
+    assert "not installed" not in run("status", "-c", str(ini)).stdout
+    assert "not installed" in run("status", "-c", str(ini), "--prefix", "lock_").stdout
     ini.write_text("[alembic]\nscript_location = x\n")
     done = run("status", "-c", str(ini))
     assert done.exit_code == 2
@@ -152,7 +152,7 @@ def test_no_password_in_tracebacks(postgresql: Cli, monkeypatch: pytest.MonkeyPa
     url = make_url(postgresql.url).update_query_dict({"sslpassword": "query-secret"})
     url = url.set(password="url-secret")
 
-    def fail(database: object) -> None:
+    def fail(database: object, limit: int) -> None:
         raise RuntimeError(f"{url.render_as_string(hide_password=False)} url-secret dbname=x password='other secret'")
 
     monkeypatch.setattr(status, "_read", fail)

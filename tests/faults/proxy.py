@@ -15,6 +15,7 @@ import ssl
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -34,11 +35,16 @@ _CLIENT_SSL, _DEPRECATE_EOF = 0x800, 1 << 24
 class Proxy:
     """Forwards requests and replies until ``cut`` is called; new connections are forwarded again."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, opaque: bool = False) -> None:
+        """Listen.
+
+        :param opaque: pass everything through unread, TLS between client and server included.
+        """
         self._url = make_url(url)
         assert self._url.host is not None
         self._server = (self._url.host, self._url.port)
-        self._protocol = MySQL if self._url.get_backend_name() in ("mysql", "mariadb") else PostgreSQL
+        protocol = MySQL if self._url.get_backend_name() in ("mysql", "mariadb") else PostgreSQL
+        self._protocol: type[PostgreSQL | MySQL | Opaque] = Opaque if opaque else protocol
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._guard = threading.Lock()
         self._links: list[Link] = []
@@ -53,6 +59,10 @@ class Proxy:
         self.fatal: bytes | None = None
         self._lost: tuple[bytes, Callable[[], object], bool] | None = None
         self._death: tuple[int, bool] | None = None
+        #: so many new connections are closed before the server answers
+        self.refusing = 0
+        #: how long each request is kept back, in seconds
+        self.delay = 0.0
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
         self._acceptor.start()
 
@@ -70,6 +80,14 @@ class Proxy:
             link.cut()
         for link in links:
             link.join()
+
+    def half_close(self) -> None:
+        """Close what clients send on, as a firewall may: the server hears the end, and its answers still arrive."""
+        with self._guard:
+            links = list(self._links)
+        for link in links:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(link.server, socket.SHUT_WR)
 
     def lose_answer(self, to: bytes, meanwhile: Callable[[], object] = lambda: None, *, always: bool = False) -> None:
         """Keep the answer back to the next request that executes ``to``, do something ``meanwhile``, and cut.
@@ -125,6 +143,10 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self.refusing > 0:
+                self.refusing -= 1
+                client.close()
+                continue
             try:
                 server = socket.create_connection(self._server)
             except OSError:
@@ -161,7 +183,7 @@ class Link:
     """One connection, with a thread of its own: neither end of TLS takes two at a time."""
 
     def __init__(
-        self, proxy: Proxy, protocol: PostgreSQL | MySQL, client: socket.socket, server: socket.socket
+        self, proxy: Proxy, protocol: PostgreSQL | MySQL | Opaque, client: socket.socket, server: socket.socket
     ) -> None:
         self._proxy, self._protocol = proxy, protocol
         self.client, self.server = client, server
@@ -211,6 +233,8 @@ class Link:
     def _asked(self, data: bytes) -> bool:
         for request in self._protocol.requests(data):
             if isinstance(request, Request):
+                if self._proxy.delay:
+                    time.sleep(self._proxy.delay)
                 fate = self._proxy.fate_of(request)
                 if fate is False:
                     return False
@@ -232,6 +256,22 @@ class Link:
         self._proxy.losses += 1
         self._loses()  # whatever goes wrong in it, the connection dies
         return False
+
+
+class Opaque:
+    """Bytes: what is between two answers is a request."""
+
+    def begin(self, link: Link) -> None:
+        """There is nothing to agree on."""
+
+    def requests(self, data: bytes) -> Iterator[Request | bytes]:
+        yield Request(data, data, executes=False)
+
+    def expect(self, request: Request) -> None:
+        """Whatever comes is the answer."""
+
+    def answered(self, data: bytes) -> bool:
+        return True
 
 
 class PostgreSQL:

@@ -251,3 +251,18 @@ def test_async_cut_session_of_the_app(servers: Any, engine_to: MakeEngine, name:
             await good_as_new_async(engine)
 
     asyncio.run(main())
+
+
+@sync
+def test_connection_that_dies_as_it_is_made_is_replaced(servers: Any, name: str, driver: str) -> None:
+    with through_a_proxy(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        for _ in range(2):
+            proxy.refusing = 1
+            engine.dispose()
+            locks.run(sl.Mutex().held())
+            proxy.refusing = 1
+            engine.dispose()
+            with locks.exclusive("refused", timeout=PATIENCE):
+                pass
+        assert proxy.refusing == 0

@@ -36,20 +36,17 @@ WAYS = {
     "psycopg": ("postgresql15", "psycopg", SYNC),
     "psycopg-tls": ("postgresql15", "psycopg", SYNC),
     "psycopg2": ("postgresql15", "psycopg2", SYNC),
-    "psycopg2-tls": ("postgresql15", "psycopg2", SYNC),
     "yugabytedb": ("yugabytedb", "yugabytedb", SYNC),
     "pymysql": ("mysql", "pymysql", SYNC),
     "pymysql-tls": ("mysql", "pymysql", SYNC),
     "mariadb": ("mariadb", "mariadb+pymysql", SYNC),
     "async-psycopg": ("postgresql15", "psycopg", ASYNC),
-    "async-psycopg-tls": ("postgresql15", "psycopg", ASYNC),
     "asyncpg": ("postgresql15", "asyncpg", ASYNC),
     "asyncpg-tls": ("postgresql15", "asyncpg", ASYNC),
     "aiomysql": ("mysql", "aiomysql", ASYNC),
     "asyncmy-tls": ("mysql", "asyncmy", ASYNC),
     # not aiomysql, which leaves a transport open where it begins with TLS
     "asyncmy": ("mysql", "asyncmy", ASYNC),
-    "async-mariadb": ("mariadb", "mariadb+aiomysql", ASYNC),
 }
 
 
@@ -81,7 +78,7 @@ HABITS: dict[str, tuple[dict[str, Any], Callable[[Engine], None]]] = {
     "kept": ({}, only_the_dead_one),
 }
 #: which drivers they are tried with, and in which operations
-HABITUAL = ("psycopg2", "asyncpg", "pymysql")
+HABITUAL = ("psycopg2", "pymysql")
 
 
 class Base(DeclarativeBase):
@@ -945,11 +942,10 @@ def said(way: Way, act: Act) -> Said:
 THOROUGH = ("psycopg2", "asyncpg-tls", "pymysql-tls")
 #: elsewhere: one for each way in which an operation is run
 BRIEF = [
-    *(exclusive, worked, mutex_acquire, mutex_first_use, mutex_release_of_anothers, once_per, capture_of_entities),
-    *(semaphore_acquire, semaphore_release, semaphore_reads, lease),
+    *(exclusive, worked, mutex_first_use, mutex_release_of_anothers, capture_of_entities, semaphore_acquire, lease),
 ]
 #: and with an app's own habits
-BRIEFEST = [worked, mutex_first_use, mutex_release_of_anothers, semaphore_acquire, semaphore_reads]
+BRIEFEST = [worked, mutex_first_use, mutex_release_of_anothers, semaphore_acquire]
 CELLS = [
     *((each, name) for each in WAYS for name in CASES if each in THOROUGH or CASES[name] in BRIEF),
     *((f"{each}/{habit}", case.__name__) for each in HABITUAL for habit in HABITS for case in BRIEFEST),

@@ -1,6 +1,6 @@
-"""The wheel, the sdist and the editable install, each in a virtual environment of its own, outside the checkout.
+"""The wheel, which is built from the sdist, and the editable install, each in a virtual environment of its own.
 
-What only a checkout has on its ``sys.path`` must not be what makes it work.
+Both are used outside the checkout: what only a checkout has on its ``sys.path`` must not be what makes it work.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.packaging.environment import ROOT, Environment, run
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
-KINDS = ("wheel", "sdist", "editable")
+KINDS = ("wheel", "editable")
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def installed(
     request: pytest.FixtureRequest, built: Built, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
-    environment = Environment(tmp_path_factory.mktemp(request.param) / "venv")
+    environment = Environment(tmp_path_factory.mktemp(request.param) / "venv", request.param)
     package = ("-e", source) if request.param == "editable" else (getattr(built, request.param),)
     environment.install(*package, "aiosqlite", "greenlet")
     return environment
@@ -59,8 +59,10 @@ def found(installed: Environment, project: Path) -> set[str]:
 OURS = {f"lock_{name}" for name in tables("sqlite")}
 
 
-@pytest.mark.parametrize(("name", "url"), [("generic", "sqlite:///x.db"), ("async", "sqlite+aiosqlite:///x.db")])
-def test_shipped_revisions(installed: Environment, project: Path, name: str, url: str) -> None:
+def test_shipped_revisions(installed: Environment, project: Path) -> None:
+    name, url = {"wheel": ("generic", "sqlite:///x.db"), "editable": ("async", "sqlite+aiosqlite:///x.db")}[
+        installed.kind
+    ]
     code = f"from sqlalchemy_locks.alembic import template; print(template({name!r}))"
     folder = installed("-c", code, cwd=project).strip()
     alembic(installed, project, "init", "-t", folder, "migrations")

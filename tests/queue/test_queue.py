@@ -57,7 +57,7 @@ def test_payloads_are_returned_unchanged(engine: Engine) -> None:
     jobs = take(engine, 20, "mail")
     assert [job.payload for job in jobs] == PAYLOADS
     assert [job.external_id for job in jobs] == ids
-    assert {(job.claim, job.attempts, job.processing_host, job.queue_id) for job in jobs} == {(1, 1, "here", "mail")}
+    assert {(job.attempts, job.processing_host, job.queue_id) for job in jobs} == {(1, "here", "mail")}
     assert take(engine, 20, "mail") == []
 
 
@@ -92,7 +92,7 @@ def test_rollback_undoes_put_capture_and_complete(engine: Engine) -> None:
         assert [job.payload for job in connection.execute(queue.capture(5))] == [3]
         connection.rollback()
     (job,) = take(engine, 5)
-    assert (job.claim, job.attempts) == (1, 1)
+    assert job.attempts == 1
     with Session(engine) as session:
         assert session.scalar(queue.complete(job)) == 1
         session.rollback()
@@ -290,7 +290,8 @@ def test_a_former_owner_changes_nothing(engine: Engine) -> None:
     # while it waits, while it has another owner, and when it is completed
     assert [scalar(engine, operation) for operation in operations] == [0] * 6
     (mine,) = take(engine)
-    assert (mine.internal_id, mine.claim, mine.attempts) == (lost.internal_id, 2, 2)
+    assert (mine.internal_id, mine.attempts) == (lost.internal_id, 2)
+    assert mine.claim != lost.claim
     assert [scalar(engine, operation) for operation in operations] == [0] * 6
     assert scalar(engine, queue.heartbeat(mine)) == 1
     assert scalar(engine, queue.complete(mine)) == 1
@@ -369,9 +370,9 @@ def test_errors_are_cut_after_they_are_escaped(engine_to: MakeEngine, name: str,
 
 def test_release_does_not_count_the_attempt(engine: Engine) -> None:
     put(engine, "job", max_attempts=1)
-    for claim in (1, 2, 3):
+    for _ in range(3):
         (job,) = take(engine)
-        assert (job.claim, job.attempts) == (claim, 1)
+        assert job.attempts == 1
         assert scalar(engine, queue.release(job)) == 1
 
 

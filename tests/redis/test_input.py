@@ -154,6 +154,13 @@ def test_prefixes(client: Any) -> None:
             Mutex(client, prefix=wrong)
 
 
+def test_two_prefixes_share_no_key(client: Any) -> None:
+    """The queue "eu:mail" of one app would be the queue "mail" of the other."""
+    assert Mutex(client, prefix="shop")._keys("eu:mail").prefix == b"{shop:eu:mail}:mutex"
+    with pytest.raises(ValueError, match="no colon"):
+        Mutex(client, prefix="shop:eu")
+
+
 @pytest.mark.parametrize("name", ["lock", "Locks", "AsyncLocks", "fenced", "guarded", "semaphore", "Queue", "Worker"])
 def test_unsupported_patterns_name_an_alternative(name: str) -> None:
     with pytest.raises(sl.Unsupported, match=rf"no sqlalchemy_locks\.redis\.{name}: Redis .*: "):

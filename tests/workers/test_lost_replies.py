@@ -13,12 +13,14 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.runtime.renewal import clock
+from sqlalchemy_locks.workers.heartbeats import Heartbeats
 from tests.conditional.test_lost_replies import final, in_the_clear
 from tests.faults.drivers import asynchronous, clear, sync, through_an_async_proxy
 from tests.faults.proxy import Proxy
 from tests.fixtures.parties import PATIENCE
 from tests.fixtures.queues import MakeEngine, put
-from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_of, worker_engine
+from tests.fixtures.worker_states import beat, counts, fetched, finish_all, queue, state_of, worker_engine
 
 
 @sync
@@ -32,6 +34,7 @@ def test_a_lost_reply_loses_no_job(servers: Any, direct: Engine, name: str, driv
         state.turn()
         assert proxy.losses == 1
         while state.waiting or counts(direct)["waiting"]:
+            beat(state)
             done += finish_all(state)
             state.turn()
         done += finish_all(state)
@@ -52,6 +55,7 @@ def test_only_jobs_of_the_same_run_are_found(engine_to: MakeEngine, name: str) -
     lost = fetched(engine, [], 1, host=mine.host).jobs
     mine._reply_lost = True
     mine.turn()
+    assert mine.take() is None  # before the next heartbeat
     assert [job.payload for job in mine.waiting] == [1, lost[0].payload]
     assert [job.payload for job in others.waiting] == [2, 3]
     for _ in range(2):
@@ -125,7 +129,11 @@ def test_unknown_captures_are_released_at_the_end(
 
 
 @asynchronous
-def test_a_cancelled_worker_releases_unknown_captures(servers: Any, direct: Engine, name: str, driver: str) -> None:
+def test_a_cancelled_worker_releases_unknown_captures(
+    servers: Any, direct: Engine, name: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a heartbeat's reply would be lost instead
+    monkeypatch.setattr(Heartbeats, "start", lambda self: setattr(self, "proven_at", clock()))
     put(direct, *range(4), max_attempts=1)
 
     running: list[int] = []

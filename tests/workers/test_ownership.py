@@ -13,9 +13,11 @@ from sqlalchemy import Engine, select, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.runtime.renewal import clock
+from sqlalchemy_locks.workers.state import WorkerState
 from tests.fixtures.parties import PATIENCE, until
 from tests.fixtures.queues import MakeEngine, put, silenced
-from tests.fixtures.worker_states import counts, queue, run_until_ended, running, state_for, state_of
+from tests.fixtures.worker_states import beat, counts, queue, run_until_ended, running, state_for, state_of
 
 
 def test_heartbeats_keep_long_jobs_from_stalling(engine_to: MakeEngine) -> None:
@@ -46,7 +48,15 @@ def test_heartbeats_keep_long_jobs_from_stalling(engine_to: MakeEngine) -> None:
         go_on.set()
         until(lambda: counts(engine)["completed"] == 1)
     with engine.connect() as connection:
-        assert connection.scalar(select(job.c.claim)) == 1
+        assert connection.scalar(select(job.c.attempts)) == 1
+
+
+def sweep(state: WorkerState) -> None:
+    """Send heartbeats until there is nothing to sweep, as a worker that has sent them in time for ``stalled_after``."""
+    heartbeats = state.heartbeats
+    heartbeats._contact_since, heartbeats._contact_at = -float("inf"), clock()
+    while heartbeats.turn(state.database) == 0:
+        pass
 
 
 def test_stalled_jobs_of_other_queues_are_left(lite: Engine) -> None:
@@ -57,7 +67,7 @@ def test_stalled_jobs_of_other_queues_are_left(lite: Engine) -> None:
         assert len(connection.execute(queue.capture(5)).all()) == 1
         silenced(connection)
     state = state_of(lite, heartbeat=1, stalled_after=3600)
-    state.sweeper.run()
+    sweep(state)
     assert (counts(lite)["running"], counts(lite)["waiting"]) == (1, 1)
 
 
@@ -66,7 +76,8 @@ def test_a_sweep_requeues_every_batch(lite: Engine) -> None:
     with lite.begin() as connection:
         connection.execute(queue.capture(1005)).all()
         silenced(connection)
-    state_of(lite, heartbeat=1, stalled_after=3600).sweeper.run()
+    state = state_of(lite, heartbeat=1, stalled_after=3600)
+    sweep(state)
     assert counts(lite)["running"] == 0
 
 
@@ -80,11 +91,11 @@ def test_no_job_starts_after_missed_heartbeats(lite: Engine) -> None:
         silenced(connection)
         connection.execute(queue.requeue_stalled(3600))
         assert len(connection.execute(queue.capture(2)).all()) == 2
-    state._heartbeat_at -= 3
+    state.heartbeats.proven_at -= 3
     assert state.take() is None
-    state._fetch = lambda: None  # type: ignore[method-assign]
-    state.turn()
+    beat(state)
     assert state.take() is None
+    assert not state.waiting
 
 
 def test_jobs_completed_elsewhere_are_logged(lite: Engine, caplog: pytest.LogCaptureFixture) -> None:

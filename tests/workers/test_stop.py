@@ -24,7 +24,7 @@ from tests.fixtures.worker_states import counts, queue, run_async, running, stat
 ROOT = Path(__file__).parents[2]
 
 
-CAPTURE, COMPLETE, FAIL = "claim + 1", "completed_at=", "failed_at=CASE"
+CAPTURE, COMPLETE, FAIL = "processing_host=", "completed_at=", "failed_at=CASE"
 
 
 def test_a_stop_releases_waiting_jobs(engine: Engine) -> None:
@@ -35,7 +35,7 @@ def test_a_stop_releases_waiting_jobs(engine: Engine) -> None:
         begun.set()
         assert go_on.wait(PATIENCE)
 
-    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, batch=10, grace=2 * PATIENCE)
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, batch=10, prefetch=10, grace=2 * PATIENCE)
     with running(worker) as thread:
         assert begun.wait(PATIENCE)
         worker.stop()
@@ -300,15 +300,14 @@ def look(frame, what, arg):
 worker = sl.Worker(sl.Queue(), print, bind=create_engine(sys.argv[1]), poll=3600, hold=len(sys.argv) > 2)
 armed = False
 # the last method that the main thread calls before it waits
-name = "_sweep" if worker.config.hold else "_turn"
-last = getattr(sl.Worker, name)
+last = sl.Worker._wait
 
 def begin(*given):
     global armed
     armed = True
     return last(*given)
 
-setattr(sl.Worker, name, begin)
+sl.Worker._wait = begin
 sys.setprofile(look)
 worker.run()
 sys.setprofile(None)

@@ -7,11 +7,14 @@ LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
-  previous text := current_setting('lock_timeout');
+  previous text;
   wanted bigint[] := counts;
   request bigint;
+  began timestamptz;
   ids bigint[];
+  capacities integer[];
   sem record;
+  used bigint;
   held record;
 BEGIN
   external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
@@ -54,6 +57,7 @@ BEGIN
   -- A denial rolls this block back: it leaves no row, and its locks are released immediately.
   BEGIN
     IF lock_wait IS NOT NULL THEN
+      previous := current_setting('lock_timeout');
       PERFORM set_config('lock_timeout', lock_wait, true);
     END IF;
     FOR attempt IN 1 .. 100 LOOP
@@ -62,7 +66,7 @@ BEGIN
       INSERT INTO lock.permit_request AS r (external_id, owner, state, ttl_seconds, token)
       VALUES (semaphore_acquire.external_id, semaphore_acquire.owner, 'ACQUIRED', semaphore_acquire.ttl_seconds,
         to_hex((random() * 9007199254740992)::bigint) || to_hex((random() * 9007199254740992)::bigint))
-      ON CONFLICT DO NOTHING RETURNING r.id, r.token INTO request, token;
+      ON CONFLICT DO NOTHING RETURNING r.id, r.token, r.renewed_at INTO request, token, began;
       replayed := request IS NULL;
       EXIT WHEN NOT replayed;
       -- Locked, so that a release that is under way is seen, whatever the isolation level.
@@ -89,10 +93,14 @@ BEGIN
       END IF;
     ELSE
       FOR i IN 1 .. cardinality(semaphores) LOOP
-        SELECT s.id, s.capacity, s.fence INTO sem FROM lock.semaphore AS s WHERE s.name = semaphores[i] FOR UPDATE;
+        -- The update is the lock: a snapshot from before the last grant fails here. A denial undoes it.
+        UPDATE lock.semaphore AS s SET fence = s.fence + 1, updated_at = clock_timestamp()
+        WHERE s.name = semaphores[i] AND s.capacity IS NOT NULL
+        RETURNING s.id, s.capacity, s.fence INTO sem;
         ids[i] := sem.id;
+        capacities[i] := sem.capacity;
         fences[i] := sem.fence;
-        IF sem.capacity IS NULL THEN  -- no semaphore of that name, or a deleted one
+        IF sem.id IS NULL THEN  -- no semaphore of that name, or a deleted one
           state := 'UNKNOWN';
           exhausted := exhausted || semaphores[i];
         END IF;
@@ -100,14 +108,9 @@ BEGIN
       -- In statements after the locking ones: only these see what the previous holder has committed.
       FOR i IN 1 .. CASE WHEN state IS NULL THEN cardinality(semaphores) ELSE 0 END LOOP
         FOR attempt IN 1 .. 2 LOOP
-          SELECT s.capacity, s.fence, (SELECT coalesce(sum(p.count), 0) FROM lock.permit AS p
-            WHERE p.semaphore_id = s.id AND p.state = 'ACQUIRED') AS used
-          INTO sem FROM lock.semaphore AS s WHERE s.id = ids[i];
-          IF sem.fence IS DISTINCT FROM fences[i] THEN
-            RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE =
-              'could not serialize access: the snapshot is older than the lock; run the transaction again';
-          END IF;
-          EXIT WHEN sem.used + wanted[i] <= sem.capacity;
+          SELECT coalesce(sum(p.count), 0) INTO used FROM lock.permit AS p
+          WHERE p.semaphore_id = ids[i] AND p.state = 'ACQUIRED';
+          EXIT WHEN used + wanted[i] <= capacities[i];
           IF attempt = 2 OR lock.semaphore_take_back(ids[i]) = 0 THEN
             exhausted := exhausted || semaphores[i];
             EXIT;
@@ -120,15 +123,16 @@ BEGIN
       END IF;
       state := 'ACQUIRED';
       FOR i IN 1 .. cardinality(semaphores) LOOP
-        fences[i] := fences[i] + 1;
-        UPDATE lock.semaphore AS s SET fence = fences[i], updated_at = clock_timestamp() WHERE s.id = ids[i];
         INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)
         VALUES (ids[i], request, wanted[i], fences[i], 'ACQUIRED');
       END LOOP;
       IF ttl_seconds IS NOT NULL THEN
-        -- The lease starts now, not before the waits.
-        UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp() WHERE r.id = request
-        RETURNING r.renewed_at + r.ttl_seconds * interval '1 second' INTO expires_at;
+        IF clock_timestamp() - began > least(0.01, ttl_seconds / 100) * interval '1 second' THEN
+          -- The lease starts now, not before the waits.
+          UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp() WHERE r.id = request
+          RETURNING r.renewed_at INTO began;
+        END IF;
+        expires_at := began + ttl_seconds * interval '1 second';
       END IF;
     END IF;
     IF lock_wait IS NOT NULL THEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date, datetime
 from decimal import Decimal
 
-from sqlalchemy import DateTime, ForeignKey, Index, Numeric, String, Text, func
+from sqlalchemy import BigInteger, DateTime, ForeignKey, Index, Numeric, String, Text, func
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 import sqlalchemy_locks as sl
@@ -34,7 +34,7 @@ class Order(db.Model):
     item: Mapped[str] = mapped_column(String(255))
     status: Mapped[str] = mapped_column(String(20), default="new")
     #: increases at each capture: identifies the shipper that holds the order
-    claim: Mapped[int] = mapped_column(default=0)
+    claim: Mapped[int] = mapped_column(BigInteger, default=0)
     #: when a shipper last set the status, and the seconds after which another may capture it
     updated_at: Mapped[datetime | None] = mapped_column(Instant)
     timeout: Mapped[int] = mapped_column(default=600)

@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import escape_unprintable
-from sqlalchemy_locks.admin.overview import STALLED, Own
+from sqlalchemy_locks.admin.overview import STALLED_AFTER, OwnTable
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.values import Grant, Released
 
 #: called with the locks, the form's fields, the visitor's name, and the app's own tables; returns a message
-Action = Callable[[Locks, Mapping[str, str], str, Mapping[str, Own]], str]
+Action = Callable[[Locks, Mapping[str, str], str, Mapping[str, OwnTable]], str]
 
 #: how many jobs one click requeues
 BATCH = 1000
-_log = logging.getLogger("sqlalchemy_locks")
+#: the log of actions; see :func:`_write`
+AUDIT = logging.getLogger("sqlalchemy_locks.audit")
 _RELEASED = {
     Released.RELEASED: "Released {!r}",
     Released.ALREADY_RELEASED: "{!r} was released before",
@@ -25,7 +26,7 @@ _RELEASED = {
 }
 
 
-def release(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Own]) -> str:
+def release(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
     """Release the permits of a request; its holder notices at its next renewal or guarded write."""
     external_id, nonce = form.get("external_id", ""), form.get("request", "")
     if nonce and not (nonce.isascii() and nonce.isalnum() and len(nonce) <= 32):
@@ -35,7 +36,7 @@ def release(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, O
     return _RELEASED[locks.release(request)].format(external_id)
 
 
-def requeue(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Own]) -> str:
+def requeue(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
     """Requeue dead jobs of a queue, with all their attempts restored, or stalled ones."""
     name, what = form.get("queue", ""), form.get("what", "")
     queue = own.get(form["own"]) if form.get("own") else Queue()
@@ -44,14 +45,14 @@ def requeue(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, O
     if what == "dead":
         done = locks.run(queue.revive(queue=name, limit=BATCH)) or 0
     elif what == "stalled":
-        done = locks.run(queue.requeue_stalled(STALLED, queue=name, limit=BATCH)) or 0
+        done = locks.run(queue.requeue_stalled(STALLED_AFTER, queue=name, limit=BATCH)) or 0
     else:
         raise ValueError("only 'dead' or 'stalled' jobs can be requeued")
     more = "; there may be more" if done == BATCH else ""
     return f"Requeued {done:,} {what} job{'' if done == 1 else 's'} of {name!r}{more}"
 
 
-def resize(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Own]) -> str:
+def resize(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
     """Change a semaphore's capacity; the visitor is recorded in its history."""
     name, capacity = form.get("name", ""), form.get("capacity", "")
     if not capacity.isascii() or not capacity.isdigit() or len(capacity) > 10:
@@ -63,12 +64,32 @@ def resize(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Ow
 ACTIONS: Mapping[str, Action] = {"release": release, "requeue": requeue, "resize": resize}
 
 
+def subject(form: Mapping[str, str]) -> str:
+    """Return what a form is about: the name of a semaphore or a queue, or a request's external id."""
+    return next((form[field] for field in ("name", "queue", "external_id") if field in form), "")
+
+
 def log_done(name: str, who: str, message: str) -> None:
     """Log an action."""
-    _log.warning("page: %s by %r: %s", name, who, message)
+    _write("page: %s by %r: %s", name, who, message)
 
 
 def log_refused(name: str, who: str | None, why: str, form: Mapping[str, str]) -> None:
     """Log an action that was refused or failed."""
     fields = {field: value[:300] for field, value in form.items() if field != "token"}
-    _log.warning("page: %s by %r refused: %s %r", name, who, escape_unprintable(why), fields)
+    _write("page: %s by %r refused: %s %r", name, who, escape_unprintable(why), fields)
+
+
+def _write(message: str, *values: object) -> None:
+    """Log to ``AUDIT``; to standard error where the app has configured no handler that would keep it."""
+    AUDIT.warning(message, *values)
+    logger: logging.Logger | None = AUDIT
+    while logger is not None:
+        if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+            return
+        logger = logger.parent if logger.propagate else None
+    if AUDIT.isEnabledFor(logging.WARNING):
+        record = AUDIT.makeRecord(AUDIT.name, logging.WARNING, __file__, 0, message, values, None)
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+        handler.handle(record)

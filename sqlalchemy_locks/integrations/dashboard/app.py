@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from sqlalchemy_locks.admin.overview import Own
+from sqlalchemy_locks.admin.overview import OwnTable
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.facade.locks import Locks
@@ -39,7 +39,8 @@ def wsgi(
     secret: str | bytes | None = None,
     refresh: float = 5.0,
     title: str = "Locks",
-    own: Mapping[str, Own] | None = None,
+    own: Mapping[str, OwnTable] | None = None,
+    hosts: Collection[str] | None = None,
 ) -> WSGI:
     """Return the page as a WSGI application: for Flask, Django, Pyramid, or any server.
 
@@ -55,6 +56,9 @@ def wsgi(
     :param title: its heading.
     :param own: tables of the app's own, by the name that the page shows: each a ``Queue``, ``Mutex`` or ``Timeout``.
         They are shown with the shipped tables.
+    :param hosts: the host names that the page is served under, e.g. ``["ops.example.org"]``, each with any port unless
+        it names one. A request for another is refused: by DNS rebinding another site could otherwise read a page that
+        is protected by its network alone. Without it, the app or its server has to check them.
     :return: a WSGI application, to be mounted under any path.
     :raises ValueError: for ``authorize`` without ``secret``.
 
@@ -66,7 +70,7 @@ def wsgi(
     >>> app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/locks": dashboard.wsgi(locks)})
     """
     current, own_tables = _getter(locks), _check_own(own)
-    guard = PageGuard(view, authorize, secret)
+    guard = PageGuard(view, authorize, secret, hosts)
     page = Page(lambda: _check_synchronous(current()), guard, _check_refresh(refresh), title, own_tables)
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -88,13 +92,14 @@ def asgi(
     secret: str | bytes | None = None,
     refresh: float = 5.0,
     title: str = "Locks",
-    own: Mapping[str, Own] | None = None,
+    own: Mapping[str, OwnTable] | None = None,
+    hosts: Collection[str] | None = None,
 ) -> ASGI:
     """Return the page as an ASGI application: for FastAPI, Starlette, Litestar, or any server.
 
     :param locks: ``AsyncLocks``, or ``Locks``, which run in a thread; or a function that returns either.
     :param view: :param authorize: as for :func:`wsgi`, or coroutine functions. The request has a ``scope``.
-    :param secret: :param refresh: :param title: :param own: as for :func:`wsgi`.
+    :param secret: :param refresh: :param title: :param own: :param hosts: as for :func:`wsgi`.
     :return: an ASGI application, to be mounted under any path.
     :raises ValueError: for ``authorize`` without ``secret``.
 
@@ -102,7 +107,7 @@ def asgi(
     >>> app.mount("/locks", dashboard.asgi(locks))
     """
     current, own_tables = _getter(locks), _check_own(own)
-    guard, interval = PageGuard(view, authorize, secret), _check_refresh(refresh)
+    guard, interval = PageGuard(view, authorize, secret, hosts), _check_refresh(refresh)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -133,7 +138,7 @@ def _check_synchronous(locks: Any) -> Locks:
     return locks
 
 
-def _check_own(own: Mapping[str, Own] | None) -> Mapping[str, Own]:
+def _check_own(own: Mapping[str, OwnTable] | None) -> Mapping[str, OwnTable]:
     for name, one in (own or {}).items():
         if not isinstance(name, str) or not name or not isinstance(one, (Queue, Mutex, Timeout)):
             raise TypeError(f"own= maps names to a Queue, Mutex or Timeout, not {name!r} to {one!r}")

@@ -13,7 +13,7 @@ import hmac
 import inspect
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,9 +31,17 @@ _UNNAMED = "a visitor without a name"
 
 
 class PageGuard:
-    """The callbacks of one page, and its secret."""
+    """The callbacks of one page, its secret, and the host names that it is served under."""
 
-    def __init__(self, view: Callback | None, authorize: Callback | None, secret: str | bytes | None) -> None:
+    def __init__(
+        self,
+        view: Callback | None,
+        authorize: Callback | None,
+        secret: str | bytes | None,
+        hosts: Collection[str] | None = None,
+    ) -> None:
+        if isinstance(hosts, str):
+            raise TypeError(f"hosts= is a list of host names, not the string {hosts!r}")
         if authorize is not None and not secret:
             raise ValueError(
                 "authorize= needs secret=, the same in every process that serves the page, e.g. your app's secret key: "
@@ -42,6 +50,15 @@ class PageGuard:
         key = secrets.token_bytes(32) if not secret else secret.encode() if isinstance(secret, str) else secret
         self._key = hashlib.sha256(b"sqlalchemy_locks.integrations.dashboard\0" + key).digest()
         self._view, self._authorize = view, authorize
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+
+    def knows_host(self, request: Request) -> bool:
+        """Return whether the page is served under the request's host name."""
+        if self._hosts is None:
+            return True
+        host = request.host.lower()
+        name, _, port = host.rpartition(":")
+        return host in self._hosts or (port.isdigit() and name in self._hosts)
 
     def may_view(self, request: Request, wait: Await) -> bool:
         """Return whether the visitor may see the page."""

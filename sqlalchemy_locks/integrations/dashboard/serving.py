@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.integrations.dashboard.app import wsgi
-from sqlalchemy_locks.integrations.dashboard.http import Request
 
 _HOST = "127.0.0.1"
 
@@ -46,7 +45,7 @@ def served(locks: Locks, port: int = 0, **options: Any) -> Iterator[str]:
     server = _Server((_HOST, port), _Handler)
     try:
         port = server.server_address[1]
-        server.set_app(wsgi(locks, view=_local_names(port), **options))
+        server.set_app(wsgi(locks, hosts=[f"{host}:{port}" for host in (_HOST, "localhost")], **options))
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         thread.start()
         try:
@@ -56,9 +55,3 @@ def served(locks: Locks, port: int = 0, **options: Any) -> Iterator[str]:
             thread.join()
     finally:
         server.server_close()
-
-
-def _local_names(port: int) -> Callable[[Request], bool]:
-    """Refuse other host names: with DNS rebinding another site could read the page."""
-    names = {f"{host}:{port}" for host in (_HOST, "localhost")}
-    return lambda request: request.host.lower() in names

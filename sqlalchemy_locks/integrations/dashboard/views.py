@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlalchemy_locks.admin.overview import Own
+from sqlalchemy_locks.admin.overview import OwnTable
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.integrations.dashboard import actions, filters, queries
@@ -42,7 +42,7 @@ class Page:
     """
 
     def __init__(
-        self, locks: Callable[[], Locks], guard: PageGuard, refresh: float, title: str, own: Mapping[str, Own]
+        self, locks: Callable[[], Locks], guard: PageGuard, refresh: float, title: str, own: Mapping[str, OwnTable]
     ) -> None:
         self._locks = locks
         self._own = own
@@ -55,6 +55,8 @@ class Page:
 
         :param wait: returns a callback's result, and awaits it if necessary.
         """
+        if not self._guard.knows_host(request):
+            return self._message(403, "This page isn't served under this host name.", back=False)
         if not self._guard.may_view(request, wait):
             return self._message(403, "You may not see this page.", back=False)
         name = request.path.strip("/")
@@ -85,6 +87,7 @@ class Page:
         body = filters.render(
             "page.html" if whole else "live.html",
             snapshot=snapshot,
+            unfolded=queries.UNFOLDED,
             facts=queries.facts(locks) if whole else None,
             who=who,
             token="" if who is None else self._guard.token(visitor, who),
@@ -118,6 +121,7 @@ class Page:
             actions.log_refused(name, who, str(error), request.form)
             return self._message(503, f"It is unknown whether this was done: {queries.cause(error)}")
         actions.log_done(name, who, message)
+        self._locks()._tell("acted", f"dashboard.{name}", [actions.subject(request.form)], owner=who)
         back = {"said": self._guard.seal(message)}
         if request.form.get("of"):
             back["of"] = request.form["of"]

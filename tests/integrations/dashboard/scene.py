@@ -55,7 +55,7 @@ def _semaphores(engine: Engine, locks: sl.Locks) -> None:
         for who, count, since, ttl in holders:
             external_id = f"{name}/{who}"
             assert locks.acquire({name: count}, external_id=external_id, owner=who, ttl=ttl)
-            began = {column: Ago(since) for column in ("created_at", "renewed_at")}
+            began = {column: Ago(since) for column in ("created_at", "renewed_at", "updated_at")}
             with engine.begin() as connection:
                 connection.execute(update(request).where(request.c.external_id == external_id).values(began))
     with engine.begin() as connection:

@@ -37,7 +37,7 @@ def page(door_to: MakeDoor, door: str) -> Door:
 @pytest.fixture
 def audit(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
     with caplog.at_level(logging.INFO, logger="sqlalchemy_locks"):
-        yield lambda: [record.getMessage() for record in caplog.records if record.name == "sqlalchemy_locks"]
+        yield lambda: [record.getMessage() for record in caplog.records if record.name == "sqlalchemy_locks.audit"]
 
 
 def state(page: Door, external_id: str) -> str:

@@ -174,7 +174,7 @@ def test_page_works_without_javascript(browser: Chromium, locks: sl.Locks, semap
     with served(locks) as address, browser.tab(javascript=False) as tab:
         tab.open(f"{address}?of={name.replace(' ', '%20')}")
         text = tab.text()
-        for part in ("web-8", "Permits by age", "Engine and schema", "Reload", "read-only"):
+        for part in ("web-8", "Holders by age", "Engine and schema", "Reload", "read-only"):
             assert part in text
         locks.release(name)
         tab.click("#reload")

@@ -17,7 +17,7 @@ from sqlalchemy_locks.semaphore.queries import oldest_holders
 from sqlalchemy_locks.sql.clock import Ago
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import connected
-from tests.integrations.dashboard.conftest import ENGINES, MakeDoor
+from tests.integrations.dashboard.conftest import DOORS, ENGINES, MakeDoor
 from tests.integrations.dashboard.scene import contended, play
 
 
@@ -35,7 +35,9 @@ def engine(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Engine]
 def test_semaphores_with_holders(engine: Engine) -> None:
     look = queries.read_all(sl.Locks(engine))
     rows = {row["name"]: row for row in look.semaphores.rows}
-    assert list(rows) == ["api-calls", "backup-slots", "gpu", "pdf-renderer", "warehouse-sync"]
+    # the full first, then the nearly full, then those in use
+    assert list(rows) == ["gpu", "backup-slots", "api-calls", "pdf-renderer", "warehouse-sync"]
+    assert look.semaphores.counts == {"semaphores": 5, "full": 1, "leases": 0, "leases_held": 0, "permits": 40}
     assert {name: (row["used"], row["capacity"]) for name, row in rows.items()} == {
         "api-calls": (30, 40),
         "backup-slots": (5, 6),
@@ -55,21 +57,28 @@ def test_semaphores_with_holders(engine: Engine) -> None:
     assert not any(one["expired"] for one in people)
 
 
-def test_permits_by_age_are_counted(engine: Engine) -> None:
+def test_holders_by_age_are_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     found = queries.read_all(sl.Locks(engine)).ages.rows
-    assert found["total"] == 40
+    assert found["total"] == 12
     assert found["expired"] >= 1
     counts = {label: count for label, count, _ in found["bars"]}
     assert list(counts) == ["under 1 min", "1 min – 10 min", "10 min – 1 h", "1 h – 6 h", "6 h – 24 h", "24 h and more"]
-    assert counts["1 h – 6 h"] == 5
-    assert counts["10 min – 1 h"] == 4
+    assert counts["1 h – 6 h"] == 3
+    assert counts["10 min – 1 h"] == 3
     assert counts["24 h and more"] == 0
+    monkeypatch.setattr(overview, "COUNT_LIMIT", 2)
+    oldest = overview.ages(sl.Locks(engine))
+    assert (oldest.counts, oldest.at_least) == ({"holders": 2}, ["holders"])
+    assert int(oldest.rows[0]["age_3"]) == 3  # type: ignore[index]
 
 
 def test_queues_with_job_counts(engine: Engine) -> None:
     look = queries.read_all(sl.Locks(engine))
     rows = {row["queue_id"]: row for row in look.queues.rows}
-    assert list(rows) == ["invoices", "mail", "reports"]
+    # those with dead or stalled jobs come first
+    assert list(rows) == ["mail", "invoices", "reports"]
+    counts = {"queues": 3, "waiting": 146, "scheduled": 47, "running": 12, "stalled": 1, "dead": 3}
+    assert (look.queues.counts, look.queues.at_least) == (counts, frozenset())
     mail = rows["mail"]
     assert [int(mail[state]) for state in ("waiting", "scheduled", "running", "stalled", "dead")] == [132, 40, 8, 1, 3]
     assert mail["well"] == 7
@@ -93,7 +102,7 @@ def test_completed_jobs_are_counted_newest_first(engine: Engine) -> None:
 
 
 def test_capped_count_shows_its_minutes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "COUNTED", 20)
+    monkeypatch.setattr(overview, "COUNT_LIMIT", 20)
     lately = queries.read_all(sl.Locks(engine)).lately.rows
     assert (lately["total"], lately["capped"]) == (20, True)
     assert lately["since"] < 60
@@ -127,8 +136,8 @@ def test_one_semaphore_with_many_holders(engine: Engine) -> None:
     look = queries.read_all(sl.Locks(engine), "api-calls")
     assert [(row["name"], len(row["people"]), row["more"]) for row in look.semaphores.rows] == [("api-calls", 5, 0)]
     assert queries.read_all(sl.Locks(engine), "no such").semaphores.rows == []
-    few = sl.Locks(engine).run(oldest_holders(2))
-    assert [row.name for row in few].count("api-calls") == 2
+    few = sl.Locks(engine).run(oldest_holders(2, [row["id"] for row in look.semaphores.rows]))
+    assert [row.external_id for row in few] == ["api-calls/worker-0", "api-calls/worker-1"]
 
 
 def test_keys_with_holders_and_waiters(engine: Engine) -> None:
@@ -162,7 +171,9 @@ def test_queue_with_only_completed_jobs(engine: Engine) -> None:
             connection.execute(job.delete().where(job.c.queue_id == "once"))
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize(
+    ("kind", "door"), [*((kind, "wsgi") for kind in ENGINES), *(("sqlite", door) for door in DOORS[1:])]
+)
 def test_every_part_is_on_the_page(kind: str, door: str, door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
     name = semaphore(kind, capacity=7, held=2, owner="web-1.example.org")
     page = door_to(kind, door)
@@ -171,14 +182,15 @@ def test_every_part_is_on_the_page(kind: str, door: str, door_to: MakeDoor, sema
     assert name in text
     for heading in (
         "Semaphores",
-        "Permits by age",
+        "Holders by age",
+        "Leases held",
         "Queues",
         "Completed per minute",
         "Locks held now",
         "Mutexes taken",
     ):
         assert f">{heading}</h2>" in text
-    for heading in ("Timeouts", "Sweeps and clean-ups", "Changes of capacity", "Engine and schema"):
+    for heading in ("Timeouts", "Sweeps and clean-ups", "Recent actions", "Engine and schema"):
         assert f">{heading}</h2>" in text
     assert "could not be read" not in text
     live = page.text("/live")

@@ -194,7 +194,7 @@ def test_part_without_privilege(servers: Servers, door_to: MakeDoor, semaphore: 
         assert "permission denied for table job" in answer
         assert "permission denied for table task_state" in answer
         assert "looks:looks" not in answer
-        assert "Permits by age" in answer
+        assert "Holders by age" in answer
     finally:
         page.close()
         with admin.begin() as connection:

@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("orders", sa.Column("claim", sa.Integer, nullable=False, server_default="0"))
+    op.add_column("orders", sa.Column("claim", sa.BigInteger, nullable=False, server_default="0"))
     op.add_column("orders", sa.Column("updated_at", sa.DateTime(timezone=True)))
     op.add_column("orders", sa.Column("timeout", sa.Integer, nullable=False, server_default="600"))
     op.create_index("orders_by_status", "orders", ["status", "id"])

@@ -42,6 +42,8 @@ DROP TABLE IF EXISTS lock.permit_request;
 
 DROP TABLE IF EXISTS lock.semaphore;
 
+DROP TABLE IF EXISTS lock.paused_queue;
+
 DROP TABLE IF EXISTS lock.job;
 
 DROP TABLE IF EXISTS lock.task;

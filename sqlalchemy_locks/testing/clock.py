@@ -1,0 +1,78 @@
+"""A clock to move: what the tables say of the past is moved further back, as if time had passed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, inspect, select, update
+
+from sqlalchemy_locks._validation import bounded_seconds
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.sql.clock import Instant
+
+
+class Clock:
+    """The server's clock, as far as this library's tables depend on it.
+
+    A server's clock can't be set by a test, and need not be: leases, timeouts, jobs and tasks are judged by the age of
+    what is stored.
+
+    :param engine: the engine whose tables are changed; its options select their schema or prefix.
+    :param entities: tables of your own, as mapped classes or ``Table``: a queue's (``sl.JobColumns``), for instance. Of
+        these, columns of this library's own type for instants are moved.
+
+    >>> clock = Clock(engine)
+    >>> grant = locks.acquire({"network": 1}, ttl=60)
+    >>> clock.advance(61)
+    >>> locks.renew(grant)
+    False
+    """
+
+    def __init__(self, engine: Engine, *entities: Any) -> None:
+        self._engine = engine
+        self._own = [entity if isinstance(entity, Table) else inspect(entity).local_table for entity in entities]
+
+    def advance(self, seconds: float | timedelta) -> None:
+        """Let time pass in the database.
+
+        :param seconds: how much, in seconds or as a ``timedelta``.
+
+        No transaction may have changed these tables and be open: this would wait for it. ``grant.lost`` goes by the
+        clock of this process, which isn't moved; ``grant.check()`` asks the database.
+
+        >>> Clock(engine).advance(3600)
+        """
+        passed = bounded_seconds(seconds, "seconds")
+        context = build_context(self._engine.dialect, self._engine.get_execution_options())
+        shipped: list[Table] = [getattr(context.tables, field.name) for field in fields(context.tables)]
+        with self._engine.begin() as connection:
+            for table in shipped:
+                # PostgreSQL has a view of this name, and nothing depends on the age of a key
+                if table is not context.tables.locked_keys:
+                    _move(connection, table, passed, epoch=table is context.tables.task_timeout)
+            for table in self._own:
+                _move(connection, table, passed, epoch=False)
+
+
+def _move(connection: Connection, table: Table, passed: float, *, epoch: bool) -> None:
+    """Move every instant of a table back.
+
+    :param epoch: its column ``ts`` has seconds since 1970.
+    """
+    instants = [column for column in table.columns if isinstance(column.type, Instant)]
+    moved = [*instants, table.c.ts] if epoch else instants
+    if not moved:
+        return
+    key = list(table.primary_key)
+    for row in connection.execute(select(*key, *moved)).all():
+        values = dict(zip(moved, row[len(key) :], strict=True))
+        past = {
+            column: value - (timedelta(seconds=passed) if column in instants else passed)
+            for column, value in values.items()
+            if value is not None
+        }
+        if past:
+            where = [column == value for column, value in zip(key, row, strict=False)]
+            connection.execute(update(table).where(*where).values(past))

@@ -1,0 +1,80 @@
+"""A queue that is worked off in the calling thread, so that a test can look at what its jobs have done."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine
+
+from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
+from sqlalchemy_locks.facade.locks import Locks
+from sqlalchemy_locks.queue import Queue
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What :func:`run_until_empty` has done.
+
+    >>> run_until_empty(queue, lambda job: None, bind=engine, name="mail")
+    Drained(completed=1, failed=0)
+    """
+
+    #: jobs whose handler returned
+    completed: int
+    #: attempts whose handler raised
+    failed: int
+
+
+def run_until_empty(
+    queue: Queue[Any],
+    handler: Callable[[Any], Any],
+    *,
+    bind: Engine,
+    name: str = DEFAULT_QUEUE,
+    retry: bool = False,
+    limit: int = 1000,
+) -> Drained:
+    """Run the jobs of a queue that are due, and those that they put, until there are none.
+
+    They run one after another, in the order in which a worker would capture them, each in the calling thread. No worker
+    may run at the same time.
+
+    :param handler: as of a :class:`~sqlalchemy_locks.Worker`. If it returns a coroutine, that runs in an event loop of
+        its own.
+    :param bind: the engine.
+    :param name: the queue's name.
+    :param retry: repeat a job whose handler raises at once, until it is done or dead; by default the error is raised
+        here, and the job has failed.
+    :param limit: how many attempts may be made.
+    :return: how many were completed, and how many attempts failed.
+    :raises AssertionError: when it isn't empty after that many attempts.
+
+    A job with a ``run_at`` in the future is not due: move the :class:`Clock`.
+
+    >>> run_until_empty(queue, handler, bind=engine, name="mail")
+    Drained(completed=1, failed=0)
+    """
+    locks, completed, failed = Locks(bind), 0, 0
+    for _ in range(limit):
+        found: list[Any] = locks.run(queue.capture(1, queue=name, host="run_until_empty"))
+        if not found:
+            return Drained(completed, failed)
+        [job] = found
+        try:
+            value = handler(job)
+            if inspect.iscoroutine(value):
+                asyncio.run(value)
+        except Exception as error:
+            failed += 1
+            locks.run(queue.fail(job, error=f"{type(error).__name__}: {error}", retry_in=0))
+            if not retry:
+                raise
+        else:
+            # a handler may have completed it in a transaction of its own
+            locks.run(queue.complete(job))
+            completed += 1
+    raise AssertionError(f"the queue {name!r} is not empty after {limit} attempts: do its handlers put jobs forever?")

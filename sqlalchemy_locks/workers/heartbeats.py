@@ -1,0 +1,206 @@
+"""Heartbeats: a thread of each worker reports that its jobs are running, and requeues those of workers that are dead.
+
+It has a connection of its own, so that nothing delays it: not a fetch that waits, nor handlers that hold all
+connections of the app's pool or block the event loop.
+
+A worker judges itself before it judges others. Each heartbeat locks the table as those of all other workers do, also
+where there is no job: if it was late, so may theirs have been. Jobs are requeued only when heartbeats were in time for
+``stalled_after`` seconds, in which every live worker could send one, and as of the instant of the last of them, however
+late the statement is executed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy.util import greenlet_spawn
+
+from sqlalchemy_locks.dialects.connections import engine_beside
+from sqlalchemy_locks.runtime.renewal import clock
+from sqlalchemy_locks.runtime.retry import sleep_for
+from sqlalchemy_locks.sql.clock import utc
+from sqlalchemy_locks.workers.config import WorkerConfig
+from sqlalchemy_locks.workers.database import WorkerDatabase, is_temporary, log
+
+#: how many stalled jobs are requeued in one transaction
+_SWEEP_BATCH = 1000
+#: the pause after a heartbeat that failed: the first one in seconds, and the longest as a part of the interval
+_FIRST_RETRY, _LONGEST_RETRY = 0.1, 0.25
+#: how late a heartbeat may be, as a part of ``stalled_after``, before those of other workers may have been too late
+_LATE = 0.25
+#: how long a worker that ends waits for a heartbeat under way, in seconds
+_END = 0.5
+
+#: the hosts of the workers that run, with their process: a forked one runs none of them
+_hosts: set[tuple[int, str]] = set()
+
+
+class Heartbeats:
+    """The heartbeats of one run of a worker.
+
+    :param host: ``processing_host`` of this run.
+    :param jobs: returns the rows of all jobs that the worker owns.
+    :param on_lost: called with the rows of those that no longer run, and of those among them that have another owner,
+        or were returned to the queue, rather than completed.
+    :param on_change: called when jobs may be started again, when jobs were requeued, and for a permanent error.
+    :param on_stalled: called with the number of jobs that were requeued.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        host: str,
+        jobs: Callable[[], Sequence[Any]],
+        *,
+        on_lost: Callable[[Sequence[Any], Sequence[Any]], object],
+        on_change: Callable[[], object],
+        on_stalled: Callable[[int], object],
+    ) -> None:
+        self.config, self._host, self._jobs = config, host, jobs
+        self._on_lost, self._on_change, self._on_stalled = on_lost, on_change, on_stalled
+        #: an error that retries don't mend; the worker raises it
+        self.error: Exception | None = None
+        #: when the last heartbeat was sent that succeeded, by :func:`clock`
+        self.proven_at = -float("inf")
+        #: heartbeats that were sent before don't prove that the jobs are owned
+        self._doubted_at = -float("inf")
+        #: some jobs are no longer owned, and it isn't known which
+        self._unclear = False
+        #: when the last heartbeat ended, and since when none was late
+        self._contact_at = self._contact_since = -float("inf")
+        self._swept_at = -float("inf")
+        self._failures = 0
+        self._wake = threading.Event()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def age(self) -> float:
+        """Return how long ago the last heartbeat was sent that succeeded, in seconds."""
+        return clock() - self.proven_at
+
+    def recent(self) -> bool:
+        """Whether jobs may be started: no other worker can have taken them yet."""
+        if self._unclear or self.proven_at < self._doubted_at:
+            return False
+        return self.age() <= 2 * self.config.heartbeat
+
+    def may_be_lost(self) -> bool:
+        """Whether another worker may have taken the jobs."""
+        return self.config.stalled_after is not None and self.age() > self.config.stalled_after
+
+    def doubt(self) -> None:
+        """Start no job until a heartbeat has been sent from now on."""
+        self._doubted_at = clock()
+        self._wake.set()
+
+    def start(self) -> None:
+        """Send heartbeats from now on."""
+        _hosts.add((os.getpid(), self._host))
+        self._thread = threading.Thread(target=self._work, name="sqlalchemy_locks.heartbeats", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Send no more; one that is under way is hardly waited for."""
+        self._ended = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_END)
+        _hosts.discard((os.getpid(), self._host))
+
+    def _work(self) -> None:
+        """Run the thread; with an async driver in an event loop of its own, which the app's can't block."""
+        engine = engine_beside(self.config.engine)
+        database = WorkerDatabase(self.config, sleep_for(engine), engine)
+        if not engine.dialect.is_async:
+            self._repeat(lambda: self.turn(database))
+            engine.dispose()
+            return
+        loop = asyncio.new_event_loop()
+        try:
+            self._repeat(lambda: loop.run_until_complete(greenlet_spawn(self.turn, database)))
+            loop.run_until_complete(greenlet_spawn(engine.dispose))
+        finally:
+            loop.close()
+
+    def _repeat(self, turn: Callable[[], float]) -> None:
+        while not self._ended:
+            self._wake.clear()
+            pause = turn()
+            if not self._ended:
+                self._wake.wait(pause)
+
+    def turn(self, database: WorkerDatabase) -> float:
+        """Send a heartbeat, and sweep if it is time; return the pause until the next one, in seconds."""
+        config = self.config
+        asked_at = clock()
+        try:
+            more = self._beat(database, asked_at)
+        except Exception as error:
+            if not is_temporary(error):
+                self.error = error
+                self._on_change()
+                return float(threading.TIMEOUT_MAX)
+            log(logging.WARNING, "A heartbeat could not be sent: %s", error)
+            pause: float = min(_FIRST_RETRY * 2**self._failures, _LONGEST_RETRY * config.heartbeat)
+            self._failures = min(self._failures + 1, 30)
+            return pause
+        self._failures = 0
+        if more or self._doubted_at > asked_at:
+            return 0.0
+        return float(max(0.0, asked_at + config.heartbeat - clock()))
+
+    def _beat(self, database: WorkerDatabase, asked_at: float) -> bool:
+        """Send a heartbeat, and sweep if it is time; return whether to go on sweeping."""
+        config = self.config
+        sweeps = config.stalled_after is not None and asked_at >= self._swept_at + config.sweep_interval
+        now = utc(database.perform(config.queue._server_time())) if sweeps else None
+        jobs = self._jobs()
+        recent = self.recent()
+        if database.perform(config.queue.heartbeat(list(jobs))) != len(jobs):
+            self._unclear = True
+            self._find_lost(database, jobs)
+        self._unclear = False
+        contact_at = clock()
+        late = contact_at - self._contact_at - config.heartbeat
+        if late > _LATE * (config.stalled_after or 0):
+            self._contact_since = contact_at
+        self._contact_at = contact_at
+        self.proven_at = asked_at
+        if not recent:
+            self._on_change()
+        if now is None or config.stalled_after is None or contact_at - self._contact_since < config.stalled_after:
+            return False
+        return self._sweep(database, now - timedelta(seconds=config.stalled_after))
+
+    def _find_lost(self, database: WorkerDatabase, jobs: Sequence[Any]) -> None:
+        """Report the jobs that no longer run, and those of them that weren't completed by their own handlers."""
+        gone = self._not_among(database.perform(self.config.queue._still_owned(jobs)), jobs)
+        if gone:
+            ended = database.perform(self.config.queue._still_owned(gone, ended=True))
+            self._on_lost(gone, self._not_among(ended, gone))
+
+    def _not_among(self, pairs: Sequence[Any], jobs: Sequence[Any]) -> list[Any]:
+        owned = {tuple(pair) for pair in pairs}
+        return [job for job in jobs if self.config.queue._jobs.owned_rows([job])["locks_pairs"][0] not in owned]
+
+    def _sweep(self, database: WorkerDatabase, silent_since: Any) -> bool:
+        """Requeue jobs of workers that are silent since then; return whether there are more of them."""
+        process = os.getpid()
+        hosts = [host for of, host in list(_hosts) if of == process]
+        found: int = database.perform(
+            self.config.queue._requeue_silent(silent_since, queue=self.config.name, hosts=hosts, limit=_SWEEP_BATCH)
+        )
+        if found:
+            log(logging.WARNING, "%d jobs were requeued: their worker sent no heartbeat", found)
+            self._on_stalled(found)
+            self._on_change()
+        if found == _SWEEP_BATCH:
+            return True
+        self._swept_at = clock()
+        return False

@@ -1,0 +1,56 @@
+"""A job as its handler gets it: the captured row, and whether the job was lost meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class RunningJob:
+    """A captured row (its columns are attributes) and :attr:`lost`.
+
+    :param may_be_lost: whether the job may have another owner by now, as far as the worker can tell without asking.
+    """
+
+    __slots__ = ("_may_be_lost", "began_at", "row", "taken")
+
+    def __init__(self, row: Any, may_be_lost: Callable[[], bool]) -> None:
+        self.row = row
+        self._may_be_lost = may_be_lost
+        #: the database has said that it has another owner
+        self.taken = False
+        #: when its handler was called, by ``time.monotonic()``
+        self.began_at = 0.0
+
+    @property
+    def lost(self) -> bool:
+        """Whether the job has another owner by now, or may have one; without a round trip.
+
+        It may have one once no heartbeat has been sent for ``stalled_after`` seconds; with ``hold=True``, once the
+        server is known to have closed the connection. A handler that sees it should stop: another run may have begun.
+        """
+        return self.taken or self._may_be_lost()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.row, name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.row[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.row)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __reduce__(self) -> Any:
+        return _same, (self.row,)  # another process gets the row
+
+    def __repr__(self) -> str:
+        return repr(self.row)
+
+
+def _same(row: Any) -> Any:
+    return row

@@ -1,0 +1,282 @@
+"""capture of classes whose SELECT is more than one table's columns, and of entities that a session knows already."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, func, inspect, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.declarative import ConcreteBase
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Session,
+    defer,
+    joinedload,
+    load_only,
+    mapped_column,
+    selectinload,
+    subqueryload,
+    undefer,
+    with_loader_criteria,
+)
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from tests.captures.conftest import MakeEngine, _databases
+from tests.captures.test_capture import fill, orders, paid
+from tests.fixtures.capture_models import Car, Flower, Label, Line, Order, Parcel, Plant, Stamp, Taxi, Tree, Vehicle
+from tests.fixtures.parties import async_connected
+
+KINDS = ["postgresql15", "mysql", "mariadb", "sqlite"]
+
+
+@pytest.fixture(params=KINDS)
+def kind(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
+    return engine_to(request.param)
+
+
+def parcels(limit: int = 9, *options: Any, **values: Any) -> Any:
+    operation = sl.capture(
+        Parcel, where=Parcel.state == "new", values=values or {"state": "busy"}, order_by=Parcel.id, limit=limit
+    )
+    return operation.options(*options) if options else operation
+
+
+def fill_parcels(engine: Engine) -> None:
+    fill(engine, *(Parcel(id=n, labels=[Label(id=n), Label(id=n + 10)], stamps=[Stamp(id=n)]) for n in (1, 2, 3)))
+
+
+@pytest.mark.parametrize("entity", [Vehicle, Car, Taxi])
+def test_with_polymorphic(kind: Engine, entity: Any) -> None:
+    fill(kind, Vehicle(id=1), Car(id=2, seats=5), Taxi(id=3, licence="x"), Taxi(id=4))
+    column = {"values": {"state": "busy"}, "where": Vehicle.state == "new"}
+    if entity is not Vehicle:
+        column = {"values": {"seats": 7}, "where": Car.seats != 7}
+    operation = sl.capture(entity, **column, order_by=entity.id, limit=2)
+    expected = {Vehicle: [Vehicle, Car], Car: [Car, Taxi], Taxi: [Taxi, Taxi]}[entity]
+    with Session(kind) as session, Session(kind) as other:
+        taken = session.scalars(operation).all()
+        assert [type(each) for each in taken] == expected
+        session.expunge_all()  # everything was loaded, subclass columns too
+        assert all(each.seats for each in taken if isinstance(each, Car))
+        # MariaDB locks the rows of all tables that it joins
+        if entity is not Taxi and kind.dialect.name in ("postgresql", "mysql"):
+            rest = other.scalars(operation).all()
+            assert [type(each) for each in rest] == {Vehicle: [Taxi, Taxi], Car: [Taxi]}[entity]
+
+
+def test_subclasses_that_are_loaded_with_their_parent(kind: Engine) -> None:
+    fill(kind, Plant(id=1), Tree(id=2), Flower(id=3), Plant(id=4))
+    with Session(kind) as session:
+        taken = session.scalars(
+            sl.capture(Plant, where=Plant.state == "new", values={"state": "busy"}, order_by=Plant.id, limit=3)
+        ).all()
+        session.expunge_all()
+        tree, flower = taken[1:]
+        assert [type(each) for each in taken] == [Plant, Tree, Flower]
+        assert (tree.state, tree.height, flower.colour) == ("busy", 3, "red")
+
+
+def test_a_state_transition_of_a_polymorphic_class(kind: Engine) -> None:
+    fill(kind, Vehicle(id=1), Car(id=2), Taxi(id=3))
+    tasks = sl.StateTransition(Vehicle, id=Vehicle.id, status=Vehicle.state, ready="new", captured="busy")
+    with Session(kind) as session:
+        assert [type(each) for each in session.scalars(tasks.capture(2))] == [Vehicle, Car]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_joined_attributes_and_expressions_are_loaded(kind: Engine, limit: int) -> None:
+    fill_parcels(kind)
+    with Session(kind) as session:
+        taken = session.scalars(parcels(limit)).all()
+        session.expunge_all()
+        assert [(each.id, each.state, each.shout, each.label_count) for each in taken] == [
+            (n, "busy", "BUSY", 2) for n in range(1, limit + 1)
+        ]
+        assert [[label.id for label in each.labels] for each in taken] == [[n, n + 10] for n in range(1, limit + 1)]
+
+
+@pytest.mark.parametrize("load", [joinedload, selectinload, subqueryload])
+def test_loader_options(kind: Engine, load: Any) -> None:
+    fill(kind, *(Order(id=n, lines=[Line(id=n), Line(id=n + 10)]) for n in range(1, 4)))
+    with Session(kind) as session:
+        taken = session.scalars(paid(2).options(load(Order.lines))).all()
+        session.expunge_all()
+        assert [[line.id for line in order.lines] for order in taken] == [[1, 11], [2, 12]]
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
+@pytest.mark.parametrize(
+    ("option", "statements"), [(selectinload(Order.lines), 2), (load_only(Order.status), 1), (defer(Order.rank), 1)]
+)
+def test_rows_are_read_once_if_possible(engine_to: MakeEngine, name: str, option: Any, statements: int) -> None:
+    engine = engine_to(name)
+    fill(engine, Order(id=1, lines=[Line(id=1)]))
+    with Session(engine) as session:
+        sent: list[str] = []
+        session.connection()
+        event.listen(engine, "before_cursor_execute", lambda c, cursor, sql, *_: sent.append(sql))
+        order = session.scalars(paid(1).options(option)).one()
+        assert len([sql for sql in sent if "DELETE" not in sql]) == statements
+        assert order.status == "shipping"
+
+
+@pytest.mark.parametrize(
+    ("name", "driver"), [("postgresql15", "asyncpg"), ("sqlite", "aiosqlite"), ("mysql", "aiomysql")]
+)
+def test_an_async_session_loads_them_too(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
+    fill_parcels(engine_to(name))
+
+    async def take() -> None:
+        async with async_connected(servers.url(name, driver, _databases[name]), poolclass=NullPool) as engine:
+            async with AsyncSession(engine) as session:
+                (parcel,) = (await session.scalars(parcels(1, joinedload(Parcel.stamps)))).all()
+                assert (parcel.shout, parcel.label_count, len(parcel.labels), len(parcel.stamps)) == ("BUSY", 2, 2, 1)
+
+    asyncio.run(take())
+
+
+def test_criteria_apply_to_what_is_read_again(kind: Engine) -> None:
+    fill_parcels(kind)
+    criteria = with_loader_criteria(Label, Label.id > 10)
+    with Session(kind) as session:
+        assert [[label.id for label in each.labels] for each in session.scalars(parcels(2, criteria))] == [[11], [12]]
+
+
+def test_criteria_restrict_what_is_read_again(kind: Engine) -> None:
+    fill_parcels(kind)
+    fill(kind, Vehicle(id=1), Car(id=2), Taxi(id=3))
+    criteria = with_loader_criteria(Parcel, Parcel.id != 1)
+    cars = sl.capture(Car, where=Car.seats == 4, values={"seats": 7}, order_by=Car.id, limit=9)
+    with Session(kind) as session:
+        assert [each.id for each in session.scalars(parcels(1, criteria))] == [2]
+        assert [each.id for each in session.scalars(cars.options(with_loader_criteria(Car, Car.id > 2)))] == [3]
+
+
+@pytest.mark.parametrize("nested", [1, 2])
+def test_a_savepoint_undoes_what_entities_show(kind: Engine, nested: int) -> None:
+    """The entities were loaded before, and the savepoint that is rolled back may be outside that of the capture."""
+    fill(kind, *orders(2))
+    with Session(kind) as session:
+        known = session.scalars(select(Order).order_by(Order.id)).all()
+        outer = session.begin_nested()
+        if nested == 2:
+            with session.begin_nested():
+                taken = session.scalars(paid(2)).all()
+        else:
+            taken = session.scalars(paid(2)).all()
+        assert taken == known
+        outer.rollback()
+        assert [(order.status, order.version) for order in taken] == [("paid", 1)] * 2
+        taken[0].region = "north"
+        session.commit()
+    with Session(kind) as session:
+        assert session.get_one(Order, 1).region == "north"
+
+
+def test_a_savepoint_undoes_an_acquired_mutex(kind: Engine) -> None:
+    fill(kind, *orders(1))
+    mutex = sl.Mutex(Order, id=Order.id, acquired=Order.rank)
+    with Session(kind) as session:
+        order = session.get_one(Order, 1)
+        order.rank = 0
+        session.flush()
+        outer = session.begin_nested()
+        assert session.scalar(mutex.acquire(1)) is True
+        assert order.rank
+        outer.rollback()
+        assert (order.rank, order.version) == (0, 2)
+
+
+@pytest.mark.parametrize("given", ["state", "status_col", "phase", Parcel.phase, Parcel.__table__.c.status_col])
+def test_values_by_any_name_of_a_column(engine_to: MakeEngine, given: Any) -> None:
+    engine = engine_to("sqlite")
+    fill_parcels(engine)
+    operation = sl.capture(Parcel, where=Parcel.state == "new", values={given: "busy"}, order_by=Parcel.id)
+    with Session(engine) as session:
+        assert session.scalars(operation).one().state == "busy"
+
+
+@pytest.mark.parametrize("given", ["id", Order.id, "shout"])
+def test_keys_and_expressions_are_not_set(given: Any) -> None:
+    entity = Parcel if given == "shout" else Order
+    with pytest.raises(ValueError, match=r"primary key|not a column|no column"):
+        sl.capture(entity, values={given: 1})
+
+
+@pytest.mark.parametrize("autoflush", [False, True])
+def test_pending_changes_are_flushed_or_refused(kind: Engine, autoflush: bool) -> None:
+    fill(kind, *orders(2))
+    with Session(kind, autoflush=autoflush) as session:
+        session.get_one(Order, 2).region = "north"
+        if not autoflush:
+            with pytest.raises(sl.Unsupported, match="flush"):
+                session.scalars(paid(2)).all()
+            session.flush()
+        assert [order.region for order in session.scalars(paid(2))] == [None, "north"]
+
+
+def test_undefer_loads_a_deferred_column(kind: Engine) -> None:
+    fill_parcels(kind)
+    with Session(kind) as session:
+        taken = session.scalars(parcels(1, undefer(Parcel.label_count))).unique().one()
+        assert "label_count" in inspect(taken).dict
+
+
+def test_a_random_order_of_a_joined_load(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    fill_parcels(engine)
+    with Session(engine) as session:
+        operation = sl.capture(
+            Parcel, where=Parcel.state == "new", values={"state": "busy"}, order_by=func.random(), limit=2
+        )
+        assert len({each.id for each in session.scalars(operation)}) == 2
+
+
+def test_a_union_of_concrete_classes_is_refused(engine_to: MakeEngine) -> None:
+    """Each class of a ConcreteBase is read from such a union; InnoDB wouldn't lock rows of a derived table."""
+
+    class Local(DeclarativeBase):
+        pass
+
+    class Node(ConcreteBase, Local):
+        __tablename__ = "node"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        state: Mapped[str] = mapped_column(default="new")
+        __mapper_args__ = {"polymorphic_identity": "node", "concrete": True}
+
+    class Leaf(Node):
+        __tablename__ = "leaf"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        state: Mapped[str] = mapped_column(default="new")
+        __mapper_args__ = {"polymorphic_identity": "leaf", "concrete": True}
+
+    class Root(Local):
+        __tablename__ = "root"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        state: Mapped[str] = mapped_column(default="new")
+
+    class Sapling(Root):
+        __tablename__ = "sapling"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        state: Mapped[str] = mapped_column(default="new")
+        __mapper_args__ = {"concrete": True}
+
+    def of(entity: Any) -> Any:
+        return sl.capture(entity, where=entity.state == "new", values={"state": "busy"}, limit=9)
+
+    for entity in (Node, Leaf):
+        with pytest.raises(ValueError, match=f"{entity.__name__}.__table__"):
+            of(entity)
+        with pytest.raises(ValueError, match="another table"):
+            sl.StateTransition(entity, id=entity.id, status=entity.state)
+    engine = engine_to("sqlite")
+    Local.metadata.create_all(engine)
+    fill(engine, Root(id=1), Sapling(id=2))
+    with Session(engine) as session:
+        assert [(type(each), each.id) for each in session.scalars(of(Sapling))] == [(Sapling, 2)]
+        assert [(type(each), each.id) for each in session.scalars(of(Root))] == [(Root, 1)]
+    Local.metadata.drop_all(engine)

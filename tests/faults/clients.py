@@ -1,0 +1,567 @@
+"""What a client does in an episode, and how it is recorded; each in a thread, or in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.exc import TimeoutError as CheckoutTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects import backend_for
+from tests.conformance.faces import Blocking, Loop
+from tests.faults.history import Answer, Holding, Recorder
+from tests.faults.space import Config, Episode, Step
+
+#: errors of a driver and of SQLAlchemy, which a session of one's own raises as they are
+RAW = (DBAPIError, InvalidRequestError, CheckoutTimeout, OSError, asyncio.TimeoutError)
+DRIVERS = ("asyncpg", "psycopg", "psycopg2", "pymysql", "aiomysql", "asyncmy", "sqlite3")
+#: the capacities of the rooms
+ROOMS = {0: 2, 1: 1, 2: 3}
+
+
+class GivenUp(Exception):
+    """A workload ends its block on purpose, or because a statement of its own has failed."""
+
+    __module__ = "tests.faults.clients"  # in a process of its own, too
+
+
+class Face:
+    """``Locks`` or ``AsyncLocks`` on an engine as a config asks for, and sessions on the same engine; all blocking."""
+
+    def __init__(self, config: Config, url: str) -> None:
+        self.isolation = config.isolation if config.isolation_by == "option" else None
+        options: dict[str, Any] = {}
+        if config.engine != "sqlite" or config.driver == "pysqlite":
+            options |= {"pool_size": config.pool, "max_overflow": 0, "pool_timeout": 30}
+        arguments = connect_args(config)
+        if arguments:
+            options["connect_args"] = arguments
+        if config.isolation and config.isolation_by == "option":
+            options["isolation_level"] = config.isolation
+        self.loop: Loop | None = None
+        if config.face == "Locks":
+            self.engine: Engine = create_engine(url, **options)
+        else:
+            self.loop = Loop()
+            self._async: AsyncEngine = create_async_engine(url, **options)
+            self.engine = self._async.sync_engine
+        if config.isolation and config.isolation_by == "event" and config.isolation != "AUTOCOMMIT":
+            event.listen(self.engine, "connect", functools.partial(_set_level, config))
+
+    def locks(self) -> Any:
+        """Locks of one client, as a process of its own would have."""
+        return sl.Locks(self.engine) if self.loop is None else Blocking(sl.AsyncLocks(self._async), self.loop)
+
+    def within(self, session: Any, call: Callable[[Session], Any]) -> Any:
+        """Call a function of a synchronous session with the session of a block."""
+        return call(session) if self.loop is None else session.run_sync(call)
+
+    def transact(self, call: Callable[[Session], Any]) -> Any:
+        """Call a function of a session of its own."""
+        if self.loop is None:
+            with Session(self.engine) as session:
+                return call(session)
+
+        async def run() -> Any:
+            async with AsyncSession(self._async) as session:
+                return await session.run_sync(call)
+
+        return self.loop.result(run())
+
+    def close(self) -> None:
+        if self.loop is None:
+            self.engine.dispose()
+            return
+        try:
+            self.loop.result(self._async.dispose())
+        finally:
+            self.loop.close()
+
+
+def connect_args(config: Config) -> dict[str, Any]:
+    """What a driver is told about TLS."""
+    import ssl
+
+    driver = config.driver.rpartition("+")[2]
+    if config.engine.startswith("postgresql"):
+        if driver == "asyncpg":
+            return {"ssl": "require" if config.tls else "disable"}
+        return {"sslmode": "require" if config.tls else "disable"}
+    if config.engine in ("mysql", "mariadb"):
+        if not config.tls:
+            return {"ssl_disabled": True} if driver == "pymysql" else {}
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return {"ssl": context}
+    return {}
+
+
+def _set_level(config: Config, connection: Any, record: Any) -> None:
+    cursor = connection.cursor()
+    innodb = config.engine in ("mysql", "mariadb")
+    scope = "SESSION" if innodb else "SESSION CHARACTERISTICS AS"
+    cursor.execute(f"SET {scope} TRANSACTION ISOLATION LEVEL {config.isolation}")
+    cursor.close()
+    connection.commit()
+
+
+class Client:
+    """One party of an episode."""
+
+    def __init__(self, name: str, prefix: str, face: Face, recorder: Recorder) -> None:
+        self.name, self.prefix, self.face, self.recorder = name, prefix, face, recorder
+        self.locks = face.locks()
+        #: without transactions, so that a rollback does nothing
+        self.autocommit = face.isolation == "AUTOCOMMIT"
+        self.jobs, self.tasks = sl.Queue(), sl.StateTransition(ready=("done", "failed"))
+        #: an error aborts the whole transaction
+        self.aborts = backend_for(face.engine.dialect).calls_functions
+
+    def run(self, steps: tuple[Step, ...]) -> None:
+        for step in steps:
+            try:
+                getattr(self, f"_{step['what']}")(step)
+            except (GivenUp, sl.LockError, *RAW):
+                pass  # it is recorded with its call, and judged afterwards
+            except Exception as error:
+                # SQLAlchemy doesn't wrap what a driver raises when it sets an isolation level
+                if type(error).__module__.partition(".")[0] not in DRIVERS:
+                    raise
+
+    def named(self, what: str, number: int) -> str:
+        return f"{self.prefix}{what}{number}"
+
+    # locks
+
+    def _block(self, step: Step) -> None:
+        keys = [self.named("key", key) for key in step["keys"]]
+        shared, timeout = step["shared"], step["timeout"]
+        block = (self.locks.shared if shared else self.locks.exclusive)(*keys, timeout=timeout)
+        with self.recorder.call(self.name, "block", *keys, acquires=True, **{"try": timeout == 0}) as entered:
+            held = block.__enter__()
+        holds = [self.recorder.hold(self.name, key, shared=shared, call=entered.call) for key in keys]
+        writes = 0 if shared else writes_of(step)
+        with self.recorder.call(self.name, "work", *keys, ends=entered.call, writes=writes) as answer:
+            with self._rolled_back_unless_unknown(answer):
+                error: BaseException | None = None
+                try:
+                    for each in step["body"]:
+                        if each == "sample":
+                            for hold in holds:
+                                hold.sample(lambda: held.lost)
+                        elif each == "check":
+                            with contextlib.suppress(sl.LockLost, sl.Unsupported):
+                                held.check()
+                        else:
+                            with self._own_errors():
+                                act = functools.partial(self._act, what=each, keys=keys, shared=shared, answer=answer)
+                                self.face.within(held.session, act)
+                    if step["end"] == "rollback":
+                        raise GivenUp
+                except BaseException as raised:
+                    error = raised
+                left = time.monotonic_ns()
+                block.__exit__(type(error) if error else None, error, None)
+                if error is not None:
+                    raise error
+                answer.value = "committed"
+                for hold in holds:
+                    hold.leave(left)
+
+    def _session(self, step: Step) -> None:
+        keys = [self.named("key", key) for key in step["keys"]]
+        shared, timeout = step["shared"], step["timeout"]
+        lock: Any = sl.lock
+
+        def act(session: Session) -> None:
+            if step["isolation"]:
+                session.connection(execution_options={"isolation_level": step["isolation"]})
+            details: dict[str, Any] = {"try": timeout == 0, "own": True}
+            holds: list[Holding] = []
+            granted: list[str] = []
+            with self.recorder.call(self.name, "session", *keys, acquires=True, **details) as entered:
+                for key in keys:
+                    if timeout == 0:
+                        got = session.scalar((lock.try_shared if shared else lock.try_exclusive)(key))
+                    else:
+                        waits = (lock.shared if shared else lock.exclusive)(key)
+                        session.execute(waits.execution_options(locks_wait=timeout))
+                        got = True
+                    if not got:
+                        break
+                    granted.append(key)
+                entered.value = len(granted) == len(keys)
+            holds += [self.recorder.hold(self.name, key, shared=shared, call=entered.call) for key in granted]
+            complete = len(granted) == len(keys)
+            writes = writes_of(step) if complete and not shared else 0
+            ends = {"ends": entered.call, "writes": writes, "own": True}
+            with self.recorder.call(self.name, "work", *keys, **ends) as answer:
+                committing = False
+                try:
+                    for each in step["body"] if complete else ():
+                        if each not in ("sample", "check"):
+                            self._act(session, each, keys, shared, answer)
+                    if step["unlock"]:
+                        session.execute(sl.lock.unlock(keys[0]))
+                    if step["end"] == "rollback":
+                        session.rollback()
+                        answer.value = "rolled back"
+                        return
+                    left, committing = time.monotonic_ns(), True
+                    session.commit()
+                except (*RAW, sl.LockError):
+                    if not committing:
+                        answer.value = "rolled back"
+                    raise
+                if "error" in step["body"] and complete and self.aborts:
+                    answer.value = "rolled back"  # which is what COMMIT did
+                    return
+                answer.value = "committed"
+                for hold in holds:
+                    hold.leave(left)
+
+        self.face.transact(act)
+
+    def _act(self, session: Session, what: str, keys: list[str], shared: bool, answer: Answer) -> None:
+        """One act of work under a lock."""
+        if what == "pause":
+            time.sleep(0.002)
+        elif what == "write" and not shared:
+            for key in keys:
+                write(session, key, answer.call)
+        elif what in ("nested", "nested_back"):
+            nested = session.begin_nested()
+            if not shared:
+                write(session, keys[0], answer.call)
+            nested.rollback() if what == "nested_back" else nested.commit()
+        elif what in ("error", "error_nested"):
+            nested = session.begin_nested() if what == "error_nested" else None
+            try:
+                session.execute(text("SELECT * FROM no_such_table_anywhere"))
+            except DBAPIError:
+                if nested is not None:
+                    nested.rollback()
+
+    def _cancelled(self, step: Step) -> None:
+        """A task that is cancelled, wherever it is."""
+        locks, loop = self.locks._target, self.face.loop
+        assert loop is not None
+        key = self.named(step["of"], step["key"])
+
+        async def acquire() -> None:
+            if step["of"] == "block":
+                async with locks.exclusive(key, timeout=5) as held:
+                    with self._own_errors():
+                        await held.session.execute(text("SELECT 1"))
+            elif step["of"] == "lease":
+                async with locks.lease(key, ttl=60, timeout=5):
+                    await asyncio.sleep(0)
+            elif await locks.mutex.acquire(key, owner=self.name):
+                await locks.mutex.release(key, owner=self.name)
+
+        async def cancel() -> str:
+            task = asyncio.ensure_future(acquire())
+            for _ in range(step["ticks"]):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                if step["of"] == "mutex":
+                    await locks.mutex.release(key, owner=self.name)
+                return "cancelled"
+            return "done"
+
+        with self.recorder.call(self.name, "cancelled", key, acquires=True, passes=True) as answer:
+            answer.value = loop.result(cancel())
+
+    # conditional updates
+
+    def _mutex(self, step: Step) -> None:
+        key, mutex = self.named("mutex", step["key"]), self.locks.mutex
+        if step["in_session"]:
+            self._mutex_in_session(step, key)
+            return
+        fence = None
+        with self.recorder.call(self.name, "acquire", key, acquires=True) as answer:
+            try:
+                if step["token"]:
+                    fence = mutex.acquire_token(key)
+                    answer.value = fence is not None
+                else:
+                    answer.value = mutex.acquire(key)
+            except sl.OutcomeUnknown:
+                # as the docs say: releases what that call acquired, if it did
+                with self.recorder.call(self.name, "release", key, ends=answer.call):
+                    mutex.release(key)
+                raise
+        if not answer.value:
+            return
+        hold = self.recorder.hold(self.name, key, fence=fence, lasting=True, call=answer.call)
+        time.sleep(0.001)
+        hold.leave()
+        with self.recorder.call(self.name, "release", key, ends=answer.call) as released:
+            released.value = mutex.release(key)
+
+    def _mutex_in_session(self, step: Step, key: str) -> None:
+        mutex = sl.Mutex()
+
+        def act(session: Session) -> None:
+            with self.recorder.call(self.name, "acquire", key, acquires=True, own=True) as answer:
+                got = session.scalar(mutex.acquire(key, owner=self.name, nowait=step["token"]))
+                if got and (step["end"] == "commit" or self.autocommit):
+                    session.commit()
+                    answer.value = True
+                else:
+                    session.rollback()
+            if not answer.value:
+                return
+            hold = self.recorder.hold(self.name, key, lasting=True, call=answer.call)
+            hold.leave()
+            # again until it is known, since this client is the only one that may
+            for _ in range(50):
+                with contextlib.suppress(sl.LockError, *RAW):
+                    with self.recorder.call(self.name, "release", key, ends=answer.call, own=True) as released:
+                        released.value = session.scalar(mutex.release(key, owner=self.name))
+                        session.commit()
+                    return
+                session.rollback()
+
+        self.face.transact(act)
+
+    def _period(self, step: Step) -> None:
+        key = self.named("period", step["key"])
+        with self.recorder.call(self.name, "once_per", key) as answer:
+            answer.value = self.locks.once_per(key, every=86400 * 365)
+
+    def _fenced(self, step: Step) -> None:
+        key = self.named("mutex", step["key"])
+        with self.recorder.call(self.name, "list", key):
+            self.locks.run(sl.Mutex().held())
+
+    # permits
+
+    def _permits(self, step: Step) -> None:
+        room = self.named("room", step["key"])
+        permits = {room: min(step["count"], ROOMS[step["key"]])}
+        if step["both"]:
+            permits[self.named("room", (step["key"] + 1) % 3)] = 1
+        known = (
+            None if step["request"] is None else self.named("request", step["request"]) + f" {sorted(permits.items())}"
+        )
+        details: dict[str, Any] = {"acquires": True, "try": step["timeout"] == 0}
+        if known is not None:
+            details["external_id"] = known
+        if step["in_session"]:
+            details["own"] = True
+        with self.recorder.call(self.name, "acquire", *permits, **details) as answer:
+            if step["in_session"]:
+                operation = sl.semaphore.acquire(permits, external_id=known, ttl=3600)
+
+                def act(session: Session) -> Any:
+                    granted = session.scalar(operation)
+                    session.commit()
+                    return granted
+
+                grant = self.face.transact(act)
+                answer.value = grant.token if grant and known is not None else bool(grant)
+                if not grant:
+                    answer.value = None if known is not None else False
+                    return
+            else:
+                grant = self.locks.acquire(permits, external_id=known, ttl=3600, timeout=step["timeout"])
+                answer.value = grant.token if known is not None else True
+        holds = []
+        if not grant.replayed:
+            for name, count in permits.items():
+                fence = grant.fence[name]
+                # an id that is shared may be released by another client
+                lasting = known is None
+                hold = self.recorder.hold(
+                    self.name, name, shared=True, permits=count, fence=fence, lasting=lasting, call=answer.call
+                )
+                holds.append(hold)
+        time.sleep(0.001)
+        for hold in holds if known is None else ():
+            hold.leave()
+        external = {} if known is None else {"external_id": known}
+        with self.recorder.call(self.name, "release", *permits, ends=answer.call, **external) as released:
+            released.value = self.locks.release(grant if known is None else known).value
+
+    def _lease(self, step: Step) -> None:
+        key = self.named("lease", step["key"])
+        block = self.locks.lease(key, ttl=step["ttl"], timeout=step["timeout"])
+        details = {"acquires": True, "try": step["timeout"] == 0}
+        with self.recorder.call(self.name, "lease", key, **details) as entered:
+            grant = block.__enter__()
+        hold = self.recorder.hold(self.name, key, fence=grant.fence[key], call=entered.call)
+        for _ in range(step["samples"]):
+            hold.sample(lambda: lost(grant))
+            time.sleep(0.002)
+        hold.sample(lambda: lost(grant))
+        with self.recorder.call(self.name, "leave", key, ends=entered.call):
+            block.__exit__(None, None, None)
+
+    # jobs and tasks
+
+    def _put(self, step: Step) -> None:
+        from uuid import uuid4
+
+        ids = [uuid4() for _ in range(step["count"])]
+        queue = self.named("queue", 0)
+        put = self.jobs.put(*({} for _ in ids), queue=queue, external_id=ids, max_attempts=1000)
+        names = [str(each) for each in ids]
+
+        def act(session: Session) -> None:
+            with self.recorder.call(self.name, "put", *names, own=True) as answer:
+                session.execute(put)
+                if step["end"] == "rollback":
+                    session.rollback()
+                    answer.value = None if self.autocommit else "rolled back"
+                else:
+                    session.commit()
+                    answer.value = "committed"
+
+        self.face.transact(act)
+
+    def _work(self, step: Step) -> None:
+        queue = self.named("queue", 0)
+
+        def capture(session: Session) -> list[Any]:
+            with self.recorder.call(self.name, "capture", limit=step["count"], own=True) as answer:
+                found = session.execute(self.jobs.capture(step["count"], queue=queue, host=self.name)).all()
+                if step["end"] == "rollback" and not self.autocommit:
+                    session.rollback()
+                    return []
+                session.commit()
+                answer.value = [str(job.external_id) for job in found]
+            return list(found)
+
+        captured = self.face.transact(capture)
+        for job in captured:
+            name = str(job.external_id)
+            hold = self.recorder.hold(self.name, f"job {name}", kind="job", lasting=True)
+            hold.leave()
+            with self.recorder.call(self.name, step["then"], name) as answer:
+                if step["then"] == "complete":
+                    answer.value = self.locks.run(self.jobs.complete(job))
+                elif step["then"] == "fail":
+                    answer.value = self.locks.run(self.jobs.fail(job, error="on purpose", retry_in=0))
+                else:
+                    answer.value = self.locks.run(self.jobs.release(job))
+
+    def _task(self, step: Step) -> None:
+        queue = self.named("tasks", 0)
+
+        def capture(session: Session) -> list[Any]:
+            with self.recorder.call(self.name, "capture", limit=step["count"], own=True) as answer:
+                found = session.execute(self.tasks.capture(step["count"], queue=queue)).all()
+                if step["end"] == "rollback" and not self.autocommit:
+                    session.rollback()
+                    return []
+                session.commit()
+                answer.value = [task.id for task in found]
+            return list(found)
+
+        for task in self.face.transact(capture):
+            hold = self.recorder.hold(self.name, f"task {self.prefix}{task.id}", kind="row", lasting=True)
+            hold.leave()
+            with self.recorder.call(self.name, "set_status", task.id) as answer:
+                answer.value = self.locks.run(self.tasks.set_status(task, "done"))
+
+    # upkeep
+
+    def _upkeep(self, step: Step) -> None:
+        with self.recorder.call(self.name, step["task"]) as answer:
+            if step["task"] == "vacuum":
+                answer.value = self.locks.run(sl.lock.vacuum())
+            elif step["task"] == "sweep":
+                answer.value = self.locks.sweep(stale_after=86400)
+            elif step["task"] == "maintain":
+                answer.value = bool(self.locks.maintain())
+            else:
+                self.locks.run(sl.semaphore.usage())
+
+    def _holders(self, step: Step) -> None:
+        with self.recorder.call(self.name, "holders"), contextlib.suppress(sl.Unsupported):
+            self.locks.run(sl.lock.holders(self.named("key", step["key"])))
+
+    @contextlib.contextmanager
+    def _own_errors(self) -> Iterator[None]:
+        """An error of a statement of the workload's own is none of ``Locks``."""
+        try:
+            yield
+        except RAW as error:
+            raise GivenUp(str(error)) from error
+
+    @contextlib.contextmanager
+    def _rolled_back_unless_unknown(self, answer: Answer) -> Iterator[None]:
+        try:
+            yield
+        except sl.OutcomeUnknown:
+            raise
+        except (sl.LockLost, GivenUp):
+            answer.value = "rolled back"
+            raise
+
+
+def writes_of(step: Step) -> int:
+    """How many entries of the ledger a body makes."""
+    return sum(len(step["keys"]) if each == "write" else each == "nested" for each in step["body"])
+
+
+def write(session: Session, key: str, call: str) -> None:
+    """Read, add one, write: without a lock, what another transaction has written meanwhile is lost."""
+    number = session.scalar(text("SELECT number FROM fault_value WHERE name = :name"), {"name": key})
+    assert number is not None
+    values = {"name": key, "number": number + 1, "call": call}
+    session.execute(text("UPDATE fault_value SET number = :number WHERE name = :name"), values)
+    session.execute(text("INSERT INTO fault_ledger (name, number, call_number) VALUES (:name, :number, :call)"), values)
+
+
+def lost(grant: Any) -> bool:
+    """Whether a lease says that it is lost."""
+    target = getattr(grant, "_target", grant)
+    return bool(target.lost)
+
+
+def moved_clock(seconds: float) -> None:
+    """Move the clock of this process, in what asks Python for the time of day."""
+    if seconds:
+        real = time.time
+        time.time = lambda: real() + seconds  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Run one client in this process: its episode comes from standard input, and its events go to standard output."""
+    request = json.loads(sys.stdin.readline())
+    episode = Episode.from_json(request["episode"])
+    moved_clock(episode.config.skew)
+
+    def emit(what: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(what, default=str) + "\n")
+        sys.stdout.flush()
+
+    face = Face(episode.config, request["url"])
+    try:
+        name = request["name"]
+        emit({"event": "ready"})
+        sys.stdin.readline()  # the others are ready, too
+        Client(name, request["prefix"], face, Recorder(emit)).run(episode.clients[request["index"]])
+    finally:
+        face.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""The space that episodes are drawn from: engine, driver, TLS, isolation, pool, what clients do, which faults come.
+
+An episode is a value: its seed and engine make the same one again, and so does its JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+#: drivers by engine, as ``(driver, face)``
+DRIVERS: dict[str, list[tuple[str, str]]] = {
+    "postgresql15": [
+        ("psycopg", "Locks"),
+        ("psycopg2", "Locks"),
+        ("psycopg", "AsyncLocks"),
+        ("asyncpg", "AsyncLocks"),
+    ],
+    "postgresql18": [("psycopg", "Locks"), ("asyncpg", "AsyncLocks")],
+    "yugabytedb": [("psycopg2", "Locks"), ("yugabytedb", "Locks")],
+    "mysql": [("pymysql", "Locks"), ("aiomysql", "AsyncLocks"), ("asyncmy", "AsyncLocks")],
+    "mariadb": [("pymysql", "Locks"), ("mariadb+pymysql", "Locks"), ("mariadb+aiomysql", "AsyncLocks")],
+    "sqlite": [("pysqlite", "Locks"), ("aiosqlite", "AsyncLocks")],
+}
+LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+#: what befalls a run; ``server`` ones need a server of their own, ``process`` ones a client in a process of its own
+PROXY = ["cut", "cut_before", "cut_after", "lost_commit", "delay", "half_close", "refuse"]
+ENGINE = ["terminate", "block_table"]
+SERVER = ["restart", "crash", "pause"]
+PROCESS = ["sigkill", "sigstop"]
+
+Step = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the clients of an episode connect."""
+
+    engine: str
+    driver: str
+    face: str
+    #: by the engine's option, or by a ``connect`` event of the app
+    isolation: str | None = None
+    isolation_by: str = "option"
+    pool: int = 4
+    proxy: str | None = None
+    tls: bool = False
+    #: how far the clock of the clients is off, in seconds
+    skew: float = 0.0
+    #: the clients are processes
+    processes: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls the run, and when, in seconds after its beginning."""
+
+    what: str
+    after: float
+    number: int = 1
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Some clients, each with its steps."""
+
+    seed: int
+    config: Config
+    clients: tuple[tuple[Step, ...], ...]
+    faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def steps(self) -> int:
+        return sum(map(len, self.clients))
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Episode:
+        values = json.loads(text)
+        return cls(
+            values["seed"],
+            Config(**values["config"]),
+            tuple(tuple(steps) for steps in values["clients"]),
+            tuple(Fault(**fault) for fault in values["faults"]),
+        )
+
+
+def draw(seed: int, engine: str, *, own_server: bool = False, processes: bool = False, steps: int = 12) -> Episode:
+    """Draw an episode.
+
+    :param own_server: the server may be stopped. :param processes: clients may be processes.
+    :param steps: how many each client takes, about.
+    """
+    chance = random.Random(f"{engine} {seed}")
+    driver, face = chance.choice(DRIVERS[engine])
+    sqlite = engine == "sqlite"
+    faulty = chance.random() < 0.6
+    kinds = [] if sqlite else [*PROXY, *ENGINE]
+    if sqlite:
+        kinds.append("block_table")
+    if own_server and not sqlite:
+        kinds += SERVER
+    in_processes = processes and chance.random() < 0.1
+    if in_processes:
+        kinds = PROCESS
+    faults = tuple(
+        Fault(chance.choice(kinds), round(chance.uniform(0.02, 0.4), 3), chance.randint(1, 60))
+        for _ in range(chance.randint(1, 3) if faulty and kinds else 0)
+    )
+    through = any(fault.what in PROXY for fault in faults)
+    config = Config(
+        engine,
+        driver,
+        face,
+        isolation=None if sqlite or chance.random() < 0.5 else chance.choice([*LEVELS, "AUTOCOMMIT"]),
+        isolation_by=chance.choice(["option", "event"]),
+        pool=chance.choice([1, 2, 4, 8]),
+        proxy=(chance.choice(["reads", "reads", "opaque"]) if through else None),
+        tls=engine in ("postgresql15", "mysql") and chance.random() < 0.4,
+        skew=chance.choice([0.0, 0.0, 0.0, 7200.0, -7200.0]),
+        processes=in_processes,
+    )
+    clients = tuple(
+        tuple(_step(chance, config) for _ in range(chance.randint(max(1, steps // 2), steps * 3 // 2)))
+        for _ in range(chance.randint(2, 5))
+    )
+    return Episode(seed, config, clients, faults)
+
+
+def _step(chance: random.Random, config: Config) -> Step:
+    kinds = ["block"] * 4 + ["session"] * 3 + ["mutex"] * 3 + ["permits"] * 3 + ["lease"] * 2 + ["put"] * 2
+    kinds += ["work"] * 3 + ["task"] * 2 + ["period", "upkeep", "holders", "fenced"]
+    if config.face == "AsyncLocks":
+        kinds += ["cancelled"] * 2
+    what = chance.choice(kinds)
+    key = chance.randrange(3)
+    step: Step = {"what": what, "key": key}
+    if what in ("block", "session"):
+        step["keys"] = sorted(chance.sample(range(3), chance.choice([1, 1, 1, 2])))
+        step["shared"] = chance.random() < 0.25
+        step["timeout"] = chance.choice([0, 0.05, 5, 5, 5])
+        step["body"] = [
+            chance.choice(
+                ["write", "write", "sample", "nested", "nested_back", "error", "error_nested", "check", "pause"]
+            )
+            for _ in range(chance.randint(1, 4))
+        ]
+        step["end"] = chance.choice(["commit", "commit", "commit", "rollback"])
+    if what == "session":
+        step["isolation"] = chance.choice([None, None, *LEVELS]) if config.engine != "sqlite" else None
+        step["unlock"] = chance.random() < 0.2
+    elif what == "mutex":
+        step["token"], step["in_session"] = chance.random() < 0.5, chance.random() < 0.3
+        step["end"] = chance.choice(["commit", "commit", "rollback"])
+    elif what == "permits":
+        step["count"], step["timeout"] = chance.choice([1, 1, 2]), chance.choice([0, 0.05, 3])
+        step["request"] = chance.choice([None, None, chance.randrange(4)])
+        step["both"], step["in_session"] = chance.random() < 0.3, chance.random() < 0.3
+    elif what == "lease":
+        step["timeout"], step["samples"] = chance.choice([0, 0.1, 3]), chance.randint(1, 5)
+        step["ttl"] = chance.choice([1, 60])
+    elif what in ("put", "work", "task"):
+        step["count"], step["end"] = chance.randint(1, 3), chance.choice(["commit", "commit", "commit", "rollback"])
+        step["then"] = chance.choice(["complete", "complete", "fail", "release"])
+    elif what == "upkeep":
+        step["task"] = chance.choice(["vacuum", "sweep", "maintain", "availability"])
+    elif what == "cancelled":
+        step["ticks"] = chance.choice([1, 2, 3, 5, 8, 13, 30, 100])
+        step["of"] = chance.choice(["block", "lease", "mutex"])
+    return step

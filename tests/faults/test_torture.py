@@ -1,0 +1,90 @@
+"""A short run of what ``make torture`` does for longer: drawn clients under drawn faults, judged by all checkers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sqlalchemy_locks.facade.exclusive import ExclusiveBlock
+from tests.conftest import PLAIN, Servers, install
+from tests.faults.arena import Arena, shrink
+from tests.faults.space import DRIVERS, PROCESS, Config, Episode, Fault, draw
+
+#: how many episodes each engine gets here
+EPISODES = 4
+
+
+@pytest.fixture
+def arena(servers: Servers) -> Iterator[Callable[[str], Arena]]:
+    made: list[Arena] = []
+
+    def make(engine: str) -> Arena:
+        name = servers.database(engine)
+        install(servers.url(engine, PLAIN[engine], name))
+        made.append(Arena(engine, lambda driver: servers.url(engine, driver, name), PLAIN[engine]))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """What drivers and the pool log about connections that are cut."""
+    loggers = [logging.getLogger(name) for name in ("asyncmy", "asyncio", "sqlalchemy.pool")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("engine", DRIVERS)
+def test_promises_hold_under_faults(arena: Callable[[str], Arena], engine: str) -> None:
+    place = arena(engine)
+    for seed in range(EPISODES):
+        outcome = place.run(draw(seed, engine, steps=8))
+        assert not outcome.violations, f"{outcome.violations}\nreplay: {outcome.episode.to_json()}"
+        assert outcome.history.operations >= outcome.episode.steps / 2
+
+
+def test_promises_hold_when_clients_die(arena: Callable[[str], Arena]) -> None:
+    steps = draw(7, "sqlite", steps=20).clients[0]
+    config = Config("sqlite", "pysqlite", "Locks", processes=True)
+    faults = tuple(Fault(what, 0.02) for what in PROCESS)
+    outcome = arena("sqlite").run(Episode(7, config, (steps, steps), faults))
+    assert not outcome.violations
+    assert outcome.faults == dict.fromkeys(PROCESS, 1)
+
+
+def test_seed_gives_the_same_episode() -> None:
+    first, again = (draw(42, "mysql", own_server=True, processes=True) for _ in range(2))
+    assert first == again == Episode.from_json(first.to_json())
+    assert draw(43, "mysql") != draw(42, "mysql")
+
+
+def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypatch: pytest.MonkeyPatch) -> None:
+    block = {"what": "block", "keys": [0], "shared": False, "timeout": 5, "body": ["write"], "end": "commit"}
+    listing = {"what": "holders", "key": 0}
+    config = Config("postgresql15", "psycopg", "Locks")
+    episode = Episode(1, config, tuple((block, listing) * 4 for _ in range(3)))
+    place = arena("postgresql15")
+    assert place.run(episode).violations == []
+    real: Any = ExclusiveBlock._acquire_key
+    monkeypatch.setattr(ExclusiveBlock, "_queue_and_acquire", lambda self, one, started: self._acquire(None, None))
+    monkeypatch.setattr(ExclusiveBlock, "_acquire_key", lambda self, short, key, deadline: None)
+    outcome = place.run(episode)
+    assert {violation.checker for violation in outcome.violations} >= {"exclusion"}
+    smallest = shrink(place, outcome, seconds=3, attempts=3)
+    assert smallest.steps < episode.steps / 2
+    monkeypatch.setattr(ExclusiveBlock, "_acquire_key", real)
+    assert json.loads(dataclasses.replace(smallest).to_json())["seed"] == 1
+    assert place.run(smallest).violations == []

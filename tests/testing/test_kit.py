@@ -1,0 +1,169 @@
+"""The tools for users' tests: what they find, what they do, and that pytest has them as a plugin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import DeclarativeBase
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.testing import Clock, Drained, Inside, assert_serialised, run_until_empty
+from tests.fixtures.parties import PATIENCE
+
+DAY = 86400
+
+
+@pytest.fixture
+def jobs(locks: sl.Locks) -> Callable[..., Any]:
+    return lambda *payloads, **options: locks.run(sl.Queue().put(*payloads, **options))
+
+
+class TestAssertSerialised:
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_finds_callers_that_nothing_keeps_out(self, limit: int) -> None:
+        def unlocked(inside: Inside) -> None:
+            with inside:
+                pass
+
+        with pytest.raises(AssertionError, match="callers were inside at the same time"):
+            assert_serialised(unlocked, limit=limit, pause=PATIENCE)
+
+    def test_finds_tasks_that_nothing_keeps_out(self) -> None:
+        async def unlocked(inside: Inside) -> None:
+            async with inside:
+                pass
+
+        with pytest.raises(AssertionError, match="unlocked holds no lock"):
+            assert_serialised(unlocked, pause=PATIENCE)
+
+    def test_finds_a_key_for_each_caller(self, locks: sl.Locks) -> None:
+        def keyed(inside: Inside) -> None:
+            with locks.semaphore(f"key of {id(object())}"), inside:
+                pass
+
+        with pytest.raises(sl.UnknownSemaphore):
+            assert_serialised(keyed)
+
+    def test_a_section_that_is_never_entered_proves_nothing(self) -> None:
+        with pytest.raises(AssertionError, match="no call of .* entered"):
+            assert_serialised(lambda inside: None)
+
+    def test_locks_pass(self, locks: sl.Locks, locks_engine: Engine) -> None:
+        def locked(inside: Inside) -> None:
+            with locks.exclusive("key"), inside:
+                pass
+
+        assert_serialised(locked, callers=3, calls=2)
+
+    def test_async_locks_pass(self, locks_engine: Engine) -> None:
+        async def locked(inside: Inside) -> None:
+            engine = create_async_engine(locks_engine.url.set(drivername="sqlite+aiosqlite"))
+            async with sl.AsyncLocks(engine).exclusive("key"), inside:
+                pass
+            await engine.dispose()
+
+        assert_serialised(locked, callers=2, calls=1)
+
+
+class TestClock:
+    def test_ends_leases_periods_and_pauses(self, locks: sl.Locks, locks_clock: Clock, jobs: Any) -> None:
+        queue = sl.Queue()
+        locks.run(sl.semaphore.create("room", 1))
+        grant = locks.acquire({"room": 1}, ttl=60)
+        assert locks.once_per("daily", every=DAY)
+        jobs("later", run_in=DAY)
+        locks.run(sl.StateTransition().create("task", timeout=60))
+        assert len(locks.run(sl.StateTransition().capture(1))) == 1
+        locks_clock.advance(50)
+        assert locks.renew(grant)
+        assert locks.run(sl.StateTransition().expire()) == 0
+        assert not locks.once_per("daily", every=DAY)
+        assert locks.run(queue.capture(1)) == []
+        locks_clock.advance(2 * DAY)
+        assert not locks.renew(grant)
+        assert locks.run(sl.StateTransition().expire()) == 1
+        assert locks.once_per("daily", every=DAY)
+        assert len(locks.run(queue.capture(1))) == 1
+
+    def test_moves_tables_of_the_app(self, locks: sl.Locks, locks_engine: Engine) -> None:
+        class Base(DeclarativeBase):
+            pass
+
+        class Mail(sl.JobColumns, Base):
+            __tablename__ = "mail"
+
+        Base.metadata.create_all(locks_engine)
+        mails = sl.Queue(Mail)
+        locks.run(mails.put({}, run_in=DAY))
+        Clock(locks_engine).advance(2 * DAY)
+        assert locks.run(mails.capture(1)) == []
+        Clock(locks_engine, Mail).advance(2 * DAY)
+        assert len(locks.run(mails.capture(1))) == 1
+
+    def test_never_goes_backwards(self, locks_clock: Clock) -> None:
+        with pytest.raises(ValueError, match="at least 0 seconds"):
+            locks_clock.advance(-1)
+
+
+class TestRunUntilEmpty:
+    def test_runs_what_is_put_meanwhile(self, locks_engine: Engine, jobs: Any) -> None:
+        ran: list[Any] = []
+
+        def handler(job: Any) -> None:
+            ran.append(job.payload)
+            if job.payload < 3:
+                jobs(job.payload + 1)
+
+        jobs(1)
+        jobs("of another queue", queue="other")
+        assert run_until_empty(sl.Queue(), handler, bind=locks_engine) == Drained(completed=3, failed=0)
+        assert ran == [1, 2, 3]
+
+    def test_error_of_a_handler_is_raised(self, locks: sl.Locks, locks_engine: Engine, jobs: Any) -> None:
+        jobs({}, max_attempts=2)
+        with pytest.raises(ZeroDivisionError):
+            run_until_empty(sl.Queue(), lambda job: 1 / 0, bind=locks_engine)
+        assert run_until_empty(sl.Queue(), lambda job: 1 / 0, bind=locks_engine, retry=True) == Drained(0, 1)
+        assert run_until_empty(sl.Queue(), lambda job: None, bind=locks_engine) == Drained(0, 0)
+
+    def test_coroutines_are_awaited(self, locks_engine: Engine, jobs: Any) -> None:
+        ran: list[Any] = []
+
+        async def handler(job: Any) -> None:
+            ran.append(job.payload)
+
+        jobs("a")
+        run_until_empty(sl.Queue(), handler, bind=locks_engine)
+        assert ran == ["a"]
+
+    def test_endless_jobs_end(self, locks_engine: Engine, jobs: Any) -> None:
+        jobs({})
+        with pytest.raises(AssertionError, match="'default' is not empty after 3 attempts"):
+            run_until_empty(sl.Queue(), lambda job: jobs({}), bind=locks_engine, limit=3)
+
+
+def test_two_connections_are_two_parties(two_connections: tuple[Connection, Connection]) -> None:
+    one, other = two_connections
+    one.execute(sl.lock.exclusive("key"))
+    assert other.scalar(sl.lock.try_exclusive("key")) is False
+    one.commit()
+    assert other.scalar(sl.lock.try_exclusive("key")) is True
+
+
+def test_pytest_loads_the_plugin(tmp_path: Path) -> None:
+    (tmp_path / "test_app.py").write_text("from sqlalchemy_locks.testing.conformance import *")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(tmp_path)]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert "13 passed" in run.stdout, run.stdout + run.stderr
+
+
+def test_pytest_is_imported_by_the_plugin_only() -> None:
+    code = "import sys, sqlalchemy_locks, sqlalchemy_locks.testing; sys.exit('pytest' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE).returncode == 0
