@@ -1,7 +1,7 @@
 """Connections: how one is checked out and returned, how a driver's error is raised, whether the server closed it.
 
-What SQLAlchemy keeps private of a ``Connection`` and of a pool is used in this module, apart from the three flags that
-``core.execution`` reads before it uses a driver's cursor. ``tests/core/test_private_names.py`` pins all of it.
+What SQLAlchemy keeps private of a ``Connection`` and of a pool is used in this module, and pinned by
+``tests/core/test_private_names.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from functools import cache
 from typing import Any, NoReturn
 
@@ -129,6 +130,38 @@ def most(pool: Any) -> float:
     return pool.size() + pool._max_overflow
 
 
+class Shown(IntEnum):
+    """How a statement must be executed so that SQLAlchemy's listeners and its log see it."""
+
+    #: nothing sees it: the driver's own cursor will do
+    NOT = 0
+    #: as the text that is sent
+    AS_TEXT = 1
+    #: as the construct that it was compiled from
+    AS_CONSTRUCT = 2
+
+
+def shown(connection: Connection) -> Shown:
+    """Return how a statement on this connection must be executed, by the events that are really listened to.
+
+    Most listeners (``connect``, ``begin``, ``handle_error``, an isolation level as an option of the engine) see no
+    statement, or are called wherever it is sent.
+    """
+    private: Any = connection
+    if private._has_events or private.engine._has_events:
+        heard = private.dispatch
+        if heard.before_execute or heard.after_execute:
+            return Shown.AS_CONSTRUCT
+        if heard.before_cursor_execute or heard.after_cursor_execute:
+            return Shown.AS_TEXT
+    if private.dialect._has_events:
+        heard = private.dialect.dispatch
+        if heard.do_execute or heard.do_execute_no_params or heard.do_setinputsizes:
+            return Shown.AS_TEXT
+    # inside begin_nested() SQLAlchemy raises for a savepoint that an error has ended
+    return Shown.AS_TEXT if private._echo or private._nested_transaction is not None else Shown.NOT
+
+
 def has_room(engine: Engine) -> bool:
     """Return whether the engine's pool has a connection to give out without a wait."""
     pool: Any = engine.pool
@@ -198,15 +231,25 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
             pool._invalidate(pooled, error)
         try:
             connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
-        except OperationalError as wrapped:
+        except DBAPIError as wrapped:
             # drivers don't say whether a connection that could not be made had died; nothing was sent in either case
             wrapped.connection_invalidated = True
             raise
         raise
+    except _own_errors(engine) as error:
+        raise OperationalError(None, None, error, connection_invalidated=True) from error
     except BaseException:
         if pooled is not None and pooled.is_valid:
             pooled.invalidate()
         raise
+
+
+def _own_errors(engine: Engine) -> tuple[type[BaseException], ...]:
+    """Return what a driver raises beside its DBAPI's errors when a connection dies as it is made."""
+    asyncpg: Any = getattr(engine.dialect.loaded_dbapi, "asyncpg", None)
+    if asyncpg is None:
+        return (ConnectionError,)
+    return (ConnectionError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError)
 
 
 @cache

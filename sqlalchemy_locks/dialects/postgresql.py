@@ -158,7 +158,6 @@ class PostgreSQL(Backend):
             autocommit = raw.autocommit
             source = raw if hasattr(raw, "isolation_level") else raw.driver_connection
             level = source.isolation_level
-            connection.dialect.set_isolation_level(raw, "READ COMMITTED")
         except errors as error:
             raise_translated(connection, error)
 
@@ -168,8 +167,16 @@ class PostgreSQL(Backend):
                 raw.autocommit = autocommit
             except errors as error:
                 raise_translated(connection, error)
+            except BaseException as error:
+                connection.invalidate(error)
+                raise
 
         try:
+            try:
+                # psycopg yields to the event loop after the change, so that a cancellation can be raised here
+                connection.dialect.set_isolation_level(raw, "READ COMMITTED")
+            except errors as error:
+                raise_translated(connection, error)
             return connection.begin(), restore
         except BaseException:
             if not connection.invalidated:
@@ -207,11 +214,12 @@ class PostgreSQL(Backend):
         raw: Any = connection.connection.dbapi_connection
         changed = not raw.autocommit
         try:
-            if changed:
-                _set_autocommit(raw)
-        except connection.dialect.loaded_dbapi.Error as error:
-            raise_translated(connection, error)
-        try:
+            try:
+                if changed:
+                    # psycopg yields to the event loop after the change, so that a cancellation can be raised here
+                    _set_autocommit(raw)
+            except connection.dialect.loaded_dbapi.Error as error:
+                raise_translated(connection, error)
             yield
         finally:
             try:

@@ -249,6 +249,8 @@ class AsyncWorker(ObservedWorker):
         config = self.config
         state = self._state = WorkerState(self, config, self._stop, _sleep, self._wake_from_thread)
         idle = IdleSlots(config.concurrency, until_empty)
+        if len(self._slot_wakes) != config.concurrency:  # it was changed
+            self._slot_wakes = [asyncio.Event() for _ in range(config.concurrency)]
         helds: dict[asyncio.Event, HeldJob] = {}
         slots = [asyncio.create_task(self._run_holding_slot(wake, idle, state, helds)) for wake in self._slot_wakes]
         state.heartbeats.start()

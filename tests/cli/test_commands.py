@@ -193,6 +193,25 @@ def test_status_shows_every_part(cli: Cli) -> None:
     locks.release(grant)
 
 
+def test_status_limits_rows_and_says_how_many_more(servers: Servers) -> None:
+    cli = Cli(servers.fresh("sqlite", "pysqlite"))
+    cli("install")
+    locks = cli.locks
+    for number in range(5):
+        locks.run(sl.semaphore.create(f"s{number}", 2))
+    assert locks.acquire({"s3": 2}, owner="web-1")
+    assert locks.acquire({"s4": 1})
+    locks.mutex.acquire("a")
+    told = cli.json("status", "--limit", "2")
+    assert [row["name"] for row in told["semaphores"]] == ["s3", "s4"]
+    counts = {"semaphores": 5, "full": 1, "leases": 0, "leases_held": 0, "permits": 3, "mutexes": 1}
+    assert {name: told["counts"][name] for name in counts} == counts
+    assert told["at_least"] == []
+    shown = cli("status", "--limit", "2").stdout
+    assert shown.count("... and 3 more") == 1
+    assert "more" not in cli("status").stdout
+
+
 def test_status_shows_keys_and_waiters(postgresql: Cli) -> None:
     key = sl.lock.key("waited for")
     with postgresql.locks.exclusive("waited for"):

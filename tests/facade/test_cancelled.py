@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
@@ -419,3 +419,39 @@ def test_statement_cancelled_inside_a_block_loses_the_lock(
         holder.execute(sl.lock.exclusive(waited_for))
         asyncio.run(main(holder))
     assert lost == [True]
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "AUTOCOMMIT"])
+def test_cancelled_call_leaves_no_setting_behind(servers: Any, level: str) -> None:
+    """psycopg yields to the event loop after it has changed an attribute of the connection."""
+
+    async def story() -> None:
+        url = installed(servers, "postgresql15", "psycopg")
+        async with async_connected(url, pool_size=1, max_overflow=0, isolation_level=level) as engine:
+            locks, returned = sl.AsyncLocks(engine), set()
+            await locks.mutex.acquire("cancelled early")
+
+            @event.listens_for(engine.sync_engine, "checkin")
+            def checked_in(connection: Any, record: Any) -> None:
+                if connection is not None:
+                    returned.add(connection.autocommit)
+
+            async def hold() -> None:
+                async with locks.exclusive("cancelled early"):
+                    pass
+
+            async def lease() -> None:
+                async with locks.lease("cancelled early", ttl=3600):
+                    pass
+
+            for call in (hold, lease):
+                for steps in range(1, 20):
+                    await locks.mutex.release("cancelled early")  # there is a connection in the pool
+                    task: asyncio.Task[Any] = asyncio.ensure_future(call())
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    await asyncio.wait([task])
+            assert returned == {level == "AUTOCOMMIT"}
+
+    asyncio.run(story())

@@ -185,12 +185,12 @@ class Client:
         lock: Any = sl.lock
 
         def act(session: Session) -> None:
-            if step["isolation"]:
-                session.connection(execution_options={"isolation_level": step["isolation"]})
             details: dict[str, Any] = {"try": timeout == 0, "own": True}
             holds: list[Holding] = []
             granted: list[str] = []
             with self.recorder.call(self.name, "session", *keys, acquires=True, **details) as entered:
+                if step["isolation"]:
+                    session.connection(execution_options={"isolation_level": step["isolation"]})
                 for key in keys:
                     if timeout == 0:
                         got = session.scalar((lock.try_shared if shared else lock.try_exclusive)(key))

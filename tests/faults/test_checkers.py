@@ -370,11 +370,7 @@ class TestCapture:
 
 
 class TestQueue:
-    @pytest.mark.parametrize(
-        "ours",
-        [False, pytest.param(True, marks=pytest.mark.xfail(reason="the queue's own claim is a counter"))],
-        ids=["broken", "ours"],
-    )
+    @OURS
     @BOTH
     def test_claim_that_counts(self, story: Callable[..., Story], name: str, ours: bool) -> None:
         tale, queue, mail = story(name), sl.Queue(), unused("queue")

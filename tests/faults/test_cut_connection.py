@@ -266,3 +266,17 @@ def test_connection_that_dies_as_it_is_made_is_replaced(servers: Any, name: str,
             with locks.exclusive("refused", timeout=PATIENCE):
                 pass
         assert proxy.refusing == 0
+
+
+@asynchronous
+def test_async_connection_that_dies_as_it_is_made_is_replaced(servers: Any, name: str, driver: str) -> None:
+    async def story() -> None:
+        async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
+            locks = sl.AsyncLocks(engine)
+            for _ in range(2):
+                proxy.refusing = 1
+                await engine.dispose()
+                await locks.run(sl.Mutex().held())
+            assert proxy.refusing == 0
+
+    asyncio.run(story())

@@ -14,6 +14,7 @@ from sqlalchemy_locks.facade.exclusive import ExclusiveBlock
 from tests.conftest import PLAIN, Servers, install
 from tests.faults.arena import Arena, shrink
 from tests.faults.space import DRIVERS, PROCESS, Config, Episode, Fault, draw
+from tests.fixtures.parties import PATIENCE
 
 #: how many episodes each engine gets here
 EPISODES = 4
@@ -75,7 +76,7 @@ def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypa
     block = {"what": "block", "keys": [0], "shared": False, "timeout": 5, "body": ["write"], "end": "commit"}
     listing = {"what": "holders", "key": 0}
     config = Config("postgresql15", "psycopg", "Locks")
-    episode = Episode(1, config, tuple((block, listing) * 4 for _ in range(3)))
+    episode = Episode(1, config, ((listing,) * 4, (block,) * 4, (block,) * 4))
     place = arena("postgresql15")
     assert place.run(episode).violations == []
     real: Any = ExclusiveBlock._acquire_key
@@ -83,8 +84,8 @@ def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypa
     monkeypatch.setattr(ExclusiveBlock, "_acquire_key", lambda self, short, key, deadline: None)
     outcome = place.run(episode)
     assert {violation.checker for violation in outcome.violations} >= {"exclusion"}
-    smallest = shrink(place, outcome, seconds=3, attempts=3)
-    assert smallest.steps < episode.steps / 2
+    smallest = shrink(place, outcome, seconds=PATIENCE, candidates=2)
+    assert smallest.steps < episode.steps
     monkeypatch.setattr(ExclusiveBlock, "_acquire_key", real)
     assert json.loads(dataclasses.replace(smallest).to_json())["seed"] == 1
     assert place.run(smallest).violations == []

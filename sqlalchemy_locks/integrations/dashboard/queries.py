@@ -31,7 +31,7 @@ from sqlalchemy_locks.sql.clock import utc
 SEMAPHORES, HOLDERS, HOLDERS_OF_ONE, QUEUES, KEYS, WAITERS, MUTEXES, TIMEOUTS = 50, 10, 500, 50, 100, 10, 100, 50
 LEASES = 50
 #: how many semaphores, and how many of all holders, are shown unfolded
-UNFOLDED, _OPEN = 10, 12
+UNFOLDED, _OPEN = 6, 12
 _LEVELS = ("over", "full", "busy", "")
 _MINUTES = int(overview.COMPLETED_WITHIN // 60)
 _log = logging.getLogger("sqlalchemy_locks")
