@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, TypeVar
@@ -11,6 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     CTE,
+    JSON,
     Float,
     bindparam,
     cast,
@@ -36,6 +39,11 @@ T = TypeVar("T")
 
 #: the channel that workers on PostgreSQL listen to
 CHANNEL = "sqlalchemy_locks_job"
+#: in JSON's ASCII form, after an even number of backslashes: NUL, a low surrogate that follows no high one, or a high
+#: one that no low one follows
+_UNSTORABLE = re.compile(
+    r"(?<!\\)(?:\\\\)*\\u(?:0000|d[89ab]..(?!\\ud[c-f])|d[c-f]..(?<!\\ud[89ab]..\\u....))", re.IGNORECASE
+)
 _SERVER_RUN_AT = select(Later(Now(), bindparam("locks_run_in", type_=Float())))
 
 
@@ -127,6 +135,9 @@ class Enqueue(JobOperation):
     def run(self, execution: Execution) -> Any:
         common = execution.values.copy()
         payloads: Sequence[Any] = common.pop("locks_payloads")
+        if isinstance(self.jobs.at(execution.context).payload.type, JSON):
+            for payload in payloads:
+                _refuse_unstorable(payload)
         # random ids: others at each execution, and the same ones where one and the same call is retried
         ids: Sequence[UUID] = common.pop(IDS) or [
             UUID(bytes=hashlib.sha256(f"{execution.nonce}:{number}".encode()).digest()[:16], version=4)
@@ -213,6 +224,20 @@ class Enqueue(JobOperation):
             self._inserts[context] = self._inserting(context, at).values(values)
         made: Executable = self._inserts[context]
         return made
+
+
+def _refuse_unstorable(payload: Any) -> None:
+    """Refuse what is no JSON, or what a server's JSON type can't keep.
+
+    :raises ValueError: for NaN and the infinities, NUL, and half of a surrogate pair.
+    """
+    try:
+        # what only the engine's own serializer knows is for that
+        encoded = json.dumps(payload, allow_nan=False, skipkeys=True, default=lambda _: None)
+    except ValueError as error:
+        raise ValueError(f"a payload is JSON, and this is none ({error}): {payload!r}") from error
+    if "\\u" in encoded and _UNSTORABLE.search(encoded):
+        raise ValueError(f"a payload's text has no NUL and no half of a surrogate pair: {payload!r}")
 
 
 def external_ids(given: Any, number: int) -> list[UUID]:
