@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 import sqlalchemy_locks as sl
-from tests.conftest import PLAIN
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import EVERYWHERE
+from tests.fixtures.parties import ENGINES
 
 SETTINGS = settings(
-    max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 #: what trips over in databases, beside what Hypothesis draws
 ODD = [
@@ -50,9 +49,9 @@ JSON = st.recursive(
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(params=[*PLAIN])
+@pytest.fixture(params=[*ENGINES])
 def engine(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Engine:
-    return engine_to(request.param, EVERYWHERE[request.param])
+    return engine_to(request.param, ENGINES[request.param])
 
 
 def refused(call: Callable[[], Any]) -> bool:
