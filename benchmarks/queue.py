@@ -87,7 +87,7 @@ def held(engine: Engine) -> Variant:
     return run
 
 
-def worked(engine: Engine, concurrency: int, jobs: int = JOBS) -> Variant:
+def worked(engine: Engine, concurrency: int, jobs: int = JOBS, *, prefetches: bool = True) -> Variant:
     def run(batch: int) -> None:
         left = jobs
 
@@ -97,7 +97,8 @@ def worked(engine: Engine, concurrency: int, jobs: int = JOBS) -> Variant:
             if not left:
                 worker.stop()
 
-        worker = sl.Worker(queue, handler, bind=engine, concurrency=concurrency, batch=batch)
+        prefetch = batch if prefetches else 0
+        worker = sl.Worker(queue, handler, bind=engine, concurrency=concurrency, batch=batch, prefetch=prefetch)
         worker.run()
 
     return run
@@ -156,6 +157,7 @@ def variants(url: URL, commit: str) -> Iterator[dict[str, Measured]]:
             "held connection": ours(held(engine)),
             "Worker, 1 thread": ours(worked(engine, 1)),
             WORKER: ours(worked(engine, 4)),
+            "without prefetch": ours(worked(engine, 4, prefetches=False)),
         }
         for name, peer, jobs in (("pgqueuer", pgqueuer, JOBS), ("procrastinate", procrastinates, JOBS // 10)):
             made[name] = Measured(*opened.enter_context(peer(url, commit)), jobs)
@@ -282,7 +284,7 @@ def _by_a_worker(engine: Engine, jobs: int, now: Processor) -> list[float]:
         if not left:
             worker.stop()
 
-    worker = sl.Worker(queue, handler, bind=engine, concurrency=1)
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, prefetch=10)
     worker.run()
     return ended
 

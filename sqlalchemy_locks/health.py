@@ -70,7 +70,10 @@ def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Fin
     comparable = not unreadable or (backend_for(connection.dialect).schemas and "installed" not in unreadable)
     steps = recorded(connection, options) if comparable else {}
     if steps is None:
-        says = "nothing is installed here: `sqlalchemy-locks install`, or `alembic upgrade sqlalchemy_locks@head`"
+        says = (
+            "nothing is installed here: `sqlalchemy-locks install` without Alembic; with Alembic `alembic upgrade "
+            "heads`, after `op.upgrade_locks` in a revision of your own or with the shipped revisions"
+        )
         yield Finding("installed", "problem", says)
         return
     for each in denied or ():

@@ -81,7 +81,7 @@ def semaphores(locks: Locks, limit: int) -> Part:
         nothing = {"on_demand": False, "used": 0, "holders": 0}
         oldest = dict.fromkeys(("oldest_holder", "oldest_owner", "oldest_since"))
         rows += [{**row, **nothing, **oldest} for row in _dicts(locks.run(queries.unused(missing)))]
-    counts = dict.fromkeys(("semaphores", "full", "leases", "leases_held", "permits"), 0)
+    counts: dict[str, int] = dict.fromkeys(("semaphores", "full", "leases", "leases_held", "permits"), 0)
     for row in locks.run(queries.totals()):
         counts["permits"] += int(row.permits)
         if row.on_demand:
@@ -104,9 +104,9 @@ def holders(each: int, semaphores: list[int]) -> Callable[[Locks], Part]:
 
 def ages(locks: Locks) -> Part:
     """Return how many requests are held, by age: one row."""
-    rows = _dicts(locks.run(queries.holder_ages(COUNT_LIMIT + 1)))
+    rows = _dicts(locks.run(queries.holder_ages(COUNT_LIMIT)))
     counted = sum(int(count) for name, count in rows[0].items() if name != "expired")
-    return Part(rows, {"holders": min(counted, COUNT_LIMIT)}, ["holders"] if counted > COUNT_LIMIT else ())
+    return Part(rows, {"holders": counted}, ["holders"] if counted == COUNT_LIMIT else ())
 
 
 def queues(locks: Locks) -> Rows:

@@ -62,7 +62,8 @@ class CaptureImpl(OperationImpl):
         self.name = name
         self._specs: dict[BuildContext, CaptureSpec] = {}
         self._loading: dict[tuple[BuildContext, bool], Any] = {}
-        self._steps: dict[BuildContext, tuple[Any, Any, Any]] = {}
+        self._steps: dict[BuildContext, tuple[Any, Any]] = {}
+        self._reading: dict[tuple[BuildContext, bool], Any] = {}
 
     def taken(self, context: BuildContext) -> CaptureSpec:
         """Return what is captured, with the tables of a build context."""
@@ -182,7 +183,10 @@ class CaptureImpl(OperationImpl):
 
     def _in_steps(self, execution: Execution, spec: CaptureSpec) -> Keys:
         """Lock the rows, then change them by primary key; return the keys in order."""
-        locking, changing, _ = self._made(execution, spec)
+        if execution.context not in self._steps:
+            locking = _select(execution, spec, (), locks=execution.backend.row_locks)
+            self._steps[execution.context] = locking, _changing(spec).where(where_keys(spec.table))
+        locking, changing = self._steps[execution.context]
         options = criteria(execution.operation._with_options)
         if execution.backend.row_locks and not self._can_search_with_locks(execution, spec):
             keys = self._search_then_lock(execution, spec, options)
@@ -228,25 +232,17 @@ class CaptureImpl(OperationImpl):
                 return sorted(keys, key=lambda key: places.get(key, -1))
             asked *= 4
 
-    def _made(self, execution: Execution, spec: CaptureSpec) -> tuple[Any, Any, Any]:
-        """Return the statements that lock, change and read, built once for each build context."""
-        if execution.context not in self._steps:
-            keys = where_keys(spec.table)
-            reading: Any = select(spec.entity).where(keys).execution_options(populate_existing=True)
-            self._steps[execution.context] = (
-                _select(execution, spec, (), locks=execution.backend.row_locks),
-                _changing(spec).where(keys),
-                reading,
-            )
-        return self._steps[execution.context]
-
     def _read(self, execution: Execution, spec: CaptureSpec, keys: Keys) -> Any:
         """Return the rows as they are now, in the order of the keys."""
         entities = _gives_entities(execution, spec)
         if not keys:
             names = [spec.entity.__name__] if entities else [str(column.key) for column in spec.table.c]
             return IteratorResult(SimpleResultMetaData(names), iter(()))
-        reading = self._made(execution, spec)[2]
+        if (execution.context, entities) not in self._reading:
+            # on a connection, the columns of the table, as those engines give them that return changed rows
+            reading: Any = select(spec.entity if entities else spec.table).where(where_keys(spec.table))
+            self._reading[execution.context, entities] = reading.execution_options(populate_existing=True)
+        reading = self._reading[execution.context, entities]
         values = {**execution.values, **key_parameters(spec.table, keys)}
         if not entities:
             return _sorted(execution, spec, execution.execute(reading, values), keys)

@@ -37,6 +37,20 @@ _DRIVERS = {
     "mariadb": ("pymysql", "mysqldb", "aiomysql", "asyncmy"),
 }
 _MODULES = {"mysqldb": "MySQLdb"}
+#: the extra that brings a driver, and of an engine the one that brings any
+_EXTRAS = {
+    "postgresql": "postgresql",
+    "psycopg": "postgresql",
+    "psycopg_async": "postgresql",
+    "psycopg2": "psycopg2",
+    "asyncpg": "asyncpg",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "pymysql": "mysql",
+    "aiomysql": "aiomysql",
+    "aiosqlite": "sqlite-async",
+    "yugabytedb": "yugabytedb",
+}
 _SECRET = re.compile(r"pass|pwd|secret|token|key", re.IGNORECASE)
 _IN_URL = re.compile(r"(://[^:/@\s]*:)[^@\s]*@")
 _IN_DSN = re.compile(r"((?:password|passwd|pwd|passfile)['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,)]+)", re.IGNORECASE)
@@ -235,7 +249,9 @@ def _parse_url(text: str) -> URL:
 
 
 def _no_driver(name: str) -> str:
-    return (
-        f"No driver is installed for {name}:// URLs: pip install 'sqlalchemy-locks[postgresql]' (or [mysql], "
-        "[psycopg2], [asyncpg], ...) brings one."
-    )
+    engine, _, driver = name.partition("+")
+    extra = _EXTRAS.get(driver or engine)
+    how = f"no extra brings {driver}; install it by itself, or take another"
+    if extra is not None:
+        how = f"pip install 'sqlalchemy-locks[cli,{extra}]' brings {'it' if driver else 'one'}"
+    return f"No driver is installed for {name}:// URLs: {how}."

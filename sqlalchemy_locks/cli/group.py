@@ -12,6 +12,7 @@ from sqlalchemy_locks.cli.maintain import sweep, vacuum
 from sqlalchemy_locks.cli.queue import queue
 from sqlalchemy_locks.cli.semaphore import semaphore
 from sqlalchemy_locks.cli.status import status, top
+from sqlalchemy_locks.cli.worker import worker
 
 
 @click.group(
@@ -34,5 +35,5 @@ def commands() -> None:
     """
 
 
-for command in (install, check, status, top, page, semaphore, queue, sweep, vacuum):
+for command in (install, check, status, top, page, semaphore, queue, worker, sweep, vacuum):
     commands.add_command(command)

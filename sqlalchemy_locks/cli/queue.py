@@ -1,14 +1,15 @@
-"""``queue``: statistics, and jobs requeued or purged."""
+"""``queue``: statistics; jobs shown, cancelled, rescheduled, requeued or purged; queues paused."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import click
 
 from sqlalchemy_locks._validation import format_duration
 from sqlalchemy_locks.admin import overview
-from sqlalchemy_locks.cli.base import Group, confirm, database_command, duration_option
+from sqlalchemy_locks.cli.base import EXIT_NEGATIVE, Group, confirm, database_command, duration_option
 from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.render import Screen, counted, name, note, number, second, sentence, table
 from sqlalchemy_locks.core.operation import Operation
@@ -19,12 +20,14 @@ _BATCH = 1000
 _QUEUE = click.argument("queue_id", metavar="[QUEUE]", required=False)
 
 
-@click.group(cls=Group, short_help="Show, requeue and purge jobs.")
+@click.group(cls=Group, short_help="Show, cancel, requeue and purge jobs; pause queues.")
 def queue() -> None:
-    """The shipped queue: statistics, requeueing, purging.
+    """The shipped queue: statistics, single jobs, requeueing, purging, pauses.
 
     \b
       sqlalchemy-locks queue stats
+      sqlalchemy-locks queue pause mail
+      sqlalchemy-locks queue cancel 6f1c1f64-5b3c-4bd2-8a3a-2f0c2b8d1f3e
       sqlalchemy-locks queue requeue mail --dead
       sqlalchemy-locks queue purge --older-than 7d
     """
@@ -53,7 +56,8 @@ def queue_table(rows: list[dict[str, Any]]) -> Any:
         cells = [number(row[state.lower()], at_least=state.lower() in at_least) for state in states]
         if row["dead"]:
             cells[3].stylize("red")
-        shown.add_row(name(row["queue_id"]), *cells, second(row["oldest"]))
+        paused = " (paused)" if row.get("paused") else ""
+        shown.add_row(name(f"{row['queue_id']}{paused}"), *cells, second(row["oldest"]))
     return shown
 
 
@@ -109,6 +113,94 @@ def purge(screen: Screen, database: Database, older_than: float, dead: bool, que
     confirm(f"Delete the {what} jobs of {where}{since}, in {database.location.display}?", yes, screen)
     deleted = _in_batches(screen, database, operation, "Deleting")
     screen.show({"deleted": deleted, "which": what}, sentence(f"Deleted: {counted(deleted, f'{what} job')}", "green"))
+
+
+_JOB = click.argument("job", metavar="UUID")
+
+
+@queue.command()
+@_JOB
+@database_command()
+def show(screen: Screen, database: Database, job: str) -> int | None:
+    """Show one job, by its external id, whatever its state."""
+    found: Any = Locks(database.engine).run(Queue().get(job))
+    if found is None:
+        return _unknown(screen, job)
+    row = dict(found._mapping)
+    rows = table("Column", "Value")
+    for column, value in row.items():
+        rows.add_row(name(column), name(value))
+    screen.show(row, rows)
+    return None
+
+
+@queue.command()
+@_JOB
+@database_command()
+def cancel(screen: Screen, database: Database, job: str) -> int | None:
+    """End a waiting job without running it. A running job isn't interrupted."""
+    return _change(screen, database, job, Queue().cancel(job), "cancelled")
+
+
+@queue.command()
+@_JOB
+@duration_option("--in", "run_in", help="So long from now, e.g. 2h; 0 for now.")
+@click.option("--at", "run_at", metavar="TIME", help="This time, with its offset: 2030-01-31T12:00+00:00.")
+@database_command()
+def reschedule(screen: Screen, database: Database, job: str, run_in: float | None, run_at: str | None) -> int | None:
+    """Change the earliest time to run a waiting job."""
+    if (run_in is None) == (run_at is None):
+        raise click.UsageError("Give --in or --at.")
+    if run_at is None:
+        assert run_in is not None
+        operation = Queue().reschedule(job, run_in=run_in)
+    else:
+        try:
+            # Python 3.10 doesn't read the Z that others write for UTC
+            instant = datetime.fromisoformat(run_at.replace("Z", "+00:00"))
+        except ValueError:
+            raise click.BadParameter(f"{run_at!r} is no time: 2030-01-31T12:00+00:00 is.") from None
+        operation = Queue().reschedule(job, run_at=instant)
+    return _change(screen, database, job, operation, "rescheduled")
+
+
+def _change(screen: Screen, database: Database, job: str, operation: Operation[Any], what: str) -> int | None:
+    locks = Locks(database.engine)
+    if locks.run(operation):
+        screen.show({"job": job, what: True}, sentence(f"{what.capitalize()}: {job!r}", "green"))
+        return None
+    found: Any = locks.run(Queue().get(job))
+    if found is None:
+        return _unknown(screen, job)
+    ended = found.completed_at or found.failed_at
+    screen.show({"job": job, what: False}, sentence(f"{job!r} {'has ended' if ended else 'is running'}", "yellow"))
+    return EXIT_NEGATIVE
+
+
+def _unknown(screen: Screen, job: str) -> int:
+    screen.show({"job": job, "found": False}, sentence(f"There is no job {job!r}", "yellow"))
+    return EXIT_NEGATIVE
+
+
+_QUEUES = click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
+
+
+@queue.command()
+@_QUEUES
+@database_command()
+def pause(screen: Screen, database: Database, queues: tuple[str, ...]) -> None:
+    """Let no more jobs of these queues be captured. Running jobs go on, and put jobs wait."""
+    paused = Locks(database.engine).run(Queue().pause(*queues)) or 0
+    screen.show({"paused": paused}, sentence(f"Paused: {counted(paused, 'queue')}", "green"))
+
+
+@queue.command()
+@_QUEUES
+@database_command()
+def resume(screen: Screen, database: Database, queues: tuple[str, ...]) -> None:
+    """Let jobs of paused queues be captured again."""
+    resumed = Locks(database.engine).run(Queue().resume(*queues)) or 0
+    screen.show({"resumed": resumed}, sentence(f"Resumed: {counted(resumed, 'queue')}", "green"))
 
 
 def _in_batches(screen: Screen, database: Database, operation: Operation[Any], what: str) -> int:

@@ -2,9 +2,6 @@
 
 Every statement of this library is sent by an ``Execution``: through SQLAlchemy, or, where no listener could notice,
 through the driver's own cursor. Errors of the driver that are about locks leave it as this library's.
-
-``Execution.by_cursor`` reads ``Connection._has_events``, ``_nested_transaction`` and ``_echo``, which SQLAlchemy keeps
-private; they are used nowhere else, and ``tests/core/test_private_names.py`` pins them.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.connections import driver_calls, raise_translated
+from sqlalchemy_locks.dialects.connections import Shown, driver_calls, raise_translated, shown
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -164,39 +161,41 @@ class Execution:
     ) -> T:
         """Run one statement and return what ``read`` takes from its cursor.
 
-        It is the driver's own cursor, at a third of the cost of a prebuilt statement, unless that could be noticed:
-        with listeners to SQLAlchemy's events, logging of statements, a ``schema_translate_map``, or inside
-        ``begin_nested()``, ``read`` is given SQLAlchemy's cursor result.
+        It is the driver's own cursor, at a third of the cost of a prebuilt statement, unless that could be noticed.
+        With listeners that see statements, a log of them, a ``schema_translate_map``, or inside ``begin_nested()``,
+        ``read`` is given SQLAlchemy's cursor result.
 
         :param plain: all values are numbers and texts, which every driver takes as they are.
         """
-        connection: Any = self.connection
-        if (
-            not plain
-            or self.schema_translated
-            or connection._nested_transaction is not None
-            or connection._has_events
-            or connection.engine._has_events
-            or connection.dialect._has_events
-            or connection._echo
-            or not (self.in_autocommit or connection.in_transaction())
-        ):
+        connection = self.connection
+        how = shown(connection) if plain and not self.schema_translated else Shown.AS_CONSTRUCT
+        if how is Shown.AS_CONSTRUCT:
             return read(self.execute(statement, values))
+        own = how is Shown.NOT and (self.in_autocommit or connection.in_transaction())
+        send = self._by_cursor if own else self._by_text
         if self.first_writes:
-            return self.backend.take_write_lock(connection, lambda: self._by_cursor(statement, values, read))
-        return self._by_cursor(statement, values, read)
+            return self.backend.take_write_lock(connection, lambda: send(statement, values, read))
+        return send(statement, values, read)
 
-    def _by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:
-        connection: Any = self.connection
-        dialect = connection.dialect
+    def _compiled(self, statement: Executable, values: Mapping[str, Any]) -> tuple[str, Any]:
+        """Return the SQL of a statement, and its parameters as the driver takes them."""
         compiled = self.cache.compiled.get(statement)
         if compiled is None:
-            made: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
+            made: Any = statement.compile(dialect=self.connection.dialect)  # type: ignore[attr-defined]
             compiled = made.string, made.params, made.positiontup if made.positional else None
             self.cache.compiled[statement] = compiled
         sql, given, names = compiled
         named = {**given, **values}
-        parameters = named if names is None else tuple(named[name] for name in names)
+        return sql, named if names is None else tuple(named[name] for name in names)
+
+    def _by_text(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+        sql, parameters = self._compiled(statement, values)
+        with translated(self.backend, self.operation._body.needs_installation):
+            return read(self.connection.exec_driver_sql(sql, parameters, execution_options=self.options))
+
+    def _by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+        connection: Any = self.connection
+        sql, parameters = self._compiled(statement, values)
         cursor = None
         try:
             cursor = connection.connection.cursor()
@@ -204,7 +203,7 @@ class Execution:
             found = read(cursor)
         except BaseException as error:
             with translated(self.backend, self.operation._body.needs_installation):
-                if isinstance(error, dialect.loaded_dbapi.Error):
+                if isinstance(error, connection.dialect.loaded_dbapi.Error):
                     raise_translated(connection, error, sql, parameters, cursor)
                 connection.invalidate(error)  # the server's reply would be read as the next statement's
                 raise

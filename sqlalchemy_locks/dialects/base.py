@@ -68,6 +68,8 @@ class Backend:
     on_conflict: ClassVar[bool] = False
     #: a data-modifying statement with RETURNING can be a CTE of another statement
     writable_ctes: ClassVar[bool] = False
+    #: a condition without columns of a table is evaluated before the table is searched, not for each of its rows
+    evaluates_constants_first: ClassVar[bool] = True
     #: several values can be bound as one array, which unnest() reads as rows
     arrays: ClassVar[bool] = False
     #: the server refuses a lock in a transaction whose snapshot is older than the lock
@@ -324,8 +326,10 @@ class Backend:
 
     def not_installed(self) -> NotInstalled:
         return NotInstalled(
-            "the tables or functions of sqlalchemy-locks are not in this database: run `alembic upgrade "
-            "sqlalchemy_locks@head`, or name the schema or prefix that they were installed under"
+            "the tables or functions of sqlalchemy-locks are not in this database, or not all of them: install them "
+            "in the way that the app uses (`alembic upgrade heads`, after `op.upgrade_locks` in a revision of your own "
+            "or with the shipped revisions; `sqlalchemy-locks install`; or `sl.metadata().create_all(engine)`), or "
+            "name the schema or prefix that they were installed under; `sqlalchemy-locks check` tells which it is"
         )
 
     def not_writable(self) -> NotWritable:

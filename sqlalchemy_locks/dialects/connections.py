@@ -1,7 +1,7 @@
 """Connections: how one is checked out and returned, how a driver's error is raised, whether the server closed it.
 
-What SQLAlchemy keeps private of a ``Connection`` and of a pool is used in this module, apart from the three flags that
-``core.execution`` reads before it uses a driver's cursor. ``tests/core/test_private_names.py`` pins all of it.
+What SQLAlchemy keeps private of a ``Connection`` and of a pool is used in this module, and pinned by
+``tests/core/test_private_names.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from functools import cache
 from typing import Any, NoReturn
 
@@ -127,6 +128,38 @@ def most(pool: Any) -> float:
     if not isinstance(pool, QueuePool) or pool._max_overflow < 0:
         return math.inf
     return pool.size() + pool._max_overflow
+
+
+class Shown(IntEnum):
+    """How a statement must be executed so that SQLAlchemy's listeners and its log see it."""
+
+    #: nothing sees it: the driver's own cursor will do
+    NOT = 0
+    #: as the text that is sent
+    AS_TEXT = 1
+    #: as the construct that it was compiled from
+    AS_CONSTRUCT = 2
+
+
+def shown(connection: Connection) -> Shown:
+    """Return how a statement on this connection must be executed, by the events that are really listened to.
+
+    Most listeners (``connect``, ``begin``, ``handle_error``, an isolation level as an option of the engine) see no
+    statement, or are called wherever it is sent.
+    """
+    private: Any = connection
+    if private._has_events or private.engine._has_events:
+        heard = private.dispatch
+        if heard.before_execute or heard.after_execute:
+            return Shown.AS_CONSTRUCT
+        if heard.before_cursor_execute or heard.after_cursor_execute:
+            return Shown.AS_TEXT
+    if private.dialect._has_events:
+        heard = private.dialect.dispatch
+        if heard.do_execute or heard.do_execute_no_params or heard.do_setinputsizes:
+            return Shown.AS_TEXT
+    # inside begin_nested() SQLAlchemy raises for a savepoint that an error has ended
+    return Shown.AS_TEXT if private._echo or private._nested_transaction is not None else Shown.NOT
 
 
 def has_room(engine: Engine) -> bool:

@@ -39,6 +39,7 @@ _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
 class SQLite(Backend):
     name = "SQLite"
     single_writer = True
+    evaluates_constants_first = False
     on_conflict = True
     row_locks = False
     holders_unavailable = "whose one lock is the file's, which keeps no list of holders"

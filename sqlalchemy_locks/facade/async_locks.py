@@ -6,11 +6,20 @@ Each method runs its synchronous twin in SQLAlchemy's greenlet, where the driver
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
+
+try:
+    importlib.import_module("greenlet")
+except ImportError as error:
+    raise ImportError(
+        "AsyncLocks need greenlet, which is not installed: the extra of each async driver brings it, e.g. pip install "
+        "'sqlalchemy-locks[asyncpg]', [aiomysql] or [sqlite-async], and so does [fastapi]"
+    ) from error
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn

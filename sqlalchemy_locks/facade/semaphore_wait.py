@@ -336,14 +336,13 @@ class SemaphoreWaiter:
             )
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
         short = ShortTransaction(self._engine)
+        short.check_out(self._left())
         try:
-            short.open(writes=False, wait=self._row_timeout(), within=self._left())
-        except PoolTimeout:
-            raise
-        except LockTimeout:
-            self._busy = True
-            return [name]
-        try:
+            try:
+                short.begin(writes=False, wait=self._row_timeout())
+            except LockTimeout:
+                self._busy = True
+                return [name]
             return self._short_of(availability(self._request).value(short.connection, {}))
         finally:
             short.abandon()

@@ -7,7 +7,8 @@
 - A request leaves no lock behind, however it ends.
 
 A lock held by a transaction ends with the endpoint, before the response is sent, so that no client is told of something
-that was not committed. Permits and leases end when the response has been sent, streams and background tasks included.
+that was not committed. So does a lease: the client's next request finds it free. Permits of a semaphore are released
+when the response has been sent, streams and background tasks included.
 """
 
 from __future__ import annotations
@@ -216,17 +217,22 @@ def lease(
     *,
     ttl: float | timedelta = 60,
     timeout: float | timedelta | None = 5,
-    scope: Scope = "request",
+    scope: Scope = "function",
     retry_after: float | timedelta | None = None,
     locks: AsyncLocks | Callable[..., Any] = locks_of,
 ) -> Any:
-    """Hold a lease while the endpoint works and its response is sent: a semaphore of one, made on first use.
+    """Hold a lease while the endpoint works: a semaphore of one, made on first use.
+
+    It is given back before the response is sent, so that the client's next request doesn't contend with this one.
+
+    :param scope: ``"request"`` gives it back when the response has been sent and the background tasks are done; an
+        endpoint that streams needs it.
 
     Unlike :func:`exclusive` it keeps no transaction open; unlike :func:`semaphore` contention is answered 423.
     Everything else as :func:`semaphore`; ``grant.fence[name]`` is the fencing token.
 
     >>> @app.post("/reports/{day}", dependencies=[lease("report:{day}", ttl=60, timeout=0)])
-    ... async def report(day: date) -> StreamingResponse: ...
+    ... async def report(day: date) -> None: ...
     """
     checked_ttl, wait = _check_ttl(ttl), timeout_seconds(timeout)
 

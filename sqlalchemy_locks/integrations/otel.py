@@ -1,4 +1,4 @@
-"""Spans and metrics of locks for OpenTelemetry (extra ``otel``).
+"""Spans and metrics of locks and workers for OpenTelemetry (extra ``otel``).
 
 Each wait and each hold is a span, under the span that is current where it happens. Names of locks are attributes of
 spans, not of metrics, because there may be one for each invoice.
@@ -13,7 +13,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import Status, StatusCode
 from sqlalchemy import event
 
-from sqlalchemy_locks.values import LockEvent
+from sqlalchemy_locks.values import JobEvent, LockEvent
 
 _SCOPE = "sqlalchemy_locks"
 
@@ -88,3 +88,66 @@ def instrument(
     )
     for what in ("waited", "acquired", "released", "lost", "retried", "swept"):
         event.listen(locks, what, telemetry.record)
+
+
+class WorkerTelemetry:
+    """Records the events of workers with a tracer and a meter: each run of a handler is a span."""
+
+    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
+        self._tracer = tracer
+        self._waits = meter.create_histogram(
+            "sqlalchemy_locks.job.wait.duration", "s", "From a job's run_at to its capture"
+        )
+        self._runs = meter.create_histogram("sqlalchemy_locks.job.run.duration", "s", "How long handlers ran")
+        self._running = meter.create_up_down_counter("sqlalchemy_locks.jobs.running", "{job}", "Handlers that run now")
+        self._counters = {
+            what: meter.create_counter(f"sqlalchemy_locks.jobs.{what}", "{job}", f"Jobs {what}")
+            for what in ("begun", "completed", "failed", "dead", "stalled")
+        }
+
+    def record(self, occurred: JobEvent) -> None:
+        """Record one event."""
+        attributes: dict[str, Any] = {"job.queue": occurred.queue, "db.system.name": occurred.engine.lower()}
+        self._counters[occurred.event].add(occurred.count, attributes)
+        if occurred.event == "begun":
+            self._running.add(1, attributes)
+            if occurred.waited is not None:
+                self._waits.record(occurred.waited, attributes)
+        elif occurred.took is not None:
+            self._running.add(-1, attributes)
+            self._runs.record(occurred.took, {**attributes, "job.outcome": occurred.event})
+            self._span(occurred, occurred.took, attributes)
+
+    def _span(self, occurred: JobEvent, seconds: float, attributes: dict[str, Any]) -> None:
+        ended = time.time_ns()
+        span = self._tracer.start_span(
+            f"job {occurred.queue}",
+            start_time=ended - int(seconds * 1e9),
+            attributes={**attributes, "job.id": str(occurred.external_id), "job.attempt": occurred.attempt or 0},
+        )
+        if occurred.error is not None:
+            span.record_exception(occurred.error)
+            span.set_status(Status(StatusCode.ERROR, str(occurred.error)))
+        span.end(ended)
+
+
+def instrument_worker(
+    worker: Any,
+    *,
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+) -> None:
+    """Record the events of a worker with OpenTelemetry.
+
+    :param worker: a ``Worker`` or ``AsyncWorker``; or one of these classes, for all of them. Call it once for each.
+    :param tracer_provider: :param meter_provider: by default the global ones.
+
+    >>> from sqlalchemy_locks.integrations import otel
+    >>> otel.instrument_worker(worker)
+    """
+    telemetry = WorkerTelemetry(
+        trace.get_tracer(_SCOPE, tracer_provider=tracer_provider),
+        metrics.get_meter(_SCOPE, meter_provider=meter_provider),
+    )
+    for what in ("begun", "completed", "failed", "dead", "stalled"):
+        event.listen(worker, what, telemetry.record)

@@ -1,6 +1,7 @@
-"""Metrics of locks for Prometheus (extra ``prometheus``).
+"""Metrics of locks and workers for Prometheus (extra ``prometheus``).
 
-The labels are a lock's kind and its engine. Names are no labels, because there may be one for each invoice.
+The labels are a lock's kind or a worker's queue, and the engine. Names of locks are no labels, because there may be
+one for each invoice.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from sqlalchemy import event
 
-from sqlalchemy_locks.values import LockEvent
+from sqlalchemy_locks.values import JobEvent, LockEvent
 
 _LABELS = ("kind", "engine")
 #: seconds
@@ -87,3 +88,66 @@ def instrument(locks: Any, registry: CollectorRegistry = REGISTRY) -> None:
     metrics = _by_registry[id(registry)][1]
     for what in ("waited", "acquired", "released", "lost", "retried", "swept"):
         event.listen(locks, what, metrics.record)
+
+
+class WorkerMetrics:
+    """The metrics of one registry, updated by the events of workers (see :func:`instrument_worker`).
+
+    - ``sqlalchemy_locks_job_wait_seconds``: from a job's ``run_at`` to its capture
+    - ``sqlalchemy_locks_job_run_seconds``: how long handlers ran, by ``outcome``: ``completed`` or ``failed``
+    - ``sqlalchemy_locks_jobs_running``: handlers that run now
+    - ``sqlalchemy_locks_jobs_begun_total``, and the same for ``completed``, ``failed``, ``dead`` and ``stalled``
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("queue", "engine")
+        self._waits = Histogram(
+            "sqlalchemy_locks_job_wait_seconds",
+            "From a job's run_at to its capture",
+            labels,
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._runs = Histogram(
+            "sqlalchemy_locks_job_run_seconds",
+            "How long handlers ran",
+            (*labels, "outcome"),
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._running = Gauge("sqlalchemy_locks_jobs_running", "Handlers that run now", labels, registry=registry)
+        self._counters = {
+            what: Counter(f"sqlalchemy_locks_jobs_{what}", f"Jobs {what}", labels, registry=registry)
+            for what in ("begun", "completed", "failed", "dead", "stalled")
+        }
+
+    def record(self, occurred: JobEvent) -> None:
+        """Record one event."""
+        labels = occurred.queue, occurred.engine
+        self._counters[occurred.event].labels(*labels).inc(occurred.count)
+        if occurred.event == "begun":
+            self._running.labels(*labels).inc()
+            if occurred.waited is not None:
+                self._waits.labels(*labels).observe(occurred.waited)
+        elif occurred.took is not None:
+            self._running.labels(*labels).dec()
+            self._runs.labels(*labels, occurred.event).observe(occurred.took)
+
+
+_workers_by_registry: dict[int, tuple[CollectorRegistry, WorkerMetrics]] = {}
+
+
+def instrument_worker(worker: Any, registry: CollectorRegistry = REGISTRY) -> None:
+    """Record the events of a worker in the metrics of a registry.
+
+    :param worker: a ``Worker`` or ``AsyncWorker``; or one of these classes, for all of them. Call it once for each.
+    :param registry: the registry; by default Prometheus' global one.
+
+    >>> from sqlalchemy_locks.integrations import prometheus
+    >>> prometheus.instrument_worker(worker)
+    """
+    if id(registry) not in _workers_by_registry:
+        _workers_by_registry[id(registry)] = registry, WorkerMetrics(registry)
+    metrics = _workers_by_registry[id(registry)][1]
+    for what in ("begun", "completed", "failed", "dead", "stalled"):
+        event.listen(worker, what, metrics.record)

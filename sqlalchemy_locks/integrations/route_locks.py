@@ -125,7 +125,7 @@ class RouteLock:
         if self._scope == "function" and _streams(route):
             raise ValueError(
                 f"the route {route.path_format} streams its response, and its lock would end before that: give "
-                'the lock scope="request", or use a lease'
+                'the lock scope="request"'
             )
 
     def _parameters_of(self, route: Any, path: str) -> Parameters:

@@ -26,7 +26,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import bounded_seconds, positive_int
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, RowsOperation
-from sqlalchemy_locks.core.roles import RoleColumns
+from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Instant
 
@@ -76,10 +76,12 @@ class _StateCounts(JobOperation):
                 runs.c.queue_id
             ),
             select(died.c.queue_id, *_columns(dead=func.count())).group_by(died.c.queue_id),
+            *(select(name, *_columns(paused=ONE)) for name in self.jobs.paused_names(context)),
         ).subquery("parts")
         totals = [cast(func.sum(parts.c[name]), Integer()).label(name) for name in _STATES]
         oldest = func.min(parts.c.oldest, type_=Instant()).label("oldest")
-        return select(parts.c.queue_id, *totals, oldest).group_by(parts.c.queue_id)
+        paused = (func.max(parts.c.paused) == ONE).label("paused")
+        return select(parts.c.queue_id, *totals, oldest, paused).group_by(parts.c.queue_id)
 
 
 class _QueueNames(JobOperation):
@@ -163,7 +165,8 @@ class QueueCounts(JobOperation):
         chosen = {f"locks_queue_{n}": shown[n] if n < len(shown) else None for n in range(QUEUES)}
         for counted in rows(self._each, locks_limit_each=limit + 1, **chosen)[: len(shown)]:
             name = shown[counted.place]
-            row = found.setdefault(name, {"queue_id": name, **dict.fromkeys(_STATES, 0), "at_least": set[str]()})
+            none: dict[str, Any] = {"queue_id": name, **dict.fromkeys(_STATES, 0), "paused": False}
+            row = found.setdefault(name, {**none, "at_least": set[str]()})
             waiting, scheduled = int(counted.waiting or 0), int(counted.scheduled or 0)
             row.update(waiting=min(waiting, limit), scheduled=min(scheduled, limit), oldest=counted.oldest)
             if waiting + scheduled > limit:
@@ -208,7 +211,7 @@ def _count_if(condition: Any) -> Any:
 def _columns(**counts: Any) -> list[Any]:
     """Return the columns of one part of the counts: 0 for every state that isn't given."""
     nothing: Any = literal_column("0")
-    columns = [counts.get(state, nothing).label(state) for state in _STATES]
+    columns = [counts.get(state, nothing).label(state) for state in (*_STATES, "paused")]
     return [*columns, counts.get("oldest", cast(null(), Instant())).label("oldest")]
 
 
@@ -236,8 +239,9 @@ def counts(limit: int, stalled_after: float, jobs: Jobs | None = None) -> Operat
     :param stalled_after: a running job is stalled when its last heartbeat is older, in seconds.
     :param jobs: the jobs of a queue in a user's own table.
     :return: a mapping: ``rows``, each with ``queue_id``, ``waiting``, ``scheduled``, ``running``, ``stalled``,
-        ``dead``, ``oldest`` (the first due time of a waiting job), and ``at_least``, the names of counts that may be
-        greater; ``counts``, the totals of these, and of ``queues``; and ``at_least``, the names of such totals.
+        ``dead``, ``oldest`` (the first due time of a waiting job), ``paused``, and ``at_least``, the names of counts
+        that may be greater; ``counts``, the totals of these, and of ``queues``; and ``at_least``, the names of such
+        totals.
     """
     values = {
         "locks_limit": positive_int(limit, "limit"),

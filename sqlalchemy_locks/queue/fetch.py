@@ -52,11 +52,10 @@ class FetchJobs(JobCapture):
         return CaptureSpec(
             at.table,
             (
-                at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
+                *self.jobs.in_queue(context),
                 at.started_at.is_(None),
                 at.run_at <= Began(),
                 *([tuple_(*order) > tuple_(*after)] if self.after else []),
-                *self.jobs.not_paused(context),
             ),
             {
                 at.claim: drawn_claim(at.claim),

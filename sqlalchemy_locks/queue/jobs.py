@@ -89,17 +89,25 @@ class Jobs:
             self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",))
         elif paused is not None:
             key = MappedTable(paused, "Queue").primary_key
-            if len(key) > 1:
+            if len(key) != 1:
                 raise ValueError("Queue: the primary key of paused= must be one column, the name of a paused queue")
             self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",), paused, {"id": key[0]})
 
-    def not_paused(self, context: BuildContext) -> list[Any]:
-        """Return the condition that the queue, bound as ``locks_queue``, isn't paused."""
+    def in_queue(self, context: BuildContext) -> list[Any]:
+        """Return the conditions that a job is in the queue bound as ``locks_queue``, and that this isn't paused."""
+        column = self.at(context).queue_id
+        queue: Any = bindparam("locks_queue", type_=column.type)
         if self.paused is None:
-            return []
+            return [column == queue]
         at = self.paused.columns(context)
-        paused = select(ONE).where(at["id"] == bindparam("locks_queue", type_=at["id"].type))
-        return [~paused.exists()]
+        paused = select(ONE).where(at["id"] == bindparam("locks_queue", type_=at["id"].type)).exists()
+        if context.backend.evaluates_constants_first:
+            return [column == queue, ~paused]
+        return [column == select(queue).where(~paused).scalar_subquery()]
+
+    def paused_names(self, context: BuildContext) -> list[Any]:
+        """Return the column of the paused queues' names, if there is one."""
+        return [] if self.paused is None else [self.paused.columns(context)["id"]]
 
     def require_paused(self) -> None:
         """:raises ValueError: for a table of jobs without one of paused queues."""

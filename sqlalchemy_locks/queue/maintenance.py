@@ -170,9 +170,8 @@ class Stats(JobOperation):
             part(at.heartbeat_at.is_not(None), nothing, nothing, count, nothing, instant, nothing),
             part(at.failed_at.is_not(None), nothing, nothing, nothing, count, instant, nothing),
         ]
-        if self.jobs.paused is not None:
-            paused = self.jobs.paused.columns(context)["id"]
-            parts.append(select(paused, nothing, nothing, nothing, nothing, instant, ONE))
+        for name in self.jobs.paused_names(context):
+            parts.append(select(name, nothing, nothing, nothing, nothing, instant, ONE))
         every = union_all(*parts).subquery("parts")
         names = ("waiting", "scheduled", "running", "dead")
         totals = [cast(func.sum(every.c[name]), Integer()).label(name) for name in names]

@@ -54,25 +54,30 @@ class ReadSemaphores(OperationImpl):
         return execution.execute(statement)
 
 
-def held_permits(context: BuildContext, *, of_one: bool = False) -> Any:
-    """Select what is held of each semaphore, in one pass: ``semaphore_id, used, holders, oldest``.
+def _held_permits(context: BuildContext, *, of_one: bool = False) -> Any:
+    """Select the semaphores in use and what is held of each, in one pass: ``semaphore_id, capacity, on_demand, used,
+    holders, oldest``.
 
-    :param of_one: of the semaphore ``name`` alone.
+    :param of_one: of the semaphore ``name`` alone, and without ``capacity`` and ``on_demand``.
     """
-    sem, per = context.tables.semaphore, context.tables.permit
-    held = select(
+    sem, per = context.tables.semaphore.alias("in_use"), context.tables.permit
+    sums = (
         per.c.semaphore_id,
         cast(func.sum(per.c.count), BigInteger()).label("used"),
         func.count().label("holders"),
         func.min(per.c.permit_request_id).label("oldest"),
-    ).where(per.c.state == HELD_STATE)
-    each = sem.alias("each_semaphore")
-    if of_one or not context.backend.partial_indexes:
-        # released permits are in the index, too, and are many more: read the part of each semaphore that is held
-        held = held.join_from(each, per, per.c.semaphore_id == each.c.id)
+    )
+    columns: list[Any] = [sem.c.capacity, sem.c.on_demand]
+    exists = sem.c.capacity.is_not(None)
+    held: Any = select(*sums).where(per.c.state == HELD_STATE).group_by(per.c.semaphore_id)
     if of_one:
-        held = held.where(each.c.name == _NAME)
-    return held.group_by(per.c.semaphore_id).subquery("held")
+        return held.join_from(sem, per, per.c.semaphore_id == sem.c.id).where(sem.c.name == _NAME).subquery("held")
+    if not context.backend.partial_indexes:
+        # released permits are in the index, too, and are many more: read the part of each semaphore that is held
+        held = held.add_columns(*(func.min(column).label(column.name) for column in columns))
+        return held.join_from(sem, per, per.c.semaphore_id == sem.c.id).where(exists).subquery("held")
+    held = held.subquery("sums")
+    return select(held, *columns).join_from(held, sem, sem.c.id == held.c.semaphore_id).where(exists).subquery("held")
 
 
 class Usage(ReadSemaphores):
@@ -86,7 +91,7 @@ class Usage(ReadSemaphores):
 
     def build(self, context: BuildContext) -> Executable | None:
         sem, req = context.tables.semaphore, context.tables.permit_request
-        held = held_permits(context, of_one=self._of_one)
+        held = _held_permits(context, of_one=self._of_one)
         usage = (
             select(
                 sem.c.name,
@@ -112,17 +117,14 @@ class Fullest(ReadSemaphores):
 
     def build(self, context: BuildContext) -> Executable | None:
         sem, req = context.tables.semaphore, context.tables.permit_request
-        held, used = held_permits(context), sem.alias("used")
-        share = case((held.c.used >= used.c.capacity, _ONE), else_=_ONE * held.c.used / used.c.capacity)
-        order = case((used.c.on_demand, _ONE), else_=share).desc(), case((used.c.on_demand, held.c.oldest)), used.c.id
-        place = func.row_number().over(partition_by=used.c.on_demand, order_by=order)
+        held = _held_permits(context)
+        share = case((held.c.used >= held.c.capacity, _ONE), else_=_ONE * held.c.used / held.c.capacity)
+        lease = held.c.on_demand
+        order = case((lease, _ONE), else_=share).desc(), case((lease, held.c.oldest)), held.c.semaphore_id
+        place = func.row_number().over(partition_by=lease, order_by=order)
         # few columns, and no names: all semaphores in use are sorted
-        ranked = (
-            select(held, place.label("place"))
-            .join_from(held, used, used.c.id == held.c.semaphore_id)
-            .where(used.c.capacity.is_not(None))
-            .subquery("ranked")
-        )
+        columns = (held.c.semaphore_id, held.c.used, held.c.holders, held.c.oldest)
+        ranked = select(*columns, place.label("place")).subquery("ranked")
         return (
             select(
                 sem.c.id,
@@ -163,24 +165,22 @@ class Totals(ReadSemaphores):
     name = "semaphore.totals"
 
     def build(self, context: BuildContext) -> Executable | None:
-        sem, held = context.tables.semaphore, held_permits(context)
+        sem, held = context.tables.semaphore, _held_permits(context)
         every = (
             select(sem.c.on_demand, func.count().label("total"))
             .where(sem.c.capacity.is_not(None))
             .group_by(sem.c.on_demand)
-            .subquery("every")
+            .subquery("every_semaphore")
         )
         in_use = (
             select(
-                sem.c.on_demand,
+                held.c.on_demand,
                 func.count().label("in_use"),
                 cast(func.sum(held.c.used), BigInteger()).label("permits"),
-                cast(func.sum(case((held.c.used >= sem.c.capacity, 1), else_=0)), BigInteger()).label("full"),
+                _count_if(held.c.used >= held.c.capacity).label("full"),
             )
-            .join_from(held, sem, sem.c.id == held.c.semaphore_id)
-            .where(sem.c.capacity.is_not(None))
-            .group_by(sem.c.on_demand)
-            .subquery("in_use")
+            .group_by(held.c.on_demand)
+            .subquery("counted")
         )
         counts = [
             func.coalesce(in_use.c[name], 0, type_=BigInteger()).label(name) for name in ("in_use", "permits", "full")

@@ -249,6 +249,8 @@ class AsyncWorker(ObservedWorker):
         config = self.config
         state = self._state = WorkerState(self, config, self._stop, _sleep, self._wake_from_thread)
         idle = IdleSlots(config.concurrency, until_empty)
+        if len(self._slot_wakes) != config.concurrency:  # it was changed
+            self._slot_wakes = [asyncio.Event() for _ in range(config.concurrency)]
         helds: dict[asyncio.Event, HeldJob] = {}
         slots = [asyncio.create_task(self._run_holding_slot(wake, idle, state, helds)) for wake in self._slot_wakes]
         state.heartbeats.start()
@@ -344,7 +346,7 @@ class AsyncWorker(ObservedWorker):
                     if topic in backend.read_notifications(driver):
                         self._wake_all()
                 except Exception:
-                    loop.remove_reader(driver.fileno())
+                    loop.remove_reader(number)  # the driver has closed it, and doesn't know its number any more
                     lost.set()
 
             def on_notification(_: Any, pid: int, channel: str, payload: str) -> None:
@@ -359,13 +361,14 @@ class AsyncWorker(ObservedWorker):
             else:
                 await driver.set_autocommit(True)
                 await driver.execute(f"LISTEN {CHANNEL}")
-                loop.add_reader(driver.fileno(), on_readable)
+                number = driver.fileno()
+                loop.add_reader(number, on_readable)
                 self._wake_all()
                 try:
                     await lost.wait()
                 finally:
                     if not driver.closed:
-                        loop.remove_reader(driver.fileno())
+                        loop.remove_reader(number)
         finally:
             if hasattr(driver, "terminate"):
                 driver.terminate()  # close() would wait for the server

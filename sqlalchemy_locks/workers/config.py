@@ -78,6 +78,13 @@ class WorkerConfig:
                 "other writer: leave it out, and a job whose worker died is requeued after stalled_after"
             )
 
+    def change(self, *, name: str | None = None, concurrency: int | None = None) -> None:
+        """Set the queue's name or the number of handlers, before the worker runs."""
+        if name is not None:
+            self.name = valid_name(name, "a queue")
+        if concurrency is not None:
+            self.concurrency = positive_int(concurrency, "concurrency")
+
     @property
     def backend(self) -> Backend:
         return backend_for(self.engine.dialect)

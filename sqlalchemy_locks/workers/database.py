@@ -86,7 +86,9 @@ def transaction(engine: Engine) -> Iterator[ShortTransaction]:
     short.open()
     try:
         yield short
-    except BaseException:
+    except BaseException as error:
+        # references to a cursor whose rows could not be decoded: an open one of SQLite's keeps its lock
+        traceback.clear_frames(error.__traceback__)
         short.abandon()
         raise
     short.commit()

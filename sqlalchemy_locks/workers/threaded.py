@@ -262,6 +262,8 @@ class Worker(ObservedWorker):
         config = self.config
         state = WorkerState(self, config, stop, time.sleep, self._wake.set)
         idle = IdleSlots(config.concurrency, until_empty)
+        if len(self._slot_wakes) != config.concurrency:  # it was changed
+            self._slot_wakes = [WakeEvent() for _ in range(config.concurrency)]
         threads = [
             threading.Thread(target=self._run_holding_slot, args=(wake, stop, idle, state, ended), daemon=True)
             for wake in self._slot_wakes
@@ -349,8 +351,8 @@ class Worker(ObservedWorker):
                     return
                 connection = config.engine.raw_connection()
                 driver: Any = connection.driver_connection
-                connection.detach()  # it doesn't return to the pool
-                with contextlib.closing(connection):
+                connection.detach()  # it doesn't return to the pool, which would log the traceback of a lost connection
+                with contextlib.closing(driver):
                     driver.autocommit = True
                     driver.cursor().execute(f"LISTEN {CHANNEL}")
                     self._wake_all()  # jobs may have been put before it listened

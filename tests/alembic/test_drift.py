@@ -53,9 +53,8 @@ QUOTES = {"postgresql": "", "mysql": "`", "sqlite": '"'}
 
 FUNCTION_DRIFTS = {
     "body": (
-        "CREATE OR REPLACE FUNCTION lock.exclusive(key bigint, allow_stale boolean DEFAULT false) RETURNS void "
-        "LANGUAGE plpgsql AS $$BEGIN END$$",
-        "the body of lock.exclusive(bigint, boolean) is not the one that was installed",
+        "CREATE OR REPLACE FUNCTION lock.vacuum() RETURNS bigint LANGUAGE plpgsql AS $$BEGIN RETURN 0; END$$",
+        "the body of lock.vacuum() is not the one that was installed",
     ),
     "missing": ("DROP FUNCTION lock.vacuum()", "lock.vacuum() is missing"),
     "security": (
@@ -67,6 +66,7 @@ FUNCTION_DRIFTS = {
         "the volatility of lock.key(text[]): s, not i",
     ),
     "settings": (
+        "ALTER FUNCTION lock.try_shared(bigint, boolean) RESET ALL;"
         "ALTER FUNCTION lock.try_shared(bigint, boolean) SET lock_timeout = '10s'",
         "the settings of lock.try_shared(bigint, boolean): ['lock_timeout=10s'], not [{}]",
     ),
@@ -91,7 +91,7 @@ def test_drift_on_postgresql(fresh: Fresh, server: str, locking: str, drift: str
     Project(tmp_path, url, "directives", locking=locking).upgrade()
     command, sentence = FUNCTION_DRIFTS[drift]
     run(url, command)
-    wanted = {"yugabytedb": "'lock_timeout=100ms'", "table": "'lock_timeout=1ms'"}
+    wanted = {"yugabytedb": "'lock_timeout=100ms'", "table": "'enable_seqscan=off', 'lock_timeout=1ms'"}
     assert drifts(url) == [sentence.format(wanted.get(server) or wanted.get(locking, ""))]
 
 

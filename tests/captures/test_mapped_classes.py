@@ -139,6 +139,17 @@ def test_an_async_session_loads_them_too(engine_to: MakeEngine, servers: Any, na
     asyncio.run(take())
 
 
+def test_a_connection_gives_rows_of_the_table(kind: Engine) -> None:
+    """And none of what a SELECT of the class would join: it would give a row for each label."""
+    fill_parcels(kind)
+    fill(kind, Car(id=2, seats=5), Taxi(id=1))
+    cars = sl.capture(Car, where=Car.seats != 7, values={"seats": 7}, order_by=Car.id.desc(), limit=2)
+    with kind.connect() as connection:
+        assert [tuple(row) for row in connection.execute(parcels(2))] == [(1, "busy"), (2, "busy")]
+        assert [(row.id, row.seats) for row in connection.execute(cars)] == [(2, 7), (1, 7)]
+        assert connection.execute(cars).keys() == Car.__table__.c.keys()
+
+
 def test_criteria_apply_to_what_is_read_again(kind: Engine) -> None:
     fill_parcels(kind)
     criteria = with_loader_criteria(Label, Label.id > 10)

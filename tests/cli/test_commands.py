@@ -126,6 +126,32 @@ def test_queue_commands(cli: Cli) -> None:
     assert cli.json("queue", "purge", "--older-than", "0", "--dead", "--yes") == {"deleted": 1, "which": "dead"}
 
 
+def test_jobs_by_id(cli: Cli) -> None:
+    id = str(UUID(str(cli.locks.run(QUEUE.put({"a": 1}, queue="single", run_in=3600)))))
+    assert cli.json("queue", "show", id)["payload"] == {"a": 1}
+    assert "single" in cli("queue", "show", id).stdout
+    assert cli.json("queue", "reschedule", id, "--at", "2020-01-31T12:00Z") == {"job": id, "rescheduled": True}
+    assert cli.json("queue", "show", id)["run_at"].startswith("2020-01-31T12:00")
+    assert cli.json("queue", "reschedule", id, "--in", "2h")["rescheduled"]
+    assert cli("queue", "cancel", id).stdout == f"Cancelled: '{id}'\n"
+    assert cli("queue", "cancel", id, code=1).stdout == f"'{id}' has ended\n"
+    assert cli.json("queue", "show", id)["error"] == "cancelled"
+    (job,) = captured(cli, "single", 1)
+    running = str(UUID(str(job.external_id)))
+    assert cli.json("queue", "cancel", running, code=1) == {"job": running, "cancelled": False}
+    unknown = str(UUID(int=1))
+    for command in (["show"], ["cancel"], ["reschedule", "--in", "0"]):
+        assert cli.json("queue", command[0], unknown, *command[1:], code=1) == {"job": unknown, "found": False}
+
+
+def test_pausing_queues(cli: Cli) -> None:
+    assert cli("queue", "pause", "one", "two").stdout == "Paused: 2 queues\n"
+    assert cli.json("queue", "pause", "one") == {"paused": 0}
+    assert [row["paused"] for row in cli.json("queue", "stats", "two")["queues"]] == [True]
+    assert "one (paused)" in cli("queue", "stats").stdout
+    assert cli.json("queue", "resume", "one", "two") == {"resumed": 2}
+
+
 def test_sweep_and_vacuum(cli: Cli) -> None:
     cli("semaphore", "create", "swept", "5")
     locks = cli.locks
@@ -165,6 +191,25 @@ def test_status_shows_every_part(cli: Cli) -> None:
     for part in ("Semaphores", "Leases", "Queues", "Mutexes", "Timeouts", "Keys", "shown", "import", "report"):
         assert part in shown
     locks.release(grant)
+
+
+def test_status_limits_rows_and_says_how_many_more(servers: Servers) -> None:
+    cli = Cli(servers.fresh("sqlite", "pysqlite"))
+    cli("install")
+    locks = cli.locks
+    for number in range(5):
+        locks.run(sl.semaphore.create(f"s{number}", 2))
+    assert locks.acquire({"s3": 2}, owner="web-1")
+    assert locks.acquire({"s4": 1})
+    locks.mutex.acquire("a")
+    told = cli.json("status", "--limit", "2")
+    assert [row["name"] for row in told["semaphores"]] == ["s3", "s4"]
+    counts = {"semaphores": 5, "full": 1, "leases": 0, "leases_held": 0, "permits": 3, "mutexes": 1}
+    assert {name: told["counts"][name] for name in counts} == counts
+    assert told["at_least"] == []
+    shown = cli("status", "--limit", "2").stdout
+    assert shown.count("... and 3 more") == 1
+    assert "more" not in cli("status").stdout
 
 
 def test_status_shows_keys_and_waiters(postgresql: Cli) -> None:
@@ -259,6 +304,11 @@ def test_help_without_database() -> None:
         (("queue", "requeue", "--job", "x"), "an external_id is a UUID"),
         (("queue", "requeue", "mail", "--job", "x"), "leave QUEUE out"),
         (("queue", "purge"), "--older-than"),
+        (("queue", "cancel", "x"), "an external_id is a UUID"),
+        (("queue", "reschedule", str(UUID(int=1))), "--in or --at"),
+        (("queue", "reschedule", str(UUID(int=1)), "--at", "soon"), "'soon' is no time"),
+        (("queue", "reschedule", str(UUID(int=1)), "--at", "2030-01-01"), "time zone"),
+        (("queue", "pause"), "QUEUE..."),
         (("sweep", "--stale-after", "0"), "more than 0 seconds"),
         (("top", "--interval", "0"), "at least 0.1 s"),
         (("check", "--schema", "a;b"), "is refused"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,23 @@ def test_unusable_urls_are_refused(url: str, said: str) -> None:
     for secret in (SECRET, "s3cret-word"):
         assert secret not in done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("drivername", "said"),
+    [
+        ("postgresql+asyncpg", "'sqlalchemy-locks[cli,asyncpg]' brings it"),
+        ("mysql+aiomysql", "'sqlalchemy-locks[cli,aiomysql]' brings it"),
+        ("mariadb+pymysql", "'sqlalchemy-locks[cli,mysql]' brings it"),
+        ("sqlite+aiosqlite", "'sqlalchemy-locks[cli,sqlite-async]' brings it"),
+        ("mysql+asyncmy", "no extra brings asyncmy"),
+    ],
+)
+def test_missing_driver_names_its_extra(drivername: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, drivername.partition("+")[2], None)
+    done = run("check", "--url", f"{drivername}://host/db")
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
 
 
 UNREACHABLE = ["postgresql+psycopg", "postgresql+psycopg2", "postgresql+asyncpg", "mysql+pymysql", "mysql+aiomysql"]

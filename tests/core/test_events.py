@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from sqlalchemy import Delete, Engine, Insert, Select, event, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, ORMExecuteState, Session, mapped_column
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects.connections import Shown, shown
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, seen, unused
 
@@ -46,6 +47,46 @@ def test_the_engines_events_see_each_inner_statement(engine_to: MakeEngine, name
     assert isinstance(constructs[0], {"sqlite": Delete, "mariadb": Insert}.get(name, Select))
     # what goes to the driver beside them is SQLite's question for its busy timeout
     assert len([line for line in statements if not line.startswith("PRAGMA")]) == len(constructs)
+
+
+#: a listener, or an option that SQLAlchemy implements by one, and how a statement must be executed for it
+LISTENERS: dict[str, tuple[Callable[[Engine], Any], Shown]] = {
+    "connect": (lambda engine: event.listen(engine, "connect", lambda *_: None), Shown.NOT),
+    "begin": (lambda engine: event.listen(engine, "begin", lambda *_: None), Shown.NOT),
+    "engine_connect": (lambda engine: event.listen(engine, "engine_connect", lambda *_: None), Shown.NOT),
+    "do_connect": (lambda engine: event.listen(engine, "do_connect", lambda *_: None), Shown.NOT),
+    "handle_error": (lambda engine: event.listen(engine, "handle_error", lambda *_: None), Shown.NOT),
+    "options": (lambda engine: engine.execution_options(isolation_level="SERIALIZABLE"), Shown.NOT),
+    "before_execute": (lambda engine: event.listen(engine, "before_execute", lambda *_: None), Shown.AS_CONSTRUCT),
+    "after_execute": (lambda engine: event.listen(engine, "after_execute", lambda *_: None), Shown.AS_CONSTRUCT),
+    "cursor": (lambda engine: event.listen(engine, "after_cursor_execute", lambda *_: None), Shown.AS_TEXT),
+    "do_execute": (lambda engine: event.listen(engine, "do_execute", lambda *_: None), Shown.AS_TEXT),
+}
+
+
+@pytest.mark.parametrize("what", LISTENERS)
+def test_only_listeners_of_statements_cost_the_drivers_own_cursor(engine: Engine, what: str) -> None:
+    listen, expected = LISTENERS[what]
+    with (listen(engine) or engine).connect() as connection:
+        assert shown(connection) is expected
+        assert connection.scalar(sl.lock.try_exclusive(unused(), allow_stale=True)) is True
+        with connection.begin_nested():
+            assert shown(connection) is max(expected, Shown.AS_TEXT)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_listeners_see_text_and_parameters(engine_to: MakeEngine, name: str) -> None:
+    """Of a statement that the driver's own cursor would send without them."""
+    engine = engine_to(name)
+    mutex, key = sl.Mutex(), unused("mutex")
+    with engine.begin() as connection:
+        connection.execute(mutex.create(key))
+    calls: list[tuple[str, Any]] = []
+    event.listen(engine, "before_cursor_execute", lambda c, cursor, sql, values, *_: calls.append((sql, values)))
+    with engine.begin() as connection:
+        assert connection.scalar(mutex.acquire(key)) is True
+        assert connection.scalar(mutex.acquire(key)) is False
+    assert any(key in (values.values() if isinstance(values, dict) else values) for sql, values in calls)
 
 
 @pytest.mark.parametrize(

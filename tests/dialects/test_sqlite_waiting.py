@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,29 +103,6 @@ def test_waiters_get_the_lock_one_after_another(url: str, way: str, journal: str
     assert waiting_writers(first.engine) == 0
     for party in parties:
         party.engine.dispose()
-
-
-def test_a_busy_loop_does_not_starve_a_waiter(url: str) -> None:
-    """A holder that releases and acquires immediately; SQLite's own busy handler looks every 0.1 s only."""
-    done = threading.Event()
-
-    def hold() -> None:
-        with connected(url) as engine:
-            locks = sl.Locks(engine)
-            while not done.is_set():
-                with locks.exclusive("k"):
-                    time.sleep(0.002)
-
-    with connected(url) as engine:
-        locks = sl.Locks(engine)
-        holding = later(hold)
-        try:
-            for _ in range(20):
-                with locks.exclusive("k", timeout=PATIENCE):
-                    pass
-        finally:
-            done.set()
-        holding.result(PATIENCE)
 
 
 def test_a_wait_ends_in_time(url: str) -> None:

@@ -105,6 +105,7 @@ def known(url: str, async_url: str, awaits: bool) -> dict[str, Any]:
         **{model.__name__: model for model in (Payment, Customer, Import, Order, Document)},
         "update": update,
         "queue": sl.Queue(),
+        "worker": sl.Worker(sl.Queue(), nothing, bind=engine),
         "mutex": sl.Mutex(),
         "token": 7,
         "text": "the text",

@@ -18,8 +18,8 @@ from sqlalchemy import Engine, text
 from tests.conftest import PLAIN, Servers, install
 from tests.docs.pages import PAGES, blocks, engines, run
 
-#: Their snippets are run by tests/alembic (revisions and environments) and by tests/redis.
-COMPILED_ONLY = {"alembic.md", "redis.md"}
+#: Their snippets are run by tests/alembic (revisions and environments), by tests of their own, and by tests/redis.
+COMPILED_ONLY = {"alembic.md", "flask-migrate.md", "redis.md"}
 CASES = [(page, engine) for page in PAGES if page.name not in COMPILED_ONLY for engine in engines(page)]
 
 

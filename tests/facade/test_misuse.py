@@ -408,3 +408,10 @@ def test_autocommit_is_restored_when_begin_failed(engine_to: MakeEngine) -> None
         with engine.connect() as connection:
             raw: Any = connection.connection.dbapi_connection
             assert raw.autocommit if name == "postgresql15" else raw.get_autocommit()
+
+
+def test_async_locks_without_greenlet_name_the_extra() -> None:
+    code = "import sys; sys.modules['greenlet'] = None; import sqlalchemy_locks as sl; sl.Locks; sl.AsyncLocks"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert "ImportError: AsyncLocks need greenlet" in done.stderr
+    assert "[asyncpg]" in done.stderr

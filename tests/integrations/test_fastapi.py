@@ -413,6 +413,39 @@ def test_lease_contention_is_answered_423(servers: Any, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
+def test_lease_ends_before_the_response_is_sent(servers: Any, which: str) -> None:
+    """The client's next request finds it free."""
+
+    async def main() -> None:
+        async with served(servers, which) as (app, _), other(servers, which) as elsewhere:
+            what, seen = unused("report"), list[Any]()
+
+            class Watching:
+                def __init__(self, app: Any) -> None:
+                    self.app = app
+
+                async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+                    async def watched(message: Any) -> None:
+                        if message["type"] == "http.response.start":
+                            seen.append(await used(elsewhere, what))
+                        await send(message)
+
+                    await self.app(scope, receive, watched)
+
+            @app.post("/report", dependencies=[lease(what, ttl=3600, timeout=0)])
+            async def report() -> None:
+                seen.append(await used(elsewhere, what))
+
+            app.add_middleware(Watching)
+            async with client_of(app) as client:
+                for _ in range(2):
+                    assert (await client.post("/report")).status_code == 200
+            assert seen == [1, 0, 1, 0]
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
 def test_unknown_semaphore_is_404_or_500(servers: Any, which: str) -> None:
     """Named by the client, it is not found; named by the service, the service is wrong, and says so in its log."""
 

@@ -263,7 +263,8 @@ def test_stream_requires_request_scope(stream: Callable[..., Any]) -> None:
     assert refused(exclusive("a"))
     assert refused(semaphore("a", scope="function"))
     assert not refused(exclusive("a", scope="request"))
-    assert not refused(lease("a"))
+    assert refused(lease("a"))
+    assert not refused(lease("a", scope="request"))
 
 
 def test_openapi_documents_lock_answers(servers: Any) -> None:

@@ -1,6 +1,6 @@
-"""What a reader types from the README works, in an environment that has nothing but the wheel.
+"""What a reader types from the README and the quick start works, in an environment that has nothing but the wheel.
 
-Whoever follows the page a second time finds the database of the first time.
+A reader who follows a page for the second time finds the database of the first time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def entered(line: str, environment: Environment, wheel: Path, folder: Path) -> N
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("name", ["README.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
 def test_typed_twice_into_a_fresh_environment(name: str, built: Built, tmp_path: Path) -> None:
     environment, folder = Environment(tmp_path / "venv"), tmp_path / "app"
     folder.mkdir()
@@ -73,3 +73,13 @@ def test_readme_reads_in_two_minutes() -> None:
     """At 250 words a minute; a link is read by its text."""
     text = re.sub(r"\]\([^)]*\)", "]", README.read_text())
     assert len(re.findall(r"\w[\w'.-]*", text)) < 560
+
+
+def test_first_lock_takes_two_commands_and_five_lines() -> None:
+    """docs/migrating.md compares this with other libraries."""
+    commands, program = blocks(README)[:2]
+    assert len(commands.text.splitlines()) == 2
+    assert len([line for line in program.text.splitlines() if line]) == 5
+    counted = re.search(r"README.*?\| (\d+) \| (\d+) \|", (ROOT / "docs" / "migrating.md").read_text())
+    assert counted
+    assert counted.groups() == ("3", "5")  # with the run of the program

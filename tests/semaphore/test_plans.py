@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, StaticPool, text
 
 import sqlalchemy_locks as sl
+from tests.conftest import Servers, install
 from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import connected
 from tests.fixtures.semaphores import held, made, place
 
 MANY = 100_000
@@ -75,3 +77,45 @@ def test_index_has_no_released_permits(engine_to: MakeEngine) -> None:
         assert connection.scalar(
             text("SELECT indpred IS NOT NULL FROM pg_index WHERE indexrelid = 'lock.permit_held'::regclass")
         )
+
+
+@pytest.mark.parametrize("locking", ["native", "table"])
+def test_plans_made_on_a_tiny_table_serve_a_large_one(servers: Servers, locking: str) -> None:
+    """PostgreSQL keeps the plans of a session until the table is analyzed, which is up to a minute later."""
+    url = servers.fresh("postgresql15", "psycopg")
+    install(url, locking=locking)
+    with connected(url, poolclass=StaticPool, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
+
+        def use() -> None:
+            connection.execute(text("SELECT lock.exclusive(1), lock.try_shared(2)"))
+            connection.execute(text("SELECT * FROM lock.semaphore_acquire(ARRAY['s'], ARRAY[1], 'mine', NULL, 60)"))
+            connection.execute(text("SELECT lock.semaphore_renew('mine'), lock.semaphore_release('mine')"))
+            connection.execute(text("DELETE FROM lock.permit_request WHERE external_id = 'mine'"))
+
+        def read() -> int:
+            tables = "('permit', 'permit_request', 'semaphore', 'locked_keys')"
+            statistics = f"SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE relname IN {tables}"
+            connection.execute(text("SELECT pg_stat_force_next_flush()"))
+            return int(connection.scalar(text(statistics)) or 0)
+
+        connection.execute(text("SELECT lock.semaphore_create('s', 1000000)"))
+        for _ in range(2):
+            use()
+        connection.execute(text("VACUUM ANALYZE"))
+        for _ in range(10):
+            use()
+        for statement in (
+            "INSERT INTO lock.semaphore (name, capacity) SELECT 'other' || n, 1 FROM generate_series(1, 5000) AS n",
+            "INSERT INTO lock.permit_request (external_id, state) SELECT n, 'ACQUIRED' FROM generate_series(1, 5000) AS n",
+            "INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)"
+            " SELECT 100 + n, n, 1, 1, 'ACQUIRED' FROM generate_series(1, 5000) AS n",
+        ):
+            connection.execute(text(statement))
+        if locking == "table":
+            connection.execute(text("INSERT INTO lock.locked_keys SELECT 100 + n FROM generate_series(1, 5000) AS n"))
+        before = read()
+        for _ in range(5):
+            connection.execute(text("SELECT lock.exclusive(1), lock.try_shared(2)"))
+            connection.execute(text("SELECT * FROM lock.semaphore_acquire(ARRAY['s'], ARRAY[1], 'last', NULL, 60)"))
+            connection.execute(text("SELECT lock.semaphore_renew('last'), lock.semaphore_release('last')"))
+        assert read() == before

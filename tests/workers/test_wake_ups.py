@@ -23,13 +23,13 @@ from tests.fixtures.worker_states import all_ended, counts, queue, run_async, ru
 
 
 @contextmanager
-def awaiting(url: str, handler: Callable[[Any], Any]) -> Iterator[None]:
+def awaiting(url: str, handler: Callable[[Any], Any], poll: float = 3600) -> Iterator[None]:
     """Run an ``AsyncWorker`` in a loop of its own."""
     stop: list[Callable[[], Any]] = []
 
     async def work() -> None:
         async with async_connected(url) as bind:
-            worker = sl.AsyncWorker(queue, handler, bind=bind, poll=3600)
+            worker = sl.AsyncWorker(queue, handler, bind=bind, poll=poll)
             stop.append(partial(asyncio.get_running_loop().call_soon_threadsafe, worker.stop))
             await worker.run()
 
@@ -76,6 +76,35 @@ def test_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, drive
             done.clear()
             put(engine, number)
             assert done.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg", "async psycopg"])
+def test_a_lost_listener_logs_no_traceback(
+    engine_to: MakeEngine, servers: Servers, driver: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_to("postgresql15")
+
+    async def handler(_: Any) -> None: ...
+
+    at_work: Any
+    if driver in ("psycopg", "psycopg2"):
+        bind = engine_to("postgresql15", driver)
+        at_work = running(sl.Worker(queue, lambda job: None, bind=bind, poll=0.05))
+    else:
+        at_work = awaiting(servers.installed("postgresql15", driver.removeprefix("async ")), handler, poll=0.05)
+    found = "FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"
+    with at_work, engine.connect() as connection:
+        autocommit = connection.execution_options(isolation_level="AUTOCOMMIT")
+
+        def listener() -> Any:
+            return autocommit.scalar(text(f"SELECT pid {found}"))
+
+        until(listener)
+        first = listener()
+        caplog.clear()
+        autocommit.execute(text(f"SELECT pg_terminate_backend({first})"))
+        until(lambda: listener() not in (None, first))
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 def test_listening_resumes_after_an_error(engine_to: MakeEngine) -> None:

@@ -4,6 +4,7 @@ CREATE OR REPLACE FUNCTION lock.semaphore_acquire(names text[], counts integer[]
   OUT token text, OUT expires_at timestamp with time zone, OUT semaphores text[],
   OUT fences bigint[], OUT exhausted text[]) RETURNS record
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE

@@ -1,6 +1,7 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_release(external_id text,
   token text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS text
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE

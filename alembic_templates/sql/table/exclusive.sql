@@ -1,5 +1,6 @@
 CREATE OR REPLACE FUNCTION lock.exclusive(key bigint, allow_stale boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN

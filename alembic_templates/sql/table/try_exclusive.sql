@@ -1,5 +1,6 @@
 CREATE OR REPLACE FUNCTION lock.try_exclusive(key bigint, allow_stale boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 SET lock_timeout = '1ms'
 AS $body$
 -- sqlalchemy_locks 0001

@@ -1,5 +1,6 @@
 CREATE OR REPLACE FUNCTION lock.unlock(key bigint) RETURNS void
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN

@@ -1,9 +1,13 @@
-"""The actions of an authorized visitor: release, requeue, resize. Each executes one operation, and is logged."""
+"""The actions of an authorized visitor: release, requeue, pause, resume, resize.
+
+Each executes one operation, and is logged.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import escape_unprintable
@@ -38,10 +42,7 @@ def release(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, O
 
 def requeue(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
     """Requeue dead jobs of a queue, with all their attempts restored, or stalled ones."""
-    name, what = form.get("queue", ""), form.get("what", "")
-    queue = own.get(form["own"]) if form.get("own") else Queue()
-    if not isinstance(queue, Queue):
-        raise ValueError(f"the app has no queue of its own named {form['own'][:40]!r}")
+    name, what, queue = form.get("queue", ""), form.get("what", ""), _queue_of(form, own)
     if what == "dead":
         done = locks.run(queue.revive(queue=name, limit=BATCH)) or 0
     elif what == "stalled":
@@ -50,6 +51,25 @@ def requeue(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, O
         raise ValueError("only 'dead' or 'stalled' jobs can be requeued")
     more = "; there may be more" if done == BATCH else ""
     return f"Requeued {done:,} {what} job{'' if done == 1 else 's'} of {name!r}{more}"
+
+
+def pause(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
+    """Pause a queue: no more of its jobs are captured."""
+    name = form.get("queue", "")
+    return f"{name!r} {'is paused now' if locks.run(_queue_of(form, own).pause(name)) else 'was paused before'}"
+
+
+def resume(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
+    """Resume a paused queue."""
+    name = form.get("queue", "")
+    return f"{name!r} {'is resumed' if locks.run(_queue_of(form, own).resume(name)) else 'was not paused'}"
+
+
+def _queue_of(form: Mapping[str, str], own: Mapping[str, OwnTable]) -> Queue[Any]:
+    queue = own.get(form["own"]) if form.get("own") else Queue()
+    if not isinstance(queue, Queue):
+        raise ValueError(f"the app has no queue of its own named {form['own'][:40]!r}")
+    return queue
 
 
 def resize(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
@@ -61,7 +81,13 @@ def resize(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Ow
     return f"{name!r} has a capacity of {int(capacity):,} now; it was {old:,}"
 
 
-ACTIONS: Mapping[str, Action] = {"release": release, "requeue": requeue, "resize": resize}
+ACTIONS: Mapping[str, Action] = {
+    "release": release,
+    "requeue": requeue,
+    "pause": pause,
+    "resume": resume,
+    "resize": resize,
+}
 
 
 def subject(form: Mapping[str, str]) -> str:

@@ -31,7 +31,7 @@ from sqlalchemy_locks.sql.clock import utc
 SEMAPHORES, HOLDERS, HOLDERS_OF_ONE, QUEUES, KEYS, WAITERS, MUTEXES, TIMEOUTS = 50, 10, 500, 50, 100, 10, 100, 50
 LEASES = 50
 #: how many semaphores, and how many of all holders, are shown unfolded
-UNFOLDED, _OPEN = 10, 12
+UNFOLDED, _OPEN = 6, 12
 _LEVELS = ("over", "full", "busy", "")
 _MINUTES = int(overview.COMPLETED_WITHIN // 60)
 _log = logging.getLogger("sqlalchemy_locks")
@@ -251,12 +251,14 @@ def _queues(locks: Locks, now: datetime, lately: Section, own: Mapping[str, OwnT
     counted = len(known)
     none: dict[str, Any] = dict.fromkeys(("waiting", "scheduled", "running", "stalled", "dead"), 0)
     for name in done:
-        known.setdefault((None, name), {"queue_id": name, "own": None, "at_least": (), **none})
+        known.setdefault((None, name), {"queue_id": name, "own": None, "at_least": (), "paused": False, **none})
     for row in known.values():
         row["late"] = _age(row.get("oldest"), now)
         # an app's own table may have no index to count them by
         row["done"] = done[row["queue_id"]] if row["own"] is None else None
         row["well"] = int(row["running"]) - int(row["stalled"])
+        table = None if row["own"] is None else own[row["own"]]
+        row["pausable"] = not isinstance(table, Queue) or table._jobs.paused is not None
     # where there are too many, those whose jobs are the latest are shown; in an order that rarely changes
     latest = sorted(known.values(), key=lambda row: (row["late"] is None, -(row["late"] or 0), row["queue_id"]))[
         :QUEUES

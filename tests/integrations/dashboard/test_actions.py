@@ -16,6 +16,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.integrations import dashboard
 from sqlalchemy_locks.integrations.dashboard import auth as guards
+from sqlalchemy_locks.integrations.dashboard import queries
 from sqlalchemy_locks.sql.clock import Ago
 from tests.fixtures.parties import unused
 from tests.integrations.dashboard.conftest import ENGINES, ORIGIN, Door, MakeDoor
@@ -107,6 +108,22 @@ def test_requeue_dead_and_stalled_jobs(engine: str, door_to: MakeDoor) -> None:
     (row,) = (row for row in rows if row.queue_id == name)
     assert (int(row.waiting) + int(row.scheduled), int(row.running), int(row.dead)) == (3, 0, 0)
     assert page.post("requeue", token=token, queue=name, what="all").status_code == 400
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pause_and_resume_a_queue(engine: str, door_to: MakeDoor) -> None:
+    page = door_to(engine, "wsgi", authorize=alice, secret="secret")
+    name, token = unused("queue"), page.token()
+    page.locks.run(QUEUE.put(1, queue=name))
+    told = said(page, page.post("pause", token=token, queue=name))
+    assert f"&#39;{name}&#39; is paused now" in told
+    assert '<span class="badge warning">paused</span>' in told
+    assert page.locks.run(QUEUE.capture(1, queue=name)) == []
+    assert "was paused before" in said(page, page.post("pause", token=token, queue=name))
+    assert "is resumed" in said(page, page.post("resume", token=token, queue=name))
+    assert "was not paused" in said(page, page.post("resume", token=token, queue=name))
+    assert len(page.locks.run(QUEUE.capture(1, queue=name))) == 1
+    assert page.post("pause", token=token, queue="").status_code == 400
 
 
 def test_action_without_token_is_refused(page: Door, semaphore: Make, audit: Callable[[], list[str]]) -> None:
@@ -219,6 +236,47 @@ def test_long_visitor_name_is_cut(door_to: MakeDoor, semaphore: Make) -> None:
     said(page, page.post("resize", token=page.token(), name=name, capacity="4"))
     change: Any = page.locks.run(sl.semaphore.history(name))[0]
     assert change.changed_by == "é" * 255
+
+
+def test_actions_go_to_standard_error_by_default(
+    door_to: MakeDoor, semaphore: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An app that configures no logging has them, too; one that does has them once."""
+    name, page = semaphore(), door_to(authorize=alice, secret="secret")
+    token, root = page.token(), logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])  # those of pytest
+    page.post("release", token=token, external_id=name)
+    page.post("resize", token="forged", name=name, capacity="7")
+    done, refused = capsys.readouterr().err.splitlines()
+    assert done.endswith(f" sqlalchemy_locks.audit: page: release by 'alice': Released '{name}'")
+    assert "resize by 'alice' refused: the form is out of date" in refused
+    kept: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = kept.append  # type: ignore[method-assign]
+    monkeypatch.setattr(root, "handlers", [handler])
+    page.post("release", token=token, external_id=name)
+    assert [record.name for record in kept] == ["sqlalchemy_locks.audit"]
+    assert capsys.readouterr().err == ""
+
+
+def test_actions_are_events(door_to: MakeDoor, semaphore: Make, door: str) -> None:
+    name, page = semaphore(), door_to(door=door, authorize=alice, secret="secret")
+    token = page.token()
+    occurred: list[sl.LockEvent] = []
+
+    def hear(one: sl.LockEvent) -> None:
+        occurred.append(one)
+
+    event.listen(sl.Locks, "acted", hear)
+    try:
+        page.post("resize", token=token, name=name, capacity="7")
+        page.post("resize", token=token, name=name, capacity="-7")
+    finally:
+        event.remove(sl.Locks, "acted", hear)
+    assert [(each.kind, each.names, each.owner) for each in occurred] == [("dashboard.resize", (name,), "alice")]
+    (row,) = queries.read_all(page.locks, name).changes.rows[:1]
+    assert [row[column] for column in ("name", "old_capacity", "new_capacity", "changed_by")] == [name, 3, 7, "alice"]
+    assert "resized, 3 to 7" in page.text()
 
 
 def test_visitor_without_a_name_may_act(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:

@@ -11,7 +11,9 @@ from sqlalchemy import create_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.dashboard.serving import served
-from tests.fixtures.parties import unused
+from tests.conftest import Servers, install
+from tests.fixtures.crowd import crowd
+from tests.fixtures.parties import connected, unused
 from tests.integrations.dashboard.chromium import Chromium, Tab
 
 Make = Callable[..., str]
@@ -231,3 +233,50 @@ def test_layout_fits_the_width(width: int, browser: Chromium, locks: sl.Locks, s
     with served(locks, authorize=lambda request: "w" * 255, secret="s") as address, browser.tab(width=width) as tab:
         tab.open(address)
         assert tab.tell("document.documentElement.scrollWidth") <= width
+
+
+@pytest.fixture(scope="module")
+def crowded(servers: Servers) -> Iterator[sl.Locks]:
+    """A database with 120 queues, and many of everything."""
+    url = servers.fresh("sqlite", "pysqlite")
+    install(url)
+    engine = create_engine(url)
+    crowd(engine, semaphores=400, held=900, released=0, jobs=2_000, queues=120, mutexes=200, timeouts=200)
+    yield sl.Locks(engine)
+    engine.dispose()
+
+
+def test_layout_with_many_rows(browser: Chromium, crowded: sl.Locks) -> None:
+    with served(crowded) as address, browser.tab(width=1280, height=900) as tab:
+        tab.open(address)
+        top = "document.getElementById({!r}).getBoundingClientRect().top"
+        assert tab.tell(top.format("queues")) < 300
+        assert tab.tell(top.format("semaphores")) < 900
+        assert tab.tell("document.querySelector('.semaphores h3').innerText") == "semaphore-1"
+        # neither column is much longer than the other
+        left, right = tab.tell("[...document.querySelectorAll('.two > div')].map((one) => one.offsetHeight)")
+        assert max(left, right) < 2 * min(left, right)
+        assert tab.tell("document.documentElement.scrollHeight") < 5 * 900
+        # a name is on one line
+        assert tab.tell("[...document.querySelectorAll('td bdi, th bdi')].every((one) => one.offsetHeight < 30)")
+
+
+def test_tables_scroll_on_a_phone(browser: Chromium, crowded: sl.Locks) -> None:
+    with served(crowded) as address, browser.tab(width=390, height=844) as tab:
+        tab.open(address)
+        assert tab.tell("document.documentElement.scrollWidth") <= 390
+        queues = "document.querySelector('.scroll[aria-labelledby=queues]')"
+        assert tab.tell(f"{queues}.scrollWidth > {queues}.clientWidth")
+        # the shadows at the edges: four stay where they are, the others move with the contents
+        assert "local" in tab.tell(f"getComputedStyle({queues}).backgroundAttachment")
+        tab.tell(f"{queues}.scrollLeft = 50")
+        assert tab.tell(f"{queues}.scrollLeft") == 50
+
+
+def test_chart_of_nothing_has_no_label(browser: Chromium, servers: Servers) -> None:
+    url = servers.fresh("sqlite", "pysqlite")
+    install(url)
+    with connected(url) as engine, served(sl.Locks(engine)) as address, browser.tab() as tab:
+        tab.open(address)
+        assert tab.tell("document.querySelector('.chart') !== null")
+        assert tab.tell("document.querySelector('.chart .peak')") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
@@ -102,6 +103,9 @@ def test_jobs_of_own_queues_are_requeued(engine: str, own: Callable[[str], Engin
         assert f"Requeued 1 {what} job of &#39;letters&#39;" in said(page, answer)
     (stats,) = page.locks.run(MAIL.stats())
     assert (stats.waiting, stats.running, stats.dead) == (3, 0, 0)
+    unpausable = page.post("pause", token=token, queue="letters", own="post")
+    assert (unpausable.status_code, "paused=" in unpausable.text) == (400, True)
+    assert not re.search(r'action="pause">((?!</form>).)*name="own" value="post"', page.text("/"), re.DOTALL)
     for name in ("imports", "another"):
         refused = page.post("requeue", token=token, queue="letters", what="dead", own=name)
         assert refused.status_code == 400

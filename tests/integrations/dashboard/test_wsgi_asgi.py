@@ -63,7 +63,7 @@ def test_unknown_paths_are_404(door: str, door_to: MakeDoor) -> None:
     assert page.get("/nothing").status_code == 404
     assert page.get("/../page.css").status_code in (200, 404)
     assert page.get("/static/page.css").status_code == 404
-    for action in ("release", "requeue", "resize"):
+    for action in ("release", "requeue", "pause", "resume", "resize"):
         assert page.get(f"/{action}").status_code == 404
         assert page.post(action, external_id="x").status_code == 404
     answer = page.ask("POST", "/")
@@ -207,3 +207,20 @@ def test_title_and_refresh_options(door_to: MakeDoor) -> None:
     text = door_to(title="Locks of <shop>", refresh=2.5).text()
     assert "<h1>Locks of &lt;shop&gt;</h1>" in text
     assert 'data-refresh="2.5"' in text
+
+
+def test_other_hosts_are_refused(door: str, door_to: MakeDoor) -> None:
+    page = door_to(door=door, hosts=["app.example.org", "[::1]:8000"])
+    for host in ("app.example.org", "APP.example.org:8443", "[::1]:8000"):
+        assert page.get(headers={"Host": host}).status_code == 200
+    for host in ("evil.example.org", "app.example.org.evil.org", "app.example.org:x", "[::1]", "[::1]:8001", ""):
+        for path in ("/", "/live", "/page.css"):
+            answer = page.get(path, headers={"Host": host})
+            assert answer.status_code == 403
+            assert "under this host name" in answer.text
+    assert door_to(door=door).get(headers={"Host": "any.example.org"}).status_code == 200
+
+
+def test_hosts_are_a_list() -> None:
+    with pytest.raises(TypeError, match="list of host names"):
+        dashboard.wsgi(lambda: sl.Locks, hosts="app.example.org")  # type: ignore[arg-type, return-value]

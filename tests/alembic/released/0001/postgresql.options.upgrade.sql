@@ -207,6 +207,7 @@ $command$;
     EXECUTE $command$
 CREATE OR REPLACE FUNCTION "elsewhere".unlock(key bigint) RETURNS void
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
@@ -276,6 +277,7 @@ $command$;
     EXECUTE $command$
 CREATE OR REPLACE FUNCTION "elsewhere".exclusive(key bigint, allow_stale boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
@@ -301,6 +303,7 @@ $command$;
     EXECUTE $command$
 CREATE OR REPLACE FUNCTION "elsewhere".shared(key bigint, allow_stale boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
@@ -326,6 +329,7 @@ $command$;
     EXECUTE $command$
 CREATE OR REPLACE FUNCTION "elsewhere".try_exclusive(key bigint, allow_stale boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 SET lock_timeout = '1ms'
 AS $body$
 -- sqlalchemy_locks 0001
@@ -355,6 +359,7 @@ $command$;
     EXECUTE $command$
 CREATE OR REPLACE FUNCTION "elsewhere".try_shared(key bigint, allow_stale boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 SET lock_timeout = '1ms'
 AS $body$
 -- sqlalchemy_locks 0001
@@ -405,6 +410,7 @@ $command$;
     EXECUTE $command$
 CREATE OR REPLACE FUNCTION "elsewhere".unlock(key bigint) RETURNS void
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
@@ -519,6 +525,7 @@ $body$;
 
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_take_back(semaphore bigint) RETURNS integer
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
@@ -554,6 +561,7 @@ CREATE OR REPLACE FUNCTION "elsewhere".semaphore_acquire(names text[], counts in
   OUT token text, OUT expires_at timestamp with time zone, OUT semaphores text[],
   OUT fences bigint[], OUT exhausted text[]) RETURNS record
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
@@ -739,6 +747,7 @@ $body$;
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_release(external_id text,
   token text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS text
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
@@ -773,6 +782,7 @@ $body$;
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_renew(external_id text, token text DEFAULT NULL::text,
   lock_wait text DEFAULT NULL::text) RETURNS boolean
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE

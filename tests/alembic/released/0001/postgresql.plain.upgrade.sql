@@ -207,6 +207,7 @@ $command$;
     EXECUTE $command$
 CREATE OR REPLACE FUNCTION lock.unlock(key bigint) RETURNS void
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 BEGIN
@@ -500,6 +501,7 @@ $body$;
 
 CREATE OR REPLACE FUNCTION lock.semaphore_take_back(semaphore bigint) RETURNS integer
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
@@ -535,6 +537,7 @@ CREATE OR REPLACE FUNCTION lock.semaphore_acquire(names text[], counts integer[]
   OUT token text, OUT expires_at timestamp with time zone, OUT semaphores text[],
   OUT fences bigint[], OUT exhausted text[]) RETURNS record
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
@@ -720,6 +723,7 @@ $body$;
 CREATE OR REPLACE FUNCTION lock.semaphore_release(external_id text,
   token text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS text
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
@@ -754,6 +758,7 @@ $body$;
 CREATE OR REPLACE FUNCTION lock.semaphore_renew(external_id text, token text DEFAULT NULL::text,
   lock_wait text DEFAULT NULL::text) RETURNS boolean
 LANGUAGE plpgsql
+SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE

@@ -1,0 +1,67 @@
+"""``worker``: run a worker that an app has made."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+from sqlalchemy.util import greenlet_spawn
+
+from sqlalchemy_locks.workers.asynchronous import AsyncWorker
+from sqlalchemy_locks.workers.threaded import Worker
+
+
+@click.command(short_help="Run a worker of your app.")
+@click.argument("target", metavar="MODULE:WORKER")
+@click.option("--queue", metavar="NAME", help="Another queue than the worker's.")
+@click.option("--concurrency", type=click.IntRange(1), metavar="NUMBER", help="Another number of handlers at a time.")
+@click.option("--until-empty", is_flag=True, help="End when no job is due and none runs.")
+def worker(target: str, queue: str | None, concurrency: int | None, until_empty: bool) -> None:
+    """Run the Worker or AsyncWorker that is named WORKER in MODULE, or what a function of that name returns.
+
+    On SIGTERM and SIGINT it starts no more jobs and waits for those that run, as long as its grace allows; a second
+    signal ends it immediately. The current directory is searched for the module, too.
+
+    \b
+      sqlalchemy-locks worker shop.jobs:worker
+      sqlalchemy-locks worker shop.jobs:worker --queue mail --concurrency 16
+    """
+    found = _imported(target)
+    try:
+        found.config.change(name=queue, concurrency=concurrency)
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(str(error)) from None
+    if isinstance(found, AsyncWorker):
+        asyncio.run(_run(found, until_empty))
+    else:
+        found.run(until_empty=until_empty)
+
+
+async def _run(found: AsyncWorker, until_empty: bool) -> None:
+    await found.run(until_empty=until_empty)
+    # aiosqlite's threads would keep the process alive
+    await greenlet_spawn(found.config.engine.dispose)
+
+
+def _imported(target: str) -> Worker | AsyncWorker:
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise click.UsageError(f"{target!r} is not MODULE:WORKER, for instance shop.jobs:worker.")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # of something that the module imports
+        raise click.UsageError(f"There is no module {module_name!r} here, or among the installed packages.") from None
+    found: Any = getattr(module, name, None)
+    if callable(found) and not isinstance(found, (Worker, AsyncWorker)):
+        found = found()
+    if not isinstance(found, (Worker, AsyncWorker)):
+        raise click.UsageError(f"{target} is no Worker or AsyncWorker: {found!r}")
+    return found

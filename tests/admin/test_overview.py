@@ -1,0 +1,158 @@
+"""What status and the page read in a database with many rows: few rows of each table, and counts up to a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.pool import QueuePool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.admin import overview
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.crowd import crowd
+
+ROWS = {
+    "semaphores": 400,
+    "held": 1_000,
+    "released": 4_000,
+    "jobs": 20_000,
+    "queues": 90,
+    "mutexes": 600,
+    "timeouts": 50,
+}
+LIMIT = 200
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql15", "mysql", "mariadb"])
+def engine(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Engine]:
+    """An engine with one connection, on a database with many rows."""
+    url = servers.fresh(request.param, PLAIN[request.param])
+    install(url)
+    # PostgreSQL would scan a table as small as these, whatever the statement
+    arguments = {"options": "-c enable_seqscan=off"} if request.param.startswith("postgresql") else {}
+    made = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, connect_args=arguments)
+    crowd(made, **ROWS)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture(autouse=True)
+def limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "COUNT_LIMIT", LIMIT)
+
+
+def rows_read(engine: Engine, call: Callable[[], object]) -> int:
+    """Return how many rows and index entries the engine reads, by its own counters."""
+    if engine.dialect.name == "sqlite":
+        return _steps(engine, call)
+    before = _counter(engine)
+    call()
+    return _counter(engine) - before
+
+
+def _counter(engine: Engine) -> int:
+    with engine.connect() as connection:
+        if engine.dialect.name in ("mysql", "mariadb"):
+            status = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'")
+            return sum(int(value) for name, value in status if name != "Handler_read_rnd")
+        connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+        connection.commit()
+        connection.exec_driver_sql("SELECT pg_stat_clear_snapshot()")
+        tables = "SELECT COALESCE(SUM(seq_tup_read), 0) FROM pg_stat_user_tables WHERE schemaname = 'lock'"
+        indexes = "SELECT COALESCE(SUM(idx_tup_read), 0) FROM pg_stat_user_indexes WHERE schemaname = 'lock'"
+        return int(connection.scalar(text(f"SELECT ({tables}) + ({indexes})")) or 0)
+
+
+def _steps(engine: Engine, call: Callable[[], object]) -> int:
+    """Return the instructions of SQLite's virtual machine, in units of what one row takes in a simple loop."""
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+    driver.set_progress_handler(step, 25)
+    try:
+        call()
+    finally:
+        driver.set_progress_handler(None, 0)
+    return steps
+
+
+def test_semaphores_are_read_in_one_pass(engine: Engine) -> None:
+    locks = sl.Locks(engine)
+    part = overview.semaphores(locks, 20)  # the statements are compiled, the settings verified
+    read = rows_read(engine, lambda: overview.semaphores(locks, 20))
+    # two passes over what is held, with its semaphores, and their sort
+    assert read < 14 * (ROWS["semaphores"] + ROWS["held"])
+    assert part.counts["semaphores"] == part.counts["leases"] == 200
+    assert (part.counts["leases_held"], part.counts["permits"]) == (100, 1_000)
+    rows = part.rows or []
+    semaphores, leases = [row for row in rows if not row["on_demand"]], [row for row in rows if row["on_demand"]]
+    assert (len(semaphores), len(leases)) == (20, 20)
+    assert [row["name"] for row in semaphores[:1]] == ["semaphore-1"]
+    shares = [row["used"] / row["capacity"] for row in semaphores]
+    assert shares == sorted(shares, reverse=True)
+    assert part.counts["full"] == sum(share >= 1 for share in shares)
+    since = [row["oldest_since"] for row in leases]
+    assert since == sorted(since)
+
+
+def test_holders_of_a_crowded_semaphore_are_limited(engine: Engine) -> None:
+    locks = sl.Locks(engine)
+    ids = [row["id"] for row in overview.semaphores(locks, 3).rows or () if not row["on_demand"]]
+    read = overview.holders(2, ids)
+    assert len(read(locks).rows or ()) == 6
+    # not all that is held; PostgreSQL may read and sort the 100 holders of the first semaphore
+    assert rows_read(engine, lambda: read(locks)) < ROWS["held"] // 2
+
+
+@pytest.mark.parametrize("read", [overview.ages, overview.queue_counts, overview.completed])
+def test_counts_stop_at_the_limit(engine: Engine, read: Callable[[sl.Locks], overview.Part]) -> None:
+    locks = sl.Locks(engine)
+    read(locks)
+    # of 10,000 jobs that wait, 400 that run, 600 dead and 9,000 completed ones
+    assert rows_read(engine, lambda: read(locks)) < 20 * LIMIT
+
+
+def test_capped_counts_are_lower_bounds(engine: Engine) -> None:
+    locks = sl.Locks(engine)
+    exact = {row["queue_id"]: row for row in overview.queues(locks)}
+    part = overview.queue_counts(locks)
+    assert part.counts["queues"] == len(exact) == 76
+    assert set(part.at_least) == {"waiting", "scheduled", "running", "dead"}
+    assert part.counts["dead"] == part.counts["running"] == LIMIT
+    rows = part.rows or []
+    # the first 50 by name, and those with jobs that run or are dead
+    assert {"bulk", *sorted(exact)[:50]} <= {row["queue_id"] for row in rows}
+    for row in rows:
+        assert "dead" in row["at_least"]
+        for state in ("waiting", "scheduled", "running", "dead"):
+            assert row[state] <= exact[row["queue_id"]][state]
+            assert row[state] == exact[row["queue_id"]][state] or state in row["at_least"]
+    bulk = next(row for row in rows if row["queue_id"] == "bulk")
+    assert bulk["waiting"] == LIMIT // 20
+    assert bulk["oldest"] is not None
+
+
+def test_counts_below_the_limit_are_exact(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "COUNT_LIMIT", 10_000)
+    locks = sl.Locks(engine)
+    part = overview.queue_counts(locks)
+    assert part.at_least == set()
+    states = ("waiting", "scheduled", "running", "dead")
+    exact = {row["queue_id"]: [row[state] for state in states] for row in overview.queues(locks)}
+    assert {row["queue_id"]: [row[state] for state in states] for row in part.rows or ()} == exact
+    assert part.counts["waiting"] + part.counts["scheduled"] == 10_000
+    mutexes = overview.mutexes(locks, 5)
+    assert (len(mutexes.rows or ()), dict(mutexes.counts), mutexes.at_least) == (5, {"mutexes": 600}, ())
+    monkeypatch.setattr(overview, "COUNT_LIMIT", 599)
+    assert overview.mutexes(locks, 5).counts == {"mutexes": 599}
+    assert overview.mutexes(locks, 5).at_least == ["mutexes"]
+    assert overview.timeouts(locks, 5).counts == {"timeouts": 50}

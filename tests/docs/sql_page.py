@@ -1,0 +1,226 @@
+"""docs/sql.md: the statements of every operation on every engine, made by executing each on a real server.
+
+``python -m tests.docs.sql_page`` writes the page. A test compares it with what is executed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import SQLAlchemyError
+
+import sqlalchemy_locks as sl
+from tests import servers as real
+from tests.conftest import PLAIN, Servers, install
+from tests.docs import shown
+from tests.docs.pages import ROOT
+
+PAGE = ROOT / "docs" / "sql.md"
+ENGINES = {
+    "postgresql15": "PostgreSQL",
+    "yugabytedb": "YugabyteDB",
+    "mysql": "MySQL",
+    "mariadb": "MariaDB",
+    "sqlite": "SQLite",
+}
+HEAD = """\
+# The SQL of every operation
+
+<!-- written by: python -m tests.docs.sql_page -->
+
+This page is made from the code: each operation was executed in a transaction on each engine, and these are its
+statements, in order. `:name` is a parameter. Engines with the same statements share a block. The statements that verify
+the server's settings, once per engine of the app, are left out, and so is the first use of a new key.
+
+The functions that PostgreSQL and YugabyteDB call are shown where they are explained: [the locks](lock.md#postgresql),
+[semaphores](semaphore.md#postgresql-and-yugabytedb).
+"""
+
+_mutex, _timeout, _queue, _tasks = sl.Mutex(), sl.Timeout(), sl.Queue(), sl.StateTransition()
+_hourly = sl.Timeout(every=3600, windowed=True)
+_daily = sl.Timeout(every=86400, windowed=True, tz="Europe/Paris")
+_order, _document, _import = shown.Order, shown.document, shown.Import
+_own = sl.Mutex(_import, id=_import.name, acquired=_import.locked)
+_write = shown.update(_document).where(_document.c.id == 1).values(body="text")
+
+#: as a caller writes them; the functions are called with the names above
+OPERATIONS: dict[str, dict[str, Any]] = {
+    "Locks": {
+        'lock.exclusive("a")': lambda: sl.lock.exclusive("a"),
+        'lock.shared("a")': lambda: sl.lock.shared("a"),
+        'lock.try_exclusive("a")': lambda: sl.lock.try_exclusive("a"),
+        'lock.try_shared("a")': lambda: sl.lock.try_shared("a"),
+        "lock.row(Order, 42)": lambda: sl.lock.row(_order, 42),
+        'lock.unlock("a")': lambda: sl.lock.unlock("a"),
+        "lock.vacuum()": lambda: sl.lock.vacuum(),
+        'lock.create("a", "b")': lambda: sl.lock.create("a", "b"),
+        'lock.holders("a")': lambda: sl.lock.holders("a"),
+        'lock.session_exclusive("a")': lambda: sl.lock.session_exclusive("a"),
+        'lock.session_unlock("a")': lambda: sl.lock.session_unlock("a"),
+    },
+    "Mutex": {
+        'mutex.create("task_a")': lambda: _mutex.create("task_a"),
+        'mutex.acquire("task_a")': lambda: _mutex.acquire("task_a"),
+        'mutex.acquire("task_a", nowait=True)': lambda: _mutex.acquire("task_a", nowait=True),
+        'mutex.acquire_token("task_a")': lambda: _mutex.acquire_token("task_a"),
+        'mutex.release("task_a")': lambda: _mutex.release("task_a"),
+        'mutex.release("task_a", owner="web-1")': lambda: _mutex.release("task_a", owner="web-1"),
+        "mutex.capture(2)": lambda: _mutex.capture(2),
+        "mutex.held()": lambda: _mutex.held(),
+        'Mutex(Import, id=Import.name, acquired=Import.locked).acquire("task_a")': lambda: _own.acquire("task_a"),
+    },
+    "Timeout": {
+        'Timeout(every=3600).create("task_a")': lambda: sl.Timeout(every=3600).create("task_a"),
+        'timeout.acquire("task_a")': lambda: _timeout.acquire("task_a"),
+        'Timeout(every=3600, windowed=True).acquire("task_a")': lambda: _hourly.acquire("task_a"),
+        'Timeout(every=86400, windowed=True, tz="Europe/Paris").acquire("task_a")': lambda: _daily.acquire("task_a"),
+        "timeout.capture(2)": lambda: _timeout.capture(2),
+    },
+    "Semaphore": {
+        'semaphore.create("slots", 10)': lambda: sl.semaphore.create("slots", 10),
+        'semaphore.resize("slots", 12)': lambda: sl.semaphore.resize("slots", 12),
+        'semaphore.acquire({"slots": 1}, external_id="job-2", ttl=60)': lambda: sl.semaphore.acquire(
+            {"slots": 1}, external_id="job-2", ttl=60
+        ),
+        'semaphore.renew("job-1")': lambda: sl.semaphore.renew("job-1"),
+        'semaphore.release("job-1")': lambda: sl.semaphore.release("job-1"),
+        "semaphore.usage()": lambda: sl.semaphore.usage(),
+        'semaphore.holders("slots")': lambda: sl.semaphore.holders("slots"),
+        "semaphore.sweep()": lambda: sl.semaphore.sweep(),
+        "semaphore.clean(older_than=86400)": lambda: sl.semaphore.clean(older_than=86400),
+        'guarded(update(document)..., "job-1")': lambda: sl.guarded(_write, "job-1"),
+    },
+    "Fencing": {
+        "fenced(update(document)..., document.c.fence, 7)": lambda: sl.fenced(_write, _document.c.fence, 7),
+    },
+    "Captures and state transitions": {
+        'capture(Order, where=Order.status == "paid", values={"status": "shipping"}, order_by=Order.id, limit=10)': (
+            lambda: sl.capture(
+                _order, where=_order.status == "paid", values={"status": "shipping"}, order_by=_order.id, limit=10
+            )
+        ),
+        "tasks.capture(3)": lambda: _tasks.capture(3),
+        'tasks.set_status("task_a", "done", claim=1)': lambda: _tasks.set_status("task_a", "done", claim=1),
+        "tasks.expire()": lambda: _tasks.expire(),
+    },
+    "Queue": {
+        'queue.put({"to": "a@example.org"}, queue="mail")': lambda: _queue.put({"to": "a@example.org"}, queue="mail"),
+        'queue.capture(10, queue="mail", host="web-1")': lambda: _queue.capture(10, queue="mail", host="web-1"),
+        "queue.complete(jobs)": lambda: _queue.complete((1, 1)),
+        'queue.fail(job, error="no route to host")': lambda: _queue.fail((1, 1), error="no route to host"),
+        "queue.heartbeat(jobs)": lambda: _queue.heartbeat((1, 1)),
+        "queue.requeue_stalled(300)": lambda: _queue.requeue_stalled(300),
+        "queue.stats()": lambda: _queue.stats(),
+    },
+}
+
+
+def prepare(url: str) -> Engine:
+    """Return an engine to a database that has the rows which the operations are about."""
+    install(url)
+    style = {"paramstyle": "named"} if url.startswith("sqlite") else {}
+    level = {} if url.startswith("sqlite") else {"isolation_level": "READ COMMITTED"}
+    engine = create_engine(url, **style, **level)
+    shown.Base.metadata.create_all(engine)
+    _document.metadata.create_all(engine)
+    locks = sl.Locks(engine)
+    for made in (
+        _mutex.create("task_a", "task_b"),
+        sl.Timeout(every=3600).create("task_a", "task_b"),
+        _tasks.create("task_a"),
+        sl.semaphore.create("slots", 10),
+        sl.lock.create("a", "b"),
+    ):
+        locks.run(made)
+    locks.acquire({"slots": 1}, external_id="job-1")
+    with engine.begin() as connection:
+        connection.execute(_order.__table__.insert().values(id=42, status="paid"))
+        connection.execute(_document.insert().values(id=1, body="", fence=0))
+        connection.execute(_import.__table__.insert().values(name="task_a", locked=False, version=1))
+    return engine
+
+
+def statements(engine: Engine, make: Any) -> str:
+    """Return the statements of an operation, or the sentence that refuses it."""
+    seen: list[str] = []
+
+    def saw(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    for _ in range(2):  # the second time, what is done once per engine is out of the way
+        seen.clear()
+        with engine.connect() as connection:
+            event.listen(engine, "before_cursor_execute", saw)
+            try:
+                connection.execute(make())
+            except (sl.LockError, SQLAlchemyError) as refused:
+                if not isinstance(refused, sl.LockError):
+                    raise
+                return f"-- {type(refused).__name__}: {str(refused).splitlines()[0]}"
+            finally:
+                event.remove(engine, "before_cursor_execute", saw)
+                connection.rollback()
+    return ";\n\n".join(legible(statement) for statement in seen) + ";"
+
+
+def legible(statement: str) -> str:
+    """Return a statement with uniform parameters, without the casts that a driver needs."""
+    statement = re.sub(r"%\((\w+)\)s", r":\1", statement)
+    statement = re.sub(r"(:\w+)::[A-Z]+\b", r"\1", statement).replace("%%", "%")
+    return re.sub(r"[ \t]+$", "", inspect.cleandoc(statement), flags=re.M)
+
+
+def page(of: dict[str, dict[str, str]]) -> str:
+    """Return the page, from each engine's statements by operation."""
+    parts = [HEAD]
+    for group, operations in OPERATIONS.items():
+        parts.append(f"\n## {group}\n")
+        for operation in operations:
+            parts.append(f"\n### `{operation}`\n")
+            alike: dict[str, list[str]] = {}
+            for engine, name in ENGINES.items():
+                alike.setdefault(of[engine][operation], []).append(name)
+            for text, names in alike.items():
+                parts.append(f'\n```sql title="{", ".join(names)}"\n{text}\n```\n')
+    return "".join(parts)
+
+
+def of_page(text: str, engine: str) -> dict[str, str]:
+    """Return the statements of one engine, by operation, as a page shows them."""
+    found: dict[str, str] = {}
+    for section in text.split("\n### `")[1:]:
+        operation = section.partition("`\n")[0]
+        for names, shown_ in re.findall(r'```sql title="(.*?)"\n(.*?)\n```', section, flags=re.S):
+            if ENGINES[engine] in names.split(", "):
+                found[operation] = shown_
+    return found
+
+
+def executed(engine: Engine) -> dict[str, str]:
+    every = [pair for operations in OPERATIONS.values() for pair in operations.items()]
+    return {operation: statements(engine, make) for operation, make in every}
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="sqlalchemy-locks-sql-"))
+    servers = Servers(folder)
+    try:
+        found = {}
+        for name in ENGINES:
+            engine = prepare(servers.fresh(name, PLAIN[name]))
+            found[name] = executed(engine)
+            engine.dispose()
+        PAGE.write_text(page(found))
+    finally:
+        real.stop_all()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Workers under every fault at the same time: each job is done once by a worker that lives, and none dies unbegun.
+
+``LOCKS_TEST_JOBS=20000 LOCKS_TEST_WORKERS=8`` for a full test; the suite runs a small one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import ExitStack
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, func, select, text
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import build_context
+from tests import servers as real
+from tests.conftest import PLAIN, install
+from tests.fixtures.queues import put
+
+JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "400"))
+WORKERS = int(os.environ.get("LOCKS_TEST_WORKERS", "3"))
+HEARTBEAT, STALLED = (0.5, 3.0) if JOBS < 5000 else (1.0, 6.0)
+LOCK_TABLE = {
+    "postgresql15": ["LOCK TABLE lock.job IN ACCESS EXCLUSIVE MODE"],
+    "mysql": ["LOCK TABLES lock_job WRITE"],
+    "mariadb": ["LOCK TABLES lock_job WRITE"],
+}
+
+#: a run of a handler: ``begun`` and ``ended`` are written in transactions of their own
+runs = Table(
+    "runs",
+    MetaData(),
+    Column("id", Integer, primary_key=True),
+    Column("job", Integer, nullable=False, index=True),
+    Column("process", Integer, nullable=False),
+    Column("what", String(10), nullable=False),
+    mysql_engine="InnoDB",
+)
+PROCESSES = get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.faults.test_worker_storm"])
+
+
+def decoded(payload: Any) -> Any:
+    """Decode a payload; one of them can't be."""
+    found = json.loads(payload)
+    if found == JOBS:
+        raise ValueError("impossible to decode")
+    return found
+
+
+def work(url: str) -> None:
+    """Run a worker whose handlers write down what they do, and sometimes hold all connections of its pool."""
+    engine = create_engine(url, pool_size=2, max_overflow=0, pool_timeout=600, json_deserializer=decoded)
+    log = create_engine(url)
+    process = os.getpid()
+
+    def note(job: int, what: str) -> None:
+        for _ in range(600):  # the server may be down
+            try:
+                with log.begin() as connection:
+                    connection.execute(runs.insert(), {"job": job, "process": process, "what": what})
+                return
+            except Exception:
+                time.sleep(0.1)
+
+    def handler(job: Any) -> None:
+        note(job.payload, "begun")
+        if job.payload % 97 == 0:
+            with engine.connect():  # its pool is drained
+                time.sleep(1.5 * STALLED)
+        elif job.payload % 10 == 0:
+            time.sleep(0.05)
+        if job.lost:
+            note(job.payload, "lost")
+        note(job.payload, "ended")
+
+    sl.Worker(
+        sl.Queue(),
+        handler,
+        bind=engine,
+        concurrency=3,
+        heartbeat=HEARTBEAT,
+        stalled_after=STALLED,
+        poll=0.1,
+        grace=2 * STALLED,
+        host=str(process),
+    ).run()
+
+
+class Storm:
+    """The processes, and which of them were killed."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.alive: list[Any] = []
+        self.killed: set[int] = set()
+
+    def start(self) -> None:
+        process = PROCESSES.Process(target=work, args=(self.url,), daemon=True)
+        process.start()
+        self.alive.append(process)
+
+    def end(self, number: signal.Signals) -> None:
+        process = self.alive.pop(random.randrange(len(self.alive)))
+        if number == signal.SIGKILL:
+            self.killed.add(process.pid)
+        os.kill(process.pid, number)
+        process.join(5 * STALLED)
+        if process.exitcode is None:
+            raise AssertionError("a worker didn't end")
+        self.start()
+
+
+def left(engine: Engine) -> int:
+    with engine.connect() as connection:
+        job = build_context(connection.dialect, {}).tables.job
+        return int(
+            connection.scalar(select(func.count()).where(job.c.completed_at.is_(None), job.c.failed_at.is_(None)))
+        )
+
+
+@pytest.mark.timeout(1800 if JOBS >= 5000 else 300)
+@pytest.mark.parametrize("name", list(LOCK_TABLE))
+def test_a_storm_of_faults(name: str) -> None:
+    server = real.start(name)
+    assert isinstance(server, real.SQLServer)
+    with ExitStack() as stack:
+        stack.callback(server.close)
+        server.create_database("storm")
+        url = server.url(PLAIN[name], "storm")
+        install(url)
+        engine = create_engine(url, poolclass=NullPool)
+        runs.create(engine)
+        for first in range(0, JOBS, 500):
+            put(engine, *range(first, min(first + 500, JOBS)), max_attempts=20)
+            if first == 0:
+                (bad,) = put(engine, JOBS)
+        storm = Storm(url)
+        stack.callback(lambda: [process.kill() for process in storm.alive])
+        for _ in range(WORKERS):
+            storm.start()
+        for _ in range(2):
+            for number in (signal.SIGKILL, signal.SIGTERM):
+                time.sleep(0.5)
+                storm.end(number)
+        with engine.connect() as connection:
+            for statement in LOCK_TABLE[name]:
+                connection.execute(text(statement))
+            time.sleep(2 * STALLED)
+            connection.commit()
+            if name != "postgresql15":
+                connection.execute(text("UNLOCK TABLES"))
+        server.kill()
+        time.sleep(2 * STALLED)
+        server.restart()
+        storm.end(signal.SIGKILL)
+        deadline = time.monotonic() + (1500 if JOBS >= 5000 else 240)
+        while left(engine) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        while storm.alive:
+            process = storm.alive.pop()
+            os.kill(process.pid, signal.SIGTERM)
+            process.join(5 * STALLED)
+            assert process.exitcode == 0
+        check(engine, storm.killed, bad)
+
+
+def check(engine: Engine, killed: set[int], bad: Any) -> None:
+    with engine.connect() as connection:
+        job = build_context(connection.dialect, {}).tables.job
+        rows = connection.execute(select(job.c.payload, job.c.completed_at, job.c.failed_at, job.c.external_id)).all()
+        found = connection.execute(select(runs.c.job, runs.c.process, runs.c.what).order_by(runs.c.id)).all()
+    assert len(rows) == JOBS + 1
+    begun = Counter(each.job for each in found if each.what == "begun")
+    assert {row.external_id for row in rows if row.failed_at is not None} == {bad}
+    assert all(row.completed_at is not None for row in rows if row.external_id != bad)
+    assert set(begun) == set(range(JOBS))
+    # by workers that lived: once
+    by_living = Counter(each.job for each in found if each.what == "begun" and each.process not in killed)
+    assert not [each for each, times in by_living.items() if times > 1]
+    assert not [each for each in found if each.what == "lost"]

@@ -1,0 +1,353 @@
+"""A worker that lives keeps its jobs, and one that dies takes no job along that it hasn't begun."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, String, TypeDecorator, select, text, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import build_context
+from tests.conftest import PLAIN, Servers
+from tests.fixtures.parties import PATIENCE, until
+from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
+from tests.fixtures.worker_states import counts, errors, queue, running
+
+ROOT = Path(__file__).parents[2]
+LOCK_TABLE = {
+    "postgresql15": "LOCK TABLE lock.job IN ACCESS EXCLUSIVE MODE",
+    "mysql": "LOCK TABLES lock_job WRITE",
+    "mariadb": "LOCK TABLES lock_job WRITE",
+    "sqlite": "UPDATE lock_job SET claim = claim WHERE false",
+}
+
+KILLED = """
+import os, sys
+from sqlalchemy import create_engine
+import sqlalchemy_locks as sl
+
+sl.Worker(sl.Queue(), lambda job: os._exit(9), bind=create_engine(sys.argv[1]), concurrency=1).run()
+"""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_job_that_kills_its_process_dies_alone(servers: Servers, engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    put(engine, *range(10), max_attempts=1)
+    ran = subprocess.run([sys.executable, "-c", KILLED, servers.installed(name, PLAIN[name])], cwd=ROOT, timeout=60)
+    assert ran.returncode == 9
+    with engine.begin() as connection:
+        silenced(connection)
+        connection.execute(queue.requeue_stalled(0))
+    assert counts(engine) == {"all": 10, "completed": 0, "dead": 1, "running": 0, "waiting": 9}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_lone_worker_keeps_its_job_after_a_table_lock(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    put(engine, "long")
+    begun: list[Any] = []
+    go_on, first = threading.Event(), threading.Event()
+
+    def handler(job: Any) -> None:
+        begun.append(job.payload)
+        if job.payload == "long":
+            first.set()
+            assert go_on.wait(PATIENCE)
+
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=2, heartbeat=0.2, stalled_after=0.4, poll=0.05)
+    with running(worker):
+        assert first.wait(PATIENCE)
+        with engine_to(name).connect() as blocker:
+            blocker.execute(text(LOCK_TABLE[name]))
+            silenced(blocker)  # as after a lock for longer than stalled_after
+            time.sleep(0.6)  # the worker's fetch and its heartbeat wait for the lock meanwhile
+            blocker.commit()
+            if name in ("mysql", "mariadb"):
+                blocker.execute(text("UNLOCK TABLES"))
+        for number in range(2):
+            put(engine, number)
+            until(lambda: counts(engine)["completed"] == number + 1)  # noqa: B023
+        assert begun == ["long", 0, 1]
+        go_on.set()
+        until(lambda: counts(engine)["completed"] == 3)
+    assert begun == ["long", 0, 1]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_first_worker_back_takes_no_job_of_a_live_one(engine_to: MakeEngine, name: str) -> None:
+    """After an outage all heartbeats are old, and the others are about to send theirs."""
+    engine = engine_to(name)
+    put(engine, "of a live worker")
+    with engine.begin() as connection:
+        (other,) = connection.execute(queue.capture(host="live")).all()
+        silenced(connection)
+    begun: list[Any] = []
+    with running(sl.Worker(queue, lambda job: begun.append(job.payload), bind=engine, stalled_after=60, poll=0.05)):
+        for number in range(2):
+            put(engine, number)
+            until(lambda: counts(engine)["completed"] == number + 1)  # noqa: B023
+    assert begun == [0, 1]
+    with engine.begin() as connection:
+        assert connection.scalar(queue.complete(other)) == 1
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_drained_pool_delays_no_heartbeat(engine_to: MakeEngine, name: str) -> None:
+    bind = engine_to(name, pool_size=1, max_overflow=0, pool_timeout=60)
+    engine = engine_to(name)
+    put(engine, 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(_: Any) -> None:
+        with bind.connect():
+            begun.set()
+            assert go_on.wait(PATIENCE)
+
+    with running(sl.Worker(queue, handler, bind=bind, heartbeat=0.1, stalled_after=60)):
+        assert begun.wait(PATIENCE)
+        with engine.begin() as connection:
+            silenced(connection)
+        until(lambda: not stalled(engine))
+        go_on.set()
+    assert counts(engine)["completed"] == 1
+
+
+def stalled(engine: Engine) -> bool:
+    """Whether a running job has an old heartbeat."""
+    with engine.connect() as connection:
+        job = build_context(connection.dialect, {}).tables.job
+        return bool(connection.scalar(select(job.c.heartbeat_at < text("'2021-01-01 00:00:00'"))))
+
+
+class Word(TypeDecorator[str]):
+    impl = String(50)
+    cache_ok = True
+
+    def process_result_value(self, value: Any, dialect: Any) -> Any:
+        if value == "bad":
+            raise ValueError("this word can't be decoded")
+        return value
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Typed(sl.JobColumns, Base):
+    __tablename__ = "typed_jobs"
+    word: Mapped[str | None] = mapped_column(Word())
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str, hold: bool) -> None:
+    if hold and name == "sqlite":
+        pytest.skip("SQLite has no held transactions")
+    engine, own = engine_to(name), sl.Queue(Typed)
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    try:
+        with Session(engine) as session, session.begin():
+            session.add_all(Typed(payload=number, word="bad" if number in (2, 3) else "good") for number in range(6))
+        done: list[Any] = []
+        table: Any = Typed.__table__
+
+        def left() -> int:
+            with engine.connect() as connection:
+                ended = table.c.completed_at.is_(None) & table.c.failed_at.is_(None)
+                return len(connection.execute(select(table.c.internal_id).where(ended)).all())
+
+        worker = sl.Worker(
+            own, lambda job: done.append(job.payload), bind=engine, concurrency=4, hold=hold, poll=0.05, heartbeat=0.5
+        )
+        with running(worker):
+            until(lambda: left() == 0)
+        assert sorted(done) == [0, 1, 4, 5]
+        with engine.connect() as connection:
+            stored = connection.execute(select(table.c.error).where(table.c.failed_at.is_not(None))).scalars().all()
+        assert len(stored) == 2
+        assert all("this word can't be decoded" in error for error in stored)
+    finally:
+        Base.metadata.drop_all(engine)
+
+
+def test_an_undecodable_payload_dies_alone(lite: Engine) -> None:
+    put(lite, *range(3))
+    with lite.begin() as connection:
+        connection.execute(text("UPDATE lock_job SET payload = '{wrong' WHERE payload = '1'"))
+    done: list[Any] = []
+    with running(sl.Worker(queue, lambda job: done.append(job.payload), bind=lite, poll=0.05, heartbeat=0.5)):
+        until(lambda: counts(lite)["completed"] + counts(lite)["dead"] == 3)
+    assert sorted(done) == [0, 2]
+    assert "JSONDecodeError" in errors(lite)[0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_worker_holds_no_more_jobs_than_it_has_slots(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    put(engine, *range(10))
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def handler(_: Any) -> None:
+        begun.release()
+        assert go_on.wait(PATIENCE)
+
+    with running(sl.Worker(queue, handler, bind=engine, concurrency=4, batch=10)):
+        for _ in range(4):
+            assert begun.acquire(timeout=PATIENCE)
+        with engine.begin() as connection:
+            assert len(connection.execute(queue.capture(10)).all()) == 6
+        go_on.set()
+        until(lambda: counts(engine)["completed"] == 4)
+
+
+@pytest.mark.parametrize(("name", "kill"), [("postgresql15", "SELECT pg_terminate_backend({})"), ("mysql", "KILL {}")])
+def test_a_held_job_whose_connection_is_cut_is_lost(engine_to: MakeEngine, name: str, kill: str) -> None:
+    engine = engine_to(name)
+    put(engine, 1)
+    seen: list[bool] = []
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def handler(job: Any) -> None:
+        if begun.is_set():
+            return  # the second run
+        seen.append(job.lost)
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        until(lambda: bool(job.lost))
+        seen.append(job.lost)
+        ended.set()
+
+    bind = engine_to(name, pool_size=1, max_overflow=4)
+    with running(sl.Worker(queue, handler, bind=bind, concurrency=1, hold=True, poll=0.05, stalled_after=None)):
+        assert begun.wait(PATIENCE)
+        with engine.connect() as connection:
+            connection.exec_driver_sql(kill.format(holder(connection, name)))
+        go_on.set()
+        assert ended.wait(PATIENCE)
+        until(lambda: counts(engine)["completed"] == 1)
+    assert seen == [False, True]
+
+
+def holder(connection: Any, name: str) -> int:
+    """Return the session that holds a job."""
+    if name == "postgresql15":
+        found = "SELECT pid FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
+    else:
+        found = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx WHERE trx_rows_modified > 0"
+    ((session,),) = connection.exec_driver_sql(found).all()
+    return int(session)
+
+
+STUCK = """
+import asyncio, os, sys
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+import sqlalchemy_locks as sl
+
+url, kind, hold = sys.argv[1:]
+options = {"grace": 0.2, "poll": 0.05, "heartbeat": 0.2, "stalled_after": 60, "hold": hold == "hold"}
+
+def begun(job):
+    print("begun", flush=True)
+
+async def awaited(job):
+    begun(job)
+
+async def main():
+    await sl.AsyncWorker(sl.Queue(), awaited, bind=create_async_engine(url), **options).run()
+
+if kind == "sync":
+    sl.Worker(sl.Queue(), begun, bind=create_engine(url), **options).run()
+else:
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("hold", ["", "hold"])
+@pytest.mark.parametrize(
+    ("name", "driver", "kind"),
+    [
+        ("postgresql15", "psycopg", "sync"),
+        ("postgresql15", "psycopg2", "sync"),
+        ("postgresql15", "psycopg", "async"),
+        ("postgresql15", "asyncpg", "async"),
+        ("mysql", "pymysql", "sync"),
+        ("mysql", "aiomysql", "async"),
+    ],
+)
+def test_sigterm_ends_a_worker_whose_database_is_stuck(
+    servers: Servers, engine_to: MakeEngine, name: str, driver: str, kind: str, hold: str
+) -> None:
+    if hold and driver in ("psycopg2", "aiomysql"):
+        pytest.skip("as with the other drivers")
+    engine = engine_to(name)
+    put(engine, 1)
+    url = servers.installed(name, driver)
+    worker = subprocess.Popen([sys.executable, "-c", STUCK, url, kind, hold], cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"begun\n"
+        until(lambda: counts(engine)["completed"] == 1)
+        with engine.connect() as blocker:
+            blocker.execute(text(LOCK_TABLE[name]))
+            time.sleep(0.5)  # its fetch waits meanwhile
+            worker.send_signal(signal.SIGTERM)
+            # grace + 5 s, and what a busy machine takes
+            assert worker.wait(0.2 + 5 + 10) == 0
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def test_a_second_signal_ends_a_worker_immediately(servers: Servers, engine_to: MakeEngine) -> None:
+    put(engine_to("sqlite"), 1)
+    endless = STUCK.replace('"grace": 0.2', '"grace": 3600').replace(
+        'print("begun", flush=True)', 'print("begun", flush=True); threading.Event().wait()'
+    )
+    url = servers.installed("sqlite", PLAIN["sqlite"])
+    command = [sys.executable, "-c", f"import threading{endless}", url, "sync", ""]
+    worker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"begun\n"
+        worker.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            worker.wait(0.5)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(10) == -signal.SIGTERM
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def test_a_job_that_was_taken_is_lost(lite: Engine) -> None:
+    """The handler goes on: only it can tell where it may stop."""
+    put(lite, 1)
+    begun = threading.Event()
+    lost: list[bool] = []
+
+    def handler(job: Any) -> None:
+        if begun.is_set():
+            return
+        lost.append(job.lost)
+        begun.set()
+        until(lambda: bool(job.lost))
+        lost.append(True)
+
+    with running(sl.Worker(queue, handler, bind=lite, concurrency=2, heartbeat=0.1, stalled_after=60, poll=0.05)):
+        assert begun.wait(PATIENCE)
+        with lite.begin() as connection:
+            job = build_context(connection.dialect, {}).tables.job
+            connection.execute(update(job).values(heartbeat_at=None, started_at=None))  # as a sweep does
+        until(lambda: len(lost) == 2)
+    assert lost == [False, True]

@@ -1,0 +1,162 @@
+"""What a handler may ask for, what listeners get, and a worker that ends when its queue is empty."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import Engine, event, select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.integrations import prometheus
+from sqlalchemy_locks.workers.config import default_pause
+from tests.conftest import Servers
+from tests.fixtures.queues import KINDS, MakeEngine, put
+from tests.fixtures.worker_states import beat, counts, errors, queue, run_async, state_of
+
+
+def pauses(engine: Engine) -> list[float]:
+    """Return the seconds until each waiting job is due, from its creation."""
+    with engine.connect() as connection:
+        job = build_context(connection.dialect, {}).tables.job
+        found = select(job.c.run_at, job.c.created_at).where(job.c.started_at.is_(None)).order_by(job.c.internal_id)
+        return [(due - made).total_seconds() for due, made in connection.execute(found)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_handler_may_ask_for_a_retry_or_discard(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    put(engine, *range(4), max_attempts=2)
+
+    def handler(job: Any) -> None:
+        if job.payload == 0:
+            raise sl.Retry(in_=timedelta(hours=1))
+        if job.payload == 1:
+            raise sl.Discard("the recipient has left")
+        if job.payload == 2:
+            raise ValueError
+
+    sl.Worker(queue, handler, bind=engine, retry_in=lambda attempt: 7200 * attempt).run(until_empty=True)
+    assert counts(engine) == {"all": 4, "completed": 1, "dead": 1, "running": 0, "waiting": 2}
+    assert errors(engine) == ["the recipient has left"]
+    asked, policy = pauses(engine)
+    assert 3600 <= asked < 5400
+    assert 7200 <= policy < 9000
+
+
+def test_the_last_attempt_is_not_retried(lite: Engine) -> None:
+    put(lite, 1, max_attempts=1)
+
+    def handler(_: Any) -> None:
+        raise sl.Retry("once more", in_=0)
+
+    sl.Worker(queue, handler, bind=lite).run(until_empty=True)
+    assert errors(lite) == ["once more"]
+
+
+def test_the_default_pause_doubles_with_jitter() -> None:
+    for attempt, seconds in ((1, 5), (2, 10), (5, 80), (20, 3600)):
+        drawn = {default_pause(attempt) for _ in range(20)}
+        assert len(drawn) > 1
+        assert all(0.9 * seconds <= pause <= 1.1 * seconds for pause in drawn)
+
+
+def test_a_wrong_retry_policy_fails_no_worker(lite: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    put(lite, 1)
+
+    def handler(_: Any) -> None:
+        raise ValueError
+
+    sl.Worker(queue, handler, bind=lite, retry_in=lambda attempt: -attempt).run(until_empty=True)
+    assert "the default is used" in caplog.text
+    assert 4 < pauses(lite)[0] < 60
+    with pytest.raises(ValueError, match="retry_in must be at least 0"):
+        sl.Worker(queue, handler, bind=lite, retry_in=-1)
+    with pytest.raises(ValueError, match="in_ must be at least 0"):
+        sl.Retry(in_=-1)
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_until_empty_runs_jobs_that_handlers_put(engine_to: MakeEngine, hold: bool) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, 3)
+    put(engine, "later", run_in=3600)
+
+    def handler(job: Any) -> None:
+        if job.payload:
+            put(engine, job.payload - 1)
+
+    sl.Worker(queue, handler, bind=engine, hold=hold, poll=0.05).run(until_empty=True)
+    assert counts(engine) == {"all": 5, "completed": 4, "dead": 0, "running": 0, "waiting": 1}
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_an_async_worker_ends_when_its_queue_is_empty(engine_to: MakeEngine, servers: Servers, hold: bool) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, *range(20))
+
+    async def handler(_: Any) -> None:
+        await asyncio.sleep(0)
+
+    async def body(bind: AsyncEngine) -> None:
+        await sl.AsyncWorker(queue, handler, bind=bind, hold=hold, poll=0.05).run(until_empty=True)
+
+    run_async(servers, "postgresql15", "asyncpg", body)
+    assert counts(engine)["completed"] == 20
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_listeners_get_each_event(engine_to: MakeEngine, hold: bool) -> None:
+    engine = engine_to("postgresql15")
+    ids = put(engine, "good", "bad", max_attempts=1)
+
+    def handler(job: Any) -> None:
+        if job.payload == "bad":
+            raise ValueError("wrong")
+
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, hold=hold, poll=0.05)
+    seen: list[sl.JobEvent] = []
+    registry = CollectorRegistry()
+    for what in ("begun", "completed", "failed", "dead", "stalled"):
+        event.listen(worker, what, seen.append)
+    event.listen(worker, "begun", lambda _: 1 / 0)  # which is logged
+    prometheus.instrument_worker(worker, registry)
+    worker.run(until_empty=True)
+    assert [(each.event, each.external_id) for each in seen] == [
+        ("begun", ids[0]),
+        ("completed", ids[0]),
+        ("begun", ids[1]),
+        ("failed", ids[1]),
+        ("dead", ids[1]),
+    ]
+    assert seen[0].waited is not None
+    assert seen[1].took is not None
+    assert [each.attempt for each in seen] == [1] * 5
+    assert str(seen[3]).endswith("ValueError: wrong")
+    labels = {"queue": "default", "engine": "PostgreSQL"}
+    for name, value in {"jobs_begun_total": 2, "jobs_dead_total": 1, "jobs_running": 0}.items():
+        assert registry.get_sample_value(f"sqlalchemy_locks_{name}", labels) == value
+
+
+def test_stalled_jobs_are_an_event(lite: Engine) -> None:
+    from tests.workers.test_ownership import sweep
+
+    put(lite, 1, 2)
+    with lite.begin() as connection:
+        from tests.fixtures.queues import silenced
+
+        connection.execute(queue.capture(2)).all()
+        silenced(connection)
+    state = state_of(lite, heartbeat=1, stalled_after=3600)
+    seen: list[sl.JobEvent] = []
+    event.listen(state.reports._worker, "stalled", seen.append)
+    beat(state)  # not before heartbeats were in time for stalled_after
+    assert counts(lite)["running"] == 2
+    sweep(state)
+    assert [(each.event, each.count) for each in seen] == [("stalled", 2)]
+    assert counts(lite)["waiting"] == 2
