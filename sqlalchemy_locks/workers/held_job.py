@@ -47,7 +47,7 @@ class HeldJob:
         short.open()
         try:
             queue = self.config.queue
-            jobs: list[Any] = list(short.connection.execute(operation)) if operation else self._unread()
+            jobs: list[Any] = self._unread() if operation is None else list(short.connection.execute(operation))
             if jobs and not stopped():
                 short.use()
                 return RunningJob(jobs[0], lambda: short.loss() is not None)

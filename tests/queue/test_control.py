@@ -226,6 +226,7 @@ class Base(DeclarativeBase):
 
 class Mail(JobColumns, Base):
     __tablename__ = "mail_control"
+    unique_key: Mapped[str | None] = mapped_column("ukey", String(100))
     version: Mapped[int] = mapped_column(default=1)
     __mapper_args__ = {"version_id_col": version}
 
@@ -236,7 +237,7 @@ class PausedMail(Base):
 
 
 #: without a column for keys
-bare = Table("bare", MetaData(), *(column._copy() for column in Mail.__table__.columns if column.name != "unique_key"))
+bare = Table("bare", MetaData(), *(column._copy() for column in Mail.__table__.columns if column.name != "ukey"))
 mails = sl.Queue(Mail, paused=PausedMail)
 mails.indexes()
 
