@@ -18,13 +18,12 @@ from sqlalchemy import Connection, Engine
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.testing import Clock
-from tests.conftest import PLAIN, Servers
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import EVERYWHERE
+from tests.fixtures.parties import ENGINES
 
 #: the same examples each time: `make torture` draws others
 SETTINGS = settings(
-    max_examples=int(os.environ.get("MODEL_EXAMPLES", "4")),
+    max_examples=int(os.environ.get("MODEL_EXAMPLES", "2")),
     stateful_step_count=20,
     deadline=None,
     derandomize=True,
@@ -37,9 +36,9 @@ IDS = st.sampled_from(["a", "b", "c"])
 OWNERS = st.sampled_from([None, "me", "you"])
 
 
-@pytest.fixture(params=[*PLAIN])
-def engine(request: pytest.FixtureRequest, servers: Servers, engine_to: MakeEngine) -> Engine:
-    return engine_to(request.param, EVERYWHERE[request.param])
+@pytest.fixture(params=[*ENGINES])
+def engine(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Engine:
+    return engine_to(request.param, ENGINES[request.param])
 
 
 def check(machine: type[Machine], engine: Engine) -> None:
