@@ -237,6 +237,8 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
             raise
         raise
     except _own_errors(engine) as error:
+        if pooled is not None and pooled.is_valid:
+            pooled.invalidate(error)
         raise OperationalError(None, None, error, connection_invalidated=True) from error
     except BaseException:
         if pooled is not None and pooled.is_valid:
