@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, text
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, event, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
@@ -67,6 +67,12 @@ def test_fifty_keys_are_fifty_rows(engine_to: MakeEngine, name: str) -> None:
         assert after - before == set(keys)
 
 
+def by_construct(engine: Engine) -> Engine:
+    """Have each statement executed as a construct, by SQLAlchemy: otherwise it is sent as text that is kept here."""
+    event.listen(engine, "before_execute", lambda *_: None)
+    return engine
+
+
 def operations() -> list[Any]:
     return [
         sl.lock.exclusive(unused()),
@@ -87,7 +93,7 @@ def operations() -> list[Any]:
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
 def test_nothing_is_compiled_twice(engine_to: MakeEngine, compiled: list[str], name: str) -> None:
     # (a try's second connection, above READ COMMITTED on MySQL, has a cache of its own)
-    engine = engine_to(name, **({"isolation_level": "READ COMMITTED"} if name == "mysql" else {}))
+    engine = by_construct(engine_to(name, **({"isolation_level": "READ COMMITTED"} if name == "mysql" else {})))
     made = operations() if name != "sqlite" else operations()[:-2]
     with engine.connect() as connection:
         for n, operation in enumerate([*made, *(operations()[: len(made)])]):
@@ -101,7 +107,7 @@ def test_nothing_is_compiled_twice(engine_to: MakeEngine, compiled: list[str], n
 
 def test_different_functions_never_share_a_key(engine_to: MakeEngine) -> None:
     """Each has an entry of its own, and each entry's statement calls its own function."""
-    engine = engine_to("postgresql15")
+    engine = by_construct(engine_to("postgresql15"))
     with engine.connect() as connection, seen(engine) as statements:
         for operation in operations():
             connection.execute(operation)
@@ -110,6 +116,18 @@ def test_different_functions_never_share_a_key(engine_to: MakeEngine) -> None:
     cached = [str(entry) for entry in cache_of(engine)]
     assert sorted(cached) == sorted(set(statements))
     assert len(cached) == len(operations())
+
+
+def test_texts_are_compiled_once_for_each_function(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    made = [*operations(), *operations()]
+    with engine.connect() as connection:
+        for operation in made:
+            connection.execute(operation)
+        connection.rollback()
+    kept = [sql for sql, *_ in engine.dialect._sqlalchemy_locks.compiled.values()]
+    assert len(kept) == len(set(kept)) <= len(operations())
+    assert any("lock.try_shared(" in sql for sql in kept)
 
 
 def test_the_cache_of_rows_knows_table_and_options(engine_to: MakeEngine, compiled: list[str]) -> None:
