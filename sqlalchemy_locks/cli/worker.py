@@ -6,13 +6,15 @@ import asyncio
 import importlib
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
 from sqlalchemy.util import greenlet_spawn
 
-from sqlalchemy_locks.workers.asynchronous import AsyncWorker
 from sqlalchemy_locks.workers.threaded import Worker
+
+if TYPE_CHECKING:  # needs greenlet, which an app without an async driver doesn't have
+    from sqlalchemy_locks.workers.asynchronous import AsyncWorker
 
 
 @click.command(short_help="Run a worker of your app.")
@@ -35,10 +37,10 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
         found.config.change(name=queue, concurrency=concurrency)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
-    if isinstance(found, AsyncWorker):
-        asyncio.run(_run(found, until_empty))
-    else:
+    if isinstance(found, Worker):
         found.run(until_empty=until_empty)
+    else:
+        asyncio.run(_run(found, until_empty))
 
 
 async def _run(found: AsyncWorker, until_empty: bool) -> None:
@@ -60,8 +62,14 @@ def _imported(target: str) -> Worker | AsyncWorker:
             raise  # of something that the module imports
         raise click.UsageError(f"There is no module {module_name!r} here, or among the installed packages.") from None
     found: Any = getattr(module, name, None)
-    if callable(found) and not isinstance(found, (Worker, AsyncWorker)):
+    if callable(found) and not _is_worker(found):
         found = found()
-    if not isinstance(found, (Worker, AsyncWorker)):
+    if not _is_worker(found):
         raise click.UsageError(f"{target} is no Worker or AsyncWorker: {found!r}")
     return found
+
+
+def _is_worker(found: Any) -> TypeGuard[Worker | AsyncWorker]:
+    # not loaded, and so without instances, unless the app has loaded it
+    asynchronous = sys.modules.get("sqlalchemy_locks.workers.asynchronous")
+    return isinstance(found, Worker) or (asynchronous is not None and isinstance(found, asynchronous.AsyncWorker))

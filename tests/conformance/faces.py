@@ -211,7 +211,7 @@ def lease(locks: Any) -> None:
     name = unused("lease")
     with locks.lease(name, ttl=3600, timeout=PATIENCE) as grant:
         grant.check()
-        assert grant.fence[name] == 1
+        assert grant.fence[name] >= 1  # above that of all semaphores that were removed
 
 
 def sweep(locks: Any) -> None:
