@@ -113,8 +113,9 @@ def test_requeue_dead_and_stalled_jobs(engine: str, door_to: MakeDoor) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_pause_and_resume_a_queue(engine: str, door_to: MakeDoor) -> None:
     page = door_to(engine, "wsgi", authorize=alice, secret="secret")
-    name, token = unused("queue"), page.token()
+    name = unused("queue")
     page.locks.run(QUEUE.put(1, queue=name))
+    token = page.token()
     told = said(page, page.post("pause", token=token, queue=name))
     assert f"&#39;{name}&#39; is paused now" in told
     assert '<span class="badge warning">paused</span>' in told
