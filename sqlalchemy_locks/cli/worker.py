@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import click
 from sqlalchemy.util import greenlet_spawn
 
+from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.threaded import Worker
 
 if TYPE_CHECKING:  # needs greenlet, which an app without an async driver doesn't have
@@ -70,6 +71,4 @@ def _imported(target: str) -> Worker | AsyncWorker:
 
 
 def _is_worker(found: Any) -> TypeGuard[Worker | AsyncWorker]:
-    # not loaded, and so without instances, unless the app has loaded it
-    asynchronous = sys.modules.get("sqlalchemy_locks.workers.asynchronous")
-    return isinstance(found, Worker) or (asynchronous is not None and isinstance(found, asynchronous.AsyncWorker))
+    return isinstance(found, ObservedWorker)

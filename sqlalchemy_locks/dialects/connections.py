@@ -236,13 +236,11 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
             wrapped.connection_invalidated = True
             raise
         raise
-    except _own_errors(engine) as error:
-        if pooled is not None and pooled.is_valid:
-            pooled.invalidate(error)
-        raise OperationalError(None, None, error, connection_invalidated=True) from error
-    except BaseException:
+    except BaseException as error:
         if pooled is not None and pooled.is_valid:
             pooled.invalidate()
+        if isinstance(error, _own_errors(engine)):
+            raise OperationalError(None, None, error, connection_invalidated=True) from error
         raise
 
 

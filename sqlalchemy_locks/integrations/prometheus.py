@@ -6,12 +6,15 @@ one for each invoice.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from sqlalchemy import event
 
 from sqlalchemy_locks.values import JobEvent, LockEvent
+
+M = TypeVar("M")
 
 _LABELS = ("kind", "engine")
 #: seconds
@@ -71,7 +74,17 @@ class Metrics:
             self._holds.labels(*labels).observe(occurred.held)
 
 
-_by_registry: dict[int, tuple[CollectorRegistry, Metrics]] = {}
+#: by their class and the registry, which is kept so that no other one gets its id
+_made: dict[tuple[Any, int], tuple[CollectorRegistry, Any]] = {}
+
+
+def _of(registry: CollectorRegistry, kind: Callable[[CollectorRegistry], M]) -> M:
+    """Return the metrics of a registry, made once."""
+    key = kind, id(registry)
+    if key not in _made:
+        _made[key] = registry, kind(registry)
+    found: M = _made[key][1]
+    return found
 
 
 def instrument(locks: Any, registry: CollectorRegistry = REGISTRY) -> None:
@@ -83,9 +96,7 @@ def instrument(locks: Any, registry: CollectorRegistry = REGISTRY) -> None:
     >>> from sqlalchemy_locks.integrations import prometheus
     >>> prometheus.instrument(locks)
     """
-    if id(registry) not in _by_registry:
-        _by_registry[id(registry)] = registry, Metrics(registry)
-    metrics = _by_registry[id(registry)][1]
+    metrics = _of(registry, Metrics)
     for what in ("waited", "acquired", "released", "lost", "retried", "swept"):
         event.listen(locks, what, metrics.record)
 
@@ -134,9 +145,6 @@ class WorkerMetrics:
             self._runs.labels(*labels, occurred.event).observe(occurred.took)
 
 
-_workers_by_registry: dict[int, tuple[CollectorRegistry, WorkerMetrics]] = {}
-
-
 def instrument_worker(worker: Any, registry: CollectorRegistry = REGISTRY) -> None:
     """Record the events of a worker in the metrics of a registry.
 
@@ -146,8 +154,6 @@ def instrument_worker(worker: Any, registry: CollectorRegistry = REGISTRY) -> No
     >>> from sqlalchemy_locks.integrations import prometheus
     >>> prometheus.instrument_worker(worker)
     """
-    if id(registry) not in _workers_by_registry:
-        _workers_by_registry[id(registry)] = registry, WorkerMetrics(registry)
-    metrics = _workers_by_registry[id(registry)][1]
+    metrics = _of(registry, WorkerMetrics)
     for what in ("begun", "completed", "failed", "dead", "stalled"):
         event.listen(worker, what, metrics.record)

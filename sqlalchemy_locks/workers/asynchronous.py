@@ -232,7 +232,7 @@ class AsyncWorker(ObservedWorker):
         following: RunningJob | None = job
         while following is not None:
             error: BaseException | None = None
-            state.begin(following)
+            state.reports.begun(following)
             try:
                 await self.handler(following)
             except BaseException as raised:
@@ -295,7 +295,7 @@ class AsyncWorker(ObservedWorker):
             return False
         idle.clear()
         error: BaseException | None = None
-        held.begin(job)
+        held.reports.begun(job)
         try:
             await self.handler(job)
         except BaseException as raised:

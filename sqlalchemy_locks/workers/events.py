@@ -7,6 +7,7 @@ breaks no worker. Without listeners an event costs a comparison.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from sqlalchemy import event
@@ -16,6 +17,7 @@ from sqlalchemy_locks.queue.jobs import Jobs
 from sqlalchemy_locks.values import JobEvent
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import log
+from sqlalchemy_locks.workers.running_job import RunningJob
 
 
 class ObservedWorker(EventTarget):
@@ -53,6 +55,16 @@ class JobReports:
             took=took,
             error=error,
         )
+
+    def begun(self, job: RunningJob) -> None:
+        """Report that a handler is about to be called."""
+        if self.heard:
+            job.began_at = time.monotonic()
+            self.of_job("begun", job.row)
+
+    def took(self, job: RunningJob) -> float | None:
+        """Return how long a handler has run, in seconds; ``None`` where nothing listened when it began."""
+        return time.monotonic() - job.began_at if job.began_at else None
 
     def of_several(self, what: str, count: int) -> None:
         """Report an event of several jobs that this worker hasn't read."""

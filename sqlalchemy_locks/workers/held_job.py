@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ class HeldJob:
     """Captures one job and completes or fails it, in one transaction. ``AsyncWorker`` calls it in a greenlet."""
 
     def __init__(self, config: WorkerConfig, reports: JobReports) -> None:
-        self.config, self._reports = config, reports
+        self.config, self.reports = config, reports
         self._transaction = ShortTransaction(config.engine)
 
     def capture(self, stopped: Callable[[], bool]) -> RunningJob | None:
@@ -73,27 +72,20 @@ class HeldJob:
                 raise
             log(logging.ERROR, "A job can't be decoded, and is dead: internal_id %s", pairs[0][0], exc_info=error)
             connection.execute(queue.fail(pairs, error=format_error(error), retry=False))
-            self._reports.of_unread("dead", error)
+            self.reports.of_unread("dead", error)
             return []
-
-    def begin(self, job: RunningJob) -> None:
-        """Note that the handler is about to be called."""
-        if self._reports.heard:
-            job.began_at = time.monotonic()
-            self._reports.of_job("begun", job.row)
 
     def finish(self, job: RunningJob, error: BaseException | None) -> None:
         """Complete the job, or fail it with the error of its handler, and commit."""
         connection, queue = self._transaction.connection, self.config.queue
-        took = time.monotonic() - job.began_at if job.began_at else None
+        took = self.reports.took(job)
         dead = False
         try:
             if error is None:
                 connection.execute(queue.complete(job.row))
             else:
                 failure = failure_of(self.config, job.row, error)
-                value = queue._jobs.value
-                dead = failure.pause is None or value(job.row, "attempts") >= value(job.row, "max_attempts")
+                dead = failure.is_last(queue, job.row)
                 try:
                     with connection.begin_nested():
                         connection.execute(failing(queue, job.row, failure.text, failure.pause))
@@ -106,10 +98,10 @@ class HeldJob:
             self.abandon()
             raise
         self._transaction.commit()
-        if self._reports.heard:
-            self._reports.of_job("completed" if error is None else "failed", job.row, took=took, error=error)
+        if self.reports.heard:
+            self.reports.of_job("completed" if error is None else "failed", job.row, took=took, error=error)
             if dead:
-                self._reports.of_job("dead", job.row, error=error)
+                self.reports.of_job("dead", job.row, error=error)
 
     def abort(self) -> None:
         """Let a statement that is under way fail."""

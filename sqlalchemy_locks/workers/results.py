@@ -40,6 +40,11 @@ class Failure(NamedTuple):
     pause: float | None
     error: BaseException
 
+    def is_last(self, queue: Queue, job: Any) -> bool:
+        """Return whether the job (its row) is dead after this attempt."""
+        attempts, most = (queue._jobs.value(job, role) for role in ("attempts", "max_attempts"))
+        return bool(self.pause is None or attempts >= most)
+
 
 class PendingAcks:
     """Finished jobs that the database doesn't know of yet.
@@ -148,8 +153,7 @@ class PendingAcks:
                 raise
             log(logging.WARNING, "An error could not be stored: %s", unstorable)
             failed = self._database.perform(skip_locked(failing(queue, job, UNSTORABLE, failure.pause)))
-        attempts, most = (queue._jobs.value(job, role) for role in ("attempts", "max_attempts"))
-        if failed and (failure.pause is None or attempts >= most):
+        if failed and failure.is_last(queue, job):
             self._on_dead(job, failure.error)
         return failed
 

@@ -101,12 +101,6 @@ class WorkerState:
         with self._lock:
             return self._take()
 
-    def begin(self, job: RunningJob) -> None:
-        """Note that a handler is about to be called."""
-        if self.reports.heard:
-            job.began_at = time.monotonic()
-            self.reports.of_job("begun", job.row)
-
     def done(self, job: RunningJob, error: BaseException | None) -> bool:
         """Note that a handler has returned or raised; never raises.
 
@@ -150,8 +144,7 @@ class WorkerState:
 
     def _report(self, what: str, job: RunningJob, error: BaseException | None = None) -> None:
         if self.reports.heard:
-            took = time.monotonic() - job.began_at if job.began_at else None
-            self.reports.of_job(what, job.row, took=took, error=error)
+            self.reports.of_job(what, job.row, took=self.reports.took(job), error=error)
 
     def _changed(self) -> None:
         self._more_jobs = True  # requeued jobs are waiting

@@ -245,7 +245,7 @@ class Worker(ObservedWorker):
         while (job := jobs.get()) is not None:
             while job is not None:
                 error: BaseException | None = None
-                state.begin(job)
+                state.reports.begun(job)
                 try:
                     call_handler(self.handler, job)
                 except BaseException as raised:
@@ -313,7 +313,7 @@ class Worker(ObservedWorker):
             return False
         idle.clear()
         error: BaseException | None = None
-        held.begin(job)
+        held.reports.begun(job)
         try:
             call_handler(self.handler, job)
         except BaseException as raised:
