@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,6 +73,14 @@ def test_seed_gives_the_same_episode() -> None:
     assert draw(43, "mysql") != draw(42, "mysql")
 
 
+def meet(both: threading.Barrier) -> None:
+    """Wait for the other client, which may have no block left."""
+    try:
+        both.wait(1)
+    except threading.BrokenBarrierError:
+        both.reset()
+
+
 def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypatch: pytest.MonkeyPatch) -> None:
     block = {"what": "block", "keys": [0], "shared": False, "timeout": 5, "body": ["write"], "end": "commit"}
     listing = {"what": "holders", "key": 0}
@@ -79,9 +88,10 @@ def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypa
     episode = Episode(1, config, ((listing,) * 4, (block,) * 4, (block,) * 4))
     place = arena("postgresql15")
     assert place.run(episode).violations == []
+    both = threading.Barrier(2)
     real: Any = ExclusiveBlock._acquire_key
     monkeypatch.setattr(ExclusiveBlock, "_queue_and_acquire", lambda self, one, started: self._acquire(None, None))
-    monkeypatch.setattr(ExclusiveBlock, "_acquire_key", lambda self, short, key, deadline: None)
+    monkeypatch.setattr(ExclusiveBlock, "_acquire_key", lambda self, short, key, deadline: meet(both))
     outcome = place.run(episode)
     assert {violation.checker for violation in outcome.violations} >= {"exclusion"}
     smallest = shrink(place, outcome, seconds=PATIENCE, candidates=2)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from tests import servers as real
 from tests.conftest import PLAIN, install
+from tests.fixtures.parties import PATIENCE
 from tests.fixtures.queues import put
 
 JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "400"))
@@ -56,8 +58,10 @@ def decoded(payload: Any) -> Any:
     return found
 
 
-def work(url: str) -> None:
+def work(url: str, started: Event) -> None:
     """Run a worker whose handlers write down what they do, and sometimes hold all connections of its pool."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the worker has a handler of its own
+    started.set()
     engine = create_engine(url, pool_size=2, max_overflow=0, pool_timeout=600, json_deserializer=decoded)
     log = create_engine(url)
     process = os.getpid()
@@ -102,8 +106,10 @@ class Storm:
         self.killed: set[int] = set()
 
     def start(self) -> None:
-        process = PROCESSES.Process(target=work, args=(self.url,), daemon=True)
+        started = PROCESSES.Event()
+        process = PROCESSES.Process(target=work, args=(self.url, started), daemon=True)
         process.start()
+        assert started.wait(PATIENCE)
         self.alive.append(process)
 
     def end(self, number: signal.Signals) -> None:
