@@ -148,11 +148,11 @@ def _acquire_by_guarded_insert(execution: Execution, key: int, shared: bool) -> 
         inserted += state is RowState.INSERTED
         guard_timeouts += not guarded
         if state is RowState.UNCOMMITTED:
-            # by this very transaction, perhaps: a read that doesn't wait then finds it
-            with contextlib.suppress(LockTimeout):
-                own = lock_existing(table, shared, if_read_committed=False, if_writable=False, nowait=True)
-                if execution.execute(own, values).first():
-                    return inserted
+            own = _lock_own_row(execution, key, shared)
+            if own:
+                return inserted
+            if own is None:
+                break  # the side connection's INSERT would wait for this transaction
             if wait_for_inserter(execution, key):
                 state = RowState.COMMITTED
         if state in (RowState.COMMITTED, RowState.INSERTED):
@@ -161,8 +161,8 @@ def _acquire_by_guarded_insert(execution: Execution, key: int, shared: bool) -> 
             return inserted
         if guard_timeouts == _GUARD_WAITS:
             break
-    # No row to wait for, and no way to insert one: another transaction's gap lock, or a client that sleeps under the
-    # guard. An INSERT that waits has InnoDB's queue, its deadlock detection and its time limit.
+    # No row to wait for, and no way to insert one: a lock on the gap, or a client that sleeps under the guard. An
+    # INSERT that waits has InnoDB's queue, its deadlock detection and its time limit.
     return inserted + execution.execute(insert_or_lock(table, shared), values).rowcount
 
 
@@ -176,6 +176,24 @@ def _lock_row(execution: Execution, key: int, shared: bool, *, nowait: bool = Fa
         refuse_read_only=not execution.backend.bounded_insert,
     )
     return execution.execute(statement, {"lock_key": key}).first() is not None
+
+
+def _lock_own_row(execution: Execution, key: int, shared: bool) -> bool | None:
+    """Lock an uncommitted row if this very transaction has inserted it; never wait.
+
+    A transaction reads what it has inserted without a lock, except at SERIALIZABLE. A row that another transaction had
+    inserted may be gone by now, and a locking read of an absent row would lock the gap.
+
+    :return: ``None`` if there is no row any more, and this transaction has locked the gap.
+    """
+    if execution.execute(_plain_reads, {}).scalar() and not _existing_keys(execution, [key]):
+        return False
+    table = execution.context.tables.locked_keys
+    own = lock_existing(table, shared, if_read_committed=False, if_writable=False, nowait=True)
+    try:
+        return True if execution.execute(own, {"lock_key": key}).first() else None
+    except LockTimeout:
+        return False
 
 
 def _insert_nowait(execution: Execution, key: int, shared: bool) -> int | None:
@@ -199,14 +217,21 @@ def _try_acquire(execution: Execution, key: int, shared: bool) -> bool:
             if execution.read_committed or at_read_committed:
                 # a transaction that has the guard is inserting the row, to hold it
                 return guarded and _lock_or_insert(execution, key, shared, tries=True) is not None
-            if ensure_row(execution, key, may_insert=guarded) is RowState.ABSENT:
+            state = ensure_row(execution, key, may_insert=guarded)
+            if state is RowState.ABSENT:
                 return False
-            statement = lock_existing(table, shared, if_read_committed=False, if_writable=False, nowait=True)
-            if execution.execute(statement).first() is None:
-                if not guarded:
-                    return False  # deleted between the two statements
-                with execution.backend.bounded(execution.connection, 1):
-                    execution.execute(insert_or_lock(table, shared))
+            if state is RowState.UNCOMMITTED:
+                locked = _lock_own_row(execution, key, shared)
+                if locked is not None:
+                    return locked
+            else:
+                statement = lock_existing(table, shared, if_read_committed=False, if_writable=False, nowait=True)
+                if execution.execute(statement).first() is not None:
+                    return True
+            if not guarded:
+                return False  # deleted between the two statements
+            with execution.backend.bounded(execution.connection, 1):
+                execution.execute(insert_or_lock(table, shared))
             return True
     except LockTimeout:
         return False

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy_locks.alembic import template
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests.alembic.project import Fresh, catalog, execute, installed, revision, run, tables
+from tests.fixtures.forks import main
 
 #: A driver of each kind, in the template that it is for; what the revisions make is compared on every engine elsewhere.
 DRIVERS = [
@@ -30,11 +29,9 @@ class Shell:
         self.folder = folder
 
     def alembic(self, *arguments: str, fails: bool = False) -> str:
-        command = [sys.executable, "-W", "error", "-m", "alembic", *arguments]
-        # what a test adds to sys.path is not to help here
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=500)
-        assert (done.returncode != 0) is fails, done.stdout + done.stderr
-        return done.stdout
+        status, out, err = main("alembic.config", self.folder, *arguments)
+        assert (status != 0) is fails, out + err
+        return out + err if fails else out
 
     def ini(self, pattern: str, replacement: str) -> None:
         path = self.folder / "alembic.ini"
@@ -129,11 +126,9 @@ def test_a_refusal_prints_a_sentence_without_traceback(fresh: Fresh, shell: Shel
     shell.alembic("init", "-t", template("generic"), "migrations")
     shell.connect(fresh("sqlite", "pysqlite"))
     shell.ini(r"^# sqlalchemy_locks_grant_to =$", "sqlalchemy_locks_grant_to = app")
-    command = [sys.executable, "-m", "alembic", "upgrade", "heads"]
-    done = subprocess.run(command, cwd=shell.folder, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert "grant_to is refused on SQLite" in done.stdout + done.stderr
+    said = shell.alembic("upgrade", "heads", fails=True)
+    assert "Traceback" not in said
+    assert "grant_to is refused on SQLite" in said
 
 
 def test_directives_in_a_project_that_alembic_made(fresh: Fresh, shell: Shell) -> None:

@@ -6,19 +6,56 @@ own, so that a test can watch it wait. The asynchronous ones live in an event lo
 
 from __future__ import annotations
 
-import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
+from tests.conformance.faces import Loop
 
 T = TypeVar("T")
+
+
+class Place:
+    """An engine, with an event loop where it is asynchronous: what a process of an app has."""
+
+    def __init__(self, url: str, asynchronous: bool, options: dict[str, Any]) -> None:
+        self.loop: Any = Loop() if asynchronous else None
+        self.engine: Any = (create_async_engine if asynchronous else create_engine)(url, **options)
+
+    def close(self) -> None:
+        if self.loop is None:
+            self.engine.dispose()
+        else:
+            self.loop.result(self.engine.dispose())
+            self.loop.close()
+
+
+class Places:
+    """The places of the tests of a module: no two clients are in one at the same time."""
+
+    def __init__(self) -> None:
+        self._made: list[Place] = []
+        self._free: defaultdict[str, list[Place]] = defaultdict(list)
+
+    def enter(self, url: str, asynchronous: bool, options: dict[str, Any]) -> tuple[Place, Callable[[], None]]:
+        """Return a place, and what leaves it."""
+        free = self._free[f"{url} {asynchronous} {options}"]
+        if not free:
+            free.append(Place(url, asynchronous, options))
+            self._made.append(free[-1])
+        place = free.pop()
+        return place, lambda: free.append(place)
+
+    def close(self) -> None:
+        for place in self._made:
+            place.close()
 
 
 class Client:
@@ -30,15 +67,11 @@ class Client:
     #: whether several keys can be held in one transaction, one after another
     accumulates = True
 
-    def __init__(self, url: str, isolation: str | None = None, connect_args: dict[str, Any] | None = None) -> None:
+    def __init__(self, places: Places, url: str, options: dict[str, Any]) -> None:
         self._executor = ThreadPoolExecutor(1, initializer=self._mine)
         self._thread_id = 0
         self._calls: list[Future[Any]] = []
-        self.url = url
-        self.options: dict[str, Any] = {"poolclass": NullPool, "connect_args": connect_args or {}}
-        if isolation:
-            self.options["isolation_level"] = isolation
-        self.backend_id: Any = None
+        self.place, self._leave = places.enter(url, self.asynchronous, options)
         self.setup()
 
     def _mine(self) -> None:
@@ -72,6 +105,11 @@ class Client:
 
     def close(self) -> None:
         self._executor.shutdown()
+        self.disconnect()
+        self._leave()
+
+    def disconnect(self) -> None:
+        """Return its connection."""
 
 
 class _Executing(Client):
@@ -91,8 +129,7 @@ class _Executing(Client):
 
 class ViaSession(_Executing):
     def setup(self) -> None:
-        self.engine = create_engine(self.url, **self.options)
-        self.session = Session(self.engine)
+        self.session = Session(self.place.engine)
 
     def scalar(self, operation: Any) -> Any:
         return self.session.scalar(operation)
@@ -100,16 +137,14 @@ class ViaSession(_Executing):
     def end(self, *, rollback: bool = False) -> None:
         self.session.rollback() if rollback else self.session.commit()
 
-    def close(self) -> None:
-        super().close()
+    def disconnect(self) -> None:
         self.session.close()
-        self.engine.dispose()
 
 
 class ViaConnection(_Executing):
     def setup(self) -> None:
-        self.engine = create_engine(self.url, **self.options)
-        self.connection = self.engine.connect()
+        engine: Engine = self.place.engine
+        self.connection = engine.connect()
 
     def scalar(self, operation: Any) -> Any:
         return self.connection.execute(operation).scalar()
@@ -117,10 +152,8 @@ class ViaConnection(_Executing):
     def end(self, *, rollback: bool = False) -> None:
         self.connection.rollback() if rollback else self.connection.commit()
 
-    def close(self) -> None:
-        super().close()
+    def disconnect(self) -> None:
         self.connection.close()
-        self.engine.dispose()
 
 
 class ViaLocks(Client):
@@ -128,8 +161,7 @@ class ViaLocks(Client):
     transient = True
 
     def setup(self) -> None:
-        self.engine = create_engine(self.url, **self.options)
-        self.locks = sl.Locks(self.engine)
+        self.locks = sl.Locks(self.place.engine)
         self.block: Any = None
         self.held: Any = None
 
@@ -170,40 +202,31 @@ class ViaLocks(Client):
     def close(self) -> None:
         self.end(rollback=True)
         super().close()
-        self.engine.dispose()
 
 
 class _Asynchronous(Client):
     asynchronous = True
-    engine: AsyncEngine
 
     def setup(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.await_(self.asetup())
+        self.await_(self.asetup(self.place.engine))
 
     def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        result: T = self.place.loop.result(coroutine)
+        return result
 
-    async def asetup(self) -> None:
-        self.engine = create_async_engine(self.url, **self.options)
+    async def asetup(self, engine: AsyncEngine) -> None:
+        raise NotImplementedError
 
     async def aclose(self) -> None:
-        await self.engine.dispose()
+        raise NotImplementedError
 
-    def close(self) -> None:
-        super().close()
+    def disconnect(self) -> None:
         self.await_(self.aclose())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 class ViaAsyncSession(_Asynchronous, _Executing):
-    async def asetup(self) -> None:
-        await super().asetup()
-        self.session = AsyncSession(self.engine)
+    async def asetup(self, engine: AsyncEngine) -> None:
+        self.session = AsyncSession(engine)
 
     def scalar(self, operation: Any) -> Any:
         return self.await_(self.session.scalar(operation))
@@ -213,13 +236,11 @@ class ViaAsyncSession(_Asynchronous, _Executing):
 
     async def aclose(self) -> None:
         await self.session.close()
-        await super().aclose()
 
 
 class ViaAsyncConnection(_Asynchronous, _Executing):
-    async def asetup(self) -> None:
-        await super().asetup()
-        self.connection = await self.engine.connect()
+    async def asetup(self, engine: AsyncEngine) -> None:
+        self.connection = await engine.connect()
 
     def scalar(self, operation: Any) -> Any:
         return self.await_(self.connection.scalar(operation))
@@ -229,16 +250,14 @@ class ViaAsyncConnection(_Asynchronous, _Executing):
 
     async def aclose(self) -> None:
         await self.connection.close()
-        await super().aclose()
 
 
 class ViaAsyncLocks(_Asynchronous):
     accumulates = False
     transient = True
 
-    async def asetup(self) -> None:
-        await super().asetup()
-        self.locks = sl.AsyncLocks(self.engine)
+    async def asetup(self, engine: AsyncEngine) -> None:
+        self.locks = sl.AsyncLocks(engine)
         self.block: Any = None
         self.held: Any = None
 
@@ -274,7 +293,6 @@ class ViaAsyncLocks(_Asynchronous):
         if block is not None:
             error = RuntimeError("closed by the test")
             await block.__aexit__(type(error), error, None)
-        await super().aclose()
 
 
 SYNC: dict[str, type[Client]] = {"Session": ViaSession, "Connection": ViaConnection, "Locks": ViaLocks}

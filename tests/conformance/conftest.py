@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.dialects import backend_for
-from tests.conformance.clients import ASYNC, SYNC, Client
+from tests.conformance.clients import ASYNC, SYNC, Client, Places
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import PATIENCE, POOLED, queued, waiting_writers
 
@@ -65,22 +65,24 @@ _names = itertools.count()
 class World:
     """An engine, a driver and a runner, with the locks installed."""
 
-    def __init__(self, servers: Servers, combination: Combination) -> None:
+    def __init__(self, servers: Servers, combination: Combination, places: Places) -> None:
         self.servers = servers
+        self._places = places
         self.combination = combination
         self.engine_name, _, mode = combination.engine.partition("-")
         pooled = mode == "pgbouncer"
         self.locking = "native" if pooled else mode or "native"
-        self.connect_args = POOLED[combination.driver] if pooled else {}
+        self._options = {"connect_args": POOLED[combination.driver]} if pooled else {}
         self.clients: list[Client] = []
         self.url = (
             servers.pooled(combination.driver)
             if pooled
             else servers.installed(self.engine_name, combination.driver, self.locking)
         )
-        self.plain: Engine = create_engine(
-            servers.installed(self.engine_name, PLAIN[self.engine_name], self.locking), poolclass=NullPool
-        )
+        plain = servers.installed(self.engine_name, PLAIN[self.engine_name], self.locking)
+        place, self._leave = places.enter(plain, False, {})
+        #: for what a test itself does
+        self.plain: Engine = place.engine
 
     #: the facts that tests ask for, by name
     @property
@@ -103,7 +105,8 @@ class World:
         return "lock_locked_keys" if self.is_innodb else "lock.locked_keys"
 
     def client(self, isolation: str | None = None) -> Client:
-        client = (SYNC | ASYNC)[self.combination.runner](self.url, isolation, self.connect_args)
+        options = {**self._options, **({"isolation_level": isolation} if isolation else {})}
+        client = (SYNC | ASYNC)[self.combination.runner](self._places, self.url, options)
         self.clients.append(client)
         return client
 
@@ -173,12 +176,19 @@ class World:
         # holders first: a client that still waits can't be closed before it has got, or lost, what it waits for
         for client in sorted(self.clients, key=lambda client: client.busy):
             client.close()
-        self.plain.dispose()
+        self._leave()
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[Places]:
+    places = Places()
+    yield places
+    places.close()
 
 
 @pytest.fixture(params=COMBINATIONS, ids=str)
-def world(request: pytest.FixtureRequest, servers: Servers) -> Iterator[World]:
-    world = World(servers, request.param)
+def world(request: pytest.FixtureRequest, servers: Servers, places: Places) -> Iterator[World]:
+    world = World(servers, request.param, places)
     try:
         yield world
     finally:

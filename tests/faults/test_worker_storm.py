@@ -12,7 +12,6 @@ import signal
 import time
 from collections import Counter
 from contextlib import ExitStack
-from multiprocessing import get_context
 from multiprocessing.synchronize import Event
 from typing import Any
 
@@ -24,6 +23,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from tests import servers as real
 from tests.conftest import PLAIN, install
+from tests.fixtures.forks import FORKS
 from tests.fixtures.parties import PATIENCE
 from tests.fixtures.queues import put
 
@@ -46,8 +46,6 @@ runs = Table(
     Column("what", String(10), nullable=False),
     mysql_engine="InnoDB",
 )
-PROCESSES = get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.faults.test_worker_storm"])
 
 
 def decoded(payload: Any) -> Any:
@@ -106,8 +104,8 @@ class Storm:
         self.killed: set[int] = set()
 
     def start(self) -> None:
-        started = PROCESSES.Event()
-        process = PROCESSES.Process(target=work, args=(self.url, started), daemon=True)
+        started = FORKS.Event()
+        process = FORKS.Process(target=work, args=(self.url, started), daemon=True)
         process.start()
         assert started.wait(PATIENCE)
         self.alive.append(process)

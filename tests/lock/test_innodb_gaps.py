@@ -14,6 +14,8 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.lock import innodb
+from sqlalchemy_locks.lock.insert_guard import RowState
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import INNODB, PATIENCE, all_of, connected, later, until, unused
 
@@ -124,6 +126,35 @@ def test_block_that_waited_for_a_rollback_locks_no_gap(table: Engine, shared: bo
     second.entered.result(PATIENCE)
     later(others_go_on, table, number).result(PATIENCE)
     second.end()
+
+
+@pytest.mark.parametrize("name", ["mysql"])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@waits
+def test_rollback_between_two_looks_at_the_row(
+    table: Engine, level: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MariaDB looks once: its INSERT doesn't wait."""
+    number, real, looks = 5000, innodb.ensure_row, []
+    first = table.connect().execution_options(isolation_level="READ COMMITTED")
+    first.execute(sl.lock.exclusive(number))
+
+    def look(*arguments: Any, **named: Any) -> RowState:
+        looks.append(real(*arguments, **named))
+        if looks[-1] is RowState.UNCOMMITTED:
+            first.rollback()
+        return looks[-1]
+
+    monkeypatch.setattr(innodb, "ensure_row", look)
+    with table.connect().execution_options(isolation_level=level) as second:
+        second.execute((sl.lock.shared if shared else sl.lock.exclusive)(number))
+        assert looks[0] is RowState.UNCOMMITTED
+        assert RowState.ABSENT not in looks[1:], "this transaction's lock on the gap is in its own way"
+        with table.connect() as third:
+            assert third.scalar(sl.lock.try_exclusive(number)) is False
+        if level == "REPEATABLE READ":
+            later(others_go_on, table, number).result(PATIENCE)
+    first.close()
 
 
 @databases

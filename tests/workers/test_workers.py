@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from inspect import signature
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.dialects import backend_for
 from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.forks import FORKS
 from tests.fixtures.parties import PATIENCE, async_connected, later, until
 from tests.fixtures.queues import KINDS, MakeEngine, put
 from tests.fixtures.worker_states import counts, queue, running
@@ -30,17 +30,10 @@ from tests.fixtures.workers import engine_to as patient_engine
 from tests.fixtures.workers import seen, work
 
 #: 20,000 for a full test
-JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "2000"))
+JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "600"))
 
 
 LONGEST = 300 if JOBS <= 5000 else 1000
-
-
-#: importing the library in each process would take longer than what it does
-FORKS = get_context("forkserver")
-
-
-FORKS.set_forkserver_preload([work.__module__])
 
 
 class Process:
