@@ -366,13 +366,16 @@ class QueueMachine(Machine):
         self.jobs: list[Job] = []
         self.order = itertools.count()
 
-    @rule(priority=st.integers(0, 2), max_attempts=st.integers(1, 3))
-    def put(self, priority: int, max_attempts: int) -> None:
-        number, ident = len(self.jobs), uuid4()
-        put = self.queue.put(number, queue=self.prefix, priority=priority, max_attempts=max_attempts, external_id=ident)
-        for _ in range(2):  # an id is put once
+    @rule(priorities=st.lists(st.integers(0, 2), min_size=1, max_size=3), max_attempts=st.integers(1, 3))
+    def put(self, priorities: list[int], max_attempts: int) -> None:
+        for priority in priorities:
+            number, ident = len(self.jobs), uuid4()
+            put = self.queue.put(
+                number, queue=self.prefix, priority=priority, max_attempts=max_attempts, external_id=ident
+            )
             assert str(self.locks.run(put)) == str(ident)
-        self.jobs.append(Job(number, priority, next(self.order), max_attempts))
+            self.jobs.append(Job(number, priority, next(self.order), max_attempts))
+        assert str(self.locks.run(put)) == str(ident)  # an id is put once
 
     @rule(limit=st.integers(1, 3))
     def capture(self, limit: int) -> None:
