@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -201,6 +202,7 @@ def main() -> int:
     first = int(time.time()) % 10**6 * 1000 if options.seed is None else options.seed
     PROCESSES.set_forkserver_preload(PRELOADED)
     if options.share is not None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its folder is removed
         share, shares = map(int, options.share.split("/"))
         try:
             run_share(options.engine[0], options.minutes * 60, first, share, shares, options.steps)
