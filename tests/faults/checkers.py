@@ -127,9 +127,11 @@ def bounded_tries(history: History, patience: int = PATIENT) -> list[Violation]:
 def independence(history: History) -> list[Violation]:
     """Nobody is refused a key that no other client holds or asks for.
 
-    Calls are named by what they acquire (``details["acquires"]``); after a fault a dead client may hold on.
+    Calls are named by what they acquire (``details["acquires"]``); after a fault a dead client may hold on. A vacuum
+    locks every key that it deletes.
     """
     found = []
+    vacuums = [call for call in history.calls.values() if call.what == "vacuum"]
     asking = [call for call in history.calls.values() if call.details.get("acquires")]
     by_key: dict[str, list[Call]] = defaultdict(list)
     for call in asking:
@@ -146,6 +148,7 @@ def independence(history: History) -> list[Violation]:
             # a call that was granted keeps what it has got until its client's ``over``
             if other.client != call.client and other.began < call.ended and _over(history, other) > call.began
         ]
+        rivals += [other for other in vacuums if not _before(other, call) and other.began < call.ended]
         if not rivals:
             found.append(Violation("independence", f"{call}, and no other client had it or asked for it"))
     return found

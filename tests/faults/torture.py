@@ -32,7 +32,7 @@ from tests.faults.space import DRIVERS, SERIES, Episode, draw
 
 ENGINES = [*DRIVERS]
 #: what the clients' processes are forked with
-PRELOADED = ["tests.faults.torture", "psycopg", "psycopg2", "asyncpg", "pymysql"]
+PRELOADED = ["tests.faults.arena", "rich.progress", "psycopg", "psycopg2", "asyncpg", "pymysql"]
 ROOT = Path(__file__).parents[2]
 COUNTERS = ("faults", "calls", "drivers", "errors")
 
