@@ -251,7 +251,8 @@ def vacuum() -> Operation[Any]:
 
     :return: how many were deleted. Always 0 on PostgreSQL (without the table bodies) and SQLite, which store none.
 
-    Run it with ``locks.run(sl.lock.vacuum())``: the deleted keys stay locked until the transaction ends.
+    Run it with ``locks.run(sl.lock.vacuum())``: the deleted keys stay locked until the transaction ends, and a try
+    (``timeout=0``) of one of them may be refused meanwhile.
 
     >>> locks.run(sl.lock.vacuum())
     0

@@ -5,42 +5,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from multiprocessing import get_context
 from typing import Any
 
-from sqlalchemy import NullPool, create_engine, select, text, update
+from sqlalchemy import Connection, create_engine, insert, make_url, select, text, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.dialects import backend_for
-from tests.faults import checkers
+from tests.faults import checkers, tables
 from tests.faults.checkers import Entry, Job, Violation
-from tests.faults.clients import DRIVERS, ROOMS, Client, Face
+from tests.faults.clients import QUEUES, ROOMS, Client, Face, run_in_process
 from tests.faults.history import History, Recorder
 from tests.faults.proxy import Proxy
-from tests.faults.space import Episode, Fault
+from tests.faults.space import Config, Episode, Fault
 
-ROOT = Path(__file__).parents[2]
 #: seconds after which a client hangs
 DEADLINE = 240
-_TABLES = (
-    "CREATE TABLE IF NOT EXISTS fault_value (name VARCHAR(190) PRIMARY KEY, number INT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS fault_ledger"
-    " (name VARCHAR(190) NOT NULL, number INT NOT NULL, call_number VARCHAR(190) NOT NULL)",
-)
-_INNODB = " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"
+#: clients are forked from a process that has imported everything
+PROCESSES = get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.faults.clients"])
 _runs = itertools.count(1)
 
 
@@ -58,68 +51,94 @@ class Arena:
     """A database with the locks in it.
 
     :param url: gives the URL for a driver. :param plain: a synchronous driver, for what the harness itself does.
-    :param server: a server of the run's own, which may be stopped.
+    :param server: a server of the run's own, which may be stopped; ``url`` is then called with it, too.
     """
 
-    def __init__(self, engine: str, url: Callable[[str], str], plain: str, server: Any = None) -> None:
-        self.engine_name, self.url, self.server = engine, url, server
-        self.admin = create_engine(url(plain), poolclass=NullPool)
+    def __init__(self, engine: str, url: Callable[..., str], plain: str, server: Any = None) -> None:
+        self.engine_name, self.plain, self.server = engine, plain, server
+        self._url = url
+        self._standby: Any = None
+        self._face: tuple[Config, Face, Proxy | None] | None = None
+        self._connect()
+        tables.metadata.create_all(self.admin)
+
+    def url(self, driver: str) -> str:
+        return self._url(driver) if self.server is None else self._url(driver, self.server)
+
+    def _connect(self) -> None:
+        # a connection of the harness may be among those that a fault ends
+        self.admin = create_engine(self.url(self.plain), pool_size=1, max_overflow=2, pool_pre_ping=True)
         self.backend = backend_for(self.admin.dialect)
-        self._pool = create_engine(url(plain), pool_size=1, max_overflow=2)
-        self.locks = sl.Locks(self._pool)
+        self.locks = sl.Locks(self.admin)
         self.tables = build_context(self.admin.dialect, {}).tables
-        with self.admin.begin() as connection:
-            for table in _TABLES:
-                connection.execute(text(table + (_INNODB if self.innodb else "")))
 
     @property
     def innodb(self) -> bool:
         return self.engine_name in ("mysql", "mariadb")
 
     def close(self) -> None:
+        self._forget_face()
         self.admin.dispose()
-        self._pool.dispose()
 
     def run(self, episode: Episode) -> Outcome:
         """Run an episode, and judge it."""
         prefix = f"e{os.getpid()}.{next(_runs)} "
         history = History()
         recorder = Recorder(history.apply, prefix)
+        promoting = any(fault.what == "promote" for fault in episode.faults)
+        if promoting:
+            self._forget_face()
+            self._standby = self.server.standby()
+            self.server.replicate_to(self._standby)
         self._prepare(prefix)
-        violations: list[Violation] = []
-        with self._reached(episode) as (url, proxy), _moved(episode.config.skew):
-            play = self._in_processes if episode.config.processes else self._in_threads
-            violations += play(episode, prefix, url, proxy, recorder)
-        if any((call.error or "").startswith(DRIVERS) for call in history.calls.values() if call.details.get("own")):
-            # SQLAlchemy's own leak: a session whose connection dies as its isolation level is set doesn't return it
-            violations = [violation for violation in violations if violation.checker != "leak"]
-        self._healed()
+        with _moved(episode.config.skew):
+            violations = (self._in_processes if episode.config.processes else self._in_threads)(
+                episode, prefix, recorder, history
+            )
+        self._healed(promoting=promoting)
         violations += self._judge(prefix, history, recorder)
         return Outcome(episode, history, violations, Counter(what for what, _, _ in history.faults))
 
     def _prepare(self, prefix: str) -> None:
-        rooms = [sl.semaphore.create(f"{prefix}room{number}", capacity) for number, capacity in ROOMS.items()]
+        rooms, mutexes = ([f"{prefix}{what}{number}" for number in range(3)] for what in ("room", "mutex"))
         with self.admin.begin() as connection:
-            values = [{"name": f"{prefix}key{number}"} for number in range(3)]
-            connection.execute(text("INSERT INTO fault_value VALUES (:name, 0)"), values)
-            connection.execute(sl.Mutex().create(*(f"{prefix}mutex{number}" for number in range(3))))
+            connection.execute(insert(tables.values), [{"name": f"{prefix}key{n}", "number": 0} for n in range(3)])
+            connection.execute(
+                insert(tables.Document), [{"name": name, "body": "", "fence": 0} for name in (*rooms, *mutexes)]
+            )
+            tasks = [(queue, id) for queue in ("mapped0", "mapped1") for id in "abcde"]
+            values = [{"id": f"{prefix}{queue}{id}", "queue": f"{prefix}{queue}"} for queue, id in tasks]
+            connection.execute(insert(tables.Task), [{**each, "status": "ready", "claim": 0} for each in values])
+            connection.execute(sl.Mutex().create(*mutexes))
             connection.execute(sl.StateTransition().create(*"abcde", queue=f"{prefix}tasks0"))
-            for room in rooms:
-                connection.execute(room)
+            for name, capacity in zip(rooms, ROOMS.values(), strict=True):
+                connection.execute(sl.semaphore.create(name, capacity))
 
-    @contextlib.contextmanager
-    def _reached(self, episode: Episode) -> Iterator[tuple[str, Proxy | None]]:
-        url = self.url(episode.config.driver)
-        if episode.config.proxy is None:
-            yield url, None
-            return
-        with Proxy(url, opaque=episode.config.proxy == "opaque") as proxy:
-            yield proxy.url, proxy
+    def _reached(self, config: Config) -> tuple[Face, Proxy | None]:
+        """The face of a config, which the episodes of a series use one after another, each with an empty pool."""
+        if self._face is None or self._face[0] != config:
+            self._forget_face()
+            url = self.url(config.driver)
+            proxy = None if config.proxy is None else Proxy(url, opaque=config.proxy == "opaque")
+            if proxy is None and self._standby is not None:
+                url = self._either(config.driver)
+            self._face = config, Face(config, url if proxy is None else proxy.url), proxy
+        _, face, proxy = self._face
+        if proxy is not None:
+            proxy.forget()
+        return face, proxy
 
-    def _in_threads(
-        self, episode: Episode, prefix: str, url: str, proxy: Proxy | None, recorder: Recorder
-    ) -> list[Violation]:
-        face, crashed = Face(episode.config, url), []
+    def _forget_face(self) -> None:
+        if self._face is not None:
+            _, face, proxy = self._face
+            self._face = None
+            face.close()
+            if proxy is not None:
+                proxy.close()
+
+    def _in_threads(self, episode: Episode, prefix: str, recorder: Recorder, history: History) -> list[Violation]:
+        crashed: list[Violation] = []
+        face, proxy = self._reached(episode.config)
         start = threading.Barrier(len(episode.clients) + 1)
 
         def run(index: int) -> None:
@@ -143,68 +162,68 @@ class Arena:
         over.set()
         injecting.join()
         if hung:
+            self._face = None  # they have it
             return [*crashed, Violation("hang", f"{len(hung)} clients have not ended after {DEADLINE} s")]
         pool: Any = face.engine.pool
-        if hasattr(pool, "checkedout") and pool.checkedout():
-            crashed.append(Violation("leak", f"{pool.checkedout()} connections were not given back: {pool.status()}"))
-        face.close()
+        leaked = pool.checkedout() - history.kept if hasattr(pool, "checkedout") else 0
+        if leaked > 0:
+            crashed.append(Violation("leak", f"{leaked} connections were not given back: {pool.status()}"))
+        face.empty()
         return crashed
 
-    def _in_processes(
-        self, episode: Episode, prefix: str, url: str, proxy: Proxy | None, recorder: Recorder
-    ) -> list[Violation]:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.clients"],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for _ in episode.clients
-        ]
-        ready = threading.Barrier(len(processes) + 1)
-
-        def read(process: subprocess.Popen[str]) -> None:
-            assert process.stdout is not None
-            process.stdout.readline()
-            ready.wait(DEADLINE)
-            for line in process.stdout:
-                with contextlib.suppress(json.JSONDecodeError):  # a killed process may leave half a line
-                    recorder.emit(json.loads(line))
-
-        readers = [threading.Thread(target=read, args=(process,), daemon=True) for process in processes]
+    def _in_processes(self, episode: Episode, prefix: str, recorder: Recorder, history: History) -> list[Violation]:
         found: list[Violation] = []
+        clients: list[Any] = []
+        pipes: list[Any] = []
+        finished: set[int] = set()
+        ready, begun = threading.Barrier(len(episode.clients) + 1), threading.Event()
+
+        def read(index: int) -> None:
+            with contextlib.suppress(EOFError, OSError):  # it has ended, or was killed in the middle of an event
+                while True:
+                    event = pipes[index].recv()
+                    if event["event"] == "ready":
+                        ready.wait(DEADLINE)
+                    elif event["event"] == "crashed":
+                        found.append(Violation("named_errors", f"client {index} ended with {event['why']}"))
+                    elif event["event"] == "finished":
+                        finished.add(index)
+                    else:
+                        recorder.emit(event)
+                        begun.set()
+
+        readers = [threading.Thread(target=read, args=(index,), daemon=True) for index in range(len(episode.clients))]
         try:
-            for index, (process, reader) in enumerate(zip(processes, readers, strict=True)):
-                request = {"episode": episode.to_json(), "url": url, "prefix": prefix, "index": index}
-                assert process.stdin is not None
-                process.stdin.write(json.dumps({**request, "name": f"client {index}"}) + "\n")
-                process.stdin.flush()
+            for index, reader in enumerate(readers):
+                here, there = PROCESSES.Pipe()
+                arguments = (there, episode, index, prefix, self.url(episode.config.driver))
+                client = PROCESSES.Process(target=run_in_process, args=arguments, daemon=True)
+                client.start()
+                there.close()
+                clients.append(client)
+                pipes.append(here)
                 reader.start()
             ready.wait(DEADLINE)
-            for process in processes:
-                assert process.stdin is not None
-                with contextlib.suppress(OSError):
-                    process.stdin.write("\n")
-                    process.stdin.flush()
-            over = threading.Event()
-            self._inject(episode, proxy, recorder, processes, over)
-            for index, process in enumerate(processes):
-                _, errors = _ended(process, DEADLINE)
-                if process.returncode not in (0, -signal.SIGKILL):
-                    found.append(Violation("named_errors", f"client {index} ended with {errors[-1000:]}"))
-            for reader in readers:
+            for pipe in pipes:
+                pipe.send("begin")
+            begun.wait(DEADLINE)
+            self._inject(episode, None, recorder, clients, threading.Event())
+            for index, (client, reader) in enumerate(zip(clients, readers, strict=True)):
+                client.join(DEADLINE)
+                if client.exitcode is None:
+                    found.append(Violation("hang", f"client {index} has not ended after {DEADLINE} s"))
+                    client.kill()
+                    client.join()
                 reader.join()
+                if client.exitcode not in (0, -signal.SIGKILL):
+                    found.append(Violation("named_errors", f"client {index} ended with {client.exitcode}"))
+                elif index not in finished and not history.faults and not found:
+                    found.append(Violation("named_errors", f"client {index} did not finish"))
         finally:
-            for process in processes:
-                process.kill()
-                for stream in (process.stdin, process.stdout, process.stderr):
-                    assert stream is not None
-                    with contextlib.suppress(OSError):
-                        stream.close()
-                process.wait()
+            for client, pipe in zip(clients, pipes, strict=True):
+                client.kill()
+                client.join()
+                pipe.close()
         return found
 
     # faults
@@ -214,7 +233,7 @@ class Arena:
         episode: Episode,
         proxy: Proxy | None,
         recorder: Recorder,
-        processes: list[subprocess.Popen[str]],
+        processes: list[Any],
         over: threading.Event,
     ) -> None:
         chance, began = random.Random(episode.seed), time.monotonic()
@@ -229,7 +248,7 @@ class Arena:
         self,
         fault: Fault,
         proxy: Proxy | None,
-        processes: list[subprocess.Popen[str]],
+        processes: list[Any],
         chance: random.Random,
         over: threading.Event,
     ) -> None:
@@ -251,9 +270,11 @@ class Arena:
             chance.choice(processes).kill()
         elif what == "sigstop":
             process = chance.choice(processes)
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(1.5)  # longer than the shortest leases
-            process.send_signal(signal.SIGCONT)
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(1.5)  # longer than the shortest leases, and than the workers' heartbeats may be apart
+            os.kill(process.pid, signal.SIGCONT)
+        elif what == "promote":
+            self._promote(proxy)
         elif proxy is None:
             return
         elif what == "cut":
@@ -306,12 +327,37 @@ class Arena:
                 connection.exec_driver_sql(f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE")
                 over.wait(0.2)
 
-    def _healed(self) -> None:
-        """Wait until the server answers again."""
-        if self.server is not None:
-            self.server.resume()
-            if not self.server.running:
-                self.server.start()
+    def _either(self, driver: str) -> str:
+        """A URL of both servers, at which the one is found that takes writes."""
+        hosts = [f"{server.host}:{server.port}" for server in (self.server, self._standby)]
+        url = make_url(self.url(driver)).set(host=None, port=None)
+        both = url.update_query_dict({"host": hosts, "target_session_attrs": "read-write"})
+        return both.render_as_string(hide_password=False)
+
+    def _promote(self, proxy: Proxy | None) -> None:
+        """Kill the server, and let its standby take over."""
+        self.server.kill()
+        self._standby.promote()
+        self.server.close()
+        self.server, self._standby = self._standby, None
+        self.admin.dispose()
+        self._connect()
+        if proxy is not None:
+            proxy.lead_to(self.url(self.plain))
+
+    def _healed(self, *, promoting: bool) -> None:
+        """Wait until the server answers again, and leave one server."""
+        if self.server is None:
+            return
+        self.server.resume()
+        if not self.server.running:
+            self.server.start()
+        if promoting:
+            self._forget_face()
+        if self._standby is not None:  # all clients had ended before
+            self.server.replicate_to(None)
+            self._standby.close()
+            self._standby = None
 
     # the verdict
 
@@ -319,13 +365,11 @@ class Arena:
         faulty = bool(history.faults)
         self._work_off(prefix, recorder)
         with self.admin.connect() as connection:
-            rows = connection.execute(
-                text("SELECT name, number, call_number FROM fault_ledger WHERE name LIKE :names"),
-                {"names": f"{prefix}%"},
-            )
-            ledger = [Entry(*row) for row in rows]
+            ledger = [Entry(*row) for row in self._rows(connection, tables.ledger, prefix)]
+            documents = {row.name: row.fence for row in self._rows(connection, tables.Document.__table__, prefix)}
             job = self.tables.job
-            found = connection.execute(select(job).where(job.c.queue_id == f"{prefix}queue0")).all()
+            queues = [prefix + queue for queue in QUEUES]
+            found = connection.execute(select(job).where(job.c.queue_id.in_(queues))).all()
             table = [Job(str(row.external_id), _state(row)) for row in found]
             state = self.tables.task_state
             acquired = dict(
@@ -334,6 +378,10 @@ class Arena:
             used = {
                 row.name: row.used for row in connection.execute(sl.semaphore.usage()) if row.name.startswith(prefix)
             }
+        with self.admin.begin() as connection:
+            # the clients of later episodes list all semaphores
+            for name in (name for name, count in used.items() if not count):
+                connection.execute(sl.semaphore.delete(name))
         capacities = {f"{prefix}room{number}": capacity for number, capacity in ROOMS.items()}
         violations = [
             *checkers.exclusion(history),
@@ -347,6 +395,8 @@ class Arena:
             *checkers.captures(history),
             *checkers.periods(history),
             *checkers.survivors(history, acquired),
+            *checkers.fenced_writes(history, documents),
+            *checkers.guarded_writes(history),
         ]
         if not self.backend.single_writer:
             violations += checkers.independence(history)
@@ -356,27 +406,28 @@ class Arena:
                     violations.append(Violation("leak", f"{name!r}: {count} permits are held at the end"))
         return violations
 
+    def _rows(self, connection: Connection, table: Any, prefix: str) -> Any:
+        return connection.execute(select(table).where(table.c.name.like(f"{prefix}%"))).all()
+
     def _work_off(self, prefix: str, recorder: Recorder) -> None:
         """Complete every job that is left, as if hours had passed."""
-        queue, job, jobs = f"{prefix}queue0", self.tables.job, sl.Queue()
-        unfinished = (job.c.queue_id == queue) & job.c.completed_at.is_(None) & job.c.failed_at.is_(None)
-        for _ in range(100):
-            with self.admin.begin() as connection:
-                past = select(job.c.created_at).where(unfinished).limit(1)
-                if connection.scalar(past) is None:
-                    return
-                long_ago = _long_ago()
-                running = job.c.heartbeat_at.is_not(None)
-                connection.execute(update(job).where(unfinished & running).values(heartbeat_at=long_ago))
-                connection.execute(update(job).where(unfinished).values(run_at=long_ago))
-            self.locks.run(jobs.requeue_stalled(3600, queue=queue))
-            with self.admin.begin() as connection:
-                connection.execute(update(job).where(unfinished).values(run_at=_long_ago()))
-            with self.admin.begin() as connection:
-                captured = list(connection.execute(jobs.capture(100, queue=queue, host="the end")).all())
-            for each in captured:
-                with recorder.call("the end", "complete", str(each.external_id)) as answer:
-                    answer.value = self.locks.run(jobs.complete(each))
+        job, jobs = self.tables.job, sl.Queue()
+        for queue in (prefix + queue for queue in QUEUES):
+            unfinished = (job.c.queue_id == queue) & job.c.completed_at.is_(None) & job.c.failed_at.is_(None)
+            for _ in range(100):
+                with self.admin.begin() as connection:
+                    if connection.scalar(select(job.c.created_at).where(unfinished).limit(1)) is None:
+                        break
+                    running = job.c.heartbeat_at.is_not(None)
+                    connection.execute(update(job).where(unfinished & running).values(heartbeat_at=_long_ago()))
+                self.locks.run(jobs.requeue_stalled(3600, queue=queue))
+                with self.admin.begin() as connection:
+                    connection.execute(update(job).where(unfinished).values(run_at=_long_ago()))
+                captured = self.locks.run(jobs.capture(1000, queue=queue, host="the end"))
+                names = [str(each.external_id) for each in captured]
+                if captured:
+                    with recorder.call("the end", "complete", *names) as answer:
+                        answer.value = self.locks.run(jobs.complete(captured))
 
 
 def shrink(
@@ -430,18 +481,6 @@ def _smaller(episode: Episode) -> Iterator[Episode]:
 
 def _without(values: tuple[Any, ...], index: int) -> tuple[Any, ...]:
     return values[:index] + values[index + 1 :]
-
-
-def _ended(process: subprocess.Popen[str], seconds: float) -> tuple[int | None, str]:
-    """Wait for the end of a process; kill it when it hangs."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return None, "it hung"
-    assert process.stderr is not None
-    return process.returncode, process.stderr.read()
 
 
 def _state(row: Any) -> str:

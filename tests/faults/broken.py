@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import select
+import select as selecting
 import socket
 from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Update, select, text
+from sqlalchemy.orm import Session
 
 TABLES = (
     "CREATE TABLE IF NOT EXISTS broken_key (key BIGINT PRIMARY KEY)",
@@ -107,10 +108,37 @@ class CountingClaim:
         return connection.execute(failed, dict(zip(("id", "claim"), job, strict=True))).rowcount
 
 
+class LoadedCapture:
+    """Entities that are loaded, and changed by the flush: another session may have loaded them, too."""
+
+    @staticmethod
+    def capture(session: Session, entity: Any, where: Any) -> list[Any]:
+        found = list(session.scalars(select(entity).where(*where).limit(1)))
+        for each in found:
+            each.status = "captured"
+        return found
+
+
+class CheckedWrite:
+    """A write whose right is checked first, and not in its own transaction."""
+
+    @staticmethod
+    def is_newest(connection: Connection, fence: Any, where: Any, token: int) -> bool:
+        return bool(connection.scalar(select(fence).where(where)) <= token)
+
+    @staticmethod
+    def is_held(connection: Connection, requests: Any, ident: str) -> bool:
+        return connection.scalar(select(requests.c.external_id).where(requests.c.external_id == ident)) is not None
+
+    @staticmethod
+    def write(connection: Connection, statement: Update) -> bool:
+        return connection.execute(statement).rowcount == 1
+
+
 def peeks(connection: Connection) -> bool:
     """Whether the server has closed a connection, by a peek at its socket: over TLS the good-bye is data, too."""
     driver: Any = connection.connection.driver_connection
-    if not select.select([driver.fileno()], [], [], 0)[0]:
+    if not selecting.select([driver.fileno()], [], [], 0)[0]:
         return False
     with socket.socket(fileno=socket.dup(driver.fileno())) as copy:
         return copy.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""

@@ -127,9 +127,11 @@ def bounded_tries(history: History, patience: int = PATIENT) -> list[Violation]:
 def independence(history: History) -> list[Violation]:
     """Nobody is refused a key that no other client holds or asks for.
 
-    Calls are named by what they acquire (``details["acquires"]``); after a fault a dead client may hold on.
+    Calls are named by what they acquire (``details["acquires"]``); after a fault a dead client may hold on. A vacuum
+    locks every key that it deletes.
     """
     found = []
+    vacuums = [call for call in history.calls.values() if call.what == "vacuum"]
     asking = [call for call in history.calls.values() if call.details.get("acquires")]
     by_key: dict[str, list[Call]] = defaultdict(list)
     for call in asking:
@@ -146,6 +148,7 @@ def independence(history: History) -> list[Violation]:
             # a call that was granted keeps what it has got until its client's ``over``
             if other.client != call.client and other.began < call.ended and _over(history, other) > call.began
         ]
+        rivals += [other for other in vacuums if not _before(other, call) and other.began < call.ended]
         if not rivals:
             found.append(Violation("independence", f"{call}, and no other client had it or asked for it"))
     return found
@@ -154,7 +157,7 @@ def independence(history: History) -> list[Violation]:
 #: what the docs name, and Python's own for wrong input
 NAMED = ("sqlalchemy_locks.errors.",)
 #: the server is down meanwhile: a new connection fails with the driver's error
-OUTAGES = ("restart", "crash")
+OUTAGES = ("restart", "crash", "promote")
 RAW = ("sqlalchemy.exc.", "builtins.Connection", "asyncpg.")
 #: raised on purpose by a workload, or by a session of its own
 OWN = ("tests.faults.",)
@@ -227,20 +230,27 @@ def jobs(history: History, table: Iterable[Job]) -> list[Violation]:
     ]
     states = {job.job: job.state for job in table}
     completed: Counter[str] = Counter()
+    handled: Counter[str] = Counter()
     unsure: set[str] = set()
     for call in history.calls.values():
         for job in call.on:
             if call.what == "complete":
                 sure = call.ended is not None and (call.error is None or call.answer is not None)
-                if call.answer == 1:
+                if call.answer == len(call.on):
                     completed[job] += 1
                 elif not sure:
                     unsure.add(job)
+            if call.what == "handle" and call.ended is not None and call.error is None:
+                unsure.add(job)
+                handled[job] += call.details["once"] and call.answer == "done"
             if call.what == "put" and call.ended is not None:
                 if call.answer == "committed" and job not in states:
                     found.append(Violation("jobs", f"{job!r} was put, and is lost"))
                 if call.answer == "rolled back" and job in states:
                     found.append(Violation("jobs", f"{job!r} was rolled back, and is there: {states[job]}"))
+    for job, count in handled.items():
+        if count > 1:
+            found.append(Violation("jobs", f"{job!r} was done {count} times by workers that live"))
     for job, count in completed.items():
         if count > 1:
             found.append(Violation("jobs", f"{job!r} was completed {count} times"))
@@ -295,6 +305,65 @@ def survivors(history: History, flags: Mapping[str, bool]) -> list[Violation]:
             found.append(
                 Violation("survivors", f"{key!r}: {last} was the last, and it is {'held' if held else 'free'}")
             )
+    return found
+
+
+def fenced_writes(history: History, documents: Mapping[str, int]) -> list[Violation]:
+    """A write with an older token than the last accepted one is refused, and no other is.
+
+    :param documents: the token in each row at the end.
+    """
+    found = []
+    by_key: dict[str, list[Call]] = defaultdict(list)
+    for call in history.calls.values():
+        if call.what == "fenced":
+            by_key[call.on[0]].append(call)
+    for key, calls in by_key.items():
+        accepted = [call for call in calls if call.answer is True and call.error is None]
+        for call in accepted:
+            newer = [other for other in accepted if _before(other, call) and _fence(other) > _fence(call)]
+            found += [Violation("fenced_writes", f"{key!r}: {call} was accepted after {other}") for other in newer[:1]]
+        for call in calls:
+            refused = _failed(call, "StaleToken")
+            if refused and not any(_fence(other) > _fence(call) and other.began < (call.ended or 0) for other in calls):
+                found.append(Violation("fenced_writes", f"{key!r}: {call} was refused, and there is no newer one"))
+        known = {_fence(call) for call in calls if not _failed(call, "StaleToken")}
+        last = max(map(_fence, accepted), default=0)
+        if documents.get(key, 0) < last or documents.get(key, 0) not in known | {0}:
+            found.append(
+                Violation("fenced_writes", f"{key!r}: the row has {documents.get(key)}, and {last} was written")
+            )
+    return found
+
+
+def _failed(call: Call, error: str) -> bool:
+    return call.error == f"sqlalchemy_locks.errors.{error}"
+
+
+def _fence(call: Call) -> int:
+    return int(call.details["fence"])
+
+
+def _before(call: Call, other: Call) -> bool:
+    return call.ended is not None and call.ended <= other.began
+
+
+def guarded_writes(history: History) -> list[Violation]:
+    """A write under permits is made while they are held, and refused once they were released."""
+    found = []
+    releases: dict[str, list[Call]] = defaultdict(list)
+    for call in history.calls.values():
+        if call.what == "release":
+            releases[call.details.get("external_id", call.details.get("ends"))].append(call)
+    for call in history.calls.values():
+        if call.what != "guarded":
+            continue
+        ends = releases[call.details["under"]]
+        over = [end for end in ends if end.answer == "RELEASED" and _before(end, call)]
+        if call.answer is True and over:
+            found.append(Violation("guarded_writes", f"{call} was made after {over[0]}"))
+        if _failed(call, "LockLost") and not any(end.began < (call.ended or 0) for end in ends):
+            found.append(Violation("guarded_writes", f"{call} was refused, and nobody had released them"))
     return found
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
-import sys
+import itertools
+import logging
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event, text, update
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -22,12 +25,17 @@ from sqlalchemy_locks.dialects import backend_for
 from tests.conformance.faces import Blocking, Loop
 from tests.faults.history import Answer, Holding, Recorder
 from tests.faults.space import Config, Episode, Step
+from tests.faults.tables import Document, Task
 
 #: errors of a driver and of SQLAlchemy, which a session of one's own raises as they are
 RAW = (DBAPIError, InvalidRequestError, CheckoutTimeout, OSError, asyncio.TimeoutError)
 DRIVERS = ("asyncpg", "psycopg", "psycopg2", "pymysql", "aiomysql", "asyncmy", "sqlite3")
 #: the capacities of the rooms
 ROOMS = {0: 2, 1: 1, 2: 3}
+#: the queue of those that capture, and the workers'
+QUEUES = ("queue0", "queue1")
+#: a worker's heartbeat, in seconds
+HEARTBEAT = 0.3
 
 
 class GivenUp(Exception):
@@ -41,6 +49,7 @@ class Face:
 
     def __init__(self, config: Config, url: str) -> None:
         self.isolation = config.isolation if config.isolation_by == "option" else None
+        self.stalled = config.stalled
         options: dict[str, Any] = {}
         if config.engine != "sqlite" or config.driver == "pysqlite":
             options |= {"pool_size": config.pool, "max_overflow": 0, "pool_timeout": 30}
@@ -79,14 +88,32 @@ class Face:
 
         return self.loop.result(run())
 
-    def close(self) -> None:
+    def worker(self, handle: Callable[[Any, Any], None], **options: Any) -> Any:
+        """A worker whose ``run`` blocks, with a handler of the job and the worker."""
+        if self.loop is None:
+            worker: Any = sl.Worker(sl.Queue(), lambda job: handle(job, worker), bind=self.engine, **options)
+            return worker
+
+        async def awaited(job: Any) -> None:
+            await asyncio.sleep(0)
+            handle(job, asynchronous)
+
+        asynchronous: Any = sl.AsyncWorker(sl.Queue(), awaited, bind=self._async, **options)
+        return Blocking(asynchronous, self.loop)
+
+    def empty(self) -> None:
+        """Close the connections of the pool; the engine keeps what it has compiled."""
         if self.loop is None:
             self.engine.dispose()
-            return
-        try:
+        else:
             self.loop.result(self._async.dispose())
+
+    def close(self) -> None:
+        try:
+            self.empty()
         finally:
-            self.loop.close()
+            if self.loop is not None:
+                self.loop.close()
 
 
 def connect_args(config: Config) -> dict[str, Any]:
@@ -125,6 +152,10 @@ class Client:
         #: without transactions, so that a rollback does nothing
         self.autocommit = face.isolation == "AUTOCOMMIT"
         self.jobs, self.tasks = sl.Queue(), sl.StateTransition(ready=("done", "failed"))
+        self.mapped = sl.StateTransition(
+            Task, id=Task.id, status=Task.status, queue=Task.queue, claim=Task.claim, ready="ready", captured="captured"
+        )
+        self.stalled = face.stalled
         #: an error aborts the whole transaction
         self.aborts = backend_for(face.engine.dialect).calls_functions
 
@@ -231,7 +262,13 @@ class Client:
                 for hold in holds:
                     hold.leave(left)
 
-        self.face.transact(act)
+        try:
+            self.face.transact(act)
+        except Exception as error:
+            # SQLAlchemy doesn't return a connection to the pool that dies as it resets the isolation level
+            if any(frame.name == "_reset_characteristics" for frame in traceback.extract_tb(error.__traceback__)):
+                self.recorder.emit({"event": "kept"})
+            raise
 
     def _act(self, session: Session, what: str, keys: list[str], shared: bool, answer: Answer) -> None:
         """One act of work under a lock."""
@@ -309,10 +346,23 @@ class Client:
         if not answer.value:
             return
         hold = self.recorder.hold(self.name, key, fence=fence, lasting=True, call=answer.call)
-        time.sleep(0.001)
+        if fence is None:
+            time.sleep(0.001)
+        else:
+            self._fenced(key, fence)
         hold.leave()
         with self.recorder.call(self.name, "release", key, ends=answer.call) as released:
             released.value = mutex.release(key)
+        if fence is not None and step["late"]:
+            self._fenced(key, fence)
+
+    def _fenced(self, key: str, fence: int) -> None:
+        with (
+            contextlib.suppress(sl.StaleToken),
+            self.recorder.call(self.name, "fenced", key, fence=fence) as answer,
+        ):
+            write = update(Document).where(Document.name == key).values(body=answer.call)
+            answer.value = self.locks.run(sl.fenced(write, Document.fence, fence))
 
     def _mutex_in_session(self, step: Step, key: str) -> None:
         mutex = sl.Mutex()
@@ -345,7 +395,7 @@ class Client:
         with self.recorder.call(self.name, "once_per", key) as answer:
             answer.value = self.locks.once_per(key, every=86400 * 365)
 
-    def _fenced(self, step: Step) -> None:
+    def _listing(self, step: Step) -> None:
         key = self.named("mutex", step["key"])
         with self.recorder.call(self.name, "list", key):
             self.locks.run(sl.Mutex().held())
@@ -392,12 +442,23 @@ class Client:
                     self.name, name, shared=True, permits=count, fence=fence, lasting=lasting, call=answer.call
                 )
                 holds.append(hold)
-        time.sleep(0.001)
+        under = answer.call if known is None else known
+        if step["guarded"]:
+            self._guarded(room, grant, under)
+        else:
+            time.sleep(0.001)
         for hold in holds if known is None else ():
             hold.leave()
         external = {} if known is None else {"external_id": known}
         with self.recorder.call(self.name, "release", *permits, ends=answer.call, **external) as released:
             released.value = self.locks.release(grant if known is None else known).value
+        if step["guarded"] and step["late"]:
+            self._guarded(room, grant, under)
+
+    def _guarded(self, room: str, grant: Any, under: str) -> None:
+        with contextlib.suppress(sl.LockLost), self.recorder.call(self.name, "guarded", room, under=under) as answer:
+            write = update(Document).where(Document.name == room).values(body=answer.call)
+            answer.value = self.locks.run(sl.guarded(write, grant))
 
     def _lease(self, step: Step) -> None:
         key = self.named("lease", step["key"])
@@ -416,11 +477,9 @@ class Client:
     # jobs and tasks
 
     def _put(self, step: Step) -> None:
-        from uuid import uuid4
-
         ids = [uuid4() for _ in range(step["count"])]
-        queue = self.named("queue", 0)
-        put = self.jobs.put(*({} for _ in ids), queue=queue, external_id=ids, max_attempts=1000)
+        queue = self.named("queue", step["queue"])
+        put = self.jobs.put(*(step["payload"] for _ in ids), queue=queue, external_id=ids, max_attempts=1000)
         names = [str(each) for each in ids]
 
         def act(session: Session) -> None:
@@ -479,6 +538,77 @@ class Client:
             hold.leave()
             with self.recorder.call(self.name, "set_status", task.id) as answer:
                 answer.value = self.locks.run(self.tasks.set_status(task, "done"))
+
+    def _mapped(self, step: Step) -> None:
+        """Capture entities: by a transition of their status, or by a condition."""
+        queue, by_transition = self.named("mapped", step["queue"]), step["queue"] == 0
+        where = (Task.queue == queue, Task.status == "ready")
+        capturing = (
+            self.mapped.capture(step["count"], queue=queue)
+            if by_transition
+            else sl.capture(Task, where=where, values={"status": "captured"}, limit=step["count"])
+        )
+
+        def act(session: Session) -> None:
+            with self.recorder.call(self.name, "capture", limit=step["count"], own=True) as answer:
+                found: Any = session.scalars(capturing).all()
+                assert all(task.status == "captured" for task in found), found
+                ids = [task.id for task in found]
+                if step["end"] == "rollback" and not self.autocommit:
+                    session.rollback()
+                    return
+                session.commit()
+                answer.value = ids
+            holds = [self.recorder.hold(self.name, f"task {id}", kind="row", lasting=True) for id in ids]
+            for hold, id, task in zip(holds, ids, found, strict=True):
+                hold.leave()
+                with self.recorder.call(self.name, "set_status", id, own=True):
+                    if by_transition:
+                        session.execute(self.mapped.set_status(task, "ready"))
+                    else:
+                        session.execute(update(Task).where(Task.id == id).values(status="ready"))
+                    session.commit()
+
+        self.face.transact(act)
+
+    def _worker(self, step: Step) -> None:
+        """Work until the queue is empty, or a handler stops the worker."""
+        begun = itertools.count(1)
+        # nobody else may run a job again while its worker lives, whatever happens to connections
+        once = self.stalled >= 60 and not step["hold"]
+
+        def handle(job: Any, worker: Any) -> None:
+            name, first = str(job.external_id), job.attempts == 1
+            hold = self.recorder.hold(self.name, f"job {name}", kind="job")
+            with self.recorder.call(self.name, "handle", name, once=once, own=True) as answer:
+                if next(begun) == step["stop_after"]:
+                    worker.stop()
+                if job.payload == "pause" and self.face.loop is None:
+                    time.sleep(0.01)
+                if job.payload == "raise" and first:
+                    raise GivenUp("on purpose")
+                if job.payload == "retry" and first:
+                    raise sl.Retry
+                if job.payload == "discard":
+                    raise sl.Discard("on purpose")
+                answer.value = "lost" if hold.sample(lambda: job.lost) else "done"
+
+        worker = self.face.worker(
+            handle,
+            name=self.named("queue", 1),
+            concurrency=step["concurrency"],
+            batch=step["batch"],
+            prefetch=0 if step["hold"] else step["prefetch"],
+            heartbeat=HEARTBEAT,
+            poll=0.05,
+            stalled_after=self.stalled,
+            grace=10,
+            retry_in=0,
+            hold=step["hold"],
+            host=self.name,
+        )
+        with self.recorder.call(self.name, "worker"):
+            worker.run(until_empty=True)
 
     # upkeep
 
@@ -543,25 +673,23 @@ def moved_clock(seconds: float) -> None:
         time.time = lambda: real() + seconds  # type: ignore[method-assign]
 
 
-def main() -> None:
-    """Run one client in this process: its episode comes from standard input, and its events go to standard output."""
-    request = json.loads(sys.stdin.readline())
-    episode = Episode.from_json(request["episode"])
+def run_in_process(pipe: Any, episode: Episode, index: int, prefix: str, url: str) -> None:
+    """Run one client in this process, which sends its events through the pipe; it begins when it receives something."""
     moved_clock(episode.config.skew)
+    logging.disable()  # what drivers write about connections that are cut
+    guard = threading.Lock()
 
     def emit(what: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(what, default=str) + "\n")
-        sys.stdout.flush()
+        with guard:
+            pipe.send(what)
 
-    face = Face(episode.config, request["url"])
+    face = Face(episode.config, url)
     try:
-        name = request["name"]
         emit({"event": "ready"})
-        sys.stdin.readline()  # the others are ready, too
-        Client(name, request["prefix"], face, Recorder(emit)).run(episode.clients[request["index"]])
+        pipe.recv()  # the others are ready, too
+        Client(f"client {index}", prefix, face, Recorder(emit, f"{prefix}{index} ")).run(episode.clients[index])
+        emit({"event": "finished"})
+    except BaseException:
+        emit({"event": "crashed", "why": traceback.format_exc()[-4000:]})
     finally:
         face.close()
-
-
-if __name__ == "__main__":
-    main()

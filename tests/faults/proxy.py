@@ -99,6 +99,19 @@ class Proxy:
     def answer_all(self) -> None:
         self._lost = None
 
+    def forget(self) -> None:
+        """Injure no later connection by what was announced for earlier ones."""
+        self.answer_all()
+        self.refusing, self.delay = 0, 0.0
+        with self._guard:
+            self.asked, self.fatal, self._death = [], None, None
+
+    def lead_to(self, url: str) -> None:
+        """Forward new connections to another server."""
+        found = make_url(url)
+        assert found.host is not None
+        self._server = (found.host, found.port)
+
     def die_at(self, number: int, *, executed: bool) -> None:
         """Cut the connection that carries the request of that number, counted from now over all connections.
 

@@ -31,6 +31,10 @@ PROXY = ["cut", "cut_before", "cut_after", "lost_commit", "delay", "half_close",
 ENGINE = ["terminate", "block_table"]
 SERVER = ["restart", "crash", "pause"]
 PROCESS = ["sigkill", "sigstop"]
+#: engines of which a standby can be promoted
+REPLICATED = ["postgresql15", "postgresql18"]
+#: so many seeds after one another have the same config, whose engines are used again
+SERIES = 8
 
 Step = dict[str, Any]
 
@@ -52,6 +56,8 @@ class Config:
     skew: float = 0.0
     #: the clients are processes
     processes: bool = False
+    #: ``stalled_after`` of all workers, in seconds
+    stalled: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -96,35 +102,19 @@ def draw(seed: int, engine: str, *, own_server: bool = False, processes: bool = 
     :param own_server: the server may be stopped. :param processes: clients may be processes.
     :param steps: how many each client takes, about.
     """
+    config = _config(random.Random(f"{engine} series {seed // SERIES}"), engine, processes)
     chance = random.Random(f"{engine} {seed}")
-    driver, face = chance.choice(DRIVERS[engine])
-    sqlite = engine == "sqlite"
-    faulty = chance.random() < 0.6
-    kinds = [] if sqlite else [*PROXY, *ENGINE]
-    if sqlite:
-        kinds.append("block_table")
-    if own_server and not sqlite:
+    kinds = ["block_table"] if engine == "sqlite" else [*ENGINE, *(PROXY if config.proxy else [])]
+    if own_server and engine != "sqlite":
         kinds += SERVER
-    in_processes = processes and chance.random() < 0.1
-    if in_processes:
+    if config.processes:
         kinds = PROCESS
     faults = tuple(
-        Fault(chance.choice(kinds), round(chance.uniform(0.02, 0.4), 3), chance.randint(1, 60))
-        for _ in range(chance.randint(1, 3) if faulty and kinds else 0)
+        Fault(chance.choice(kinds), round(chance.uniform(0.02, 0.6), 3), chance.randint(1, 60))
+        for _ in range(chance.randint(1, 3) if chance.random() < 0.6 else 0)
     )
-    through = any(fault.what in PROXY for fault in faults)
-    config = Config(
-        engine,
-        driver,
-        face,
-        isolation=None if sqlite or chance.random() < 0.5 else chance.choice([*LEVELS, "AUTOCOMMIT"]),
-        isolation_by=chance.choice(["option", "event"]),
-        pool=chance.choice([1, 2, 4, 8]),
-        proxy=(chance.choice(["reads", "reads", "opaque"]) if through else None),
-        tls=engine in ("postgresql15", "mysql") and chance.random() < 0.4,
-        skew=chance.choice([0.0, 0.0, 0.0, 7200.0, -7200.0]),
-        processes=in_processes,
-    )
+    if own_server and engine in REPLICATED and not config.processes and chance.random() < 0.04:
+        faults = (Fault("promote", round(chance.uniform(0.05, 0.6), 3)),)
     clients = tuple(
         tuple(_step(chance, config) for _ in range(chance.randint(max(1, steps // 2), steps * 3 // 2)))
         for _ in range(chance.randint(2, 5))
@@ -132,9 +122,27 @@ def draw(seed: int, engine: str, *, own_server: bool = False, processes: bool = 
     return Episode(seed, config, clients, faults)
 
 
+def _config(chance: random.Random, engine: str, processes: bool) -> Config:
+    driver, face = chance.choice(DRIVERS[engine])
+    sqlite, in_processes = engine == "sqlite", chance.random() < 0.1 and processes
+    return Config(
+        engine,
+        driver,
+        face,
+        isolation=None if sqlite or chance.random() < 0.5 else chance.choice([*LEVELS, "AUTOCOMMIT"]),
+        isolation_by=chance.choice(["option", "event"]),
+        pool=chance.choice([1, 2, 4, 8]),
+        proxy=None if sqlite or in_processes or chance.random() < 0.6 else chance.choice(["reads", "reads", "opaque"]),
+        tls=engine in ("postgresql15", "mysql") and chance.random() < 0.4,
+        skew=chance.choice([0.0, 0.0, 0.0, 7200.0, -7200.0]),
+        processes=in_processes,
+        stalled=chance.choice([1.0, 60.0]),
+    )
+
+
 def _step(chance: random.Random, config: Config) -> Step:
     kinds = ["block"] * 4 + ["session"] * 3 + ["mutex"] * 3 + ["permits"] * 3 + ["lease"] * 2 + ["put"] * 2
-    kinds += ["work"] * 3 + ["task"] * 2 + ["period", "upkeep", "holders", "fenced"]
+    kinds += ["work"] * 3 + ["task"] * 2 + ["mapped"] * 2 + ["worker", "period", "upkeep", "holders", "listing"]
     if config.face == "AsyncLocks":
         kinds += ["cancelled"] * 2
     what = chance.choice(kinds)
@@ -156,17 +164,26 @@ def _step(chance: random.Random, config: Config) -> Step:
         step["unlock"] = chance.random() < 0.2
     elif what == "mutex":
         step["token"], step["in_session"] = chance.random() < 0.5, chance.random() < 0.3
+        step["late"] = chance.random() < 0.5
         step["end"] = chance.choice(["commit", "commit", "rollback"])
     elif what == "permits":
         step["count"], step["timeout"] = chance.choice([1, 1, 2]), chance.choice([0, 0.05, 3])
         step["request"] = chance.choice([None, None, chance.randrange(4)])
         step["both"], step["in_session"] = chance.random() < 0.3, chance.random() < 0.3
+        step["guarded"], step["late"] = chance.random() < 0.5, chance.random() < 0.3
     elif what == "lease":
         step["timeout"], step["samples"] = chance.choice([0, 0.1, 3]), chance.randint(1, 5)
         step["ttl"] = chance.choice([1, 60])
-    elif what in ("put", "work", "task"):
+    elif what in ("put", "work", "task", "mapped"):
         step["count"], step["end"] = chance.randint(1, 3), chance.choice(["commit", "commit", "commit", "rollback"])
         step["then"] = chance.choice(["complete", "complete", "fail", "release"])
+        #: the workers' queue, or that of clients that capture
+        step["queue"] = chance.choice([0, 1])
+        step["payload"] = chance.choice(["return", "return", "pause", "raise", "retry", "discard"])
+    elif what == "worker":
+        step["concurrency"], step["stop_after"] = chance.randint(1, 3), chance.choice([None, None, 1, 3])
+        step["hold"] = config.engine != "sqlite" and chance.random() < 0.3
+        step["batch"], step["prefetch"] = chance.choice([1, 10]), chance.choice([0, 0, 5])
     elif what == "upkeep":
         step["task"] = chance.choice(["vacuum", "sweep", "maintain", "availability"])
     elif what == "cancelled":

@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, text
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, select, text, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.dialects.postgresql import PostgreSQL
+from sqlalchemy_locks.workers.running_job import RunningJob
 from tests.faults import broken, checkers
 from tests.faults.checkers import Entry, Job
 from tests.faults.history import History, Recorder
+from tests.faults.tables import Document, Task, metadata
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, Watch, later, until, unused
 from tests.fixtures.queues import put, silenced
@@ -38,6 +42,7 @@ class Story:
         self._stack = ExitStack()
         with engine.begin() as connection:
             broken.install(connection)
+            metadata.create_all(connection)
             connection.execute(text("DELETE FROM broken_job"))
 
     def client(self, **options: Any) -> Connection:
@@ -368,6 +373,88 @@ class TestCapture:
                 answer.value = broken.SubqueryCapture.capture(connection, 3)
         found(checkers.captures(tale.history), ours)
 
+    @OURS
+    @BOTH
+    def test_entities_that_are_loaded_first(self, story: Callable[..., Story], name: str, ours: bool) -> None:
+        tale, queue = story(name), unused("queue")
+        with Session(tale.engine) as session, session.begin():
+            session.add(Task(id=queue, queue=queue))
+        where = (Task.queue == queue, Task.status == "ready")
+
+        def capture(session: Session) -> list[Task]:
+            if ours:
+                return list(session.scalars(sl.capture(Task, where=where, values={"status": "captured"})))
+            return broken.LoadedCapture.capture(session, Task, where)
+
+        with Session(tale.engine) as a, Session(tale.engine) as b:
+            first = capture(a)
+            if ours:
+                a.commit()
+            second = capture(b)
+            for client, session, captured in (("a", a, first), ("b", b, second)):
+                session.commit()
+                for task in captured:
+                    tale.recorder.hold(client, task.id, kind="row", lasting=True)
+        found(checkers.captures(tale.history), ours)
+
+
+class TestWrites:
+    @OURS
+    @BOTH
+    def test_token_that_is_checked_before(self, story: Callable[..., Story], name: str, ours: bool) -> None:
+        tale, key = story(name), unused("mutex")
+        locks, here = sl.Locks(tale.engine), Document.name == key
+        locks.run(sl.Mutex().create(key))
+        with Session(tale.engine) as session, session.begin():
+            session.add(Document(name=key))
+        tokens = [(locks.mutex.acquire_token(key), locks.mutex.release(key))[0] for _ in "ab"]
+        with tale.engine.connect() as connection:
+            assert broken.CheckedWrite.is_newest(connection, Document.fence, here, tokens[0])
+        for client, token in zip("ba", reversed(tokens), strict=True):
+            with suppress(sl.StaleToken), tale.recorder.call(client, "fenced", key, fence=token) as answer:
+                if ours:
+                    answer.value = locks.run(sl.fenced(update(Document).where(here), Document.fence, token))
+                else:
+                    with tale.engine.begin() as connection:
+                        written = update(Document).where(here).values(fence=token)
+                        answer.value = broken.CheckedWrite.write(connection, written)
+        with Session(tale.engine) as session:
+            documents = {key: session.scalars(select(Document.fence).where(here)).one()}
+        found(checkers.fenced_writes(tale.history, documents), ours)
+
+    @OURS
+    @BOTH
+    def test_permits_that_are_checked_before(self, story: Callable[..., Story], name: str, ours: bool) -> None:
+        tale, room = story(name), unused("room")
+        locks = sl.Locks(tale.engine)
+        locks.run(sl.semaphore.create(room, 1))
+        with Session(tale.engine) as session, session.begin():
+            session.add(Document(name=room))
+        grant = locks.acquire({room: 1}, external_id=room)
+        requests = build_context(tale.engine.dialect, {}).tables.permit_request
+        with tale.engine.connect() as connection:
+            assert broken.CheckedWrite.is_held(connection, requests, room)
+        with tale.recorder.call("a", "release", room, external_id=room) as answer:
+            answer.value = locks.release(room).value
+        late = update(Document).where(Document.name == room).values(body="late")
+        with suppress(sl.LockLost), tale.recorder.call("a", "guarded", room, under=room) as answer:
+            if ours:
+                answer.value = locks.run(sl.guarded(late, grant))
+            else:
+                with tale.engine.begin() as connection:
+                    answer.value = broken.CheckedWrite.write(connection, late)
+        found(checkers.guarded_writes(tale.history), ours)
+
+    def test_write_that_is_refused_for_nothing(self) -> None:
+        history = History()
+        recorder = Recorder(history.apply)
+        with suppress(sl.StaleToken), recorder.call("a", "fenced", "1", fence=1):
+            raise sl.StaleToken("no", 0)
+        with suppress(sl.LockLost), recorder.call("a", "guarded", "1", under="1"):
+            raise sl.LockLost("no")
+        assert len(checkers.fenced_writes(history, {})) == 1
+        assert len(checkers.guarded_writes(history)) == 1
+
 
 class TestQueue:
     @OURS
@@ -422,6 +509,43 @@ class TestQueue:
         if again:
             tale.recorder.hold("b", "the job", kind="job", lasting=True)
         found(checkers.jobs(tale.history, []), ours)
+
+    @OURS
+    @BOTH
+    def test_worker_that_is_never_lost(
+        self, story: Callable[..., Story], monkeypatch: pytest.MonkeyPatch, name: str, ours: bool
+    ) -> None:
+        tale, queue, mail = story(name), sl.Queue(), unused("queue")
+        (ident,) = put(tale.engine, {}, queue=mail)
+        table = build_context(tale.engine.dialect, {}).tables.job
+        if not ours:
+            monkeypatch.setattr(RunningJob, "lost", False)
+
+        def handle(job: Any) -> None:
+            hold = tale.recorder.hold("a", str(ident), kind="job")
+            with tale.engine.begin() as connection:
+                silenced(connection, job)
+                connection.scalar(queue.requeue_stalled(HOUR, queue=mail))
+                connection.execute(update(table).where(table.c.external_id == ident).values(run_at=table.c.created_at))
+            with tale.engine.begin() as connection:
+                assert connection.execute(queue.capture(1, queue=mail, host="b")).all()
+            second = tale.recorder.hold("b", str(ident), kind="job")
+            if ours:
+                until(lambda: job.lost)
+            hold.sample(lambda: job.lost)
+            second.leave()
+
+        sl.Worker(queue, handle, bind=tale.engine, name=mail, concurrency=1, heartbeat=0.05, poll=0.05).run(
+            until_empty=True
+        )
+        found(checkers.jobs(tale.history, []), ours)
+
+    def test_job_that_two_workers_have_done(self) -> None:
+        history = History()
+        for client in "ab":
+            with Recorder(history.apply, client).call(client, "handle", "1", once=True) as answer:
+                answer.value = "done"
+        assert checkers.jobs(history, [Job("1", "completed")])
 
     def test_job_that_is_removed_before_it_runs(self) -> None:
         history = History()

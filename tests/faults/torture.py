@@ -1,7 +1,8 @@
 """Run episodes for as long as asked, on engines of one's choice: ``make torture MINUTES=30 ENGINE=mysql``.
 
-Seeds are printed; ``--seed`` runs one again, ``--replay`` an episode from a report. The end of a run is a report, as JSON,
-too. A violation is shrunk to the fewest steps that still show it, and ends with exit code 1.
+Several processes share an engine's run, each with a server of its own. Seeds are printed; ``--seed`` runs one again,
+``--replay`` an episode from a report. The end of a run is a report, as JSON, too. A violation is shrunk to the fewest
+steps that still show it, and ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -9,8 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
+import queue
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,25 +27,33 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests import servers
 from tests.conftest import PLAIN, SQLITE_DRIVERS, in_memory, install
-from tests.faults.arena import Arena, Outcome, shrink
-from tests.faults.space import DRIVERS, Episode, draw
+from tests.faults.arena import PROCESSES, Arena, Outcome, shrink
+from tests.faults.space import DRIVERS, SERIES, Episode, draw
 
 ENGINES = [*DRIVERS]
+#: what the clients' processes are forked with
+PRELOADED = ["tests.faults.arena", "rich.progress", "psycopg", "psycopg2", "asyncpg", "pymysql"]
+ROOT = Path(__file__).parents[2]
+COUNTERS = ("faults", "calls", "drivers", "errors")
 
 
 def arena_of(engine: str, folder: str) -> Arena:
     """Start a server of the run's own, with the locks in it."""
     if engine == "sqlite":
 
-        def url(driver: str) -> str:
+        def path(driver: str) -> str:
             return f"{SQLITE_DRIVERS[driver]}:///{folder}/torture.db?timeout=60"
 
-        install(url(PLAIN[engine]))
-        return Arena(engine, url, PLAIN[engine])
+        install(path(PLAIN[engine]))
+        return Arena(engine, path, PLAIN[engine])
+
+    def url(driver: str, server: Any) -> str:
+        return str(server.url(driver, "torture"))
+
     server: Any = servers.start(engine)
     server.create_database("torture")
-    install(server.url(PLAIN[engine], "torture"))
-    return Arena(engine, lambda driver: server.url(driver, "torture"), PLAIN[engine], server)
+    install(url(PLAIN[engine], server))
+    return Arena(engine, url, PLAIN[engine], server)
 
 
 class Report:
@@ -49,66 +63,120 @@ class Report:
         self.engine = engine
         self.episodes = self.operations = 0
         self.seconds = 0.0
-        self.faults: Counter[str] = Counter()
-        self.calls: Counter[str] = Counter()
-        self.drivers: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
+        self.counters: dict[str, Counter[str]] = {name: Counter() for name in COUNTERS}
         self.violations: list[dict[str, Any]] = []
 
-    def count(self, outcome: Outcome) -> None:
+    def add(self, line: dict[str, Any]) -> None:
         self.episodes += 1
-        self.operations += outcome.history.operations
-        self.faults += outcome.faults
-        self.drivers[f"{outcome.episode.config.driver} {outcome.episode.config.face}"] += 1
-        self.calls.update(call.what for call in outcome.history.calls.values())
-        self.errors.update(call.error.split(".")[-1] for call in outcome.history.calls.values() if call.error)
-
-    def blame(self, outcome: Outcome, smallest: Episode) -> None:
-        self.violations.append(
-            {
-                "seed": outcome.episode.seed,
-                "violations": [str(violation) for violation in outcome.violations],
-                "calls": [str(call) for call in outcome.history.calls.values()],
-                "steps": outcome.episode.steps,
-                "shrunk_to": smallest.steps,
-                "episode": json.loads(smallest.to_json()),
-            }
-        )
+        self.operations += line["operations"]
+        for name in COUNTERS:
+            self.counters[name].update(line[name])
+        if line["violation"]:
+            self.violations.append(line["violation"])
 
     def to_json(self) -> dict[str, Any]:
-        counters = {name: dict(getattr(self, name).most_common()) for name in ("faults", "calls", "drivers", "errors")}
         plain = {name: getattr(self, name) for name in ("engine", "episodes", "operations", "violations")}
+        counters = {name: dict(counter.most_common()) for name, counter in self.counters.items()}
         return {**plain, "seconds": round(self.seconds, 1), **counters}
 
 
-def torture(engine: str, seconds: float, seed: int, console: Console, *, steps: int, give_up: int) -> Report:
-    """Run episodes on an engine until the time is up, or so many have violated something."""
+def told(outcome: Outcome, arena: Arena) -> dict[str, Any]:
+    """The figures of an episode; a violation's with the smallest episode that shows it."""
+    calls, config = outcome.history.calls.values(), outcome.episode.config
+    line = {
+        "seed": outcome.episode.seed,
+        "operations": outcome.history.operations,
+        "faults": outcome.faults,
+        "calls": Counter(call.what for call in calls),
+        "drivers": {f"{config.driver} {config.face}": 1},
+        "errors": Counter(call.error.split(".")[-1] for call in calls if call.error),
+        "violation": None,
+    }
+    if outcome.violations:
+        smallest = shrink(arena, outcome)
+        line["violation"] = {
+            "seed": outcome.episode.seed,
+            "violations": [str(violation) for violation in outcome.violations],
+            "calls": [str(call) for call in calls],
+            "steps": outcome.episode.steps,
+            "shrunk_to": smallest.steps,
+            "episode": json.loads(smallest.to_json()),
+        }
+    return line
+
+
+def run_share(engine: str, seconds: float, seed: int, share: int, shares: int, steps: int) -> None:
+    """Run every ``shares``-th series of seeds until the time is up, and write the figures of each episode as a line."""
+    with tempfile.TemporaryDirectory(prefix="sqlalchemy-locks-torture-", dir=in_memory()) as folder:
+        arena = arena_of(engine, folder)
+        began = time.monotonic()
+        seed += share * SERIES
+        while time.monotonic() - began < seconds:
+            outcome = arena.run(draw(seed, engine, own_server=True, processes=True, steps=steps))
+            print(json.dumps(told(outcome, arena)), flush=True)
+            seed += 1
+            if seed % SERIES == 0:
+                seed += (shares - 1) * SERIES
+        arena.close()
+        if arena.server is not None:
+            arena.server.close()
+
+
+def torture(
+    engine: str, seconds: float, seed: int, console: Console, *, shares: int, steps: int, give_up: int
+) -> Report:
+    """Run episodes on an engine until the time is up, or so many have violated something.
+
+    :raises Unavailable: :raises RuntimeError: with what a process has written that failed.
+    """
     report = Report(engine)
+    command = [sys.executable, "-m", "tests.faults.torture", "--engine", engine, "--steps", str(steps)]
+    command += ["--minutes", str(seconds / 60), "--seed", str(seed), "--share"]
+    processes = [
+        subprocess.Popen([*command, f"{share}/{shares}"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for share in range(shares)
+    ]
+    lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+
+    def read(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.put(json.loads(line))
+        lines.put(None)
+
+    for process in processes:
+        threading.Thread(target=read, args=(process,), daemon=True).start()
     columns = (
         TextColumn("{task.description:13}"),
         BarColumn(),
         TextColumn("{task.fields[told]}"),
         TimeRemainingColumn(),
     )
-    with tempfile.TemporaryDirectory(prefix="sqlalchemy-locks-torture-", dir=in_memory()) as folder:
-        arena = arena_of(engine, folder)
-        began = time.monotonic()
+    began, running = time.monotonic(), shares
+    try:
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task(engine, total=seconds, told="")
-            while (passed := time.monotonic() - began) < seconds and len(report.violations) < give_up:
-                outcome = arena.run(draw(seed, engine, own_server=True, processes=True, steps=steps))
-                report.count(outcome)
-                if outcome.violations:
-                    console.print(f"seed {seed} on {engine}: {outcome.violations[0]}", markup=False, highlight=False)
-                    report.blame(outcome, shrink(arena, outcome))
-                faults = sum(report.faults.values())
-                told = f"{report.operations} operations, {faults} faults, {len(report.violations)} violations"
-                progress.update(task, completed=passed, told=f"seed {seed}: {told}")
-                seed += 1
-            report.seconds = time.monotonic() - began
-        arena.close()
-        if arena.server is not None:
-            arena.server.close()
+            while running and len(report.violations) < give_up:
+                line = lines.get()
+                if line is None:
+                    running -= 1
+                    continue
+                if "unavailable" in line:
+                    raise servers.Unavailable(line["unavailable"])
+                report.add(line)
+                if line["violation"]:
+                    found = line["violation"]["violations"][0]
+                    console.print(f"seed {line['seed']} on {engine}: {found}", markup=False, highlight=False)
+                faults = sum(report.counters["faults"].values())
+                figures = f"{report.operations} operations, {faults} faults, {len(report.violations)} violations"
+                progress.update(task, completed=time.monotonic() - began, told=f"seed {line['seed']}: {figures}")
+        report.seconds = time.monotonic() - began
+        if not running and any(process.wait() for process in processes):
+            raise RuntimeError(f"{engine}: a process of the run has failed")
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
     return report
 
 
@@ -118,7 +186,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10, help="for each engine")
     parser.add_argument("--engine", action="append", choices=ENGINES, help="these only; all by default")
     parser.add_argument("--seed", type=int, help="run this one only, or with --minutes from it on")
-    parser.add_argument("--episodes", type=int, help="run so many episodes, whatever the time")
+    parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1), help="processes that share a run")
+    parser.add_argument("--share", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=60, help="how many steps each client takes, about")
     parser.add_argument("--give-up", type=int, default=5, help="end an engine's run after so many violations")
     parser.add_argument("--replay", type=Path, help="run the episodes of the violations in a report")
@@ -131,17 +200,35 @@ def main() -> int:
     if options.replay is not None:
         return replay(options.replay, console)
     first = int(time.time()) % 10**6 * 1000 if options.seed is None else options.seed
+    PROCESSES.set_forkserver_preload(PRELOADED)
+    if options.share is not None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its folder is removed
+        share, shares = map(int, options.share.split("/"))
+        try:
+            run_share(options.engine[0], options.minutes * 60, first, share, shares, options.steps)
+        except servers.Unavailable as why:
+            print(json.dumps({"unavailable": str(why)}), flush=True)
+        return 0
     console.print(f"first seed: {first}", highlight=False)
     for engine in options.engine or ENGINES:
         try:
-            report = torture(engine, options.minutes * 60, first, console, steps=options.steps, give_up=options.give_up)
+            report = torture(
+                engine,
+                options.minutes * 60,
+                first,
+                console,
+                shares=options.jobs,
+                steps=options.steps,
+                give_up=options.give_up,
+            )
         except servers.Unavailable as why:
             console.print(f"{engine}: {why}", markup=False)
             continue
         reports.append(report.to_json())
+        faults = report.counters["faults"]
         console.print(
             f"{engine}: {report.operations} operations in {report.episodes} episodes, {report.seconds:.0f} s;"
-            f" {sum(report.faults.values())} faults {dict(report.faults.most_common())};"
+            f" {sum(faults.values())} faults {dict(faults.most_common())};"
             f" {len(report.violations)} violations",
             markup=False,
             highlight=False,

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from sqlalchemy import Connection, Engine
@@ -41,8 +41,8 @@ def engine(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Engine:
     return engine_to(request.param, ENGINES[request.param])
 
 
-def check(machine: type[Machine], engine: Engine) -> None:
-    run_state_machine_as_test(lambda: machine(engine), settings=SETTINGS)
+def check(machine: type[Machine], engine: Engine, examples: settings = SETTINGS) -> None:
+    run_state_machine_as_test(lambda: machine(engine), settings=examples)
 
 
 class Machine(RuleBasedStateMachine):
@@ -521,3 +521,50 @@ class LockMachine(Machine):
 )
 def test_engine_answers_as_the_model(machine: type[Machine], engine: Engine) -> None:
     check(machine, engine)
+
+
+def unguarded(real: Any) -> Any:
+    """A release that doesn't compare the owner."""
+    return lambda self, id, *, queue=None, owner=None: real(self, id, queue=queue)
+
+
+def a_second_early(real: Any) -> Any:
+    """A timeout whose period ends too early."""
+    return lambda self, *, every, **options: real(self, every=every - 1, **options)
+
+
+def undercounted(real: Any) -> Any:
+    """An acquire that counts one permit where two are asked for."""
+    return lambda permits, **options: real(dict.fromkeys(permits, 1), **options)
+
+
+def not_due(real: Any) -> Any:
+    """A job that is put for an hour later."""
+    return lambda self, *payloads, **options: real(self, *payloads, run_in=3600, **options)
+
+
+def shared_only(real: Any) -> Any:
+    """An exclusive lock that others share."""
+    return sl.lock.try_shared
+
+
+@pytest.mark.parametrize(
+    ("machine", "where", "name", "bug"),
+    [
+        (MutexMachine, sl.Mutex, "release", unguarded),
+        (TimeoutMachine, sl.Timeout, "__init__", a_second_early),
+        (SemaphoreMachine, sl.semaphore, "acquire", undercounted),
+        (QueueMachine, sl.Queue, "put", not_due),
+        (LockMachine, sl.lock, "try_exclusive", shared_only),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_bug_differs_from_the_model(
+    engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch, machine: type[Machine], where: Any, name: str, bug: Any
+) -> None:
+    monkeypatch.setattr(where, name, bug(getattr(where, name)))
+    examples = settings(SETTINGS, max_examples=20, phases=[Phase.generate], report_multiple_bugs=False)
+    # SQLite has one lock for all keys, and none that is shared
+    engine = engine_to("postgresql15" if machine is LockMachine else "sqlite")
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check(machine, engine, examples)

@@ -110,6 +110,24 @@ class PostgreSQL(SQLServer):
                 raise TimeoutError(f"{self.name} is behind {self.primary.name}")
             time.sleep(0.02)
 
+    def replicate_to(self, standby: "PostgreSQL | None") -> None:
+        """Confirm a commit once this standby has it, from the return on; `None`: when the primary has it."""
+        names = "" if standby is None else "*"
+        self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        self.execute("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + 120
+        while standby is not None and not self.execute(
+            "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        ):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{standby.name} doesn't follow {self.name}")
+            time.sleep(0.02)
+
+    def promote(self) -> None:
+        """Make a primary of this standby, with all that it has received."""
+        self.execute("SELECT pg_promote(true, 120)")
+        self.primary = None
+
     def drop_database(self, name: str) -> None:
         """Drop a database, if it is there, with all connections to it."""
         self.execute(
