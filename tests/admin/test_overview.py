@@ -42,6 +42,7 @@ def engine(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Engine]
 @pytest.fixture(autouse=True)
 def limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "COUNT_LIMIT", LIMIT)
+    monkeypatch.setattr(overview, "COMPLETED_LIMIT", LIMIT)
 
 
 def rows_read(engine: Engine, call: Callable[[], object]) -> int:
