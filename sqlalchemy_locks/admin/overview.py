@@ -34,12 +34,12 @@ Rows = list[dict[str, Any]]
 #: what an app may keep in tables of its own
 OwnTable = Queue[Any] | Mutex | Timeout
 
-#: jobs of a state, holders, mutexes and timeouts are counted up to this number
+#: jobs of a state, completed jobs, holders, mutexes and timeouts are counted up to this number
 COUNT_LIMIT = 2_000
 #: a running job is stalled when its worker has sent no heartbeat for this many seconds
 STALLED_AFTER = 300.0
-#: completed jobs are counted over this many seconds, and up to this number
-COMPLETED_WITHIN, COMPLETED_LIMIT = 3600.0, 5_000
+#: completed jobs are counted over this many seconds
+COMPLETED_WITHIN = 3600.0
 #: the maximum number of changes of capacity
 CHANGES = 20
 
@@ -128,7 +128,7 @@ def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
 
 def completed(locks: Locks) -> Part:
     """Return how many jobs were completed in each of the last minutes, queue by queue."""
-    return Part(_dicts(locks.run(activity.completed(COMPLETED_WITHIN, COMPLETED_LIMIT))))
+    return Part(_dicts(locks.run(activity.completed(COMPLETED_WITHIN, COUNT_LIMIT))))
 
 
 def mutexes(locks: Locks, limit: int, mutex: Mutex | None = None) -> Part:

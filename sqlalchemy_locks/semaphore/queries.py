@@ -38,7 +38,7 @@ AGES = (60, 600, 3600, 6 * 3600, 86400)
 SEMAPHORES = 50
 _NAME = bindparam("name", type_=String())
 _EACH, _LIMIT = bindparam("each", type_=Integer()), bindparam("limit", type_=Integer())
-_ONE: Any = literal_column("1.0", Float())
+_ONE: Any = literal_column("1e0", Float())
 
 
 class ReadSemaphores(OperationImpl):

@@ -281,7 +281,7 @@ def _lately(section: Section) -> Section:
             "minutes": minutes[::-1],
             "total": total,
             "peak": max(minutes),
-            "capped": total >= overview.COMPLETED_LIMIT,
+            "capped": total >= overview.COUNT_LIMIT,
             "since": since,
         }
     )

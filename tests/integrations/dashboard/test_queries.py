@@ -102,7 +102,7 @@ def test_completed_jobs_are_counted_newest_first(engine: Engine) -> None:
 
 
 def test_capped_count_shows_its_minutes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "COMPLETED_LIMIT", 20)
+    monkeypatch.setattr(overview, "COUNT_LIMIT", 20)
     lately = queries.read_all(sl.Locks(engine)).lately.rows
     assert (lately["total"], lately["capped"]) == (20, True)
     assert lately["since"] < 60
