@@ -34,8 +34,8 @@ Rows = list[dict[str, Any]]
 #: what an app may keep in tables of its own
 OwnTable = Queue[Any] | Mutex | Timeout
 
-#: jobs of a state, holders, mutexes and timeouts are counted up to this number
-COUNT_LIMIT = 5_000
+#: jobs of a state, completed jobs, holders, mutexes and timeouts are counted up to this number
+COUNT_LIMIT = 2_000
 #: a running job is stalled when its worker has sent no heartbeat for this many seconds
 STALLED_AFTER = 300.0
 #: completed jobs are counted over this many seconds
@@ -71,23 +71,23 @@ def _dicts(rows: Any) -> Rows:
 
 
 def semaphores(locks: Locks, limit: int) -> Part:
-    """Return the fullest semaphores, then unused ones, and the leases that are held longest (``on_demand``).
+    """Return the fullest semaphores, and the leases that are held longest (``on_demand``).
 
     :param limit: how many semaphores, and how many leases.
     """
-    rows = _dicts(locks.run(queries.fullest(limit)))
-    missing = limit - sum(not row["on_demand"] for row in rows)
-    if missing:
-        nothing = {"on_demand": False, "used": 0, "holders": 0}
-        oldest = dict.fromkeys(("oldest_holder", "oldest_owner", "oldest_since"))
-        rows += [{**row, **nothing, **oldest} for row in _dicts(locks.run(queries.unused(missing)))]
     counts: dict[str, int] = dict.fromkeys(("semaphores", "full", "leases", "leases_held", "permits"), 0)
-    for row in locks.run(queries.totals()):
-        counts["permits"] += int(row.permits)
-        if row.on_demand:
-            counts |= {"leases": row.total, "leases_held": row.in_use}
+    rows = []
+    for row in _dicts(locks.run(queries.fullest(limit))):
+        row.update(used=int(row["used"]), on_demand=bool(row["on_demand"]))
+        total, full = row.pop("total"), row.pop("full")
+        if row["id"] is not None:
+            rows.append(row)
+            continue
+        counts["permits"] += row["used"]
+        if row["on_demand"]:
+            counts |= {"leases": total, "leases_held": int(row["holders"])}
         else:
-            counts |= {"semaphores": row.total, "full": row.full}
+            counts |= {"semaphores": total, "full": int(full)}
     return Part(rows, counts)
 
 

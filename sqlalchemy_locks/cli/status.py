@@ -39,7 +39,7 @@ def status(screen: Screen, database: Database, limit: int) -> None:
     """Show what is held, and what waits: semaphores, leases, queues, mutexes, timeouts, keys.
 
     Of each the first are shown, and how many more there are: full semaphores, queues whose jobs are late, and what is
-    held longest come first. Jobs, mutexes and timeouts are counted up to 5,000: more are 5,000+.
+    held longest come first. Jobs, mutexes and timeouts are counted up to 2,000: more are 2,000+.
 
     \b
       sqlalchemy-locks status
@@ -115,7 +115,7 @@ def _read(database: Database, limit: int) -> dict[str, Any]:
 
 
 def _without_id(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key not in ("id", "on_demand")}
+    return {key: value for key, value in row.items() if key not in ("id", "on_demand", "oldest", "place")}
 
 
 def _tables(document: dict[str, Any], console: Console) -> Group:

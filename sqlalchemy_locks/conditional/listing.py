@@ -21,21 +21,36 @@ class Listing(OperationImpl):
     """A SELECT of the rows that meet some conditions, ordered and limited.
 
     :param select: returns the selected columns. :param where: the conditions. :param order_by: the order.
+    :param ties: the order of the rows that are equal in ``order_by``, by the names of selected columns. They are sorted
+        once the limit has applied: to sort many rows by long names is slow.
     """
 
     writes = False
 
-    def __init__(self, mapping: RoleMapping, name: str, *, select: Clauses, where: Clauses, order_by: Clauses) -> None:
+    def __init__(
+        self,
+        mapping: RoleMapping,
+        name: str,
+        *,
+        select: Clauses,
+        where: Clauses,
+        order_by: Clauses,
+        ties: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.mapping, self.name = mapping, name
-        self.select, self.where, self.order_by = select, where, order_by
+        self.select, self.where, self.order_by, self.ties = select, where, order_by, ties
         self.needs_installation = mapping.target is None
         self.count = Count(self)
 
     def build(self, context: BuildContext) -> Executable | None:
         columns = self.mapping.columns(context)
         found = select(*self.select(columns)).where(*self.where(columns), *self.mapping.class_condition())
-        return found.order_by(*self.order_by(columns)).limit(_LIMIT)
+        found = found.order_by(*self.order_by(columns)).limit(_LIMIT)
+        if not self.ties:
+            return found
+        first = found.subquery("first_rows")
+        return select(first).order_by(*(first.c[name] for name in self.ties))
 
     def route(self) -> dict[str, Any]:
         return self.mapping.route()

@@ -289,8 +289,13 @@ class _MutexImpls:
             "mutex.held",
             select=lambda columns: [labelled(columns, role) for role in ("queue", "id", "owner", "acquired_at")],
             where=lambda columns: [_flag_is_not(columns["acquired"], False)],
-            order_by=lambda columns: [columns[role] for role in ("acquired_at", "queue", "id") if role in columns],
+            order_by=lambda columns: [columns["acquired_at"]] if "acquired_at" in columns else _by_name(columns),
+            ties=("acquired_at", "queue", "id"),
         )
+
+
+def _by_name(columns: RoleColumns) -> list[Any]:
+    return [columns[role] for role in ("queue", "id") if role in columns]
 
 
 def _acquire_impls(mapping: RoleMapping, name: str, *, returns_token: bool) -> dict[bool, _MutexAcquire]:

@@ -330,7 +330,8 @@ class PostgreSQL(Backend):
     def lacks_privilege(self, error: DBAPIError) -> str | None:
         if _sqlstate(error) != "42703":  # the view's place is taken by a table of keys
             return None
-        return "where the table bodies are installed: their locks are row locks, which no table of the server's lists"
+        # a postgresql:// URL may lead to YugabyteDB
+        return "where the table bodies are installed, as on YugabyteDB: their locks are row locks, which no table lists"
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         # of the transaction: it ends with it, and so do the settings

@@ -24,6 +24,8 @@ from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.values import KeyHolder, KeyWaiter
 
+_UNAVAILABLE = "the holders of keys are not available"
+
 
 class _Holders(OperationImpl):
     name = "lock.holders"
@@ -38,7 +40,7 @@ class _Holders(OperationImpl):
         return None if held_keys is None else held_keys(context.tables.locked_keys, self.of_keys)
 
     def several(self, context: BuildContext) -> str:
-        return _unavailable(context, context.backend.holders_unavailable)
+        return f"{_UNAVAILABLE} on {context.backend.name}, {context.backend.holders_unavailable}"
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
@@ -50,13 +52,9 @@ class _Holders(OperationImpl):
             why = execution.backend.lacks_privilege(error)
             if why is None:
                 raise
-            raise Unsupported(_unavailable(execution.context, why)) from error
+            raise Unsupported(f"{_UNAVAILABLE} {why}") from error
         names: Mapping[int, Any] = execution.values.get("names", {})
         return IteratorResult(SimpleResultMetaData(["holder"]), iter([(one,) for one in _with_waiters(rows, names)]))
-
-
-def _unavailable(context: BuildContext, why: str) -> str:
-    return f"the holders of keys are not available on {context.backend.name}, {why}"
 
 
 def _with_waiters(rows: Iterable[Any], names: Mapping[int, Any]) -> list[KeyHolder]:

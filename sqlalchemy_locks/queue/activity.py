@@ -196,11 +196,12 @@ def _names(context: BuildContext, at: RoleColumns, ours: list[Any]) -> Any:
 
 
 def _due(run_at: Any) -> dict[str, Any]:
-    now = Began()
+    now, first = Began(), func.min(run_at, type_=Instant())
+    waiting = func.count(case((run_at <= now, ONE)))
     return {
-        "waiting": _count_if(run_at <= now),
-        "scheduled": _count_if(run_at > now),
-        "oldest": func.min(case((run_at <= now, run_at)), type_=Instant()),
+        "waiting": waiting,
+        "scheduled": func.count() - waiting,
+        "oldest": case((first <= now, first)),
     }
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 from uuid import UUID
@@ -15,6 +15,8 @@ from sqlalchemy import (
     CTE,
     JSON,
     Float,
+    String,
+    Text,
     bindparam,
     cast,
     column,
@@ -44,6 +46,8 @@ CHANNEL = "sqlalchemy_locks_job"
 _UNSTORABLE = re.compile(
     r"(?<!\\)(?:\\\\)*\\u(?:0000|d[89ab]..(?!\\ud[c-f])|d[c-f]..(?<!\\ud[89ab]..\\u....))", re.IGNORECASE
 )
+#: the same halves where the serializer doesn't escape them
+_HALF = re.compile("[\ud800-\udfff]")
 _SERVER_RUN_AT = select(Later(Now(), bindparam("locks_run_in", type_=Float())))
 
 
@@ -71,7 +75,7 @@ class Enqueue(JobOperation):
             return None
         at = self.jobs.at(context)
         common = self._common(at)
-        given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Payload()), Payload()))
+        given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Text()), Payload()))
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
         external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
         first = self.jobs.target.insert_defaults() if self.jobs.target else {}
@@ -134,10 +138,7 @@ class Enqueue(JobOperation):
 
     def run(self, execution: Execution) -> Any:
         common = execution.values.copy()
-        payloads: Sequence[Any] = common.pop("locks_payloads")
-        if isinstance(self.jobs.at(execution.context).payload.type, JSON):
-            for payload in payloads:
-                _refuse_unstorable(payload)
+        payloads = self._serialized(execution, common.pop("locks_payloads"))
         # random ids: others at each execution, and the same ones where one and the same call is retried
         ids: Sequence[UUID] = common.pop(IDS) or [
             UUID(bytes=hashlib.sha256(f"{execution.nonce}:{number}".encode()).digest()[:16], version=4)
@@ -155,16 +156,34 @@ class Enqueue(JobOperation):
             if statement is None:
                 found = self._insert_rows(execution, common, jobs)
             else:
-                common["locks_jobs"] = [
-                    {"id": str(id), "payload": payload} | ({"key": key} if self.unique else {})
+                parts = [
+                    f'{{"id":"{id}","payload":{payload}' + (f',"key":{json.dumps(key)}}}' if self.unique else "}")
                     for id, payload, key in jobs
                 ]
+                common["locks_jobs"] = f"[{','.join(parts)}]"
                 common["locks_topic"] = self.jobs.topic(common["locks_queue"])
                 result: Any = execution.execute(statement, common)
                 found = {key: id for key, id, *_ in result} if self.unique else {}
         # a key that wasn't found is of a job that an earlier attempt at this call has put, and that was captured since
         named = [(found.get(key, id),) for id, key in zip(ids, keys, strict=True)]
         return IteratorResult(SimpleResultMetaData(["external_id"]), iter(named))
+
+    def _serialized(self, execution: Execution, payloads: Sequence[Any]) -> Sequence[Any]:
+        """Return the payloads as the texts that are sent.
+
+        A payload is serialized here and not by SQLAlchemy, since its text is checked before any SQL; only for a column
+        that isn't JSON, where each row has its own parameter, it is left to the column's type.
+
+        :raises ValueError: for what is no JSON, or what a server's JSON type can't keep.
+        """
+        dialect = execution.connection.dialect
+        serialize = getattr(dialect, "_json_serializer", None) or json.dumps
+        if self.statement(execution.context) is None:
+            of_column = self.jobs.at(execution.context).payload.type
+            if not isinstance(of_column, JSON):
+                return payloads
+            serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
+        return [_checked(payload, serialize) for payload in payloads]
 
     def _insert_rows(
         self, execution: Execution, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any, str]]
@@ -210,9 +229,10 @@ class Enqueue(JobOperation):
     def _insert(self, context: BuildContext) -> Executable:
         if context not in self._inserts:
             at = self.jobs.at(context)
+            serialized = isinstance(at.payload.type, JSON)
             values = {
                 at.external_id: bindparam("locks_id", type_=at.external_id.type),
-                at.payload: bindparam("locks_payload", type_=at.payload.type),
+                at.payload: bindparam("locks_payload", type_=String() if serialized else at.payload.type),
                 **({at.unique_key: bindparam("locks_unique", type_=at.unique_key.type)} if self.unique else {}),
                 **self._common(at),
                 **(self.jobs.target.insert_defaults() if self.jobs.target else {}),
@@ -226,18 +246,23 @@ class Enqueue(JobOperation):
         return made
 
 
-def _refuse_unstorable(payload: Any) -> None:
-    """Refuse what is no JSON, or what a server's JSON type can't keep.
+def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
+    """Serialize a payload, and refuse what is no JSON, or what a server's JSON type can't keep.
 
     :raises ValueError: for NaN and the infinities, NUL, and half of a surrogate pair.
     """
     try:
-        # what only the engine's own serializer knows is for that
-        encoded = json.dumps(payload, allow_nan=False, skipkeys=True, default=lambda _: None)
+        text = serialize(payload)
+        text = text.decode() if isinstance(text, bytes) else text
+        if not isinstance(text, str):
+            return text
+        if "NaN" in text or "Infinity" in text:  # perhaps in a string; what only the engine's serializer knows is null
+            json.dumps(payload, allow_nan=False, skipkeys=True, default=lambda _: None)
     except ValueError as error:
         raise ValueError(f"a payload is JSON, and this is none ({error}): {payload!r}") from error
-    if "\\u" in encoded and _UNSTORABLE.search(encoded):
+    if ("\\u" in text and _UNSTORABLE.search(text)) or not (text.isascii() or _HALF.search(text) is None):
         raise ValueError(f"a payload's text has no NUL and no half of a surrogate pair: {payload!r}")
+    return text
 
 
 def external_ids(given: Any, number: int) -> list[UUID]:

@@ -148,7 +148,9 @@ class Queue(EntityPattern[E]):
         :param max_attempts: how often it is tried before it is dead.
         :return: the jobs' ``external_id``, in the order of the payloads, those of existing jobs included.
         :raises ValueError: for a ``datetime`` without a time zone, a number of ids or keys other than that of the
-            payloads, the same one twice, both ids and keys, or keys in a table without a column for them.
+            payloads, the same one twice, both ids and keys, or keys in a table without a column for them. When it is
+            executed, for a payload with NaN, an infinity, NUL, or half of a surrogate pair.
+        :raises TypeError: when it is executed, for a payload that is no JSON value.
         :raises Unsupported: with ``unique`` in autocommit on MySQL, MariaDB and SQLite.
 
         Executed again, it puts other jobs, unless their ids are given; a retry by ``Locks`` after a lost reply puts the

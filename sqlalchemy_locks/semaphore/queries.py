@@ -18,6 +18,8 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    null,
+    or_,
     select,
     type_coerce,
     union_all,
@@ -36,7 +38,7 @@ AGES = (60, 600, 3600, 6 * 3600, 86400)
 SEMAPHORES = 50
 _NAME = bindparam("name", type_=String())
 _EACH, _LIMIT = bindparam("each", type_=Integer()), bindparam("limit", type_=Integer())
-_ONE: Any = literal_column("1.0", Float())
+_ONE: Any = literal_column("1e0", Float())
 
 
 class ReadSemaphores(OperationImpl):
@@ -54,30 +56,32 @@ class ReadSemaphores(OperationImpl):
         return execution.execute(statement)
 
 
-def _held_permits(context: BuildContext, *, of_one: bool = False) -> Any:
-    """Select the semaphores in use and what is held of each, in one pass: ``semaphore_id, capacity, on_demand, used,
-    holders, oldest``.
+def _use(context: BuildContext, *, of_one: bool = False) -> Any:
+    """Select each semaphore and what is held of it, in one pass: ``id, used, holders, oldest, capacity, on_demand``.
 
     :param of_one: of the semaphore ``name`` alone, and without ``capacity`` and ``on_demand``.
     """
-    sem, per = context.tables.semaphore.alias("in_use"), context.tables.permit
+    sem, per = context.tables.semaphore.alias("each_semaphore"), context.tables.permit
+    held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
     sums = (
-        per.c.semaphore_id,
-        cast(func.sum(per.c.count), BigInteger()).label("used"),
-        func.count().label("holders"),
+        cast(func.coalesce(func.sum(per.c.count), 0), BigInteger()).label("used"),
+        func.count(per.c.permit_request_id).label("holders"),
         func.min(per.c.permit_request_id).label("oldest"),
     )
     columns: list[Any] = [sem.c.capacity, sem.c.on_demand]
     exists = sem.c.capacity.is_not(None)
-    held: Any = select(*sums).where(per.c.state == HELD_STATE).group_by(per.c.semaphore_id)
+    each: Any = select(sem.c.id, *sums).select_from(sem.outerjoin(per, held)).group_by(sem.c.id)
     if of_one:
-        return held.join_from(sem, per, per.c.semaphore_id == sem.c.id).where(sem.c.name == _NAME).subquery("held")
+        return each.where(sem.c.name == _NAME)
     if not context.backend.partial_indexes:
         # released permits are in the index, too, and are many more: read the part of each semaphore that is held
-        held = held.add_columns(*(func.min(column).label(column.name) for column in columns))
-        return held.join_from(sem, per, per.c.semaphore_id == sem.c.id).where(exists).subquery("held")
-    held = held.subquery("sums")
-    return select(held, *columns).join_from(held, sem, sem.c.id == held.c.semaphore_id).where(exists).subquery("held")
+        return each.add_columns(*(func.min(column).label(column.name) for column in columns)).where(exists)
+    of_all: Any = (
+        select(per.c.semaphore_id, *sums).where(per.c.state == HELD_STATE).group_by(per.c.semaphore_id).subquery()
+    )
+    counts = (func.coalesce(of_all.c[name], 0, type_=BigInteger()).label(name) for name in ("used", "holders"))
+    joined = sem.outerjoin(of_all, of_all.c.semaphore_id == sem.c.id)
+    return select(sem.c.id, *counts, of_all.c.oldest, *columns).select_from(joined).where(exists)
 
 
 class Usage(ReadSemaphores):
@@ -91,18 +95,18 @@ class Usage(ReadSemaphores):
 
     def build(self, context: BuildContext) -> Executable | None:
         sem, req = context.tables.semaphore, context.tables.permit_request
-        held = _held_permits(context, of_one=self._of_one)
+        use = _use(context, of_one=self._of_one).subquery("counted")
         usage = (
             select(
                 sem.c.name,
                 sem.c.capacity,
-                func.coalesce(held.c.used, 0, type_=BigInteger()).label("used"),
+                use.c.used,
                 req.c.external_id.label("oldest_holder"),
                 req.c.owner.label("oldest_owner"),
                 type_coerce(req.c.created_at, UTC()).label("oldest_since"),
-                func.coalesce(held.c.holders, 0, type_=BigInteger()).label("holders"),
+                use.c.holders,
             )
-            .select_from(sem.outerjoin(held, held.c.semaphore_id == sem.c.id).outerjoin(req, req.c.id == held.c.oldest))
+            .select_from(sem.join(use, use.c.id == sem.c.id).outerjoin(req, req.c.id == use.c.oldest))
             .where(sem.c.capacity.is_not(None))
         )
         if self._with_id:
@@ -111,82 +115,38 @@ class Usage(ReadSemaphores):
 
 
 class Fullest(ReadSemaphores):
-    """The semaphores in use, the fullest first, and the leases that are held, the longest held first."""
+    """The fullest semaphores and the leases that are held longest, after the counts of both."""
 
     name = "semaphore.fullest"
 
     def build(self, context: BuildContext) -> Executable | None:
         sem, req = context.tables.semaphore, context.tables.permit_request
-        held = _held_permits(context)
-        share = case((held.c.used >= held.c.capacity, _ONE), else_=_ONE * held.c.used / held.c.capacity)
-        lease = held.c.on_demand
-        order = case((lease, _ONE), else_=share).desc(), case((lease, held.c.oldest)), held.c.semaphore_id
+        use = _use(context).cte("counted")
+        lease, in_use = use.c.on_demand, use.c.holders > 0
+        full = and_(in_use, use.c.used >= use.c.capacity)
+        share = case((full, _ONE), (in_use, _ONE * use.c.used / use.c.capacity), else_=_ONE * 0)
+        order = case((lease, _ONE), else_=share).desc(), case((lease, use.c.oldest)), use.c.id
         place = func.row_number().over(partition_by=lease, order_by=order)
-        # few columns, and no names: all semaphores in use are sorted
-        columns = (held.c.semaphore_id, held.c.used, held.c.holders, held.c.oldest)
-        ranked = select(*columns, place.label("place")).subquery("ranked")
+        # few columns, and no names: all semaphores are sorted
+        placed = select(use.c.id, lease, use.c.used, use.c.holders, use.c.oldest, place.label("place"))
+        ranked = placed.where(or_(in_use, ~lease)).subquery("ranked")
+        none: Any = cast(null(), BigInteger())
+        columns = (ranked.c.id, ranked.c.on_demand, ranked.c.used, ranked.c.holders, ranked.c.oldest, ranked.c.place)
+        rows = select(*columns, none.label("total"), none.label("full")).where(ranked.c.place <= _LIMIT)
+        permits = cast(func.sum(use.c.used), BigInteger())
+        counts = (none, lease, permits, _count_if(in_use), none, literal(0), func.count(), _count_if(full))
+        chosen = union_all(rows, select(*counts).group_by(lease)).subquery("chosen")
         return (
             select(
-                sem.c.id,
+                chosen,
                 sem.c.name,
                 sem.c.capacity,
-                sem.c.on_demand,
-                ranked.c.used,
-                ranked.c.holders,
                 req.c.external_id.label("oldest_holder"),
                 req.c.owner.label("oldest_owner"),
                 type_coerce(req.c.created_at, UTC()).label("oldest_since"),
             )
-            .select_from(ranked)
-            .join(sem, sem.c.id == ranked.c.semaphore_id)
-            .outerjoin(req, req.c.id == ranked.c.oldest)
-            .where(ranked.c.place <= _LIMIT)
-            .order_by(sem.c.on_demand, ranked.c.place)
-        )
-
-
-class Unused(ReadSemaphores):
-    """Semaphores of which no permit is held, without those of leases, by name."""
-
-    name = "semaphore.unused"
-
-    def select(self, tables: Tables) -> Executable:
-        sem, per = tables.semaphore, tables.permit
-        held = select(per.c.id).where(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE).exists()
-        unused = select(sem.c.id, sem.c.name, sem.c.capacity).where(
-            sem.c.capacity.is_not(None), ~sem.c.on_demand, ~held
-        )
-        return unused.order_by(sem.c.name).limit(_LIMIT)
-
-
-class Totals(ReadSemaphores):
-    """Counts of semaphores and of leases."""
-
-    name = "semaphore.totals"
-
-    def build(self, context: BuildContext) -> Executable | None:
-        sem, held = context.tables.semaphore, _held_permits(context)
-        every = (
-            select(sem.c.on_demand, func.count().label("total"))
-            .where(sem.c.capacity.is_not(None))
-            .group_by(sem.c.on_demand)
-            .subquery("every_semaphore")
-        )
-        in_use = (
-            select(
-                held.c.on_demand,
-                func.count().label("in_use"),
-                cast(func.sum(held.c.used), BigInteger()).label("permits"),
-                _count_if(held.c.used >= held.c.capacity).label("full"),
-            )
-            .group_by(held.c.on_demand)
-            .subquery("counted")
-        )
-        counts = [
-            func.coalesce(in_use.c[name], 0, type_=BigInteger()).label(name) for name in ("in_use", "permits", "full")
-        ]
-        return select(every.c.on_demand, every.c.total, *counts).select_from(
-            every.outerjoin(in_use, in_use.c.on_demand == every.c.on_demand)
+            .select_from(chosen.outerjoin(sem, sem.c.id == chosen.c.id).outerjoin(req, req.c.id == chosen.c.oldest))
+            .order_by(chosen.c.on_demand, chosen.c.place)
         )
 
 
@@ -298,7 +258,7 @@ def _count_if(condition: Any) -> Any:
 _USAGE, _USAGE_OF_ONE, _HOLDERS = Usage(), Usage(of_one=True), Holders()
 _ONE_SEMAPHORE = Usage(of_one=True, with_id=True)
 _HISTORY, _HISTORY_OF_ONE = History(of_one=False), History(of_one=True)
-_FULLEST, _UNUSED, _TOTALS = Fullest(), Unused(), Totals()
+_FULLEST = Fullest()
 _OLDEST_HOLDERS, _HOLDER_AGES = OldestHolders(), HolderAges()
 
 
@@ -347,10 +307,13 @@ def history(name: str | None = None, *, limit: int = 100) -> RowsOperation[Any]:
 
 
 def fullest(limit: int) -> RowsOperation[Any]:
-    """Return the semaphores of which permits are held, the fullest first, then the leases that are held, the longest
-    held first: ``id, name, capacity, on_demand, used, holders, oldest_holder, oldest_owner, oldest_since``.
+    """Return the fullest semaphores, and the leases that are held longest: ``id, name, capacity, on_demand, used,
+    holders, oldest_holder, oldest_owner, oldest_since``.
 
-    :param limit: how many semaphores, and how many leases (``on_demand``).
+    Before the semaphores, and before the leases (``on_demand``), is a row without an ``id`` that counts all of them:
+    ``total``, ``holders`` of which any permit is held, ``full`` ones, ``used`` permits; none, if there are none.
+
+    :param limit: how many semaphores, unused ones included, and how many leases.
     """
     return RowsOperation(_FULLEST, {"limit": positive_int(limit, "limit")})
 
@@ -358,16 +321,6 @@ def fullest(limit: int) -> RowsOperation[Any]:
 def one_semaphore(name: str) -> RowsOperation[Any]:
     """Return the semaphore of this name as :func:`usage` does, and its ``id``."""
     return RowsOperation(_ONE_SEMAPHORE, {"name": valid_name(name, "a semaphore's name")})
-
-
-def unused(limit: int) -> RowsOperation[Any]:
-    """Return the first semaphores by name of which no permit is held: ``id, name, capacity``; never those of leases."""
-    return RowsOperation(_UNUSED, {"limit": positive_int(limit, "limit")})
-
-
-def totals() -> RowsOperation[Any]:
-    """Count semaphores and leases: up to two rows of ``on_demand, total, in_use, permits, full``."""
-    return RowsOperation(_TOTALS, {})
 
 
 def oldest_holders(each: int, semaphores: Sequence[int]) -> RowsOperation[Any]:

@@ -141,13 +141,14 @@ def test_since_is_independent_of_the_session_time_zone(
     ("name", "sentence"),
     [
         ("sqlite", "on SQLite, whose one lock is the file's"),
-        ("postgresql15-table", "where the table bodies are installed"),
-        ("yugabytedb", "where the table bodies are installed"),
+        ("postgresql15-table", "where the table bodies are installed, as on YugabyteDB"),
+        ("yugabytedb", "where the table bodies are installed, as on YugabyteDB"),
     ],
 )
 def test_unsupported_where_the_server_lists_no_locks(engine_to: MakeEngine, name: str, sentence: str) -> None:
-    with pytest.raises(sl.Unsupported, match=sentence):
+    with pytest.raises(sl.Unsupported, match=sentence) as refused:
         holders_of(engine_to(name), "a")
+    assert "PostgreSQL" not in str(refused.value)  # a postgresql:// URL leads to YugabyteDB as well
 
 
 def test_unsupported_with_a_yugabytedb_url(engine_to: MakeEngine) -> None:

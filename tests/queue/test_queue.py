@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import uuid
 from datetime import datetime, timedelta, timezone
@@ -582,6 +583,44 @@ def test_async_sessions_and_async_locks(engine_to: MakeEngine, servers: Any, nam
 def test_bad_input_is_refused_before_any_sql(make: Any, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(("name", "driver"), [("postgresql15", "psycopg2"), ("mysql", "pymysql"), ("sqlite", None)])
+def test_payload_is_serialized_once(
+    engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch, name: str, driver: str | None
+) -> None:
+    engine, payloads, serialized = engine_to(name, driver), [{"é": "\U0001f512"}, None, [1.5]], []
+    dumps = json.dumps
+    monkeypatch.setattr(json, "dumps", lambda value, **options: serialized.append(value) or dumps(value, **options))
+    ids = put(engine, *payloads, queue="once")
+    assert serialized == payloads
+    monkeypatch.undo()
+    jobs = {job.external_id: job.payload for job in sl.Locks(engine).run(queue.capture(3, queue="once"))}
+    assert [jobs[each] for each in ids] == payloads
+
+
+@pytest.mark.parametrize("escaped", [True, False])
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "sqlite"])
+def test_unstorable_payload_is_refused_before_any_sql(engine_to: MakeEngine, name: str, escaped: bool) -> None:
+    engine = engine_to(name, json_serializer=lambda value: json.dumps(value, ensure_ascii=escaped))
+    statements: list[str] = []
+    with engine.connect() as connection:
+        event.listen(connection, "before_cursor_execute", lambda *given: statements.append(given[2]))
+        for payload, error in (
+            ("a\0", ValueError),
+            ({"\udcff": 1}, ValueError),
+            (["é", "\ud800"], ValueError),
+            ([float("nan")], ValueError),
+            (-float("inf"), ValueError),
+            (object(), TypeError),
+        ):
+            with pytest.raises(error):
+                connection.execute(queue.put(payload, queue="unstorable"))
+        assert not [each for each in statements if "job" in each]
+    for payload in ("\\u0000 NaN", "Infinity", "\U0001f512 é"):
+        put(engine, payload, queue="storable")
+        [job] = sl.Locks(engine).run(queue.capture(1, queue="storable"))
+        assert job.payload == payload
 
 
 def test_put_notifies_listeners(engine_to: MakeEngine) -> None:
