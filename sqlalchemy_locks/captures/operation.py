@@ -50,7 +50,7 @@ Keys = list[tuple[Any, ...]]
 
 
 class CaptureImpl(OperationImpl):
-    """The body of an operation that captures rows: one for each pattern, or for each :func:`capture`."""
+    """What an operation that captures rows does: one instance per pattern, or per :func:`capture`."""
 
     #: the operation returns the number of rows only
     counts: ClassVar[bool] = False
@@ -78,7 +78,9 @@ class CaptureImpl(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         return self._statement(context, self.spec(context))
 
-    def shown(self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]) -> Executable | None:
+    def statement_to_compile(
+        self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]
+    ) -> Executable | None:
         # built anew, and its parameters set: a traversal doesn't reach a CTE that an UPDATE refers to
         statement: Any = self._statement(context, self.taken(context))
         if statement is not None:
@@ -96,7 +98,7 @@ class CaptureImpl(OperationImpl):
         """Return the whole as one statement; with ``writable_ctes``."""
         return capture_counting(spec) if self.counts else capture_returning(spec)
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         if context.backend.update_returning:
             return "where the rows to delete are searched first"
         return "which can't return the rows that it updates"
@@ -260,9 +262,9 @@ class CaptureImpl(OperationImpl):
         raise NotImplementedError
 
 
-def capture_operation(body: CaptureImpl, target: MappedTable | None, values: Mapping[str, Any]) -> RowsOperation[Any]:
+def capture_operation(impl: CaptureImpl, target: MappedTable | None, values: Mapping[str, Any]) -> RowsOperation[Any]:
     """Return the operation of one capture, whose rows a session returns as entities of a mapped class."""
-    operation: RowsOperation[Any] = RowsOperation(body, values)
+    operation: RowsOperation[Any] = RowsOperation(impl, values)
     if target is not None and target.mapper is not None:
         operation._entity_is(target.entity)
     return operation

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _RowCapture(CaptureImpl):
-    """The body of one :func:`capture`."""
+    """What one :func:`capture` does."""
 
     needs_installation = False
 

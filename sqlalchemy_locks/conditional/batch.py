@@ -36,7 +36,7 @@ class BatchAcquire(OperationImpl):
         chosen = [column == free.c[column.key] for column in columns.table.primary_key]
         return self._update(columns).where(*chosen).returning(columns["id"])
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "whose UPDATE can't return the rows it changed"
 
     def _free(self, columns: RoleColumns) -> Select[Any]:

@@ -404,10 +404,10 @@ class Locks(LockHost):
         >>> locks.run(sl.lock.vacuum())
         0
         """
-        body = operation._body
-        if body.held_by is not None:
+        impl = operation._impl
+        if impl.held_by is not None:
             raise Unsupported(
-                f"{body.name} ends with its {body.held_by}, so run() would release the lock when it returns: use "
+                f"{impl.name} ends with its {impl.held_by}, so run() would release the lock when it returns: use "
                 "locks.exclusive() or locks.shared(), or execute it in a transaction of your own"
             )
         return self._run(operation, fresh_nonce())

@@ -60,7 +60,7 @@ class OperationRunner:
         :param short: in a short transaction, even where autocommit would be one round trip.
         :raises OutcomeUnknown: when it is not known whether it was done, and it can't be repeated.
         """
-        impl = operation._body
+        impl = operation._impl
         options: dict[str, Any] = {"locks_nonce": nonce}
         repeatable = impl.repeatable(operation)
 
@@ -88,7 +88,7 @@ class OperationRunner:
         return retried(attempt, self._engine, self._sleep, repeatable=repeatable, on_retry=on_retry)
 
     def _attempt(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool, short: bool) -> Any:
-        engine, impl = self._engine, operation._body
+        engine, impl = self._engine, operation._impl
         given = operation.get_execution_options()
         every: Mapping[str, Any] = {**engine.get_execution_options(), **given} if given else engine._execution_options
         context = build_context(engine.dialect, every)
@@ -132,7 +132,7 @@ class OperationRunner:
         within: float | None,
         entities: bool,
     ) -> Any:
-        impl, transaction = operation._body, ShortTransaction(self._engine)
+        impl, transaction = operation._impl, ShortTransaction(self._engine)
         transaction.check_out(within)
         try:
             try:

@@ -81,7 +81,7 @@ class UpdateOwnedJobs(JobOperation):
         owned: Update = where_owned(by_key(statement), at, context)
         return owned
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "whose UPDATE has no SKIP LOCKED"
 
     def run(self, execution: Execution) -> Any:
@@ -124,7 +124,7 @@ class UpdateOwnedJobs(JobOperation):
 
 def skip_locked(operation: Operation[Any]) -> Operation[Any]:
     """Return the same operation, skipping rows that another session has locked."""
-    return Operation(operation._body.skip_locked, operation._values)  # type: ignore[attr-defined]
+    return Operation(operation._impl.skip_locked, operation._values)  # type: ignore[attr-defined]
 
 
 def where_owned(statement: Any, at: RoleColumns, context: BuildContext) -> Any:

@@ -129,7 +129,7 @@ class QueueCounts(JobOperation):
     def build(self, context: BuildContext) -> Executable | None:
         return None
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "which counts the jobs of each queue only if many wait"
 
     def run(self, execution: Execution) -> dict[str, Any]:

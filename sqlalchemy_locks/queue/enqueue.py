@@ -105,7 +105,7 @@ class Enqueue(JobOperation):
             return context.backend.insert_or_lock(at.table, (at.queue_id, at.unique_key))
         return context.backend.insert_unless_present(at.table, at.external_id)
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "where the driver is passed one row after another"
 
     def check_connection(self, execution: Execution) -> None:

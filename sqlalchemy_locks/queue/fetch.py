@@ -153,7 +153,7 @@ class Fetch(FetchJobs):
         )
         return rows.select_from(count.outerjoin(captured, literal_column("true"))).order_by(*order)
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "which completes jobs and captures others one after the other"
 
     def run(self, execution: Execution) -> Fetched:

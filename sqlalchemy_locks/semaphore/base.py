@@ -49,7 +49,7 @@ class SemaphoreImpl(OperationImpl):
     def select_call(self, call: LockFunction) -> Executable:
         return select(call)
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "where its rows are locked, read and written one after another"
 
     def repeatable(self, operation: Operation[Any]) -> bool:

@@ -26,7 +26,7 @@ class Guarded(SemaphoreImpl):
         self.update = statement
         self.mapper = statement.table._annotations.get("parententity")
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "since the permits are checked, and locked, before the write"
 
     def repeatable(self, operation: Operation[Any]) -> bool:

@@ -23,7 +23,7 @@ _DAY = 86400
 
 
 class BatchImpl(SemaphoreImpl):
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "since it reads, judges, and writes what is still as it was judged"
 
 
