@@ -65,14 +65,14 @@ class CaptureImpl(OperationImpl):
         self._steps: dict[BuildContext, tuple[Any, Any]] = {}
         self._reading: dict[tuple[BuildContext, bool], Any] = {}
 
-    def taken(self, context: BuildContext) -> CaptureSpec:
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
         """Return what is captured, with the tables of a build context."""
         raise NotImplementedError
 
     def spec(self, context: BuildContext) -> CaptureSpec:
         """Return the same, built once."""
         if context not in self._specs:
-            self._specs[context] = self.taken(context)
+            self._specs[context] = self.build_spec(context)
         return self._specs[context]
 
     def build(self, context: BuildContext) -> Executable | None:
@@ -82,7 +82,7 @@ class CaptureImpl(OperationImpl):
         self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]
     ) -> Executable | None:
         # built anew, and its parameters set: a traversal doesn't reach a CTE that an UPDATE refers to
-        statement: Any = self._statement(context, self.taken(context))
+        statement: Any = self._statement(context, self.build_spec(context))
         if statement is not None:
             bind_values(statement, dialect, values)
         return statement  # type: ignore[no-any-return]

@@ -59,7 +59,7 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
         raise TypeError(f"explain takes a capture, and {operation!r} is none")
     target: Any = connection if isinstance(connection, Connection) else connection.connection()
     context = build_context(target.dialect, {**target.get_execution_options(), **operation.get_execution_options()})
-    spec = impl.taken(context)
+    spec = impl.build_spec(context)
     statement = _as_text(search_statement(impl, spec, context), operation, target)
     plan, problems = _plan_of(statement, target, spec, context)
     if not problems:
