@@ -66,11 +66,11 @@ class CaptureImpl(OperationImpl):
         self._reading: dict[tuple[BuildContext, bool], Any] = {}
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
-        """Return what is captured, with the tables of a build context."""
+        """Build the specification of what is captured, with the tables of a build context."""
         raise NotImplementedError
 
     def spec(self, context: BuildContext) -> CaptureSpec:
-        """Return the same, built once."""
+        """Return what ``build_spec`` returns, built once per context."""
         if context not in self._specs:
             self._specs[context] = self.build_spec(context)
         return self._specs[context]

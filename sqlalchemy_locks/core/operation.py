@@ -107,7 +107,8 @@ class OperationImpl:
 
     def compile_error(self, context: BuildContext) -> str:
         """Return the message of the error that ``compile()`` raises where there is no single statement."""
-        return f"{self.name} is not one statement on {context.backend.name}, {self.multi_statement_reason(context)}: execute it instead"
+        reason = self.multi_statement_reason(context)
+        return f"{self.name} is not one statement on {context.backend.name}, {reason}: execute it instead"
 
     def multi_statement_reason(self, context: BuildContext) -> str:
         """Return why it isn't one statement on this backend, as a clause of that message."""
