@@ -21,7 +21,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.connections import Shown, driver_calls, raise_translated, shown
+from sqlalchemy_locks.dialects.connections import StatementForm, driver_calls, raise_translated, statement_form
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -168,10 +168,10 @@ class Execution:
         :param plain: all values are numbers and texts, which every driver takes as they are.
         """
         connection = self.connection
-        how = shown(connection) if plain and not self.schema_translated else Shown.AS_CONSTRUCT
-        if how is Shown.AS_CONSTRUCT:
+        how = statement_form(connection) if plain and not self.schema_translated else StatementForm.CONSTRUCT
+        if how is StatementForm.CONSTRUCT:
             return read(self.execute(statement, values))
-        own = how is Shown.NOT and (self.in_autocommit or connection.in_transaction())
+        own = how is StatementForm.DRIVER_CALL and (self.in_autocommit or connection.in_transaction())
         send = self._by_cursor if own else self._by_text
         if self.first_writes:
             return self.backend.take_write_lock(connection, lambda: send(statement, values, read))

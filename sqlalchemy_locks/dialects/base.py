@@ -19,7 +19,7 @@ from sqlalchemy_locks.sql.elements import HeldKeys
 
 if TYPE_CHECKING:
     from sqlalchemy_locks.dialects.checks import Finding
-    from sqlalchemy_locks.dialects.sqlite_line import FileQueue
+    from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
 
 T = TypeVar("T")
 
@@ -307,8 +307,8 @@ class Backend:
         """Return whether the queue of a key is empty; not called where ``calls_functions``."""
         raise NotImplementedError
 
-    def line_beside(self, engine: Engine, within: float | None = None) -> FileQueue | None:
-        """Where waiters of all processes can queue outside the database; ``None`` without such a place.
+    def file_queue(self, engine: Engine, within: float | None = None) -> FileQueue | None:
+        """Return the queue file of a database, where waiters of all processes queue; ``None`` without one.
 
         :param within: the longest wait for a free connection of the engine's pool, in seconds.
         """

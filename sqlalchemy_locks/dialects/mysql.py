@@ -37,11 +37,13 @@ _WAIT = text(
 )
 _RESTORE = text("SET SESSION innodb_lock_wait_timeout = @sqlalchemy_locks_wait")
 
-_LINE = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256)"
+_QUEUE_NAME = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256)"
 _IDLE = text(f"SET @sqlalchemy_locks_idle = @@session.wait_timeout, SESSION wait_timeout = {IDLE}")
-_JOIN = text(f"SELECT GET_LOCK({_LINE}, :seconds)")
-_LEAVE = text(f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_LINE}), SESSION wait_timeout = @sqlalchemy_locks_idle")
-_LINE_FREE = text(f"SELECT IS_FREE_LOCK({_LINE})")
+_JOIN = text(f"SELECT GET_LOCK({_QUEUE_NAME}, :seconds)")
+_LEAVE = text(
+    f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_QUEUE_NAME}), SESSION wait_timeout = @sqlalchemy_locks_idle"
+)
+_QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
 
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
 #: a deadlock, a row changed since the snapshot (MariaDB), a full lock table: InnoDB rolls the whole transaction back
@@ -223,7 +225,7 @@ class MySQL(Backend):
         connection.execute(_LEAVE, {"key": key})
 
     def queue_is_free(self, connection: Connection, key: int) -> bool:
-        return bool(connection.execute(_LINE_FREE, {"key": key}).scalar())
+        return bool(connection.execute(_QUEUE_FREE, {"key": key}).scalar())
 
     def statement_interrupted(self, error: DBAPIError) -> bool:
         return _errno(error) in (1317, 3024, 1969)

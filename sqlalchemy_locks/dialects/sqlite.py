@@ -25,12 +25,12 @@ from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Later,
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
 if TYPE_CHECKING:
-    from sqlalchemy_locks.dialects.sqlite_line import FileQueue
+    from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
 
 T = TypeVar("T")
 
 _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
-_LINE = "_sqlalchemy_locks_line"
+_FILE_QUEUE = "_sqlalchemy_locks_file_queue"
 #: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own busy handler backs off to 0.1 s, and so
 #: lets waiters starve.
 _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
@@ -162,17 +162,17 @@ class SQLite(Backend):
         raw: Any = connection.connection.driver_connection
         return take_write_lock(connection, take, commits=getattr(raw, "isolation_level", "") is None)
 
-    def line_beside(self, engine: Engine, within: float | None = None) -> FileQueue | None:
+    def file_queue(self, engine: Engine, within: float | None = None) -> FileQueue | None:
         known: dict[str, Any] = engine.dialect.__dict__
-        if _LINE not in known:
-            from sqlalchemy_locks.dialects.sqlite_line import FileQueue
+        if _FILE_QUEUE not in known:
+            from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
 
             # the name in the app's URL may be relative, a URI, or known to its `creator` alone
             with connect(engine, within) as connection:
                 files = {name: file for _, name, file in _driver_rows(connection, "PRAGMA database_list")}
-            known[_LINE] = FileQueue(os.path.realpath(files["main"])) if files.get("main") else None
-        line: FileQueue | None = known[_LINE]
-        return line
+            known[_FILE_QUEUE] = FileQueue(os.path.realpath(files["main"])) if files.get("main") else None
+        queue: FileQueue | None = known[_FILE_QUEUE]
+        return queue
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         yield version_finding(self.name, str(connection.exec_driver_sql("SELECT sqlite_version()").scalar()))

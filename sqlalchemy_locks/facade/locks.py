@@ -20,7 +20,7 @@ from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import RowsOperation, fresh_nonce
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.connections import one_for_all
+from sqlalchemy_locks.dialects.connections import shares_one_connection
 from sqlalchemy_locks.errors import (
     Unsupported,
 )
@@ -61,7 +61,7 @@ class Locks(LockHost):
         engine = maker.kw.get("bind")
         if not isinstance(engine, Engine):
             raise TypeError(f"Locks takes an Engine, or a sessionmaker bound to one, not {bind!r}")
-        if one_for_all(engine.pool):
+        if shares_one_connection(engine.pool):
             raise Unsupported(
                 f"Locks can't work with a {type(engine.pool).__name__}, which shares one connection, and so one "
                 "transaction, between checkouts: use another pool, and on SQLite a file instead of :memory:"

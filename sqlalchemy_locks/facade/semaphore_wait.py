@@ -190,8 +190,8 @@ class SemaphoreWaiter:
             if occupied is not None:
                 name: str = occupied[-1]
                 return name
-        line = self._backend.line_beside(self._engine, self._left())
-        return None if line is None else next((name for name, k in self._keys.items() if line.anybody(k)), None)
+        queue = self._backend.file_queue(self._engine, self._left())
+        return None if queue is None else next((name for name, k in self._keys.items() if queue.has_waiters(k)), None)
 
     def _try(self, request: Operation[Any]) -> Grant | None:
         """Attempt to acquire once; ``None`` when others kept the rows locked for too long."""
@@ -302,8 +302,8 @@ class SemaphoreWaiter:
 
         :param queued: in the front of this process's queue; ends when what is asked for exceeds the capacity.
         """
-        line = self._backend.line_beside(self._engine, self._left()) if queued else None
-        with contextlib.nullcontext() if line is None else line.ticket(self._keys[name]) as ticket:
+        queue = self._backend.file_queue(self._engine, self._left()) if queued else None
+        with contextlib.nullcontext() if queue is None else queue.ticket(self._keys[name]) as ticket:
             # among waiters without an order, one that polls less than those that came after it is served less
             backoff = Backoff(0.01, 0.002) if ticket is None else Backoff()
             until = time.monotonic() + QUEUE_TIMEOUT
@@ -325,7 +325,7 @@ class SemaphoreWaiter:
                 if not self._held and queued is (name in self._beyond):
                     return name  # the capacity was changed, or is known now: to queue, or not to, is decided again
                 if ticket is not None:
-                    ticket.stay()
+                    ticket.refresh()
                 self._pause(name, random.uniform(0.5, 1) * backoff.pause())
 
     def _look(self, name: str) -> list[str]:

@@ -18,7 +18,7 @@ from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.core.operation import Operation, build_context, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.connections import unattended
+from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
 from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.renewal import RenewalThread
@@ -132,7 +132,7 @@ class Semaphores:
         operation = semaphore.renew(grant).execution_options(locks_wait=ROW_TIMEOUT)
 
         def renew() -> bool:
-            with unattended(self.engine):
+            with disposing_replaced_pool(self.engine):
                 return bool(self.run(operation))
 
         return renew

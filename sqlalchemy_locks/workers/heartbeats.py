@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlalchemy.util import greenlet_spawn
 
-from sqlalchemy_locks.dialects.connections import engine_beside
+from sqlalchemy_locks.dialects.connections import engine_with_own_pool
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.retry import sleep_for
 from sqlalchemy_locks.sql.clock import utc
@@ -115,7 +115,7 @@ class Heartbeats:
 
     def _work(self) -> None:
         """Run the thread; with an async driver in an event loop of its own, which the app's can't block."""
-        engine = engine_beside(self.config.engine)
+        engine = engine_with_own_pool(self.config.engine)
         database = WorkerDatabase(self.config, sleep_for(engine), engine)
         if not engine.dialect.is_async:
             self._repeat(lambda: self.turn(database))

@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
-from sqlalchemy_locks.dialects.connections import unattended
+from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
@@ -182,7 +182,7 @@ class Worker(ObservedWorker):
 
         def run() -> None:
             try:
-                with unattended(self.config.engine):
+                with disposing_replaced_pool(self.config.engine):
                     work(stop, until_empty, ended)
             except BaseException as error:
                 self._error = error
@@ -296,7 +296,7 @@ class Worker(ObservedWorker):
             wake.clear()
             found = False
             try:
-                with unattended(self.config.engine):  # a handler may outlive the grace
+                with disposing_replaced_pool(self.config.engine):  # a handler may outlive the grace
                     found = self._run_held_job(state, stopped, idle)
             except Exception as error:
                 log(logging.WARNING, "A held job is released: %s", error)
@@ -345,7 +345,7 @@ class Worker(ObservedWorker):
         config, topic = self.config, self.config.queue.topic(self.config.name)
         while not ended.is_set():
             try:
-                with unattended(config.engine):
+                with disposing_replaced_pool(config.engine):
                     supported = supports_listen(config.engine)
                 if not supported:
                     return

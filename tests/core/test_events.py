@@ -10,7 +10,7 @@ from sqlalchemy import Delete, Engine, Insert, Select, event, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, ORMExecuteState, Session, mapped_column
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects.connections import Shown, shown
+from sqlalchemy_locks.dialects.connections import StatementForm, statement_form
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, seen, unused
 
@@ -50,17 +50,20 @@ def test_the_engines_events_see_each_inner_statement(engine_to: MakeEngine, name
 
 
 #: a listener, or an option that SQLAlchemy implements by one, and how a statement must be executed for it
-LISTENERS: dict[str, tuple[Callable[[Engine], Any], Shown]] = {
-    "connect": (lambda engine: event.listen(engine, "connect", lambda *_: None), Shown.NOT),
-    "begin": (lambda engine: event.listen(engine, "begin", lambda *_: None), Shown.NOT),
-    "engine_connect": (lambda engine: event.listen(engine, "engine_connect", lambda *_: None), Shown.NOT),
-    "do_connect": (lambda engine: event.listen(engine, "do_connect", lambda *_: None), Shown.NOT),
-    "handle_error": (lambda engine: event.listen(engine, "handle_error", lambda *_: None), Shown.NOT),
-    "options": (lambda engine: engine.execution_options(isolation_level="SERIALIZABLE"), Shown.NOT),
-    "before_execute": (lambda engine: event.listen(engine, "before_execute", lambda *_: None), Shown.AS_CONSTRUCT),
-    "after_execute": (lambda engine: event.listen(engine, "after_execute", lambda *_: None), Shown.AS_CONSTRUCT),
-    "cursor": (lambda engine: event.listen(engine, "after_cursor_execute", lambda *_: None), Shown.AS_TEXT),
-    "do_execute": (lambda engine: event.listen(engine, "do_execute", lambda *_: None), Shown.AS_TEXT),
+LISTENERS: dict[str, tuple[Callable[[Engine], Any], StatementForm]] = {
+    "connect": (lambda engine: event.listen(engine, "connect", lambda *_: None), StatementForm.DRIVER_CALL),
+    "begin": (lambda engine: event.listen(engine, "begin", lambda *_: None), StatementForm.DRIVER_CALL),
+    "engine_connect": (
+        lambda engine: event.listen(engine, "engine_connect", lambda *_: None),
+        StatementForm.DRIVER_CALL,
+    ),
+    "do_connect": (lambda engine: event.listen(engine, "do_connect", lambda *_: None), StatementForm.DRIVER_CALL),
+    "handle_error": (lambda engine: event.listen(engine, "handle_error", lambda *_: None), StatementForm.DRIVER_CALL),
+    "options": (lambda engine: engine.execution_options(isolation_level="SERIALIZABLE"), StatementForm.DRIVER_CALL),
+    "before_execute": (lambda engine: event.listen(engine, "before_execute", lambda *_: None), StatementForm.CONSTRUCT),
+    "after_execute": (lambda engine: event.listen(engine, "after_execute", lambda *_: None), StatementForm.CONSTRUCT),
+    "cursor": (lambda engine: event.listen(engine, "after_cursor_execute", lambda *_: None), StatementForm.TEXT),
+    "do_execute": (lambda engine: event.listen(engine, "do_execute", lambda *_: None), StatementForm.TEXT),
 }
 
 
@@ -68,10 +71,10 @@ LISTENERS: dict[str, tuple[Callable[[Engine], Any], Shown]] = {
 def test_only_listeners_of_statements_cost_the_drivers_own_cursor(engine: Engine, what: str) -> None:
     listen, expected = LISTENERS[what]
     with (listen(engine) or engine).connect() as connection:
-        assert shown(connection) is expected
+        assert statement_form(connection) is expected
         assert connection.scalar(sl.lock.try_exclusive(unused(), allow_stale=True)) is True
         with connection.begin_nested():
-            assert shown(connection) is max(expected, Shown.AS_TEXT)
+            assert statement_form(connection) is max(expected, StatementForm.TEXT)
 
 
 @pytest.mark.parametrize("name", ENGINES)

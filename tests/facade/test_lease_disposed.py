@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.util import greenlet_spawn
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects.connections import unattended
+from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, clock
 from tests.facade.test_lease_loss import due
 from tests.fixtures.engines import MakeEngine
@@ -97,7 +97,7 @@ def test_fork_closes_no_connection_of_parent(name: str, engine_to: MakeEngine) -
     event.listen(engine, "close", lambda connection, record: closed.append(1))
     left, child = 2, 0
     try:
-        with unattended(engine):
+        with disposing_replaced_pool(engine):
             child = os.fork()
             if not child:
                 engine.dispose(close=False)

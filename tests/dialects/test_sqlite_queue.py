@@ -18,7 +18,7 @@ import pytest
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects.sqlite import BACKEND
-from sqlalchemy_locks.dialects.sqlite_line import IDLE, FileQueue
+from sqlalchemy_locks.dialects.sqlite_queue import IDLE, FileQueue
 from tests.conftest import install
 from tests.fixtures.parties import PATIENCE, connected, later, queued, until
 
@@ -93,7 +93,7 @@ def test_a_dead_or_stopped_waiter_is_skipped(
     url: str, parties: list[sl.Locks], end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if end == signal.SIGSTOP:  # a dead process is recognized by its number
-        monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_line.IDLE", IDLE)
+        monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_queue.IDLE", IDLE)
     holder, behind, after, _ = parties
     with holder._engine.connect() as connection:
         # otherwise a process that is stopped during a look keeps every COMMIT waiting
@@ -124,7 +124,7 @@ def test_permits_are_granted_whatever_happens_to_the_file(
     url: str, parties: list[sl.Locks], trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To one at a time, and to every waiter in the end: only the order depends on the file."""
-    monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_line.IDLE", IDLE)
+    monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_queue.IDLE", IDLE)
     if trouble == "a folder":
         line(url).mkdir()
     holder, *waiters = parties
@@ -150,9 +150,9 @@ def test_permits_are_granted_whatever_happens_to_the_file(
         other.execute("ROLLBACK")
         other.close()
     # the next look removes what is left of it
-    beside = BACKEND.line_beside(holder._engine)
+    beside = BACKEND.file_queue(holder._engine)
     assert beside is not None
-    until(lambda: not beside.anybody(0))
+    until(lambda: not beside.has_waiters(0))
     assert not line(url).exists()
 
 
