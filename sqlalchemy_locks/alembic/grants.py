@@ -93,7 +93,7 @@ def _postgresql(connection: Connection, place: InstallPlace) -> Iterator[Missing
     for name in _tables(place):
         if name in relations:
             kind = relations[name].kind
-            lacks = tuple(each for each in _wanted(name, kind) if not relations[name]._mapping[each])
+            lacks = tuple(each for each in _needed_privileges(name, kind) if not relations[name]._mapping[each])
             lacking.setdefault((lacks, _locks_need(name, kind)), []).append(name)
     for (lacks, needed), names in lacking.items():
         if lacks:
@@ -123,7 +123,7 @@ def _mysql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
             "UPDATE": f"UPDATE {table} SET `{column}` = 0",
             "DELETE": f"DELETE FROM {table}",
         }
-        wanted = _wanted(name, "r")
+        wanted = _needed_privileges(name, "r")
         lacks = [each for each in wanted if not _explained(connection, statements[each])]
         if lacks:
             grant = f"GRANT {', '.join(lacks)} ON {table} TO {grantee}"
@@ -144,7 +144,7 @@ def _tables(place: InstallPlace) -> list[str]:
     return [table for step in steps.STEPS for table in steps.load(step).TABLES[place.family]]
 
 
-def _wanted(table: str, kind: str) -> Iterable[str]:
+def _needed_privileges(table: str, kind: str) -> Iterable[str]:
     """Return the privileges that are used on a table; on PostgreSQL ``locked_keys`` may be a view."""
     return _ROWS if _locks_need(table, kind) else _ROWS[:1]
 

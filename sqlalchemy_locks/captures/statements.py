@@ -300,27 +300,27 @@ def captured_cte(spec: CaptureSpec) -> tuple[Any, list[Any]]:
     changing = update(spec.table).values(spec.changed)
     if spec.steady:
         (key,) = spec.table.primary_key
-        captured = changing.where(one_of(key, candidates)).returning(*spec.table.c).cte("locks_captured")
+        captured = changing.where(in_array(key, candidates)).returning(*spec.table.c).cte("locks_captured")
         return captured, [captured.c[column.key] for column in spec.order_by]
-    # materialised: otherwise the planner sees through the numbers, and estimates more than a few rows (see few())
+    # materialised: otherwise the planner sees through the numbers, and selective_condition() has no effect
     numbered = (
         select(candidates, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
     )
     pairs = (column == key for column, key in zip(spec.table.primary_key, numbered.c, strict=False))
     captured = (
-        changing.where(*pairs, few(numbered.c[NUMBER]))
+        changing.where(*pairs, selective_condition(numbered.c[NUMBER]))
         .returning(*spec.table.c, numbered.c[NUMBER])
         .cte("locks_captured")
     )
     return captured, [captured.c[NUMBER]]
 
 
-def one_of(key: Any, subquery: Any) -> Any:
+def in_array(key: Any, subquery: Any) -> Any:
     """Return the condition that a key is in a subquery, as an array: PostgreSQL expects ten elements of any array."""
     return key == any_(func.array(select(subquery.c[0]).scalar_subquery(), type_=ARRAY(key.type)))
 
 
-def few(number: Any) -> Any:
+def selective_condition(number: Any) -> Any:
     """Return a condition that every row meets, and that PostgreSQL estimates hardly any row to meet.
 
     Without it, stale statistics make PostgreSQL scan a whole table for rows whose keys it has. And if a plan for the

@@ -32,7 +32,7 @@ IDLE = 10
 _WAIT_IN_C = frozenset(["psycopg2", "mysqldb", "mysqlconnector", "mariadbconnector"])
 
 
-def nothing() -> None:
+def restore_nothing() -> None:
     """Restore nothing."""
 
 

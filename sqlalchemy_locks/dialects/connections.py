@@ -149,14 +149,14 @@ def statement_form(connection: Connection) -> StatementForm:
     """
     private: Any = connection
     if private._has_events or private.engine._has_events:
-        heard = private.dispatch
-        if heard.before_execute or heard.after_execute:
+        dispatch = private.dispatch
+        if dispatch.before_execute or dispatch.after_execute:
             return StatementForm.CONSTRUCT
-        if heard.before_cursor_execute or heard.after_cursor_execute:
+        if dispatch.before_cursor_execute or dispatch.after_cursor_execute:
             return StatementForm.TEXT
     if private.dialect._has_events:
-        heard = private.dialect.dispatch
-        if heard.do_execute or heard.do_execute_no_params or heard.do_setinputsizes:
+        dispatch = private.dialect.dispatch
+        if dispatch.do_execute or dispatch.do_execute_no_params or dispatch.do_setinputsizes:
             return StatementForm.TEXT
     # inside begin_nested() SQLAlchemy raises for a savepoint that an error has ended
     return StatementForm.TEXT if private._echo or private._nested_transaction is not None else StatementForm.DRIVER_CALL
@@ -283,7 +283,7 @@ def _with_timeout(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePo
     return BoundedPool
 
 
-def give_back(connection: Connection, *, committed: bool = False) -> None:
+def return_to_pool(connection: Connection, *, committed: bool = False) -> None:
     """Return a connection to its pool; one that dies while its isolation level is reset is invalidated.
 
     ``close()`` would raise the driver's error, and the pool would count the connection as checked out forever.
@@ -315,7 +315,7 @@ def connected(engine: Engine, within: float | None = None) -> Iterator[Connectio
     try:
         yield connection
     finally:
-        give_back(connection)
+        return_to_pool(connection)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.base import IDLE, Backend, nothing
+from sqlalchemy_locks.dialects.base import IDLE, Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import closed, driver_calls
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
@@ -133,7 +133,7 @@ class MySQL(Backend):
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
         raw: Any = connection.connection.dbapi_connection
-        restore = nothing
+        restore = restore_nothing
         if self.autocommit(connection):
 
             def restore() -> None:
@@ -249,7 +249,7 @@ def _errno(error: DBAPIError) -> Any:
 
 
 @compiles(InsertGuard, "mysql")
-def _gate(element: InsertGuard, compiler: Any, **kw: Any) -> str:
+def _insert_guard(element: InsertGuard, compiler: Any, **kw: Any) -> str:
     table, key = (compiler.process(part, **kw) for part in element.clauses)
     # names are server-wide, and at most 64 characters long: the database is part of the name
     return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks', DATABASE(), {table}, {key}), 256)"

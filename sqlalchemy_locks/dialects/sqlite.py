@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.dialects.base import Backend, nothing
+from sqlalchemy_locks.dialects.base import Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
 from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback
@@ -141,7 +141,7 @@ class SQLite(Backend):
         transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
             connection.exec_driver_sql("BEGIN")
-        return transaction, nothing
+        return transaction, restore_nothing
 
     def begin_writing(
         self, connection: Connection, wait: float | None = None
@@ -149,7 +149,7 @@ class SQLite(Backend):
         transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
             take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
-        return transaction, nothing
+        return transaction, restore_nothing
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
         # before the statement that is tried repeatedly: SQLAlchemy doesn't call the event again after a failure

@@ -75,8 +75,8 @@ class Locks(LockHost):
         #: the process of the last call of ``owner``, and the name for it
         self._process = 0, ""
         #: runs one operation in a transaction of its own
-        self._run = OperationRunner(engine, maker, self._sleep, self._tell_retry).run
-        self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._tell)
+        self._run = OperationRunner(engine, maker, self._sleep, self._emit_retried).run
+        self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._emit)
         self._semaphores = Semaphores(self)
 
     @property
@@ -109,7 +109,7 @@ class Locks(LockHost):
         >>> imports = locks.mutexes(sl.Mutex(Import, id=Import.name, acquired=Import.locked, token=Import.nonce))
         >>> imports.acquire("prices")
         """
-        return Mutexes(self._run, lambda: self.owner, mutex, on_event=self._tell)
+        return Mutexes(self._run, lambda: self.owner, mutex, on_event=self._emit)
 
     def once_per(
         self,
@@ -133,7 +133,7 @@ class Locks(LockHost):
         timeout = Timeout(every=every, windowed=windowed, tz=tz)
         acquired = acquire_period(self._run, timeout, name, queue, fresh_nonce())
         if acquired:
-            self._tell("acquired", "timeout", (name,))
+            self._emit("acquired", "timeout", (name,))
         return acquired
 
     def scheduled(
@@ -381,8 +381,8 @@ class Locks(LockHost):
         """
         return Maintenance(lambda: self.maintain(alive=alive), bounded_seconds(every, "every", zero=False))
 
-    def _tell_retry(self, operation: str, error: BaseException, count: int) -> None:
-        self._tell("retried", operation, (), error=error, count=count)
+    def _emit_retried(self, operation: str, error: BaseException, count: int) -> None:
+        self._emit("retried", operation, (), error=error, count=count)
 
     @overload
     def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...

@@ -15,7 +15,7 @@ from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation, build_context, listed, translated
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, give_back
+from sqlalchemy_locks.dialects.connections import connect, return_to_pool
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -106,7 +106,7 @@ class OperationRunner:
                     committed = True
                     return value
             finally:
-                give_back(connection, committed=committed)
+                return_to_pool(connection, committed=committed)
         return self._run_in_transaction(operation, options, context, deadline, within, entities)
 
     def _check_out(self, stale: int, within: float | None) -> Connection:
@@ -118,9 +118,9 @@ class OperationRunner:
                     return connection
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost
             except BaseException:
-                give_back(connection)
+                return_to_pool(connection)
                 raise
-            give_back(connection)
+            return_to_pool(connection)
             stale -= 1
 
     def _run_in_transaction(

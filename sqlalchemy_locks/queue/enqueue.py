@@ -70,7 +70,7 @@ class Enqueue(JobOperation):
         if not context.backend.writable_ctes:
             return None
         at = self.jobs.at(context)
-        common = self._common(at)
+        common = self._shared_columns(at)
         given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Payload()), Payload()))
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
         external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
@@ -118,7 +118,7 @@ class Enqueue(JobOperation):
             if not begun or execution.backend.autocommit(execution.connection):
                 raise execution.backend.refuse_autocommit("Queue.put(unique=)")
 
-    def _common(self, at: RoleColumns) -> dict[Any, Any]:
+    def _shared_columns(self, at: RoleColumns) -> dict[Any, Any]:
         """Return the columns whose value all jobs of a batch share."""
         run_at: Any = {
             "now": Now(),
@@ -192,10 +192,10 @@ class Enqueue(JobOperation):
             if not self.unique:
                 return {}
             given = {"locks_queue": common["locks_queue"], "locks_unique": [key for *_, key in jobs]}
-            waiting: Any = execution.execute(self._by_key(execution.context), given)
+            waiting: Any = execution.execute(self._waiting_by_key(execution.context), given)
             return dict(waiting.all())
 
-    def _by_key(self, context: BuildContext) -> Any:
+    def _waiting_by_key(self, context: BuildContext) -> Any:
         """Return the SELECT of the waiting jobs of unique keys, which the INSERT has locked."""
         if context not in self._keyed:
             at = self.jobs.at(context)
@@ -214,7 +214,7 @@ class Enqueue(JobOperation):
                 at.external_id: bindparam("locks_id", type_=at.external_id.type),
                 at.payload: bindparam("locks_payload", type_=at.payload.type),
                 **({at.unique_key: bindparam("locks_unique", type_=at.unique_key.type)} if self.unique else {}),
-                **self._common(at),
+                **self._shared_columns(at),
                 **(self.jobs.target.insert_defaults() if self.jobs.target else {}),
             }
             if self.when == "in":
@@ -243,16 +243,16 @@ def _refuse_unstorable(payload: Any) -> None:
 def external_ids(given: Any, number: int) -> list[UUID]:
     """Return the ``external_id`` of each payload, as passed to ``Queue.put``."""
     several = [given] if isinstance(given, (str, UUID)) else list(given)
-    return _one_each([as_uuid(each) for each in several], number, "external_id")
+    return _check_one_per_payload([as_uuid(each) for each in several], number, "external_id")
 
 
 def unique_keys(given: Any, number: int) -> list[str]:
     """Return the unique key of each payload, as passed to ``Queue.put``."""
     several = list(given) if isinstance(given, (list, tuple)) else [given]
-    return _one_each([valid_name(each, "a unique key") for each in several], number, "unique key")
+    return _check_one_per_payload([valid_name(each, "a unique key") for each in several], number, "unique key")
 
 
-def _one_each(given: list[T], number: int, what: str) -> list[T]:
+def _check_one_per_payload(given: list[T], number: int, what: str) -> list[T]:
     if len(given) != number:
         raise ValueError(f"Queue.put: {number} payloads need {number} {what}s, and {len(given)} were given")
     if len(set(given)) < number:

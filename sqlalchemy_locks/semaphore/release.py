@@ -19,7 +19,7 @@ from sqlalchemy_locks.semaphore.base import (
     lock_request,
     token_of,
 )
-from sqlalchemy_locks.semaphore.statements import RELEASED, until
+from sqlalchemy_locks.semaphore.statements import RELEASED, expiry
 from sqlalchemy_locks.sql.clock import Now
 from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant, Released
@@ -112,18 +112,18 @@ class ForgetExpired(SemaphoreImpl):
         request = lock_request(execution, sql)
         if request is None:
             return True
-        if execution.execute(_ran_out(execution), {"which": request.id}).scalar():
+        if execution.execute(_expired_at_end(execution), {"which": request.id}).scalar():
             delete_request(execution, sql, request.id)
             return True
         # held: another caller has forgotten it, and asked again, since it was found to be over
         return bool(request.state != RELEASED)
 
 
-def _ran_out(execution: Execution) -> Any:
+def _expired_at_end(execution: Execution) -> Any:
     """Whether a locked request had no time left when it ended, or has none now; false for one without a ttl."""
     request = execution.context.tables.permit_request
     ended: Any = case((request.c.state == RELEASED, request.c.updated_at), else_=Now())
-    return select(until(request) <= ended).where(request.c.id == bindparam("which", type_=BigInteger()))
+    return select(expiry(request) <= ended).where(request.c.id == bindparam("which", type_=BigInteger()))
 
 
 _RELEASE, _RELEASE_ONCE, _WITHDRAW = ReleasePermits(), ReleaseOnce(), WithdrawRequest()

@@ -151,7 +151,7 @@ def statements(
         opts={"as_sql": True, "output_buffer": buffer},
     )
     run = steps_.upgrade if direction == "upgrade" else steps_.downgrade
-    run(Operations(context), steps or steps_.STEPS, Options.given(**options), installed_by)
+    run(Operations(context), steps or steps_.STEPS, Options.from_arguments(**options), installed_by)
     return [part + ";" for part in buffer.getvalue().split(";\n\n") if part.strip()]
 
 

@@ -94,7 +94,7 @@ def test_shipped_revisions_in_pyproject_toml(tmp_path: Path) -> None:
 def test_roles_in_pyproject_toml(tmp_path: Path, value: str) -> None:
     path = tmp_path / "pyproject.toml"
     path.write_text(f"[tool.alembic]\nsqlalchemy_locks_grant_to = {value}\n")
-    assert Options.configured(Config(toml_file=path)).grant_to == ("app", "other")
+    assert Options.from_config(Config(toml_file=path)).grant_to == ("app", "other")
 
 
 def test_directives_in_a_project_of_alembics(tmp_path: Path) -> None:

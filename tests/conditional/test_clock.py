@@ -13,7 +13,7 @@ from sqlalchemy import Engine, NullPool, select, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks._timezones import around, zone
+from sqlalchemy_locks._timezones import offsets_around, zone
 from sqlalchemy_locks.sql.clock import Epoch
 from sqlalchemy_locks.sql.tables import tables
 from tests.fixtures.parties import (
@@ -176,7 +176,7 @@ def test_offsets_match_zoneinfo_for_two_years(place: str) -> None:
     there = zone(place)
     for hour in range(1_700_000_000 // 3600, 1_763_000_000 // 3600):
         instant = hour * 3600
-        offsets = around(there, instant)
+        offsets = offsets_around(there, instant)
         for at in (instant - 3600, instant, instant + 3600):
             offset = offsets.before if at < offsets.first else offsets.between if at < offsets.second else offsets.after
             expected = datetime.fromtimestamp(at, there).utcoffset()

@@ -32,7 +32,7 @@ OTHERS = [Held, LostEvent, AsyncLostEvent, LockEvents, Mutexes]
 ON_A_SERVER = {"lock.holders", "lock.session_exclusive", "lock.session_unlock", "KeyHolder", "KeyWaiter", "explain"}
 ON_A_SERVER |= {"Explanation"}
 #: what the two floors of the façades tell each other, and what a listener's class shows all at once
-INTERNAL = {"Held.adopt", "Held.lose", "LostEvent.close", "LostEvent.prove", "LostEvent.set"}
+INTERNAL = {"Held.bind_session", "Held.mark_lost", "LostEvent.close", "LostEvent.confirm", "LostEvent.set"}
 REDIS = {"redis.Mutex": Mutex, "redis.Timeout": Timeout, "redis.StateTransition": StateTransition}
 
 

@@ -120,7 +120,7 @@ def test_late_reply_does_not_extend_lease() -> None:
 def test_loss_is_permanent() -> None:
     kept = LostEvent(3600, clock() - 3600)
     assert kept
-    kept.prove(clock())
+    kept.confirm(clock())
     assert kept.is_set()
     assert repr(kept) == "<lost: it could not be renewed in time>"
     assert kept.wait()

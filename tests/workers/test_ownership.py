@@ -91,7 +91,7 @@ def test_no_job_starts_after_missed_heartbeats(lite: Engine) -> None:
         silenced(connection)
         connection.execute(queue.requeue_stalled(3600))
         assert len(connection.execute(queue.capture(2)).all()) == 2
-    state.heartbeats.proven_at -= 3
+    state.heartbeats.confirmed_at -= 3
     assert state.take() is None
     beat(state)
     assert state.take() is None
