@@ -16,7 +16,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options
 from sqlalchemy_locks.alembic.script import InstallPlace
-from sqlalchemy_locks.dialects import backend_for
 
 _ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 #: a sentence names up to this many objects; more are counted there and named in its GRANT only
@@ -64,12 +63,12 @@ class Missing:
 def missing(connection: Connection, options: Options) -> list[Missing] | None:
     """Return the privileges that the connection's user lacks; ``None`` on SQLite, which has no users."""
     place = InstallPlace(connection.dialect, options)
-    if place.family == "sqlite":
+    if not place.backend.has_users:
         return None
-    return list((_postgresql if place.family == "postgresql" else _mysql)(connection, place))
+    return list((_listed if place.backend.lists_privileges else _explained)(connection, place))
 
 
-def _postgresql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
+def _listed(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
     where = {"schema": place.options.schema}
     schema = connection.execute(_SCHEMA, where).first()
     if schema is None:
@@ -111,7 +110,7 @@ def _postgresql(connection: Connection, place: InstallPlace) -> Iterator[Missing
             yield Missing(says, True, (name,))
 
 
-def _mysql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
+def _explained(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
     user, _, host = str(connection.exec_driver_sql("SELECT CURRENT_USER()").scalar()).rpartition("@")
     grantee = "@".join(f"`{part.replace('`', '``')}`" for part in (user, host))
     columns = {k: next(iter(v)) for step in steps.STEPS for k, v in steps.load(step).TABLES[place.family].items()}
@@ -124,19 +123,19 @@ def _mysql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
             "DELETE": f"DELETE FROM {table}",
         }
         wanted = _needed_privileges(name, "r")
-        lacks = [each for each in wanted if not _explained(connection, statements[each])]
+        lacks = [each for each in wanted if not _may_execute(connection, place, statements[each])]
         if lacks:
             grant = f"GRANT {', '.join(lacks)} ON {table} TO {grantee}"
             says = f"{user}@{host} lacks {', '.join(lacks)} on {table}: {grant}"
             yield Missing(says, _locks_need(name, "r"), (name,) if "SELECT" in lacks else ())
 
 
-def _explained(connection: Connection, statement: str) -> bool:
+def _may_execute(connection: Connection, place: InstallPlace, statement: str) -> bool:
     """Return whether the user may execute it; a missing table is reported elsewhere."""
     try:
         connection.exec_driver_sql(f"EXPLAIN {statement}").close()
     except DBAPIError as error:
-        return not backend_for(connection.dialect).permission_denied(error)
+        return not place.backend.permission_denied(error)
     return True
 
 

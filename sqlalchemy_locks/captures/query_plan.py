@@ -100,7 +100,7 @@ def _missing(spec: CaptureSpec, context: BuildContext) -> str:
     conditions = [column for column in _columns(spec.where, spec) if column not in order]
     if spec.one_of is not None and spec.one_of[0].name not in conditions:
         conditions.append(spec.one_of[0].name)
-    if context.backend.schemas and order and conditions:
+    if context.backend.partial_indexes and order and conditions:
         return f"an index on {spec.table} ({', '.join(order)}) WHERE the conditions on {', '.join(conditions)}"
     return f"an index on {spec.table} ({', '.join([*conditions, *order])})"
 

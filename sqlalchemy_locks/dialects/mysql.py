@@ -53,6 +53,9 @@ _LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (Mari
 
 class MySQL(Backend):
     name = "MySQL"
+    family = "mysql"
+    table_options = {"engine": "InnoDB", "collate": "utf8mb4_bin"}
+    users_have_hosts = True
     key_rows = True
     stale_reads = True
     locks_on_replicas = True

@@ -38,6 +38,8 @@ _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
 
 class SQLite(Backend):
     name = "SQLite"
+    family = "sqlite"
+    has_users = False
     single_writer = True
     evaluates_constants_first = False
     on_conflict = True

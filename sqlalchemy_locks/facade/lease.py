@@ -400,7 +400,7 @@ class LeaseContext:
 
 
 def _weak_callback(method: Callable[[Grant, LostEvent], None], grant: Grant) -> Callable[[LostEvent], None]:
-    """Return a callback that holds a weak reference to the method's object, so that an abandoned block isn't renewed."""
+    """Return a callback that holds a weak reference to the method's object, so that abandoned blocks aren't renewed."""
     reference = weakref.WeakMethod(method)
 
     def call(lost: LostEvent) -> None:

@@ -177,7 +177,7 @@ def _waiting(context: BuildContext, at: RoleColumns) -> Any:
     """Select the waiting jobs, from the index that starts with the queue."""
     waiting = at.started_at.is_(None)
     columns = at.queue_id.label("queue_id"), at.run_at.label("run_at")
-    if context.backend.schemas:
+    if context.backend.partial_ready_index:
         return select(*columns).where(waiting)
     # there is no index that only waiting jobs are in: find the queues first, then the part of the index of each
     names = select(at.queue_id.label("queue_id")).distinct().subquery("names")
@@ -186,7 +186,7 @@ def _waiting(context: BuildContext, at: RoleColumns) -> Any:
 
 def _names(context: BuildContext, at: RoleColumns, ours: list[Any]) -> Any:
     """Select the names of the queues, by one look into an index for each."""
-    if not context.backend.schemas:
+    if not context.backend.partial_ready_index:
         return select(at.queue_id.label("queue_id")).distinct().where(*ours)
     waiting = and_(at.started_at.is_(None), *ours)
     first = select(func.min(at.queue_id).label("queue_id")).where(waiting).cte("found", recursive=True)

@@ -184,7 +184,7 @@ class Stats(JobOperation):
 def _waiting(context: BuildContext, at: Any, ours: list[Any]) -> Any:
     """Select the waiting jobs by queue, from the index that starts with the queue."""
     waiting = and_(at.started_at.is_(None), *ours)
-    if context.backend.schemas:
+    if context.backend.partial_ready_index:
         return select(at.queue_id.label("queue_id")).where(waiting).group_by(at.queue_id)
     # there is no index that only waiting jobs are in: find the queues first, then the part of the index of each
     names = select(at.queue_id.label("queue_id")).distinct().subquery("names")

@@ -525,5 +525,5 @@ class Queue(EntityPattern[E]):
         at = self._jobs.own
         if at is None:
             raise ValueError("Queue.indexes() is for a table of your own: the shipped one has its indexes")
-        partial = None if dialect is None else backend_named(dialect).schemas
+        partial = None if dialect is None else backend_named(dialect).partial_ready_index
         return job_indexes(at.roles, at.table.name, partial=partial)

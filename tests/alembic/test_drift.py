@@ -10,8 +10,8 @@ from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import check
 from sqlalchemy_locks.alembic.script import Family
-from sqlalchemy_locks.alembic.script import family as of_dialect
 from sqlalchemy_locks.alembic.steps import STEPS, load
+from sqlalchemy_locks.dialects import backend_for
 from tests.alembic.project import Fresh, Project, catalog, connected, functions, run, tables
 
 
@@ -149,7 +149,7 @@ def altered(request: pytest.FixtureRequest, fresh: Fresh, tmp_path: Path) -> URL
 
 
 def family(url: URL) -> Family:
-    return of_dialect(url.get_dialect()())
+    return backend_for(url.get_dialect()()).family
 
 
 def shown(url: URL, name: str) -> str:
