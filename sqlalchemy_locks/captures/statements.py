@@ -33,6 +33,7 @@ from sqlalchemy.sql import Executable, visitors
 from sqlalchemy.sql.elements import BindParameter, UnaryExpression
 
 from sqlalchemy_locks.core.entities import MappedTable, partial
+from sqlalchemy_locks.dialects.mysql import force_index
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper
@@ -136,9 +137,7 @@ def where_keys(table: Table) -> Any:
 
 def by_key(statement: Any) -> Any:
     """Return the UPDATE with a hint for InnoDB, which scans a small table otherwise, and locks every row it reads."""
-    for dialect in ("mysql", "mariadb"):
-        statement = statement.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
-    return statement
+    return force_index(statement, "PRIMARY")
 
 
 def keys_as_or(statement: Any, table: Table, keys: Sequence[tuple[Any, ...]]) -> Any:
@@ -217,8 +216,7 @@ def lock_candidates(spec: CaptureSpec, keys: Sequence[tuple[Any, ...]], options:
     if spec.one_of is not None:
         column, values = spec.one_of
         statement = statement.where(column.in_([inlined(column, value) for value in values]))
-    for dialect in ("mysql", "mariadb"):
-        statement = statement.with_hint(spec.table, "FORCE INDEX (PRIMARY)", dialect)
+    statement = force_index(statement, "PRIMARY", spec.table)
     return keys_as_or(statement, spec.table, keys).with_for_update(
         skip_locked=True, of=spec.table if spec.joined else None
     )

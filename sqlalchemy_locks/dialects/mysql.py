@@ -51,6 +51,17 @@ _ROLLED_BACK = (1213, 1020, 1206)
 _LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
 
 
+def force_index(statement: Any, index: str, table: Table | None = None) -> Any:
+    """Return a statement with a hint that MySQL and MariaDB follow, and other engines don't get.
+
+    :param table: the table of a SELECT; an UPDATE has only one.
+    """
+    for name in ("mysql", "mariadb"):
+        given = {} if table is None else {"selectable": table}
+        statement = statement.with_hint(text=f"FORCE INDEX ({index})", dialect_name=name, **given)
+    return statement
+
+
 class MySQL(Backend):
     name = "MySQL"
     family = "mysql"

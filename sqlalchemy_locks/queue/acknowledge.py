@@ -32,6 +32,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.captures.statements import by_key, in_array, selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
+from sqlalchemy_locks.dialects.mysql import force_index
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, PAIRS, JobOperation, Jobs, owned_values
 from sqlalchemy_locks.sql.clock import Later, Now
 
@@ -105,9 +106,7 @@ class UpdateOwnedJobs(JobOperation):
         if execution.context not in self._steps:
             at = self.jobs.at(execution.context)
             locking: Any = select(at.internal_id, at.claim).where(at.internal_id.in_(bindparam(IDS, expanding=True)))
-            for dialect in ("mysql", "mariadb"):
-                locking = locking.with_hint(at.table, "FORCE INDEX (PRIMARY)", dialect)
-            locking = locking.with_for_update(skip_locked=True)
+            locking = force_index(locking, "PRIMARY", at.table).with_for_update(skip_locked=True)
             counting = where_owned(select(func.count()).select_from(at.table), at, execution.context)
             self._steps[execution.context] = locking, self.update(execution.context), counting
         locking, updating, _ = self._steps[execution.context]

@@ -27,6 +27,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks._validation import bounded_seconds, positive_int
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
+from sqlalchemy_locks.dialects.mysql import force_index
 from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Instant
 
@@ -49,9 +50,8 @@ class _Completed(JobOperation):
         at = self.jobs.at(context)
         minute = (cast(Elapsed(at.completed_at), BigInteger()) // _MINUTE).label("minute")
         chosen = select(at.queue_id.label("queue_id"), minute).where(at.completed_at >= _SINCE)
-        for engine in ("mysql", "mariadb"):
-            # they would otherwise scan and sort the whole table once the rows in question are a tenth of it
-            chosen = chosen.with_hint(at.table, f"FORCE INDEX ({context.prefix}job_completed)", engine)
+        # InnoDB would otherwise scan and sort the whole table once the rows in question are a tenth of it
+        chosen = force_index(chosen, f"{context.prefix}job_completed", at.table)
         newest = chosen.order_by(at.completed_at.desc()).limit(_LIMIT).subquery("newest")
         columns = newest.c.queue_id, newest.c.minute
         return select(*columns, func.count().label("completed")).group_by(*columns)
