@@ -31,13 +31,8 @@ def demo(url: str | None, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def url_of(engine: str, servers: Servers) -> str | None:
-    return None if engine == "sqlite" else servers.server(engine).url("psycopg")
-
-
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql15"])
-def test_demo_passes_its_checks(engine: str, servers: Servers, tmp_path: Path) -> None:
-    done = demo(url_of(engine, servers), tmp_path)
+def test_demo_passes_its_checks(servers: Servers, tmp_path: Path) -> None:
+    done = demo(servers.server("postgresql15").url("psycopg"), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "✘" not in done.stdout
     assert "0 overlaps" in done.stdout
@@ -62,10 +57,9 @@ def test_demo_ends_with_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "✘" not in demo_.text
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql15"])
-def test_demo_fails_with_broken_locks(engine: str, servers: Servers, tmp_path: Path) -> None:
+def test_demo_fails_with_broken_locks(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BROKEN)
-    done = demo(url_of(engine, servers), tmp_path)
+    done = demo(None, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith("✘")]
     assert any("No exclusive holder" in line for line in failed), done.stdout

@@ -14,7 +14,6 @@ from tests.conftest import PLAIN, Servers
 from tests.examples.served import commands, copied, done, running
 from tests.fixtures.parties import PATIENCE, connected, later, until
 
-WHERE = {"sqlite": "aiosqlite", "postgresql15": "asyncpg"}
 _tables = MetaData()
 target = Table(
     "target",
@@ -31,10 +30,10 @@ def folder(tmp_path: Path) -> Path:
     return copied("backup", tmp_path)
 
 
-def urls(servers: Servers, engine: str) -> tuple[str, str]:
+def urls(servers: Servers) -> tuple[str, str]:
     """A new database: as the service takes it, and for a synchronous driver."""
-    name = servers.database(engine)
-    return servers.url(engine, WHERE[engine], name), servers.url(engine, PLAIN[engine], name)
+    name = servers.database("postgresql15")
+    return servers.url("postgresql15", "asyncpg", name), servers.url("postgresql15", PLAIN["postgresql15"], name)
 
 
 def test_readme_commands_run(folder: Path) -> None:
@@ -55,27 +54,20 @@ def test_readme_commands_run(folder: Path) -> None:
     assert (folder / "backup.db").is_file()
 
 
-@pytest.mark.parametrize("engine", WHERE)
-def test_own_tests_pass(folder: Path, servers: Servers, engine: str) -> None:
-    url, _ = urls(servers, engine)
+def test_own_tests_pass_then_migrations_go_down(folder: Path, servers: Servers) -> None:
+    url, plain = urls(servers)
     said = done("python -m pytest tests -q -p no:cacheprovider", folder, DATABASE_URL=url)
     assert " passed" in said
     assert "skipped" not in said
-
-
-@pytest.mark.parametrize("engine", WHERE)
-def test_migrations_up_and_down(folder: Path, servers: Servers, engine: str) -> None:
-    url, plain = urls(servers, engine)
-    done("alembic upgrade heads && alembic check", folder, DATABASE_URL=url)
-    done("alembic downgrade backup@base && alembic downgrade sqlalchemy_locks@base", folder, DATABASE_URL=url)
+    down = "alembic downgrade backup@base && alembic downgrade sqlalchemy_locks@base"
+    done(f"alembic upgrade heads && alembic check && {down}", folder, DATABASE_URL=url)
     with connected(plain) as database, database.connect() as connection:
         assert connection.dialect.get_table_names(connection) == ["alembic_version"]
 
 
-@pytest.mark.parametrize("engine", WHERE)
-def test_slot_of_a_killed_worker_is_released(folder: Path, servers: Servers, engine: str) -> None:
+def test_slot_of_a_killed_worker_is_released(folder: Path, servers: Servers) -> None:
     """The slot is free after its time to live, the next order gets it, and late writes are refused."""
-    url, plain = urls(servers, engine)
+    url, plain = urls(servers)
     install, serve = commands(folder)
     serve = serve.replace("--port 8000", "--port 0")
     done(install, folder, DATABASE_URL=url)

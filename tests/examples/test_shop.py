@@ -33,7 +33,6 @@ from tests.fixtures.parties import PATIENCE, later, until
 from tests.fixtures.semaphores import expire_in
 
 EXAMPLE = ROOT / "examples" / "shop"
-ENGINES = ["sqlite", "postgresql15"]
 NAMES = ["O'Hara", '"; DROP TABLE customers; --', "<img src=x onerror=alert(1)>", "Zoë 🎉", "y" * 255]
 
 
@@ -53,7 +52,7 @@ class Export(Base):
 
 @dataclass(frozen=True)
 class Copy:
-    """The example in a folder of its own, with a database of its own."""
+    """The example in a folder of its own, with a database of its own, or without a URL the file that it makes."""
 
     folder: Path
     url: str
@@ -61,10 +60,13 @@ class Copy:
     @property
     def environment(self) -> dict[str, str]:
         clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(("FLASK_", "SHOP_", "PYTEST_"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("DATABASE_URL", "FLASK_", "SHOP_", "PYTEST_"))
         }
         path = f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}"
-        return {**clean, "PATH": path, "DATABASE_URL": self.url, "PYTHONUNBUFFERED": "1"}
+        database = {"DATABASE_URL": self.url} if self.url else {}
+        return {**clean, **database, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
     def __call__(self, command: str) -> str:
         done = subprocess.run(
@@ -106,13 +108,15 @@ class Copy:
             process.wait(PATIENCE)
 
 
-@pytest.fixture(params=ENGINES)
-def shop(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Copy:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "instance", ".pytest_cache")
-    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "shop", ignore=ignored))
-    if request.param == "sqlite":
-        return Copy(folder, f"sqlite:///{tmp_path}/shop.db?timeout=120")
-    return Copy(folder, servers.fresh(request.param, PLAIN[request.param]))
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "shop", ignore=ignored))
+
+
+@pytest.fixture
+def shop(servers: Servers, folder: Path) -> Copy:
+    return Copy(folder, servers.fresh("postgresql15", PLAIN["postgresql15"]))
 
 
 def commands() -> tuple[str, str]:
@@ -130,23 +134,15 @@ def test_imports_match_requirements() -> None:
         assert module.replace("_", "-") in wanted
 
 
-def test_own_tests_pass(shop: Copy) -> None:
-    if shop.url.startswith("sqlite"):
-        # as they are
-        assert " passed" in shop("unset DATABASE_URL; python -m pytest -q -W error")
-    else:
-        assert " passed" in shop("python -m pytest -q -W error")
+def test_own_tests_pass(folder: Path) -> None:
+    assert " passed" in Copy(folder, "")("python -m pytest -q -W error")
 
 
-def test_default_database_is_a_file(tmp_path: Path) -> None:
-    copied = Copy(Path(shutil.copytree(EXAMPLE, tmp_path / "shop")), "")
-    copied(f"unset DATABASE_URL; {commands()[0]}")
-    assert (copied.folder / "instance" / "shop.db").is_file()
-
-
-def test_readme_commands_run(shop: Copy) -> None:
+def test_readme_commands_run(folder: Path) -> None:
+    shop = Copy(folder, "")
     make, serve = commands()
     shop(make)
+    assert (folder / "instance" / "shop.db").is_file()
     with shop.serving(f"{serve} --port 0") as client:
         customers(client)
         for name in NAMES:
