@@ -1,4 +1,4 @@
-"""``maintain``: what is due is done, by one of a fleet."""
+"""``maintain``: a task that is due is run by one of many processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fixtures.semaphores import ENGINES, despite_deadlocks, expire, held, 
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, servers: Servers) -> Any:
-    """A database of its own: what is due is due once in a database."""
+    """A database of its own: a task is due once per database."""
     driver = PLAIN[request.param]
     url = servers.fresh(request.param, driver)
     install(url)
@@ -75,7 +75,7 @@ def test_failing_task_does_not_stop_others(engine: Engine) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("nobody knows who is alive"), KeyboardInterrupt()])
 def test_failed_task_is_due_again_soon(engine: Engine, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at once: a fleet would ask what is down again and again. And not after the whole of its period."""
+    """Not immediately, when many processes would query a server that is down; and not only after its whole period."""
 
     def down(owners: list[str]) -> list[str]:
         raise error
@@ -93,7 +93,7 @@ def test_failed_task_is_due_again_soon(engine: Engine, error: BaseException, mon
 
 
 def test_late_failure_keeps_next_period(engine: Engine) -> None:
-    """Whose task takes longer than its period, and fails then."""
+    """A process whose task takes longer than its period, and then fails."""
 
     def late(owners: list[str]) -> list[str]:
         due_again(engine)
@@ -111,7 +111,7 @@ def test_late_failure_keeps_next_period(engine: Engine) -> None:
 
 
 def later_by(engine: Engine, seconds: int) -> None:
-    """Have it be so many seconds later, for what is due: what was done has been done so much longer ago."""
+    """Move the last run of each task into the past, so that tasks are due as if these seconds had passed."""
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - :by"), {"by": seconds})
 
@@ -133,10 +133,10 @@ def test_background_thread(engine: Engine, caplog: pytest.LogCaptureFixture) -> 
         return any(record.getMessage().startswith(beginning) for record in caplog.records)
 
     with caplog.at_level(logging.INFO, "sqlalchemy_locks"), locks.maintenance(alive=alive, every=0.01):
-        until(lambda: told("a round of maintenance failed"))  # the turn has been given back
+        until(lambda: told("a round of maintenance failed"))  # the task is due again
         due_again(engine)
         until(lambda: held(engine, sem) == 0)
-    # others' requests may be swept with it
+    # requests of other tests may be swept as well
     assert told("maintenance: orphans ")
 
 
