@@ -68,7 +68,7 @@ def test_what_lasts_is_allowed(engine_to: MakeEngine, name: str, driver: str) ->
 
 @databases
 def test_locks_of_an_engine_in_autocommit(engine_to: MakeEngine, name: str, driver: str) -> None:
-    """They open a transaction all the same, and leave the connection as it was."""
+    """They open a transaction nevertheless, and leave the connection as it was."""
     engine = engine_to(name, driver, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
     other = engine_to(name)
     locks, key = sl.Locks(engine), unused()

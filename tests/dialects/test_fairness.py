@@ -1,4 +1,4 @@
-"""PostgreSQL's advisory locks are had in turn: readers that keep coming don't starve a writer."""
+"""PostgreSQL grants advisory locks in FIFO order: a stream of readers doesn't starve a writer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_writer_gets_in_while_readers_keep_coming(
     entered = [0]
 
     def reader() -> int:
-        """Share the key over and over, if possible never leaving before the next one has come in."""
+        """Share the key repeatedly, if possible releasing it only after the next reader has acquired it."""
         count = 0
         while not done.is_set():
             with engine.begin() as connection:
@@ -51,7 +51,7 @@ def test_a_writer_gets_in_while_readers_keep_coming(
         watch(name).until_waiting(writing)
     try:
         before = writing.result(PATIENCE)
-        until(lambda: entered[0] > before + READERS)  # and readers after it
+        until(lambda: entered[0] > before + READERS)  # and readers that came after it
     finally:
         done.set()
     assert all(reader.result(PATIENCE) for reader in readers)
@@ -76,7 +76,7 @@ def test_who_comes_after_a_waiting_writer_waits_behind_it(
         reading = later(take, "reader", sl.lock.shared(key))
         watched.until_waiting(reading, besides=1)
         with engine.connect() as other:
-            assert other.scalar(sl.lock.try_shared(key)) is False  # nor does a try overtake
+            assert other.scalar(sl.lock.try_shared(key)) is False  # a try doesn't overtake it either
     writing.result(PATIENCE)
     reading.result(PATIENCE)
     assert order == ["writer", "reader"]

@@ -1,4 +1,4 @@
-"""PostgreSQL and YugabyteDB: what is refused, and what the functions and the view tell psql."""
+"""PostgreSQL and YugabyteDB: what is refused, and what psql gets from the functions and the view."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_allow_stale_takes_it_all_the_same(engine_to: MakeEngine, name: str, mak
     with engine_to(name, isolation_level=level).connect() as connection:
         assert connection.scalar(make(key, allow_stale=True)) is (True if "try" in make.__name__ else None)
         connection.rollback()
-        # a key that is in the table already, where there is a table
+        # a key that already has a row, where there is a table
         connection.execute(make(key, allow_stale=True).execution_options(locks_wait=5))
         with engine_to(name).connect() as other:
             assert other.scalar(sl.lock.try_exclusive(key)) is False

@@ -1,4 +1,4 @@
-"""A role that was given what ``grant_to`` gives, and no more, uses every operation."""
+"""A role that has only the privileges of ``grant_to`` can use every operation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def urls() -> Urls:
 
 
 def of_a_role(servers: Any, urls: Urls, name: str) -> URL:
-    """The URL by which a plain role reaches a database whose locks another role has installed."""
+    """The URL of an unprivileged role to a database whose locks another role has installed."""
     if name not in urls:
         engine, _, locking = name.partition("-")
         administrator = servers.fresh(engine, EVERYWHERE[name])

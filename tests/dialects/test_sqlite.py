@@ -1,4 +1,4 @@
-"""SQLite: the one write lock, and the transactions that can never have it."""
+"""SQLite: the one write lock, and the transactions that can never acquire it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def make(path: Path) -> Iterator[Make]:
-    """Engines to it; ``deferred=True`` begins transactions as SQLAlchemy's documentation tells one to."""
+    """Engines for it; ``deferred=True`` begins transactions as SQLAlchemy's documentation recommends."""
     made: list[Engine] = []
 
     def engine(*, deferred: bool = False, timeout: float = PATIENCE, **options: Any) -> Engine:
@@ -81,7 +81,7 @@ def write(connection: Any) -> None:
 
 @waits
 def test_a_reader_after_somebody_has_written(make: Make, wait: Any) -> None:
-    """Its snapshot is old for ever, however long it waits."""
+    """Its snapshot stays old, however long it waits."""
     with make(deferred=True).connect() as reader, make().connect() as writer:
         read(reader)
         write(writer)
@@ -115,7 +115,7 @@ def test_a_reader_that_nobody_is_in_the_way_of(make: Make, wait: Any) -> None:
 
 @waits
 def test_not_free_in_time(make: Make, wait: Any) -> None:
-    """Who hasn't read before waits, and is told that it wasn't free in time."""
+    """A transaction that hasn't read before waits, and gets LockTimeout."""
     operation = wait().execution_options(locks_wait=0.05)
     for deferred in (False, True):
         with make(deferred=deferred, timeout=0.05).connect() as waiter, make().connect() as holder:
@@ -158,7 +158,7 @@ def test_begin_immediate_is_the_cure(make: Make, wait: Any) -> None:
     with engine.connect() as reader, make().connect() as writer:
         read(reader)
         writing = later(write, writer)
-        reader.execute(wait())  # it is the writer since its beginning
+        reader.execute(wait())  # it has been the writer since it began
         reader.commit()
         writing.result(PATIENCE)
         writer.commit()
@@ -189,7 +189,7 @@ def test_begin_immediate_with_sessions_and_async(make: Make, path: Path) -> None
 
 @pytest.mark.parametrize("timeout", [0, 0.05])
 def test_locks_wait_as_long_as_they_are_told_with_begin_immediate(make: Make, timeout: float) -> None:
-    """And not as long as the driver would at BEGIN."""
+    """And not for as long as the driver would wait at BEGIN."""
     engine = make(timeout=2 * PATIENCE)
     sl.sqlite.begin_immediate(engine)
     with make().connect() as holder:

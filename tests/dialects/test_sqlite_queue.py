@@ -36,7 +36,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def parties(url: str) -> Iterator[list[sl.Locks]]:
-    """Four that have nothing in common but the file."""
+    """Four waiters that share nothing but the file."""
     with ExitStack() as opened:
         yield [sl.Locks(opened.enter_context(connected(url))) for _ in range(4)]
 
@@ -46,7 +46,7 @@ def line(url: str) -> Path:
 
 
 def turn(locks: sl.Locks) -> int:
-    """Acquire and release: the fence."""
+    """Acquire and release it; return the fence."""
     grant = locks.acquire({"s": 1}, ttl=3600, timeout=PATIENCE)
     locks.release(grant)
     return grant.fence["s"]
@@ -96,7 +96,7 @@ def test_a_dead_or_stopped_waiter_is_skipped(
         monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_queue.IDLE", IDLE)
     holder, behind, after, _ = parties
     with holder._engine.connect() as connection:
-        # otherwise a process that is stopped during a look keeps every COMMIT waiting
+        # otherwise a process that is stopped during a read keeps every COMMIT waiting
         connection.exec_driver_sql("PRAGMA journal_mode = wal")
     grant = holder.acquire({"s": 1}, ttl=3600)
     with subprocess.Popen([sys.executable, "-c", WAITER, url], stdout=subprocess.PIPE, text=True) as process:
@@ -114,7 +114,7 @@ def test_a_dead_or_stopped_waiter_is_skipped(
             assert said == ("" if end == signal.SIGKILL else "inside\n")
         finally:
             process.kill()
-    # the next request removes what the dead one has left
+    # the next request removes what the dead process has left
     turn(after)
     until(lambda: not line(url).exists())
 
@@ -123,7 +123,7 @@ def test_a_dead_or_stopped_waiter_is_skipped(
 def test_permits_are_granted_whatever_happens_to_the_file(
     url: str, parties: list[sl.Locks], trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To one at a time, and to every waiter in the end: only the order depends on the file."""
+    """One holder at a time, and every waiter is granted in the end: only the order depends on the file."""
     monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_queue.IDLE", IDLE)
     if trouble == "a folder":
         line(url).mkdir()
@@ -149,7 +149,7 @@ def test_permits_are_granted_whatever_happens_to_the_file(
     if trouble == "locked":
         other.execute("ROLLBACK")
         other.close()
-    # the next look removes what is left of it
+    # the next check removes its remains
     beside = BACKEND.file_queue(holder._engine)
     assert beside is not None
     until(lambda: not beside.has_waiters(0))

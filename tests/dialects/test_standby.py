@@ -1,4 +1,4 @@
-"""A hot standby grants advisory locks without effect on the primary: every operation is refused there."""
+"""A hot standby grants advisory locks that have no effect on the primary: every operation is refused there."""
 
 from __future__ import annotations
 

@@ -97,7 +97,9 @@ def test_uncontended_key_is_listed(engine_to: MakeEngine, name: str) -> None:
         assert [(holder.mode, holder.waiting) for holder in holders_of(engine, key)] == [("shared", ())] * 2
         other.rollback()
         one.execute(sl.lock.exclusive(key))
-        assert [holder.mode for holder in holders_of(engine, key)] == ["exclusive"]  # listed once, although it holds the key in both modes
+        assert [holder.mode for holder in holders_of(engine, key)] == [
+            "exclusive"
+        ]  # listed once, although it holds the key in both modes
         one.rollback()
         assert holders_of(engine, key) == []
 

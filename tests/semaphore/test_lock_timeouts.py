@@ -18,7 +18,7 @@ from tests.fixtures.semaphores import INNODB, held, made, place, request_of, unu
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("name", INNODB)
 def test_timed_out_acquire_leaves_no_request(name: str, level: str, engine_to: MakeEngine) -> None:
-    """InnoDB undoes the statement that waited, and not what came before it in the caller's transaction."""
+    """InnoDB undoes the statement that waited, and not the earlier ones of the caller's transaction."""
     engine, ident = engine_to(name, isolation_level=level), unused("job")
     first, second = sorted([made(engine, 1), made(engine, 1)])
     with engine.connect() as keeper, engine.connect() as caller:
@@ -74,7 +74,7 @@ def test_timed_out_release_can_be_repeated(name: str, engine_to: MakeEngine) -> 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
 def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
-    """In the very block that writes it would wait for itself."""
+    """Inside the block that writes, it would deadlock with itself."""
     monkeypatch.setattr("sqlalchemy_locks.facade.semaphores.ROW_TIMEOUT", 0.5)
     engine = engine_to(name)
     locks, sem = sl.Locks(engine), made(engine, 1)
