@@ -1,4 +1,4 @@
-"""``op.add_lock_columns``: a table of the app's own, with rows in it, becomes one that locks can use."""
+"""``op.add_lock_columns``: adds the columns of locks to a table of the app that has rows."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_new_project_then_its_drift(tmp_path: Path) -> None:
 
 
 def test_shipped_revisions_in_a_project_of_alembics(tmp_path: Path) -> None:
-    """The settings and the lines of env.py that the page gives, put where they belong."""
+    """Insert the page's settings and its lines of env.py where they belong."""
     (ini,) = section("Shipped revisions", "ini")
     (env,) = section("Shipped revisions", "python")
     heads, flags = section("Shipped revisions", "sh")

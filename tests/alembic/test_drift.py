@@ -107,7 +107,7 @@ def test_changed_and_missing_tables(fresh: Fresh, server: str, driver: str, tmp_
     run(url, f"ALTER TABLE {keys} DROP COLUMN ts, ADD COLUMN who varchar(10)")
     assert drifts(url) == [f"{quoted} has lost its column ts", f"{quoted} has a column who that no step created"]
     run(url, f"DROP TABLE {keys}")
-    # on PostgreSQL nothing shows any more that it was a table: the bodies differ as well
+    # on PostgreSQL nothing shows that it was a table, so the bodies of the functions are reported as well
     assert f"{quoted} is missing" in drifts(url)
 
 
@@ -208,7 +208,7 @@ def test_the_column_order_of_primary_keys_is_compared(altered: URL) -> None:
 
 
 def indexes(url: URL) -> set[tuple[str, str]]:
-    """What the server has besides primary keys: tables and names."""
+    """The indexes on the server other than primary keys: tables and names."""
     by_schema = family(url) == "postgresql"
     found = set()
     with connected(url) as connection:

@@ -1,4 +1,4 @@
-"""capture of classes whose SELECT is more than one table's columns, and of entities that a session knows already."""
+"""capture of classes whose SELECT reads more than one table, and of entities that a session has loaded already."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_an_async_session_loads_them_too(engine_to: MakeEngine, servers: Any, na
 
 
 def test_a_connection_gives_rows_of_the_table(kind: Engine) -> None:
-    """And none of what a SELECT of the class would join: it would give a row for each label."""
+    """It joins nothing that a SELECT of the class would: a join would return a row for each label."""
     fill_parcels(kind)
     fill(kind, Car(id=2, seats=5), Taxi(id=1))
     cars = sl.capture(Car, where=Car.seats != 7, values={"seats": 7}, order_by=Car.id.desc(), limit=2)
@@ -248,7 +248,7 @@ def test_a_random_order_of_a_joined_load(engine_to: MakeEngine) -> None:
 
 
 def test_a_union_of_concrete_classes_is_refused(engine_to: MakeEngine) -> None:
-    """Each class of a ConcreteBase is read from such a union; InnoDB wouldn't lock rows of a derived table."""
+    """Each class of a ConcreteBase is read from a union; InnoDB doesn't lock rows of a derived table."""
 
     class Local(DeclarativeBase):
         pass

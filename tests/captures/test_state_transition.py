@@ -1,4 +1,4 @@
-"""State transitions: captured by one owner, given back by it, on the shipped table and on models."""
+"""State transitions: captured by one owner, which sets the next status, on the shipped table and on models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lock promises, on every engine, driver and runner."""
+"""The guarantees of locks, on every engine, driver and runner."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_two_sharers_of_a_brand_new_key_at_once(world: World) -> None:
         # a plain session on MySQL is above READ COMMITTED by default: there the row is committed before it is held
         b.hold(key, shared=True)
     else:
-        # the first touch holds it alone until its commit: documented, and the tries must not wait for it
+        # the first use holds it exclusively until its commit, as documented; tries must not wait for it
         assert b.try_hold(key, shared=True) is False
         b.end()
         a.end()
@@ -93,7 +93,7 @@ def test_a_try_never_waits_for_what_is_not_committed(world: World, committed: bo
         a.hold(key)
         a.end()
     a.hold(key)
-    # `later`, so that a try that waits fails here by its own deadlock with the test, not by a clock
+    # `later`, so that a try that waits deadlocks with the test and fails, without a clock
     for shared in (False, True):
         assert b.later(b.try_hold, key, shared=shared).result(PATIENCE) is False
         b.end()
@@ -232,7 +232,7 @@ def test_unlock_while_another_waits(world: World) -> None:
 
 
 def test_vacuum_while_another_waits(world: World) -> None:
-    """A vacuum removes the row that B waits for: B must hold the key all the same."""
+    """A vacuum removes the row that B waits for: B must hold the key nevertheless."""
     if world.table is None:
         pytest.skip(f"{world.engine_name} keeps no keys that could be vacuumed")
     key = world.key()
@@ -253,7 +253,7 @@ def test_vacuum_while_another_waits(world: World) -> None:
 
 
 def test_vacuum_that_has_not_deleted_yet_while_another_waits(world: World) -> None:
-    """Between a vacuum's look and its delete B comes and waits for the row, which then goes away under it."""
+    """Between a vacuum's SELECT and its DELETE, B begins to wait for the row, which is then deleted."""
     if world.table is None:
         pytest.skip(f"{world.engine_name} keeps no keys that could be vacuumed")
     key = world.key()
@@ -316,8 +316,8 @@ def test_unlock_by_two_sharers_does_not_deadlock(world: World) -> None:
 def test_two_holders_never(world: World) -> None:
     """Exclusive, shared and tries of two keys, with vacuum and unlock in between, watched by a witness.
 
-    Under InnoDB a caller's own transaction may be chosen as a deadlock's victim when a key's row is removed or rolled
-    back under those who wait for it. That is an error and a rollback, and never a lock that isn't held.
+    InnoDB may choose a caller's own transaction as a deadlock's victim when a key's row is removed or rolled
+    back during a wait for it. That is an error and a rollback, and never a lock that isn't held.
     """
     keys = [world.key(), world.key()]
     witness = {key: [0, 0] for key in keys}
@@ -370,7 +370,7 @@ def test_two_holders_never(world: World) -> None:
         thread.start()
     got = [thread.outcome() for thread in threads]
     assert overlaps == []
-    assert min(got) >= 15, got  # every one of them got in by waiting, at the least
+    assert min(got) >= 15, got  # each of them acquired it at least by waiting
 
 
 class _Thread(threading.Thread):

@@ -1,4 +1,4 @@
-"""What a semaphore promises, on every engine, driver and runner."""
+"""The guarantees of semaphores, on every engine, driver and runner."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_has_expired_is_taken_back_by_who_needs_it(world: World) -> None:
     assert (late.acquired, late.state) == (False, "EXPIRED")
     new = run(a, sl.semaphore.acquire({name: 1}, ttl=3600))
     assert new.fence == {name: 2}
-    # all of the old request was taken back, permits that weren't needed included
+    # the whole expired request was released, including permits that weren't needed
     assert run(a, sl.semaphore.acquire({besides: 1}))
     assert run(a, sl.semaphore.release(old)) == "ALREADY_RELEASED"
     assert not run(a, sl.semaphore.acquire({name: 1}))

@@ -1,4 +1,4 @@
-"""Sessions with several databases: a lock goes where an UPDATE would."""
+"""Sessions with several databases: a lock is sent to the engine of an UPDATE."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_without_a_bind_it_is_asked_for(two: tuple[Engine, Engine]) -> None:
 
 
 def routing(writer: Any, reader: Any) -> type[Session]:
-    """SQLAlchemy's documented recipe ("Custom Vertical Partitioning"), with a reader in the place of several."""
+    """SQLAlchemy's documented recipe ("Custom Vertical Partitioning"), with one reader."""
 
     class RoutingSession(Session):
         def get_bind(self, mapper: Any = None, clause: Any = None, **kw: Any) -> Any:
@@ -143,7 +143,7 @@ def test_a_splitting_async_session(servers: Any) -> None:
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 def test_the_session_of_a_block_joins_the_locks_transaction(engine_to: MakeEngine, name: str) -> None:
-    """Whatever the maker's class routes by: what ``held.session`` does is the lock's own transaction."""
+    """However the session class routes: ``held.session`` works in the lock's own transaction."""
     engine = engine_to(name)
     maker = sessionmaker(engine, class_=routing(engine, engine))
     key = unused()

@@ -1,4 +1,4 @@
-"""What an app's events and flush settings see of an operation."""
+"""Operations and an app's events and flush settings."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_the_engines_events_see_each_inner_statement(engine_to: MakeEngine, name
     assert constructs
     assert not any(isinstance(construct, sl.Operation) for construct in constructs)
     assert isinstance(constructs[0], {"sqlite": Delete, "mariadb": Insert}.get(name, Select))
-    # what goes to the driver beside them is SQLite's question for its busy timeout
+    # the driver's only other statement reads SQLite's busy timeout
     assert len([line for line in statements if not line.startswith("PRAGMA")]) == len(constructs)
 
 
-#: a listener, or an option that SQLAlchemy implements by one, and how a statement must be executed for it
+#: a listener, or an option that SQLAlchemy implements by one, and the form in which statements must be executed for it
 LISTENERS: dict[str, tuple[Callable[[Engine], Any], StatementForm]] = {
     "connect": (lambda engine: event.listen(engine, "connect", lambda *_: None), StatementForm.DRIVER_CALL),
     "begin": (lambda engine: event.listen(engine, "begin", lambda *_: None), StatementForm.DRIVER_CALL),
@@ -79,7 +79,7 @@ def test_only_listeners_of_statements_cost_the_drivers_own_cursor(engine: Engine
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_listeners_see_text_and_parameters(engine_to: MakeEngine, name: str) -> None:
-    """Of a statement that the driver's own cursor would send without them."""
+    """Listeners of a statement that the driver's own cursor would otherwise send without them."""
     engine = engine_to(name)
     mutex, key = sl.Mutex(), unused("mutex")
     with engine.begin() as connection:
@@ -198,7 +198,7 @@ def test_no_parameters_are_none(engine: Engine) -> None:
 
 
 def test_the_session_goes_on_after_it(engine: Engine) -> None:
-    """An operation neither commits, nor rolls back, nor expires what is loaded."""
+    """An operation neither commits, nor rolls back, nor expires loaded objects."""
     with Session(engine) as session:
         session.add(Note(id=6, words="kept"))
         session.flush()

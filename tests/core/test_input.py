@@ -1,4 +1,4 @@
-"""What is asked wrongly is refused before any SQL, by an exception that says what it is about."""
+"""Bad input is refused before any SQL, by an exception that names it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ NO_IDENTS = {
 def engine(engine_to: MakeEngine) -> Iterator[Engine]:
     engine = engine_to("sqlite")
     with engine.connect():
-        pass  # what SQLAlchemy asks a new connection is out of the way
+        pass  # SQLAlchemy has sent its first queries on the new connection
     with seen(engine) as statements:
         yield engine
     assert statements == []
@@ -199,7 +199,7 @@ def test_an_engine_of_the_other_kind(engine: Engine) -> None:
 
 
 def test_names_that_are_equal_are_one_lock() -> None:
-    """An enumeration's member of type ``str`` or ``int`` equals its value, in a dictionary and here."""
+    """An enum member that is a ``str`` or ``int`` equals its value, in a dictionary and here."""
     assert sl.lock.key(Word.A) == sl.lock.key("a")
     assert sl.lock.key("a", Count.ONE) == sl.lock.key("a", 1) == sl.lock.key("a", "1")
     assert repr(sl.lock.exclusive(Word.A)) == repr(sl.lock.exclusive("a"))

@@ -1,4 +1,4 @@
-"""What SQLAlchemy keeps private and this library uses: each name still exists, and means what is relied on."""
+"""The private names of SQLAlchemy that this library uses: each still exists and has the expected meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operation is a value: a Session, a Connection and Locks get the same result, as often as they execute it."""
+"""An operation is a value: a Session, a Connection and Locks get the same result, however often they execute it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_same_operation_twice_is_two_executions(engine_to: MakeEngine, name:
     engine = engine_to(name)
     operation = sl.lock.exclusive(unused())
     with engine.begin() as connection:
-        connection.execute(operation)  # what is asked once for an engine is out of the way
+        connection.execute(operation)  # execute the checks that are made once per engine
     counts = []
     for _ in range(2):
         with engine.begin() as connection, seen(engine) as statements:
@@ -114,7 +114,7 @@ def test_what_it_looks_like() -> None:
 
 
 def test_an_operation_has_no_truth_of_its_own() -> None:
-    """``if sl.lock.try_exclusive("a"):`` executes nothing, and must not pass for a yes."""
+    """``if sl.lock.try_exclusive("a"):`` executes nothing, so it must raise and not be true."""
     with pytest.raises(TypeError):
         bool(sl.lock.try_exclusive("a"))
 

@@ -96,7 +96,7 @@ def test_the_lock_of_a_session_is_shared_by_its_transaction(
 @engines
 @level
 def test_what_is_shared(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, level: str) -> None:
-    """Sharing it again succeeds. An exclusive lock is a stronger one, which the server decides on without a wait."""
+    """Sharing it again succeeds. A try for an exclusive lock may fail, but doesn't wait."""
     key = unused()
     third, waiter, holder = opened(engine_to, name, level)
     with third, waiter, holder:
