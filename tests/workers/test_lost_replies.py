@@ -1,4 +1,4 @@
-"""A reply that is lost: the worker finds the jobs that its capture took."""
+"""A lost reply: the worker finds the jobs that it captured."""
 
 from __future__ import annotations
 
