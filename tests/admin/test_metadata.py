@@ -29,7 +29,7 @@ def _only_ours(name: str | None, kind: str, parents: Any) -> bool:
 
 
 @pytest.mark.parametrize(("engine_name", "locking"), PLACES)
-def test_what_the_revisions_make_is_what_metadata_describes(servers: Servers, engine_name: str, locking: str) -> None:
+def test_metadata_equals_the_migrated_schema(servers: Servers, engine_name: str, locking: str) -> None:
     url = servers.fresh(engine_name, PLAIN[engine_name])
     install(url, locking=locking)
     engine = create_engine(url, poolclass=NullPool)

@@ -62,7 +62,7 @@ def test_another_schema_and_prefix(url: URL, table_mode: dict[str, str], tmp_pat
     assert proposed(url, include_name_for(schema="Locks", prefix="my_")) == set()
 
 
-def test_the_default_schema(fresh: Fresh, tmp_path: Path) -> None:
+def test_include_name_for_accepts_the_default_schema(fresh: Fresh, tmp_path: Path) -> None:
     url = fresh("postgresql15", "psycopg")
     Project(tmp_path, url, "directives", schema="public", locking="table").upgrade()
     assert proposed(url, include_name_for(schema="public")) == OURS

@@ -37,7 +37,7 @@ def sh(commands: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_new_project_then_its_drift(tmp_path: Path) -> None:
+def test_a_new_project_has_no_drift(tmp_path: Path) -> None:
     (commands,) = section("A new project", "sh")
     sh(commands.text, tmp_path)
     assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == RECORD
@@ -116,7 +116,7 @@ def test_the_page_names_each_step(step: str) -> None:
         assert any(f"`{table}`" in row for row in rows)
 
 
-def test_the_filter_of_the_page() -> None:
+def test_the_filter_of_the_page_excludes_the_tables() -> None:
     (block,) = section("Autogenerate", "python")
     found: dict[str, object] = {}
     exec(block.compiled(), found)

@@ -63,7 +63,7 @@ def test_steps_one_by_one(url: URL, by: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "sqlite"])
-def test_a_range_is_what_is_between_its_ends(dialect: str) -> None:
+def test_a_range_has_the_steps_between_its_ends(dialect: str) -> None:
     both = statements(dialect, "upgrade")
     first, second = (statements(dialect, "upgrade", (step,)) for step in (FIRST, SECOND))
     assert both == first + second

@@ -27,7 +27,7 @@ from tests.alembic.project import (
 HEAD = f"sqlalchemy_locks_{STEPS[-1]}"
 
 
-def test_up_down_up(project: Project, url: URL, installed_by: str) -> None:
+def test_downgrade_removes_what_upgrade_created(project: Project, url: URL, installed_by: str) -> None:
     project.upgrade()
     made = catalog(url)
     assert made

@@ -427,7 +427,7 @@ ASYNC = [
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
-def test_async_drivers(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
+def test_async_drivers_capture(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
     import asyncio
 
     fill(engine_to(name), *orders(5))

@@ -82,7 +82,7 @@ def test_does_what_it_says(locks: Any, operation: str) -> None:
     OPERATIONS[operation](locks)
 
 
-def test_what_is_elsewhere_is_elsewhere(servers: Servers) -> None:
+def test_another_schema_leaves_no_fallback(servers: Servers) -> None:
     """The databases above have no schema ``lock`` to which operations could fall back."""
     database = servers.database("postgresql15")
     url = servers.url("postgresql15", "psycopg", database)
@@ -94,7 +94,7 @@ def test_what_is_elsewhere_is_elsewhere(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("pool", [StaticPool, SingletonThreadPool])
-def test_a_connection_that_is_everybodys_is_refused(pool: Any) -> None:
+def test_a_pool_with_one_shared_connection_is_refused(pool: Any) -> None:
     """The end of its transaction, for example by a second operation, ends the block's lock."""
     engine = create_engine("sqlite://", poolclass=pool)
     with pytest.raises(sl.Unsupported, match=rf"{pool.__name__}.*a file instead of :memory:"):

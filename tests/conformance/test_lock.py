@@ -13,7 +13,7 @@ from tests.conformance.conftest import World
 from tests.fixtures.parties import PATIENCE
 
 
-def test_exclusive_excludes(world: World) -> None:
+def test_exclusive_excludes_exclusive_and_shared(world: World) -> None:
     key = world.key()
     a, b = world.client(), world.client()
     a.hold(key)
@@ -74,7 +74,7 @@ def test_created_keys_are_shared_from_their_first_use(world: World) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_who_waits_gets_it_when_the_holder_is_done(world: World, shared: bool) -> None:
+def test_a_waiter_acquires_when_the_holder_ends(world: World, shared: bool) -> None:
     key = world.key()
     a, b, c = world.client(), world.client(), world.client()
     a.hold(key)
@@ -86,7 +86,7 @@ def test_who_waits_gets_it_when_the_holder_is_done(world: World, shared: bool) -
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["brand-new", "known"])
-def test_a_try_never_waits_for_what_is_not_committed(world: World, committed: bool) -> None:
+def test_a_try_never_waits_for_uncommitted_rows(world: World, committed: bool) -> None:
     key = world.key()
     a, b = world.client(), world.client()
     if committed:
@@ -128,7 +128,7 @@ def test_a_lock_ends_with_a_rollback(world: World) -> None:
     assert b.try_hold(key) is True
 
 
-def test_names_and_integers(world: World) -> None:
+def test_names_and_integers_are_keys(world: World) -> None:
     a, b = world.client(), world.client()
     name = world.key("naïve 😀 'quoted' \"and\" %s")
     a.hold(name)
@@ -183,7 +183,7 @@ def test_a_wait_is_bounded(world: World) -> None:
     b.hold(key, wait=60)
 
 
-def test_a_bounded_wait_leaves_no_setting_behind(world: World) -> None:
+def test_a_bounded_wait_restores_the_setting(world: World) -> None:
     setting = {
         "postgresql15": "SELECT current_setting('lock_timeout')",
         "postgresql18": "SELECT current_setting('lock_timeout')",
@@ -313,7 +313,7 @@ def test_unlock_by_two_sharers_does_not_deadlock(world: World) -> None:
     assert a.try_hold(key) is True
 
 
-def test_two_holders_never(world: World) -> None:
+def test_there_are_never_two_holders(world: World) -> None:
     """Exclusive, shared and tries of two keys, with vacuum and unlock in between, watched by a witness.
 
     InnoDB may choose a caller's own transaction as a deadlock's victim when a key's row is removed or rolled

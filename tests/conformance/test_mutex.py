@@ -33,7 +33,7 @@ def test_one_has_it_until_it_is_released(world: World) -> None:
     b.end()
 
 
-def test_what_was_rolled_back_was_never_taken(world: World) -> None:
+def test_a_rollback_undoes_an_acquisition(world: World) -> None:
     a, b, id = world.client(), world.client(), world.key()
     if a.transient:
         pytest.skip("Locks.run commits by itself")
@@ -177,7 +177,7 @@ def test_a_timeout_is_free_again_when_its_period_is_over(world: World) -> None:
     b.end()
 
 
-def test_the_first_of_each_window_has_it(world: World) -> None:
+def test_the_first_acquire_of_each_window_succeeds(world: World) -> None:
     a, b, id, clock = world.client(), world.client(), world.key(), [NOW - NOW % 3600]
     hourly = sl.Timeout(every=3600, windowed=True, clock=lambda: clock[0])
     a.scalar(hourly.create(id))

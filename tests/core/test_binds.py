@@ -51,7 +51,7 @@ def two(servers: Any) -> Iterator[tuple[Engine, Engine]]:
         yield one, other
 
 
-def test_a_row_goes_by_its_mapper(two: tuple[Engine, Engine]) -> None:
+def test_a_row_lock_uses_the_bind_of_its_mapper(two: tuple[Engine, Engine]) -> None:
     books, shelves = two
     with Session(binds={Base: books, Elsewhere: shelves}) as session:
         with seen(books) as at_books, seen(shelves) as at_shelves:
@@ -62,7 +62,7 @@ def test_a_row_goes_by_its_mapper(two: tuple[Engine, Engine]) -> None:
         assert (bool(at_books), at_shelves) == (True, [])
 
 
-def test_a_table_and_a_class_as_keys(two: tuple[Engine, Engine]) -> None:
+def test_binds_may_name_tables_and_classes(two: tuple[Engine, Engine]) -> None:
     books, shelves = two
     with Session(binds={Book.__table__: books, Shelf: shelves}) as session, seen(books) as at_books:
         session.execute(sl.lock.row(Book.__table__, 1))
@@ -126,7 +126,7 @@ def test_a_splitting_session_sends_locks_to_the_writer(two: tuple[Engine, Engine
         assert (read, bool(written)) == ([], True)
 
 
-def test_a_splitting_async_session(servers: Any) -> None:
+def test_a_splitting_async_session_sends_locks_to_the_writer(servers: Any) -> None:
     async def main() -> None:
         urls = [servers.fresh("sqlite", "aiosqlite") for _ in range(2)]
         for url in urls:

@@ -130,7 +130,7 @@ def test_texts_are_compiled_once_for_each_function(engine_to: MakeEngine) -> Non
     assert any("lock.try_shared(" in sql for sql in kept)
 
 
-def test_the_cache_of_rows_knows_table_and_options(engine_to: MakeEngine, compiled: list[str]) -> None:
+def test_cached_row_locks_differ_by_table(engine_to: MakeEngine, compiled: list[str]) -> None:
     metadata = MetaData()
     one = Table("cached_one", metadata, Column("id", Integer, primary_key=True), Column("name", String(9)))
     two = Table("cached_two", metadata, Column("id", Integer, primary_key=True), Column("name", String(9)))
@@ -146,7 +146,7 @@ def test_the_cache_of_rows_knows_table_and_options(engine_to: MakeEngine, compil
         assert compiled == ["generated in"] * 2 + ["cached since"] * 4
 
 
-def test_without_a_cache(engine_to: MakeEngine) -> None:
+def test_locks_work_without_a_compiled_cache(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15").execution_options(compiled_cache=None)
     keys = [unused(), unused()]
     with engine.begin() as connection, Session(connection) as session:

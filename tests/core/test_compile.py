@@ -120,7 +120,7 @@ def plain(statement: str) -> str:
 
 @pytest.mark.parametrize("operation", MAKE)
 @pytest.mark.parametrize("engine", URLS)
-def test_the_statement(engine: str, operation: str) -> None:
+def test_compile_returns_the_statement_or_a_reason(engine: str, operation: str) -> None:
     wanted = STATEMENTS[engine].get(operation)
     made = MAKE[operation]()
     if wanted is not None:

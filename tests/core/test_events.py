@@ -68,7 +68,7 @@ LISTENERS: dict[str, tuple[Callable[[Engine], Any], StatementForm]] = {
 
 
 @pytest.mark.parametrize("what", LISTENERS)
-def test_only_listeners_of_statements_cost_the_drivers_own_cursor(engine: Engine, what: str) -> None:
+def test_only_statement_listeners_bypass_the_drivers_cursor(engine: Engine, what: str) -> None:
     listen, expected = LISTENERS[what]
     with (listen(engine) or engine).connect() as connection:
         assert statement_form(connection) is expected
@@ -112,7 +112,7 @@ def test_the_sessions_event_sees_the_operation_once(engine: Engine, make: Any) -
     assert state.is_orm_statement
 
 
-def test_the_sessions_event_can_answer_or_give_another(engine: Engine) -> None:
+def test_the_sessions_event_can_replace_the_operation(engine: Engine) -> None:
     asked, key = unused(), unused()
     with Session(engine) as session:
 
@@ -148,7 +148,7 @@ def test_a_row_that_was_just_added_can_be_locked(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("way", ["no_autoflush", "autoflush=False", "option", "option of the call"])
-def test_a_session_is_not_flushed_where_that_is_off(engine: Engine, way: str) -> None:
+def test_a_session_is_not_flushed_without_autoflush(engine: Engine, way: str) -> None:
     operation = sl.lock.exclusive(unused())
     with Session(engine, autoflush=way != "autoflush=False") as session:
         session.add(Note(id=4))
@@ -189,7 +189,7 @@ def test_parameters_are_refused(engine: Engine, parameters: Any) -> None:
         assert statements == []
 
 
-def test_no_parameters_are_none(engine: Engine) -> None:
+def test_empty_parameters_are_accepted(engine: Engine) -> None:
     operation = sl.lock.try_exclusive(unused())
     with engine.connect() as connection, Session(connection) as session:
         for nothing in (None, {}, [{}]):
@@ -197,7 +197,7 @@ def test_no_parameters_are_none(engine: Engine) -> None:
             assert session.execute(operation, nothing).scalar() is True
 
 
-def test_the_session_goes_on_after_it(engine: Engine) -> None:
+def test_the_session_continues_after_an_operation(engine: Engine) -> None:
     """An operation neither commits, nor rolls back, nor expires loaded objects."""
     with Session(engine) as session:
         session.add(Note(id=6, words="kept"))

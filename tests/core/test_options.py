@@ -83,7 +83,7 @@ def elsewhere(servers: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_another_schema(elsewhere: dict[str, str], level: Scalar) -> None:
+def test_the_schema_is_an_option_of_every_level(elsewhere: dict[str, str], level: Scalar) -> None:
     with connected(elsewhere["postgresql15"]) as engine, seen(engine) as statements:
         assert level(engine, sl.lock.try_exclusive(unused()), ELSEWHERE) is True
         assert level(engine, sl.lock.create("a"), ELSEWHERE) == 0
@@ -94,7 +94,7 @@ def test_another_schema(elsewhere: dict[str, str], level: Scalar) -> None:
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb", "sqlite"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_another_prefix(elsewhere: dict[str, str], level: Scalar, name: str) -> None:
+def test_the_prefix_is_an_option_of_every_level(elsewhere: dict[str, str], level: Scalar, name: str) -> None:
     with connected(elsewhere[name]) as engine, seen(engine) as statements:
         key = unused()
         assert level(engine, sl.lock.try_exclusive(key), PREFIXED) is True
@@ -120,7 +120,7 @@ def test_every_operation_knows_the_prefix(elsewhere: dict[str, str], name: str) 
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
-def test_the_wrong_place_is_told(elsewhere: dict[str, str], name: str) -> None:
+def test_a_wrong_schema_or_prefix_raises_not_installed(elsewhere: dict[str, str], name: str) -> None:
     for options in ({}, {"locks_prefix": "nowhere_", "schema_translate_map": {"lock": "nowhere"}}):
         with connected(elsewhere[name], execution_options=options) as engine, engine.connect() as connection:
             with pytest.raises(sl.NotInstalled, match="alembic upgrade"):

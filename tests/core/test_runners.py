@@ -76,7 +76,7 @@ def test_each_way_of_their_async_twins(servers: Any, name: str, driver: str) -> 
     asyncio.run(main())
 
 
-def test_streams(servers: Any) -> None:
+def test_an_operation_can_be_streamed(servers: Any) -> None:
     async def main() -> None:
         async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
             async with AsyncSession(engine) as session:
@@ -86,13 +86,13 @@ def test_streams(servers: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_scoped_session_and_a_sessionmaker(engine_to: MakeEngine) -> None:
+def test_a_scoped_session_executes_operations(engine_to: MakeEngine) -> None:
     scoped = scoped_session(sessionmaker(engine_to("sqlite")))
     assert scoped.scalar(sl.lock.try_exclusive("a")) is True
     scoped.remove()
 
 
-def test_a_savepoint_gives_back_what_it_took(engine_to: MakeEngine) -> None:
+def test_a_rolled_back_savepoint_releases_its_locks(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     before, inside = unused(), unused()
     with engine.begin() as holder, engine.begin() as other:
@@ -105,7 +105,7 @@ def test_a_savepoint_gives_back_what_it_took(engine_to: MakeEngine) -> None:
         assert other.scalar(sl.lock.try_exclusive(before)) is False
 
 
-def test_what_it_looks_like() -> None:
+def test_repr_shows_name_and_values() -> None:
     operation = sl.lock.exclusive("a")
     assert repr(operation) == str(operation) == "<lock.exclusive(lock_key=-3848465438864589366)>"
     assert operation.name == "lock.exclusive"

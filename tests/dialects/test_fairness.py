@@ -16,9 +16,7 @@ READERS = 4
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_writer_gets_in_while_readers_keep_coming(
-    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
-) -> None:
+def test_readers_do_not_starve_a_writer(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
     engine, key = engine_to(name), unused()
     changed = threading.Condition()
     done = threading.Event()
@@ -58,9 +56,7 @@ def test_a_writer_gets_in_while_readers_keep_coming(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_comes_after_a_waiting_writer_waits_behind_it(
-    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
-) -> None:
+def test_readers_queue_behind_a_waiting_writer(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
     engine, key, watched = engine_to(name), unused(), watch(name)
     order: list[str] = []
 

@@ -25,7 +25,7 @@ level = pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 @databases
 @acquire
 @level
-def test_a_snapshot_that_is_older_than_the_lock(
+def test_a_snapshot_older_than_the_lock_is_refused(
     engine_to: MakeEngine, name: str, driver: str, make: Any, level: str
 ) -> None:
     engine = engine_to(name, driver, isolation_level=level)
@@ -51,7 +51,7 @@ def test_allow_stale_takes_it_all_the_same(engine_to: MakeEngine, name: str, mak
 
 @pytest.mark.parametrize("name", NAMES)
 @level
-def test_what_reads_nothing_under_a_lock_goes_at_any_level(engine_to: MakeEngine, name: str, level: str) -> None:
+def test_create_and_unlock_work_at_every_level(engine_to: MakeEngine, name: str, level: str) -> None:
     with engine_to(name, isolation_level=level).connect() as connection:
         connection.execute(sl.lock.create(unused()))
         connection.execute(sl.lock.unlock(unused()))
@@ -92,7 +92,7 @@ EVERY = {
 
 @databases
 @pytest.mark.parametrize("operation", EVERY)
-def test_a_read_only_transaction(engine_to: MakeEngine, name: str, driver: str, operation: str) -> None:
+def test_a_read_only_transaction_is_refused(engine_to: MakeEngine, name: str, driver: str, operation: str) -> None:
     engine = engine_to(name, driver)
     PAGE.create(engine, checkfirst=True)
     made = EVERY[operation](unused())

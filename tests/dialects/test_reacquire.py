@@ -31,7 +31,7 @@ def opened(engine_to: MakeEngine, name: str, level: str) -> tuple[Connection, Co
 @level
 @brand_new
 @pytest.mark.parametrize("waits", [sl.lock.shared, sl.lock.exclusive], ids=lambda make: make.__name__)
-def test_what_is_held_alone(
+def test_an_exclusive_key_is_acquired_again_past_waiters(
     engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, level: str, brand_new: bool, waits: Any
 ) -> None:
     key = unused()
@@ -55,7 +55,7 @@ def test_what_is_held_alone(
 
 @engines
 def test_a_try_does_not_get_past_a_waiter(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
-    """Nor is another key of the holder, an earlier key of this transaction, or one released by a rollback to a savepoint."""
+    """It doesn't help to hold another key, or to have held this one before, or inside a savepoint that was rolled back."""
     key, other = unused(), unused()
     third, waiter, holder = opened(engine_to, name, "READ COMMITTED")
     with third, waiter, holder:
@@ -95,7 +95,9 @@ def test_the_lock_of_a_session_is_shared_by_its_transaction(
 
 @engines
 @level
-def test_what_is_shared(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, level: str) -> None:
+def test_a_shared_key_is_shared_again_past_waiters(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, level: str
+) -> None:
     """Sharing it again succeeds. A try for an exclusive lock may fail, but doesn't wait."""
     key = unused()
     third, waiter, holder = opened(engine_to, name, level)

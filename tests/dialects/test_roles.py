@@ -111,7 +111,7 @@ def test_locks_of_a_connection(engine: Engine) -> None:
 
 
 @at_each_level
-def test_a_row_of_the_apps_own(urls: Urls, engine: Engine, request: pytest.FixtureRequest) -> None:
+def test_a_role_can_lock_rows_of_the_app(urls: Urls, engine: Engine, request: pytest.FixtureRequest) -> None:
     role, administrator = urls[request.node.callspec.params["engine"][0]]
     table = Table("owned", MetaData(), Column("id", Integer, primary_key=True), mysql_engine="InnoDB")
     with connected(administrator) as by, by.begin() as connection:

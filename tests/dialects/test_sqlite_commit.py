@@ -108,7 +108,7 @@ def test_it_is_refused_once_and_nothing_is_done(
 
 
 @pytest.mark.parametrize("options", [{}, {"pool_reset_on_return": None}])
-def test_nothing_stays_open(file: str, options: dict[str, Any]) -> None:
+def test_a_refused_commit_leaves_no_open_transaction(file: str, options: dict[str, Any]) -> None:
     with connected(f"sqlite:///{file}?timeout=0.1", **options) as engine, connected(f"sqlite:///{file}") as other:
         locks = sl.Locks(engine)
         with Reader(file), pytest.raises(sl.LockTimeout, match=REFUSED):
@@ -146,7 +146,7 @@ def test_in_wal_mode_a_reader_is_in_nobodys_way(engine: Engine, file: str) -> No
         assert sl.Locks(engine).mutex.acquire("task")
 
 
-def test_async(file: str) -> None:
+def test_async_commits_are_tried_once(file: str) -> None:
     async def main() -> None:
         async with async_connected(f"sqlite+aiosqlite:///{file}?timeout=0.1") as engine:
             locks = sl.AsyncLocks(engine)

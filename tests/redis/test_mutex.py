@@ -45,7 +45,7 @@ def test_prefixes_and_queues_are_separate(party: Party, queue: str) -> None:
         party(mine.acquire("a", queue=f"{queue}, other"))
 
 
-def test_unknown(party: Party, queue: str) -> None:
+def test_unknown_ids_raise(party: Party, queue: str) -> None:
     mutex = Mutex(party.client)
     party(mutex.create("b", queue=queue))
     for call in (mutex.acquire, mutex.acquire_token, mutex.release):

@@ -39,7 +39,7 @@ sl.Worker(sl.Queue(), lambda job: os._exit(9), bind=create_engine(sys.argv[1]), 
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_job_that_kills_its_process_dies_alone(servers: Servers, engine_to: MakeEngine, name: str) -> None:
+def test_a_job_that_kills_its_process_is_the_only_dead_one(servers: Servers, engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
     put(engine, *range(10), max_attempts=1)
     ran = subprocess.run([sys.executable, "-c", KILLED, servers.installed(name, PLAIN[name])], cwd=ROOT, timeout=60)
