@@ -81,7 +81,7 @@ class CaptureImpl(OperationImpl):
     def statement_to_compile(
         self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]
     ) -> Executable | None:
-        # built anew, and its parameters set: a traversal doesn't reach a CTE that an UPDATE refers to
+        # built for this call, with its parameters: a traversal doesn't reach a CTE that an UPDATE refers to
         statement: Any = self._statement(context, self.build_spec(context))
         if statement is not None:
             bind_values(statement, dialect, values)

@@ -322,7 +322,7 @@ def selective_condition(number: Any) -> Any:
     """Return a condition that every row meets, and that PostgreSQL estimates hardly any row to meet.
 
     Without it, stale statistics make PostgreSQL scan a whole table for rows whose keys it has. And if a plan for the
-    given values seems much better than a generic one, it plans each execution anew.
+    given values seems much better than a generic one, it plans each execution separately.
     """
     return number.between(literal_column("1"), literal_column("2147483647"))
 

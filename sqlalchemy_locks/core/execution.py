@@ -245,7 +245,7 @@ class translated:
 
 @contextlib.contextmanager
 def side_connection(execution: Execution) -> Iterator[Connection]:
-    """Open a connection in autocommit beside the transaction, for what the transaction can't do or see itself.
+    """Open a second connection in autocommit, for what the transaction can't do or see itself.
 
     It isn't checked out of the app's pool, which may have no connection left.
     """

@@ -79,7 +79,7 @@ def autobegin(connection: Connection) -> None:
 def begin_failed(connection: Connection) -> None:
     """Forget a BEGIN that raised in the app's ``begin`` listener.
 
-    SQLAlchemy would go on as if the listener were still running, and execute what follows without a transaction.
+    SQLAlchemy would continue as if the listener were still running, and execute what follows without a transaction.
     """
     connection.__dict__["_Connection__in_begin"] = False
 
@@ -105,7 +105,7 @@ def closed(connection: Connection) -> bool:
             return not twin.recv(1, socket.MSG_PEEK)
         finally:
             twin.detach()
-    except Exception:  # each driver has its own error for a socket that is gone
+    except Exception:  # each driver has its own error for a closed socket
         return True
 
 

@@ -174,7 +174,7 @@ class MySQL(Backend):
 
     def marker_lost(self, connection: Connection) -> bool:
         # A deadlock rolls the whole transaction back, and a DDL statement commits it; code that ignores the error
-        # goes on in another transaction, without the lock. The savepoint is then gone.
+        # continues in another transaction, without the lock. The savepoint then no longer exists.
         try:
             connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARKER}")
         except DBAPIError as error:

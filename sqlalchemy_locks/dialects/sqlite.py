@@ -305,7 +305,7 @@ def _busy(error: BaseException | None) -> bool:
 
 
 def _journal_writable(path: str, mode: str) -> bool:
-    """Return whether a transaction can write its journal, a file beside the database that most modes make anew."""
+    """Return whether a transaction can write its journal, a file in its folder that most modes create each time."""
     if mode in ("memory", "off"):
         return True
     kept = [f"{path}-wal", f"{path}-shm"] if mode == "wal" else [] if mode == "delete" else [f"{path}-journal"]

@@ -1,4 +1,4 @@
-"""SQLite: the waiters for room in a semaphore, of all processes, queued in FIFO order in a file beside the database.
+"""SQLite: a file in the database's folder in which the waiters of a semaphore, of all processes, queue in FIFO order.
 
 SQLite keeps no list of waiters. For the write lock, polling is fair enough (``sqlite.py``); a turn in a semaphore is
 two committed transactions long, and a random order would let one of eight waiters wait for seconds. Only the order

@@ -335,7 +335,7 @@ class ExclusiveBlock:
             raise LockTimeout("the driver's own limit of a statement ended the wait for the lock") from error
 
     def _holders(self, short: ShortTransaction) -> tuple[KeyHolder, ...]:
-        """Return the holders of the keys, read on the connection that has waited in vain."""
+        """Return the holders of the keys, read on the connection whose wait timed out."""
         with contextlib.suppress(DBAPIError):
             if not short.connection.closed and not short.connection.invalidated:
                 short.connection.rollback()

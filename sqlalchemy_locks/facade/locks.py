@@ -278,11 +278,11 @@ class Locks(LockHost):
         :param ttl: how long they are held without renewal, after the process died or was stopped: in seconds or as a
             ``timedelta``, at least a second. They are renewed three times in that.
         :param timeout: :param external_id: :param owner: as for :meth:`acquire`.
-        :param resume: enter with an ``external_id`` that is held already, too; with ``False`` that is refused, so that
+        :param resume: also enter with an ``external_id`` that is held already; with ``False`` that is refused, so that
             two callers with one id never work at the same time.
-        :param reclaim: treat an ``external_id`` whose time ran out before it was released, since its process died, as a
-            new one; without it that is over, as one that was released is. Only with ``resume=False``: otherwise two
-            callers that use it at the same time would both enter.
+        :param reclaim: treat an ``external_id`` that expired before it was released, since its process died, as a
+            new one; otherwise ``RequestOver`` is raised, as for a released one. Only with ``resume=False``, without
+            which two callers that use it at the same time would both enter.
         :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.facade.lease.Lease`: a ``Grant``,
             with ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks
             the database. It decorates functions, too: each call then has a block of its own.
@@ -292,12 +292,12 @@ class Locks(LockHost):
         :raises RequestHeld: when this ``external_id`` is held already, with ``resume=False``.
         :raises RequestOver: when this ``external_id`` was acquired before, and is over.
         :raises LockLost: at the end of the block, when the permits were lost inside it; an exception of the block's own
-            is never replaced, and has it as a note (Python 3.11).
+            is never replaced, and gets it as a note (Python 3.11).
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`; the latter
             also for an ``external_id`` that was granted without a ``ttl``.
 
         An ``external_id`` that was granted before keeps the ``ttl`` that it was granted with, and another process that
-        still renews it, or leaves a block that has it, does so for this one, too: resume after a crash.
+        still renews it, or ends a block with it, does so for this one, too: resume only after a crash.
 
         A release that fails at the end of the block is logged under ``sqlalchemy_locks``: the permits expire.
 

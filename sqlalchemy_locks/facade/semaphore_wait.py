@@ -214,7 +214,7 @@ class SemaphoreWaiter:
         except LockTimeout:
             return None
         except DBAPIError as error:
-            # several that ask with one id can go on deadlocking in InnoDB
+            # several callers with one id can deadlock repeatedly in InnoDB
             if error.connection_invalidated or not self._is_transient(error):
                 raise
             return None
@@ -267,7 +267,7 @@ class SemaphoreWaiter:
                         raise
                 except DriverTimeout:
                     pass
-                # its time in the queue is over, or it was cut off, perhaps after it was granted
+                # its time in the queue is over, or it was disconnected, perhaps after the grant
                 found = self._try_out_of_turn(name)
                 if found is not None:
                     return found
@@ -327,7 +327,7 @@ class SemaphoreWaiter:
                 if name not in exhausted:
                     return exhausted[0]
                 if not self._held and queued is (name in self._beyond):
-                    return name  # the capacity was changed, or is known now: to queue, or not to, is decided again
+                    return name  # the capacity was changed, or is known now: decide again whether to queue
                 if ticket is not None:
                     ticket.refresh()
                 self._pause(name, random.uniform(0.5, 1) * backoff.pause())

@@ -54,7 +54,7 @@ class Enqueue(JobOperation):
     :param known: some ``external_id`` may exist. They are looked up first where an INSERT would wait for the
         transaction that is working on that job before it finds out.
     :param unique: each job has a unique key. A waiting job that has it is locked, so that it begins after the caller's
-        commit; a capture that isn't committed is waited for, so that no job that has begun stands for the new one.
+        commit. The call waits for an uncommitted capture of it, so that no job that has begun replaces the new one.
     """
 
     def __init__(self, jobs: Jobs, when: str, *, known: bool, unique: bool, notify: bool) -> None:

@@ -35,7 +35,7 @@ NOT_HELD = "its time had run out, or it was released or swept"
 
 
 def clock() -> float:
-    """Return the seconds of a clock that goes on while the machine sleeps, and that can't be set."""
+    """Return the seconds of a clock that also runs while the machine sleeps, and that can't be set."""
     if sys.platform == "win32":
         return time.monotonic()
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -148,7 +148,7 @@ class RenewableLease:
         self.closed = False
 
     def renew(self) -> bool:
-        """Renew it now; return whether to go on renewing it."""
+        """Renew it now; return whether to keep renewing it."""
         if self.closed:
             return False
         asked_at, failure = clock(), None

@@ -1,7 +1,7 @@
-"""A short transaction: one pooled connection in one READ COMMITTED transaction, and no trace of it afterwards.
+"""A short transaction: one pooled connection in one READ COMMITTED transaction, with its settings restored afterwards.
 
-The isolation level that the app gave its engine, or sets in a ``connect`` event, is on the connection again when the
-transaction is over; so are the wait settings.
+The isolation level that the app gave its engine, or sets in a ``connect`` event, is restored when the
+transaction ends; so are the wait settings.
 """
 
 from __future__ import annotations

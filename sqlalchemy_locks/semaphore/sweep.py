@@ -202,7 +202,7 @@ def clean(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     :param older_than: how long ago, in seconds or as a ``timedelta``.
     :return: how many were deleted. Run it again, each time in a transaction of its own, until that is 0.
 
-    An id whose request is deleted is forgotten: asked for again, it is granted anew.
+    An id whose request is deleted is forgotten, and can be granted again as a new request.
 
     >>> session.scalar(sl.semaphore.clean())
     0
@@ -219,8 +219,8 @@ def clean_leases(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     :return: how many were deleted. Run it again, each time in a transaction of its own, until that is 0.
 
     Never one that :func:`create` or :func:`resize` was called for, nor one that is held. A lease creates it again when
-    it needs it, and its fencing tokens go on: the greatest of all that were deleted is kept, and a new semaphore, of
-    whatever name, begins above it.
+    it needs it, and its fencing tokens continue: the greatest token of all deleted semaphores is kept, and a new
+    semaphore, of any name, begins above it.
 
     >>> session.scalar(sl.semaphore.clean_leases())
     0

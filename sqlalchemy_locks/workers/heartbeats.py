@@ -156,7 +156,7 @@ class Heartbeats:
         return float(max(0.0, asked_at + config.heartbeat - clock()))
 
     def _beat(self, database: WorkerDatabase, asked_at: float) -> bool:
-        """Send a heartbeat, and sweep if it is time; return whether to go on sweeping."""
+        """Send a heartbeat, and sweep if it is time; return whether there is more to sweep."""
         config = self.config
         sweeps = config.stalled_after is not None and asked_at >= self._swept_at + config.sweep_interval
         now = utc(database.perform(config.queue._server_time())) if sweeps else None

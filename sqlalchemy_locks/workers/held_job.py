@@ -29,7 +29,7 @@ class HeldJob:
         """Open the transaction and capture a job.
 
         :param stopped: whether no job may be started any more; asked after the capture.
-        :return: the job; ``None`` where there is none to run, and the transaction is over.
+        :return: the job; ``None`` where there is none to run, and the transaction has ended.
         """
         try:
             return self._capture(self.config.queue.capture(1, queue=self.config.name, host=self.config.host), stopped)

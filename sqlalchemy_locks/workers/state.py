@@ -124,7 +124,7 @@ class WorkerState:
             return self._complete(job), self._take()
 
     def drop(self, gone: Sequence[Any], lost: Sequence[Any]) -> None:
-        """Start no job (row) that is gone, and let the handlers of those that are lost know."""
+        """Don't start the jobs (rows) in ``gone``; set ``job.lost`` for the running ones in ``lost``."""
         absent, taken = {id(row) for row in gone}, {id(row) for row in lost}
         with self._lock:
             before = len(self.waiting)
@@ -341,7 +341,7 @@ class WorkerState:
     def _find_lost_captures(self) -> None:
         """Find the jobs of a capture whose reply was lost, by the host name that only this run has.
 
-        It searches immediately and once more after a heartbeat: the server may go on with a statement whose client has
+        It searches immediately and again after a heartbeat: the server may continue a statement whose client has
         given up.
         """
         search_again = self._search_again_at < float("inf") and (

@@ -197,7 +197,7 @@ def test_locks_wait_for_their_timeout_with_begin_immediate(make: Make, timeout: 
 
         def enter() -> None:
             with sl.Locks(engine).exclusive("a", timeout=timeout):
-                raise AssertionError("somebody else holds it")
+                raise AssertionError("another connection holds it")
 
         with pytest.raises(sl.LockTimeout):
             later(enter).result(PATIENCE)

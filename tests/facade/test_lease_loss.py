@@ -215,7 +215,7 @@ def test_cancellation_together_with_loss_is_raised() -> None:
         told = AsyncLostEvent(lost)
         waiting = asyncio.create_task(told.wait(600))
         await asyncio.sleep(0)
-        lost.set("somebody swept it")
+        lost.set("another client swept it")
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -231,7 +231,7 @@ def test_loss_set_in_another_thread_wakes_task() -> None:
         told = AsyncLostEvent(lost)
         waiting = asyncio.create_task(told.wait(PATIENCE))
         await asyncio.sleep(0)
-        await asyncio.to_thread(lost.set, "somebody swept it")
+        await asyncio.to_thread(lost.set, "another client swept it")
         assert await waiting
 
     asyncio.run(main())

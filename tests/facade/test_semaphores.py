@@ -210,7 +210,7 @@ def test_async_semaphores(servers: Any, place_: str) -> None:
                     assert await locks.release(grant) is sl.Released.RELEASED
 
             await asyncio.gather(*[turns(number) for number in range(12)])
-            grants = [await locks.acquire({sem: 1}, owner="nobody") for _ in range(2)]
+            grants = [await locks.acquire({sem: 1}, owner="other") for _ in range(2)]
             with pytest.raises(sl.LockTimeout):
                 await locks.acquire({sem: 1}, timeout=0)
             waiting = asyncio.ensure_future(locks.acquire({sem: 1}))
@@ -221,7 +221,7 @@ def test_async_semaphores(servers: Any, place_: str) -> None:
 
             async def alive(owners: list[str]) -> list[str]:
                 await asyncio.sleep(0)
-                return [owner for owner in owners if owner != "nobody"]
+                return [owner for owner in owners if owner != "other"]
 
             assert await locks.sweep(alive=alive) >= len(grants)
             assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
