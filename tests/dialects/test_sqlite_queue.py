@@ -1,6 +1,6 @@
-"""SQLite: waits for room in a semaphore are queued in a file beside the database, across processes.
+"""SQLite: the waiters of a semaphore, across processes, queue in a file in the database's folder.
 
-The order itself is tested for all engines (tests/facade/test_lease_order.py). An engine stands for a process here.
+The order itself is tested for all engines (tests/facade/test_lease_order.py). Here an engine simulates a process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SQLite's write lock: how long waiters wait, which ones wait, and what a wait must not leave behind.
 
-An engine stands for a process here: two engines have nothing in common in memory.
+Here an engine simulates a process: two engines share nothing in memory.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def expire_to_now(connection: Any, grant: sl.Grant) -> None:
 
 @pytest.mark.parametrize("name", PLACES)
 def test_crosswise_expiry_never_deadlocks(name: str, engine_to: MakeEngine) -> None:
-    """Requests on two semaphores each, all expired, while both semaphores are asked for in both orders."""
+    """Expired requests on two semaphores, while other requests acquire both semaphores in both orders."""
     engine = engine_to(name, pool_size=12)
     left, right = made(engine, 4), made(engine, 4)
     barrier = threading.Barrier(6, timeout=PATIENCE)
