@@ -1,6 +1,6 @@
 """SQLite: the waiters of a semaphore, across processes, queue in a file in the database's folder.
 
-The order itself is tested for all engines (tests/facade/test_lease_order.py). Here an engine simulates a process.
+The order itself is tested for all engines (tests/facade/test_semaphore_queues.py). Here an engine simulates a process.
 """
 
 from __future__ import annotations
