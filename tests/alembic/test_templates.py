@@ -1,4 +1,4 @@
-"""The templates, as a user runs them: the `alembic` command in an empty folder."""
+"""The templates, as a user meets them: the `alembic` command in an empty folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy_locks.alembic import template
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests.alembic.project import Fresh, catalog, execute, installed, revision, run, tables
 
-#: A driver of each kind, with its template; other tests compare the objects of the revisions on every engine.
+#: A driver of each kind, in the template that it is for; what the revisions make is compared on every engine elsewhere.
 DRIVERS = [
     ("generic", "postgresql18", "psycopg"),
     ("generic", "sqlite", "pysqlite"),
@@ -31,7 +31,7 @@ class Shell:
 
     def alembic(self, *arguments: str, fails: bool = False) -> str:
         command = [sys.executable, "-W", "error", "-m", "alembic", *arguments]
-        # entries that a test adds to sys.path must not have an effect here
+        # what a test adds to sys.path is not to help here
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=500)
         assert (done.returncode != 0) is fails, done.stdout + done.stderr
         return done.stdout
@@ -74,7 +74,7 @@ def test_init_upgrade_downgrade_and_offline(fresh: Fresh, shell: Shell, name: st
 
 
 def fresh_driver(url: URL) -> URL:
-    """The URL of the same database with a synchronous driver."""
+    """The same database, by a driver that needs no event loop."""
     backend = url.get_backend_name()
     driver = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "sqlite": "pysqlite"}
     return url if backend == "yugabytedb" else url.set(drivername=f"{backend}+{driver[backend]}")
@@ -137,7 +137,7 @@ def test_a_refusal_prints_a_sentence_without_traceback(fresh: Fresh, shell: Shel
 
 
 def test_directives_in_a_project_that_alembic_made(fresh: Fresh, shell: Shell) -> None:
-    """Directives need nothing but the revision."""
+    """Door B needs nothing but the revision."""
     url = fresh("postgresql15", "psycopg")
     shell.alembic("init", "migrations")
     shell.connect(url)

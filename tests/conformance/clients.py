@@ -1,7 +1,7 @@
-"""Clients: the ways to run an operation, behind one interface, so that one test runs on all of them.
+"""Clients: the ways to run an operation, behind one face, so that one test tries them all.
 
 A client is one party of a race. Its calls block the caller; ``later()`` makes one in a thread of the client's
-own, so that a test can watch it wait. Asynchronous clients have an event loop of their own.
+own, so that a test can watch it wait. The asynchronous ones live in an event loop of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """One party: at most one transaction at a time, which holds the locks that it has acquired."""
+    """One party: at most one transaction at a time, in which it holds what it has taken."""
 
     asynchronous = False
     #: each operation is a transaction of its own
@@ -54,7 +54,7 @@ class Client:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is still running."""
+        """Whether a call is still under way."""
         return not all(call.done() for call in self._calls)
 
     def hold(self, key: Any, *, shared: bool = False, wait: float | None = None) -> None:
@@ -75,7 +75,7 @@ class Client:
 
 
 class _Executing(Client):
-    """``Locks`` or ``AsyncLocks``, which run each operation in a transaction of its own."""
+    """What runs operations itself, in a transaction of its own making."""
 
     def hold(self, key: Any, *, shared: bool = False, wait: float | None = None) -> None:
         operation = (sl.lock.shared if shared else sl.lock.exclusive)(key)
@@ -134,7 +134,7 @@ class ViaLocks(Client):
         self.held: Any = None
 
     def _enter(self, key: Any, shared: bool, timeout: float | None) -> None:
-        # in the client's own thread: a thread can't acquire a key that it holds already
+        # in the client's own thread, since a thread can't hold what it holds already
         def enter() -> None:
             block = (self.locks.shared if shared else self.locks.exclusive)(key, timeout=timeout)
             self.held = block.__enter__()

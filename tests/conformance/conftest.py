@@ -1,4 +1,4 @@
-"""One suite for all engines, drivers and runners: ``world`` is one combination, and creates its clients."""
+"""One suite over engine, driver and runner: ``world`` is one such combination, and makes clients of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Combination:
         return f"{self.engine}/{self.driver}/{self.runner}"
 
 
-#: PgBouncer only affects connections: one runner of each kind, with each driver
+#: what PgBouncer has of its own is about connections: one runner of each kind, with each driver
 THROUGH_PGBOUNCER = {
     ("psycopg", "Session"),
     ("psycopg", "Locks"),
@@ -82,7 +82,7 @@ class World:
             servers.installed(self.engine_name, PLAIN[self.engine_name], self.locking), poolclass=NullPool
         )
 
-    #: the properties that tests ask for, by name
+    #: the facts that tests ask for, by name
     @property
     def is_sqlite(self) -> bool:
         return self.engine_name == "sqlite"
@@ -97,7 +97,7 @@ class World:
 
     @property
     def table(self) -> str | None:
-        """The table of keys; ``None`` on engines without rows of keys."""
+        """The table of keys, where there is one with rows in it."""
         if self.advisory or self.is_sqlite:
             return None
         return "lock_locked_keys" if self.is_innodb else "lock.locked_keys"
@@ -121,7 +121,7 @@ class World:
             time.sleep(0.13 if self.is_innodb else 0.005)
 
     def waiting(self) -> int:
-        """How many sessions wait for a lock, by the server's own tables."""
+        """How many wait for a lock, by the server's own account."""
         if self.is_sqlite:
             return waiting_writers(self.plain) + queued(self.plain, in_front=False)
         with self.plain.connect() as connection:
@@ -145,7 +145,7 @@ class World:
             )
 
     def expire(self, grant: Any) -> None:
-        """Expire a grant: move its time stamps a day into the past."""
+        """Have the time of a grant run out: as if it had been made a day ago."""
         day_ago = {
             "mysql": "renewed_at - INTERVAL 1 DAY",
             "mariadb": "renewed_at - INTERVAL 1 DAY",
@@ -159,7 +159,7 @@ class World:
             assert changed.rowcount == 1
 
     def despite_deadlocks(self, client: Client, turn: Callable[[], T]) -> T:
-        """Repeat a transaction after a deadlock, as an app would: InnoDB may choose it as the victim."""
+        """Take a turn again, as an app would: InnoDB may choose the client's own transaction as a deadlock's victim."""
         for _ in range(1000):
             try:
                 return turn()
@@ -170,7 +170,7 @@ class World:
         raise AssertionError("a thousand times in a row")
 
     def close(self) -> None:
-        # holders first: a client that still waits can't be closed before its wait is over
+        # holders first: a client that still waits can't be closed before it has got, or lost, what it waits for
         for client in sorted(self.clients, key=lambda client: client.busy):
             client.close()
         self.plain.dispose()

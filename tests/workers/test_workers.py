@@ -36,7 +36,7 @@ JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "2000"))
 LONGEST = 300 if JOBS <= 5000 else 1000
 
 
-#: importing the library in each process would take longer than its work
+#: importing the library in each process would take longer than what it does
 FORKS = get_context("forkserver")
 
 
@@ -141,7 +141,7 @@ def test_killed_and_suspended_workers_lose_no_job(
             worker.kill()
         stopped = workers[2]
         stopped.send(signal.SIGSTOP)
-        # Its jobs are stalled, and have other owners when it is resumed. If it was suspended inside a transaction, they
+        # Its jobs have stalled, and have other owners when it is resumed. If it was suspended inside a transaction, they
         # have to wait for that; on SQLite every writer has.
         aging = later(age_heartbeats, engine, *workers[:3])
         until_idle(engine)
