@@ -49,7 +49,7 @@ _FUNCTIONS = sa.text(
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingPrivileges:
     """Privileges that a user lacks."""
 
     #: a sentence, with the GRANT at its end
@@ -60,7 +60,7 @@ class Missing:
     unreadable: tuple[str, ...] = ()
 
 
-def missing(connection: Connection, options: Options) -> list[Missing] | None:
+def missing(connection: Connection, options: Options) -> list[MissingPrivileges] | None:
     """Return the privileges that the connection's user lacks; ``None`` on SQLite, which has no users."""
     place = InstallPlace(connection.dialect, options)
     if not place.backend.has_users:
@@ -68,14 +68,16 @@ def missing(connection: Connection, options: Options) -> list[Missing] | None:
     return list((_listed if place.backend.lists_privileges else _explained)(connection, place))
 
 
-def _listed(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
+def _listed(connection: Connection, place: InstallPlace) -> Iterator[MissingPrivileges]:
     where = {"schema": place.options.schema}
     schema = connection.execute(_SCHEMA, where).first()
     if schema is None:
         return
     if not schema.may:
         grant = f"GRANT USAGE ON SCHEMA {place.schema} TO {schema.role}"
-        yield Missing(f"{schema.role} lacks USAGE on the schema {place.schema}: {grant}", True, ("installed",))
+        yield MissingPrivileges(
+            f"{schema.role} lacks USAGE on the schema {place.schema}: {grant}", True, ("installed",)
+        )
     arguments = {k: v for step in steps.STEPS for k, v in steps.load(step).FUNCTIONS.items()}
     rows = connection.execute(_FUNCTIONS, {**where, "names": list(arguments)}).all()
     may_execute = {(row.proname, row.takes): row.may for row in rows}
@@ -86,7 +88,7 @@ def _listed(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
     ]
     if denied:
         grant = f"GRANT EXECUTE ON FUNCTION {', '.join(denied)} TO {schema.role}"
-        yield Missing(f"{schema.role} lacks EXECUTE on {_named(denied, 'functions')}: {grant}", True)
+        yield MissingPrivileges(f"{schema.role} lacks EXECUTE on {_named(denied, 'functions')}: {grant}", True)
     lacking: dict[tuple[tuple[str, ...], bool], list[str]] = {}
     relations = {row.relname: row for row in connection.execute(_RELATIONS, {**where, "names": _tables(place)})}
     for name in _tables(place):
@@ -99,7 +101,7 @@ def _listed(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
             on = [place.table(name) for name in names]
             grant = f"GRANT {', '.join(lacks)} ON {', '.join(on)} TO {schema.role}"
             says = f"{schema.role} lacks {', '.join(lacks)} on {_named(on, 'tables')}: {grant}"
-            yield Missing(says, needed, tuple(names) if "SELECT" in lacks else ())
+            yield MissingPrivileges(says, needed, tuple(names) if "SELECT" in lacks else ())
     for name in _tables(place):
         if name in relations and relations[name].hidden:
             table = place.table(name)
@@ -107,10 +109,10 @@ def _listed(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
                 f"row-level security may hide rows of {table} from {schema.role}, whose locks would ignore them: "
                 f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"
             )
-            yield Missing(says, True, (name,))
+            yield MissingPrivileges(says, True, (name,))
 
 
-def _explained(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
+def _explained(connection: Connection, place: InstallPlace) -> Iterator[MissingPrivileges]:
     user, _, host = str(connection.exec_driver_sql("SELECT CURRENT_USER()").scalar()).rpartition("@")
     grantee = "@".join(f"`{part.replace('`', '``')}`" for part in (user, host))
     columns = {k: next(iter(v)) for step in steps.STEPS for k, v in steps.load(step).TABLES[place.family].items()}
@@ -127,7 +129,7 @@ def _explained(connection: Connection, place: InstallPlace) -> Iterator[Missing]
         if lacks:
             grant = f"GRANT {', '.join(lacks)} ON {table} TO {grantee}"
             says = f"{user}@{host} lacks {', '.join(lacks)} on {table}: {grant}"
-            yield Missing(says, _locks_need(name, "r"), (name,) if "SELECT" in lacks else ())
+            yield MissingPrivileges(says, _locks_need(name, "r"), (name,) if "SELECT" in lacks else ())
 
 
 def _may_execute(connection: Connection, place: InstallPlace, statement: str) -> bool:

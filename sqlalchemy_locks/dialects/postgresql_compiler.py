@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
+from sqlalchemy_locks.sql.clock import Ago, Elapsed, Epoch, Later, Now, NowAfterWait, StatementStart
 from sqlalchemy_locks.sql.elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from sqlalchemy_locks.sql.tables import Payload
 
@@ -19,8 +19,8 @@ def _function(element: LockFunction, compiler: Any, **kw: Any) -> str:
     return f"{schema}.{element.name}{compiler.function_argspec(element, **kw)}"
 
 
-@compiles(Fresh, "postgresql")
-@compiles(Fresh, "yugabytedb")
+@compiles(NowAfterWait, "postgresql")
+@compiles(NowAfterWait, "yugabytedb")
 @compiles(Now, "postgresql")
 @compiles(Now, "yugabytedb")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
@@ -59,9 +59,9 @@ def _notify(element: Notify, compiler: Any, **kw: Any) -> str:
     return f"CASE WHEN strpos(version(), '-YB-') = 0 THEN pg_notify{compiler.function_argspec(element, **kw)}::text END"
 
 
-@compiles(Began, "postgresql")
-@compiles(Began, "yugabytedb")
-def _began(element: Began, compiler: Any, **kw: Any) -> str:
+@compiles(StatementStart, "postgresql")
+@compiles(StatementStart, "yugabytedb")
+def _began(element: StatementStart, compiler: Any, **kw: Any) -> str:
     return "statement_timestamp()"
 
 

@@ -24,7 +24,7 @@ from sqlalchemy import (
     update,
 )
 
-from sqlalchemy_locks.sql.clock import Fresh, Instant, Later, Now
+from sqlalchemy_locks.sql.clock import Instant, Later, Now, NowAfterWait
 from sqlalchemy_locks.sql.elements import InsertAbsent, ReadUncommitted
 from sqlalchemy_locks.sql.tables import Tables
 
@@ -130,7 +130,7 @@ def _lock_request_shared(req: Any, which: Any, stale_reads: bool) -> Any:
 
 
 def _with_expiry(request: Any) -> Any:
-    expired = expiry(request) <= Fresh()
+    expired = expiry(request) <= NowAfterWait()
     columns: Any = (request.c.id, request.c.state, request.c.token, expiry(request).label("until"))
     return select(*columns, expired.label("expired"))
 
