@@ -17,7 +17,7 @@ from sqlalchemy_locks.dialects.base import IDLE, Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import closed, driver_calls
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
-from sqlalchemy_locks.sql.clock import Ago, Elapsed, Epoch, Instant, Later, Now, NowAfterWait, StatementStart
+from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Instant, Later, Now, NowAfterWait
 from sqlalchemy_locks.sql.elements import (
     DeleteByKey,
     HeldKeys,
@@ -304,8 +304,8 @@ def _instant(element: Instant, compiler: Any, **kw: Any) -> str:
     return "DATETIME(6)"
 
 
-@compiles(StatementStart, "mysql")
-@compiles(StatementStart, "mariadb")
+@compiles(Began, "mysql")
+@compiles(Began, "mariadb")
 @compiles(Now, "mysql")
 @compiles(Now, "mariadb")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
@@ -327,7 +327,7 @@ def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
 
 @compiles(NowAfterWait, "mysql")
 @compiles(NowAfterWait, "mariadb")
-def _fresh(element: NowAfterWait, compiler: Any, **kw: Any) -> str:
+def _now_after_wait(element: NowAfterWait, compiler: Any, **kw: Any) -> str:
     microseconds = f"{_ticks(compiler)} DIV 10 - 12219292800000000"
     return f"TIMESTAMPADD(MICROSECOND, {microseconds}, TIMESTAMP'1970-01-01 00:00:00')"
 

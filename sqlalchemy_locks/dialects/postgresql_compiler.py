@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.sql.clock import Ago, Elapsed, Epoch, Later, Now, NowAfterWait, StatementStart
+from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Later, Now, NowAfterWait
 from sqlalchemy_locks.sql.elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from sqlalchemy_locks.sql.tables import Payload
 
@@ -59,9 +59,9 @@ def _notify(element: Notify, compiler: Any, **kw: Any) -> str:
     return f"CASE WHEN strpos(version(), '-YB-') = 0 THEN pg_notify{compiler.function_argspec(element, **kw)}::text END"
 
 
-@compiles(StatementStart, "postgresql")
-@compiles(StatementStart, "yugabytedb")
-def _began(element: StatementStart, compiler: Any, **kw: Any) -> str:
+@compiles(Began, "postgresql")
+@compiles(Began, "yugabytedb")
+def _began(element: Began, compiler: Any, **kw: Any) -> str:
     return "statement_timestamp()"
 
 

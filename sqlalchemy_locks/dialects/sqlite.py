@@ -21,7 +21,7 @@ from sqlalchemy_locks.dialects.base import Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
 from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback
-from sqlalchemy_locks.sql.clock import Ago, Elapsed, Epoch, Later, Now, NowAfterWait, StatementStart
+from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Later, Now, NowAfterWait
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ def _later(element: Later, compiler: Any, **kw: Any) -> str:
 
 # Six digits of a second, as SQLAlchemy writes and reads them; SQLite has three
 @compiles(NowAfterWait, "sqlite")
-@compiles(StatementStart, "sqlite")
+@compiles(Began, "sqlite")
 @compiles(Now, "sqlite")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"

@@ -29,7 +29,7 @@ from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, 
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.dialects.mysql import force_index
 from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
-from sqlalchemy_locks.sql.clock import Ago, Elapsed, Instant, StatementStart
+from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Instant
 
 #: the maximum number of queues whose jobs are counted one by one when not all jobs that wait are counted
 QUEUES = 50
@@ -196,7 +196,7 @@ def _names(context: BuildContext, at: RoleColumns, ours: list[Any]) -> Any:
 
 
 def _due(run_at: Any) -> dict[str, Any]:
-    now = StatementStart()
+    now = Began()
     return {
         "waiting": _count_if(run_at <= now),
         "scheduled": _count_if(run_at > now),

@@ -28,7 +28,7 @@ from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
 from sqlalchemy_locks.queue.acknowledge import Complete, owned_parameters, where_owned
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, ORDER, PAIRS, JobCapture, JobOperation, Jobs
-from sqlalchemy_locks.sql.clock import Now, StatementStart
+from sqlalchemy_locks.sql.clock import Began, Now
 
 _OWNED = (PAIRS, IDS, CLAIMS)
 _AFTER = tuple(f"locks_after_{role}" for role in ORDER)
@@ -54,7 +54,7 @@ class FetchJobs(JobCapture):
             (
                 *self.jobs.in_queue(context),
                 at.started_at.is_(None),
-                at.run_at <= StatementStart(),
+                at.run_at <= Began(),
                 *([tuple_(*order) > tuple_(*after)] if self.after else []),
             ),
             {

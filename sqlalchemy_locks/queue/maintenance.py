@@ -26,7 +26,7 @@ from sqlalchemy_locks.core.operation import BuildContext, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.queue.acknowledge import end_attempt
 from sqlalchemy_locks.queue.jobs import JobCapture, JobOperation, Jobs
-from sqlalchemy_locks.sql.clock import Ago, Instant, Now, StatementStart
+from sqlalchemy_locks.sql.clock import Ago, Began, Instant, Now
 
 #: no limit in effect, but one that makes the engine evaluate a subquery by itself
 EVERY: Any = literal_column("1000000000", Integer())
@@ -146,7 +146,7 @@ class Stats(JobOperation):
         nothing: Any = literal_column("0")
         ours = self.jobs.class_condition()
         instant = cast(null(), Instant())
-        now = StatementStart()
+        now = Began()
 
         def part(condition: Any, *counts: Any) -> Any:
             # a subquery with a limit: SQLite would otherwise scan all jobs in the order of the GROUP BY

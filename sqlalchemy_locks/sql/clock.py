@@ -45,7 +45,7 @@ class Epoch(FunctionElement[int]):
     inherit_cache = True
 
 
-class StatementStart(FunctionElement[datetime]):
+class Began(FunctionElement[datetime]):
     """The start of this statement, by the server's clock: for conditions.
 
     It is the same for every row, so that an index can be used.
@@ -56,14 +56,14 @@ class StatementStart(FunctionElement[datetime]):
 
 
 class Ago(FunctionElement[datetime]):
-    """A number of seconds before ``StatementStart``; the argument may have a fraction."""
+    """A number of seconds before ``Began``; the argument may have a fraction."""
 
     type = Instant()
     inherit_cache = True
 
 
 class Elapsed(FunctionElement[int]):
-    """Whole seconds from an instant to the ``StatementStart``; negative for an instant in the future."""
+    """Whole seconds from an instant to ``Began``; negative for an instant in the future."""
 
     type = BigInteger()
     inherit_cache = True
