@@ -70,7 +70,7 @@ class Enqueue(JobOperation):
         if not context.backend.writable_ctes:
             return None
         at = self.jobs.at(context)
-        common = self._shared_columns(at)
+        common = self._common(at)
         given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Payload()), Payload()))
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
         external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
@@ -118,7 +118,7 @@ class Enqueue(JobOperation):
             if not begun or execution.backend.autocommit(execution.connection):
                 raise execution.backend.refuse_autocommit("Queue.put(unique=)")
 
-    def _shared_columns(self, at: RoleColumns) -> dict[Any, Any]:
+    def _common(self, at: RoleColumns) -> dict[Any, Any]:
         """Return the columns whose value all jobs of a batch share."""
         run_at: Any = {
             "now": Now(),
@@ -214,7 +214,7 @@ class Enqueue(JobOperation):
                 at.external_id: bindparam("locks_id", type_=at.external_id.type),
                 at.payload: bindparam("locks_payload", type_=at.payload.type),
                 **({at.unique_key: bindparam("locks_unique", type_=at.unique_key.type)} if self.unique else {}),
-                **self._shared_columns(at),
+                **self._common(at),
                 **(self.jobs.target.insert_defaults() if self.jobs.target else {}),
             }
             if self.when == "in":
