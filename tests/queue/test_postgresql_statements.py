@@ -137,8 +137,8 @@ def test_capture_sees_changes_made_before_its_lock(
     put(engine, *range(6))
     held_up = sl.Queue()
     take = held_up._capture
-    chosen = take.taken
-    take.taken = lambda context: replace(chosen(context), where=(*chosen(context).where, paused()))  # type: ignore[method-assign]
+    chosen = take.build_spec
+    take.build_spec = lambda context: replace(chosen(context), where=(*chosen(context).where, paused()))  # type: ignore[method-assign]
     watch = Watch(servers, name)
 
     def capture() -> list[Any]:
