@@ -79,20 +79,20 @@ def test_one_thread_waits_on_a_connection(engine_to: MakeEngine, watch: Any) -> 
 
 
 def visitors(lines: LocalQueues) -> int:
-    return sum(1 + len(ticket.behind or ()) for (key, _), ticket in list(lines.front.items()) if key[0] == "gate")
+    return sum(1 + len(ticket.behind or ()) for (key, _), ticket in list(lines.front.items()) if key[0] == "rows")
 
 
-def test_wait_for_local_gate_is_bounded(engine_to: MakeEngine) -> None:
+def test_wait_in_the_queue_for_rows_is_bounded(engine_to: MakeEngine) -> None:
     engine = engine_to("sqlite")
     locks, queues = sl.Locks(engine), local_queues(engine.dialect)
     first, second, third = sorted(made(engine, 1) for _ in range(3))
-    gate = queues.ticket(("gate", locks._semaphores.installation(), second))
-    assert gate.wait(0)
+    ticket = queues.ticket(("rows", locks._semaphores.installation(), second))
+    assert ticket.wait(0)
     locks.release(locks.acquire({third: 1}, timeout=0))
     for permits in ({second: 1}, {first: 1, second: 1}):
         with pytest.raises(sl.LockTimeout, match="stayed locked by others within 0.05 s"):
             locks.acquire(permits, timeout=0.05)
-    gate.leave()
+    ticket.leave()
     assert queues.front == {}
 
 
