@@ -1,4 +1,4 @@
-"""In a database with many rows, status and the page read few rows of each table, and count up to a limit."""
+"""What status and the page read in a database with many rows: few rows of each table, and counts up to a limit."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_semaphores_are_read_in_one_pass(engine: Engine) -> None:
     locks = sl.Locks(engine)
     part = overview.semaphores(locks, 20)  # the statements are compiled, the settings verified
     read = rows_read(engine, lambda: overview.semaphores(locks, 20))
-    # two passes over the held permits, with their semaphores, and their sort
+    # two passes over what is held, with its semaphores, and their sort
     assert read < 14 * (ROWS["semaphores"] + ROWS["held"])
     assert part.counts["semaphores"] == part.counts["leases"] == 200
     assert (part.counts["leases_held"], part.counts["permits"]) == (100, 1_000)
@@ -109,7 +109,7 @@ def test_holders_of_a_crowded_semaphore_are_limited(engine: Engine) -> None:
     ids = [row["id"] for row in overview.semaphores(locks, 3).rows or () if not row["on_demand"]]
     read = overview.holders(2, ids)
     assert len(read(locks).rows or ()) == 6
-    # not all held permits; PostgreSQL may read and sort the 100 holders of the first semaphore
+    # not all that is held; PostgreSQL may read and sort the 100 holders of the first semaphore
     assert rows_read(engine, lambda: read(locks)) < ROWS["held"] // 2
 
 
