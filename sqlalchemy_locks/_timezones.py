@@ -42,18 +42,18 @@ def zone(name: str) -> ZoneInfo:
         ) from None
 
 
-def around(zone: ZoneInfo, instant: float) -> Offsets:
+def offsets_around(zone: ZoneInfo, instant: float) -> Offsets:
     """Return the offsets before, at and after an instant (seconds since 1970)."""
-    return _around(zone, int(instant // _DAY) * _DAY)
+    return _offsets_around(zone, int(instant // _DAY) * _DAY)
 
 
 @lru_cache(maxsize=64)
-def _around(zone: ZoneInfo, day: int) -> Offsets:
-    first, second = _change(zone, day, -_DAY), _change(zone, day, _DAY)
+def _offsets_around(zone: ZoneInfo, day: int) -> Offsets:
+    first, second = _nearest_change(zone, day, -_DAY), _nearest_change(zone, day, _DAY)
     return Offsets(first, second, _offset(zone, first - 1), _offset(zone, first), _offset(zone, second))
 
 
-def _change(zone: ZoneInfo, start: int, step: int) -> int:
+def _nearest_change(zone: ZoneInfo, start: int, step: int) -> int:
     """Return the nearest instant at which the offset changes, searching by days; a distant one if there is none."""
     here = _offset(zone, start)
     for day in range(start + step, start + step * (_FAR // _DAY), step):

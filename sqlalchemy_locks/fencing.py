@@ -90,7 +90,7 @@ class _FencedUpdate(OperationImpl):
         # several rows must be checked for newer tokens afterwards, and can be rolled back only in a transaction
         return self._fenced_update() if self.single else None
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "where the statement doesn't select its row by the primary key, and may match several"
 
     def _fenced_update(self) -> Update:

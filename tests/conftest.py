@@ -1,4 +1,4 @@
-"""The servers of a test run: real ones, each started once, when the first test asks for it.
+"""The servers of a test run: real ones, each started once, when the first test needs it.
 
 Tests of an engine that can't be started here are skipped with the reason; under ``CI=true`` they fail.
 """
@@ -43,7 +43,7 @@ PLAIN = {
 
 
 class Servers:
-    """Every server that the run has asked for, and databases on them."""
+    """The servers that the run has started, and databases on them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -126,7 +126,7 @@ def not_here(why: real.Unavailable) -> NoReturn:
 
 
 def install(url: str, **options: str) -> None:
-    """Bring the locks into a database, as a revision of an app would."""
+    """Install the locks in a database, as a revision of an app would."""
     engine = create_engine(url, poolclass=NullPool)
     with engine.begin() as connection:
         operations = Operations(MigrationContext.configure(connection))
@@ -135,13 +135,13 @@ def install(url: str, **options: str) -> None:
 
 
 def in_memory() -> str | None:
-    """Where SQLite needn't wait for a disk, if there is such a place with room enough."""
+    """A folder in which SQLite doesn't wait for a disk, if there is one with enough space."""
     place = Path("/dev/shm")
     roomy = os.access(place, os.W_OK) and shutil.disk_usage(place).free > 2**30
     return str(place) if roomy else None
 
 
-#: seconds in which the threads of a test end when it is over
+#: seconds within which the threads of a test must end after it
 ENDS_WITHIN = 30
 _FAILED = pytest.StashKey[bool]()
 
@@ -150,7 +150,7 @@ _FAILED = pytest.StashKey[bool]()
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a test that failed has left open ends with it.
+    """Close what a failed test has left open.
 
     Its error keeps the frames of the test, and in them the connections, until the next test is called, which would
     then fail for their ResourceWarnings.
@@ -168,7 +168,7 @@ def pytest_runtest_makereport(
 
 
 def collect_what_is_left_of(error: BaseException | None) -> None:
-    """Have everything that an error holds collected, without a word."""
+    """Collect everything that an error refers to, without warnings."""
     found: list[object] = []
     hook, sys.unraisablehook = sys.unraisablehook, found.append
     try:
@@ -182,7 +182,7 @@ def collect_what_is_left_of(error: BaseException | None) -> None:
             gc.collect()
             if not found:
                 break
-            time.sleep(0.05)  # aiosqlite's threads let go of the rest
+            time.sleep(0.05)  # aiosqlite's threads release the rest
     finally:
         found.clear()
         gc.collect()
@@ -191,9 +191,9 @@ def collect_what_is_left_of(error: BaseException | None) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_of_a_module_is_left_open() -> Iterator[None]:
-    """What the tests of a module share ends with the module.
+    """Collect what the tests of a module share at the end of the module.
 
-    The collector looks at what they make, and not each time at all that was imported before.
+    The collector examines only the objects that they create, not all that was imported before.
     """
     gc.collect()
     gc.freeze()
@@ -204,7 +204,7 @@ def nothing_of_a_module_is_left_open() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test leaves open fails that test, and no later one: threads that don't end, connections without an owner.
+    """Fail the test that leaves something open, not a later one: threads that don't end, connections without an owner.
 
     Where it shares something with the other tests of its module, as an engine whose pool has a thread for each
     connection, the threads are those of the module. A connection that nothing refers to any more is a ResourceWarning as
@@ -228,7 +228,7 @@ _told_of: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def expect_the_end_of(threads_before: set[threading.Thread]) -> None:
-    """Wait for the threads that were started since; fail when one of them goes on."""
+    """Wait for the threads that were started since; fail when one of them doesn't end."""
     until = time.monotonic() + ENDS_WITHIN
     left = [thread for thread in threading.enumerate() if thread not in threads_before and thread not in _told_of]
     for thread in left:
@@ -245,14 +245,14 @@ def open_files() -> set[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def unfrozen() -> Iterator[None]:
-    """What is left at the very end is looked for among everything, by pytest itself."""
+    """Let pytest itself examine all objects at the very end."""
     yield
     gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_certificates() -> Iterator[None]:
-    """PyMySQL reads all of the machine's certificates at each connection, and then verifies nothing by them.
+    """Skip the certificates that PyMySQL reads at each connection, and doesn't verify anything with.
 
     That takes longer than most tests.
     """

@@ -27,7 +27,7 @@ def include_name(name: str | None, type_: str, parent_names: Mapping[Any, str | 
     """
     # without an environment, as in a programmatic comparison, there is no configuration
     config = context.config if hasattr(context, "config") else None
-    options = Options.configured(config)
+    options = Options.from_config(config)
     return not _is_shipped(name, type_, parent_names, options.schema, options.prefix)
 
 

@@ -6,7 +6,7 @@ The check only reads, and needs no more than ``grant_to`` grants (on MySQL and M
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,14 +28,6 @@ _FUNCTIONS = sa.text(
     ORDER BY proname, takes
     """
 ).bindparams(sa.bindparam("names", expanding=True))
-
-_RELATION = sa.text(
-    """
-    SELECT relkind::text FROM pg_catalog.pg_class
-    JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace
-    WHERE nspname = :schema AND relname = 'locked_keys'
-    """
-)
 
 _DEFINITION = re.compile(
     r"FUNCTION [^(]*?\.(?P<name>\w+)\((?P<arguments>.*?)\)\s+RETURNS (?P<result>[^\n]+)\n"
@@ -72,7 +64,7 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
         if step not in steps.STEPS
     ]
     known = [steps.load(step) for step in steps.STEPS if step in recorded]
-    variant = _variant(connection, options) if place.family == "postgresql" else None
+    variant = place.backend.function_variant(connection, schema) if place.backend.calls_functions else None
     found += _check_tables(connection, place, known, view=variant == "advisory")
     if variant is not None:
         found += _check_functions(connection, place, known, variant)
@@ -93,14 +85,6 @@ def _check_installed(connection: Connection, place: InstallPlace) -> list[str]:
     ]
 
 
-def _variant(connection: Connection, options: Options) -> str:
-    """Return which variant of the functions was installed on this server."""
-    if "-YB-" in str(connection.scalar(sa.text("SELECT version()"))):
-        return "yugabytedb"
-    kind = connection.scalar(_RELATION, {"schema": options.schema})
-    return "table" if kind in ("r", "p") else "advisory"
-
-
 def _check_tables(connection: Connection, place: InstallPlace, known: list[steps.Step], *, view: bool) -> Iterator[str]:
     inspector = sa.inspect(connection)
     expected = {k: v for step in known for k, v in step.TABLES[place.family].items()}
@@ -117,8 +101,8 @@ def _check_tables(connection: Connection, place: InstallPlace, known: list[steps
             yield from _check_columns(connection, inspector.get_columns(name, schema=schema), columns, shown)
             yield from _check_key(inspector, place, table, keys.get(table, (next(iter(columns)),)))
             yield from _check_indexes(inspector, place, table, indexes.get(table, ()))
-            if place.family == "mysql":
-                yield from _check_storage(inspector.get_table_options(name), shown)
+            if place.backend.table_options:
+                yield from _check_storage(inspector.get_table_options(name), place.backend.table_options, shown)
 
 
 def _check_view(inspector: sa.Inspector, name: str, schema: str | None, shown: str) -> Iterator[str]:
@@ -170,13 +154,13 @@ def _check_columns(connection: Connection, actual: Any, expected: Any, shown: st
             yield f"{shown} has a column {name} that no step created"
 
 
-def _check_storage(options: Any, shown: str) -> Iterator[str]:
+def _check_storage(options: Any, wanted: Mapping[str, str], shown: str) -> Iterator[str]:
     # the names of the options start with the dialect's
     values = {name.partition("_")[2]: value for name, value in options.items()}
-    for option, wanted in (("engine", "InnoDB"), ("collate", "utf8mb4_bin")):
+    for option, value in wanted.items():
         found = values.get(option)
-        if found != wanted:
-            yield f"the {option} of {shown} is {found}, not {wanted}"
+        if found != value:
+            yield f"the {option} of {shown} is {found}, not {value}"
 
 
 def _check_functions(

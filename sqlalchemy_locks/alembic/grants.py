@@ -16,7 +16,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options
 from sqlalchemy_locks.alembic.script import InstallPlace
-from sqlalchemy_locks.dialects import backend_for
 
 _ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 #: a sentence names up to this many objects; more are counted there and named in its GRANT only
@@ -50,7 +49,7 @@ _FUNCTIONS = sa.text(
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingPrivileges:
     """Privileges that a user lacks."""
 
     #: a sentence, with the GRANT at its end
@@ -61,22 +60,24 @@ class Missing:
     unreadable: tuple[str, ...] = ()
 
 
-def missing(connection: Connection, options: Options) -> list[Missing] | None:
+def missing(connection: Connection, options: Options) -> list[MissingPrivileges] | None:
     """Return the privileges that the connection's user lacks; ``None`` on SQLite, which has no users."""
     place = InstallPlace(connection.dialect, options)
-    if place.family == "sqlite":
+    if not place.backend.has_users:
         return None
-    return list((_postgresql if place.family == "postgresql" else _mysql)(connection, place))
+    return list((_listed if place.backend.lists_privileges else _explained)(connection, place))
 
 
-def _postgresql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
+def _listed(connection: Connection, place: InstallPlace) -> Iterator[MissingPrivileges]:
     where = {"schema": place.options.schema}
     schema = connection.execute(_SCHEMA, where).first()
     if schema is None:
         return
     if not schema.may:
         grant = f"GRANT USAGE ON SCHEMA {place.schema} TO {schema.role}"
-        yield Missing(f"{schema.role} lacks USAGE on the schema {place.schema}: {grant}", True, ("installed",))
+        yield MissingPrivileges(
+            f"{schema.role} lacks USAGE on the schema {place.schema}: {grant}", True, ("installed",)
+        )
     arguments = {k: v for step in steps.STEPS for k, v in steps.load(step).FUNCTIONS.items()}
     rows = connection.execute(_FUNCTIONS, {**where, "names": list(arguments)}).all()
     may_execute = {(row.proname, row.takes): row.may for row in rows}
@@ -87,20 +88,20 @@ def _postgresql(connection: Connection, place: InstallPlace) -> Iterator[Missing
     ]
     if denied:
         grant = f"GRANT EXECUTE ON FUNCTION {', '.join(denied)} TO {schema.role}"
-        yield Missing(f"{schema.role} lacks EXECUTE on {_named(denied, 'functions')}: {grant}", True)
+        yield MissingPrivileges(f"{schema.role} lacks EXECUTE on {_named(denied, 'functions')}: {grant}", True)
     lacking: dict[tuple[tuple[str, ...], bool], list[str]] = {}
     relations = {row.relname: row for row in connection.execute(_RELATIONS, {**where, "names": _tables(place)})}
     for name in _tables(place):
         if name in relations:
             kind = relations[name].kind
-            lacks = tuple(each for each in _wanted(name, kind) if not relations[name]._mapping[each])
+            lacks = tuple(each for each in _needed_privileges(name, kind) if not relations[name]._mapping[each])
             lacking.setdefault((lacks, _locks_need(name, kind)), []).append(name)
     for (lacks, needed), names in lacking.items():
         if lacks:
             on = [place.table(name) for name in names]
             grant = f"GRANT {', '.join(lacks)} ON {', '.join(on)} TO {schema.role}"
             says = f"{schema.role} lacks {', '.join(lacks)} on {_named(on, 'tables')}: {grant}"
-            yield Missing(says, needed, tuple(names) if "SELECT" in lacks else ())
+            yield MissingPrivileges(says, needed, tuple(names) if "SELECT" in lacks else ())
     for name in _tables(place):
         if name in relations and relations[name].hidden:
             table = place.table(name)
@@ -108,10 +109,10 @@ def _postgresql(connection: Connection, place: InstallPlace) -> Iterator[Missing
                 f"row-level security may hide rows of {table} from {schema.role}, whose locks would ignore them: "
                 f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"
             )
-            yield Missing(says, True, (name,))
+            yield MissingPrivileges(says, True, (name,))
 
 
-def _mysql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
+def _explained(connection: Connection, place: InstallPlace) -> Iterator[MissingPrivileges]:
     user, _, host = str(connection.exec_driver_sql("SELECT CURRENT_USER()").scalar()).rpartition("@")
     grantee = "@".join(f"`{part.replace('`', '``')}`" for part in (user, host))
     columns = {k: next(iter(v)) for step in steps.STEPS for k, v in steps.load(step).TABLES[place.family].items()}
@@ -123,20 +124,20 @@ def _mysql(connection: Connection, place: InstallPlace) -> Iterator[Missing]:
             "UPDATE": f"UPDATE {table} SET `{column}` = 0",
             "DELETE": f"DELETE FROM {table}",
         }
-        wanted = _wanted(name, "r")
-        lacks = [each for each in wanted if not _explained(connection, statements[each])]
+        wanted = _needed_privileges(name, "r")
+        lacks = [each for each in wanted if not _may_execute(connection, place, statements[each])]
         if lacks:
             grant = f"GRANT {', '.join(lacks)} ON {table} TO {grantee}"
             says = f"{user}@{host} lacks {', '.join(lacks)} on {table}: {grant}"
-            yield Missing(says, _locks_need(name, "r"), (name,) if "SELECT" in lacks else ())
+            yield MissingPrivileges(says, _locks_need(name, "r"), (name,) if "SELECT" in lacks else ())
 
 
-def _explained(connection: Connection, statement: str) -> bool:
+def _may_execute(connection: Connection, place: InstallPlace, statement: str) -> bool:
     """Return whether the user may execute it; a missing table is reported elsewhere."""
     try:
         connection.exec_driver_sql(f"EXPLAIN {statement}").close()
     except DBAPIError as error:
-        return not backend_for(connection.dialect).permission_denied(error)
+        return not place.backend.permission_denied(error)
     return True
 
 
@@ -144,7 +145,7 @@ def _tables(place: InstallPlace) -> list[str]:
     return [table for step in steps.STEPS for table in steps.load(step).TABLES[place.family]]
 
 
-def _wanted(table: str, kind: str) -> Iterable[str]:
+def _needed_privileges(table: str, kind: str) -> Iterable[str]:
     """Return the privileges that are used on a table; on PostgreSQL ``locked_keys`` may be a view."""
     return _ROWS if _locks_need(table, kind) else _ROWS[:1]
 

@@ -56,7 +56,7 @@ class UpgradeLocksOp(MigrateOperation):
         locking: str = "native",
     ) -> None:
         """Install the steps above ``from_`` up to ``to``; see :func:`upgrade_locks`."""
-        options = Options.given(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
+        options = Options.from_arguments(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
         operations.invoke(cls(from_, to, options))
 
     def reverse(self) -> DowngradeLocksOp:
@@ -87,7 +87,7 @@ class DowngradeLocksOp(MigrateOperation):
         locking: str = "native",
     ) -> None:
         """Remove the steps from ``from_`` down to ``to``; see :func:`downgrade_locks`."""
-        options = Options.given(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
+        options = Options.from_arguments(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
         operations.invoke(cls(from_, to, options))
 
     def reverse(self) -> UpgradeLocksOp:
@@ -125,7 +125,7 @@ def upgrade_locks(
     :raises ValueError: for an unknown step, the wrong direction, a name that would need escaping, an option that the
         engine doesn't support, and if the shipped revisions have installed steps in this database.
     """
-    options = Options.given(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
+    options = Options.from_arguments(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
     _op.invoke(UpgradeLocksOp(from_, to, options))
 
 
@@ -143,5 +143,5 @@ def downgrade_locks(
     Parameters and errors are those of :func:`upgrade_locks`; pass the values that were used to upgrade. Nothing else is
     removed: the engine refuses while another object depends on one of these.
     """
-    options = Options.given(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
+    options = Options.from_arguments(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
     _op.invoke(DowngradeLocksOp(from_, to, options))

@@ -63,7 +63,7 @@ class Options:
             raise Refused(f"locking is 'native' or 'table', not {self.locking!r}")
 
     @classmethod
-    def given(
+    def from_arguments(
         cls,
         *,
         schema: str = "lock",
@@ -76,7 +76,7 @@ class Options:
         return cls(schema, prefix, names, locking)  # type: ignore[arg-type]
 
     @classmethod
-    def configured(cls, config: Config | None) -> Options:
+    def from_config(cls, config: Config | None) -> Options:
         """Read the options of the shipped revisions: ``sqlalchemy_locks_*`` in ``alembic.ini`` or ``pyproject.toml``.
 
         ``sqlalchemy_locks_grant_to`` may name several roles, separated by commas or as a TOML list.
@@ -91,7 +91,7 @@ class Options:
         grantees: Any = config.get_alembic_option("sqlalchemy_locks_grant_to", "")
         if isinstance(grantees, str):
             grantees = [name.strip() for name in grantees.split(",") if name.strip()]
-        return cls.given(
+        return cls.from_arguments(
             schema=option("schema", cls.schema),
             prefix=option("prefix", cls.prefix),
             grant_to=grantees,

@@ -24,4 +24,4 @@ def downgrade(op: Any, step: str) -> None:
 
 def _configured(op: Any) -> tuple[Operations, Options]:
     context = op.get_context()
-    return Operations(context), Options.configured(context.config)
+    return Operations(context), Options.from_config(context.config)

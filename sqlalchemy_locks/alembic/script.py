@@ -8,36 +8,21 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 from alembic.operations import Operations
 from sqlalchemy import DDL
 from sqlalchemy.engine import Dialect
 
 from sqlalchemy_locks.alembic.options import Options, Refused
+from sqlalchemy_locks.dialects import Backend, backend_named
+from sqlalchemy_locks.dialects.base import Family
+from sqlalchemy_locks.errors import Unsupported
 
-Family = Literal["postgresql", "mysql", "sqlite"]
+# the steps import everything that they need from here and from options
+__all__ = ["Family", "InstallPlace", "InstallScript", "shipped"]
 
-_FAMILIES: dict[str, Family] = {
-    "postgresql": "postgresql",
-    "yugabytedb": "postgresql",
-    "mysql": "mysql",
-    "mariadb": "mysql",
-    "sqlite": "sqlite",
-}
 _QUALIFIER = re.compile(r"\block\.(?=[a-z_])")
-
-
-def family(dialect: Dialect) -> Family:
-    """Return the engines that share one script; the server itself distinguishes YugabyteDB from PostgreSQL.
-
-    :raises Refused: for an unsupported engine.
-    """
-    try:
-        return _FAMILIES[dialect.name]
-    except KeyError:
-        known = ", ".join(_FAMILIES)
-        raise Refused(f"locks can't be installed on {dialect.name}: the supported engines are {known}") from None
 
 
 def shipped(path: str) -> str:
@@ -50,11 +35,17 @@ class InstallPlace:
     """The names of one installation's objects, as SQL writes them.
 
     The names need no escaping: the options allow no character that could end a string or an identifier.
+
+    :raises Refused: for an unsupported engine.
     """
 
     def __init__(self, dialect: Dialect, options: Options) -> None:
         self.options = options
-        self.family: Family = family(dialect)
+        try:
+            self.backend: Backend = backend_named(dialect.name)
+        except Unsupported as error:
+            raise Refused(str(error)) from None
+        self.family: Family = self.backend.family
         preparer = dialect.identifier_preparer
         self._quotes = preparer.initial_quote, preparer.final_quote
         # unquoted, as in the files: quoted, the same function would have another text
@@ -70,19 +61,19 @@ class InstallPlace:
 
     def table(self, name: str) -> str:
         """Return a table's quoted name, with the schema or the prefix."""
-        if self.family == "postgresql":
+        if self.backend.schemas:
             return f"{self.schema}.{name}"
         return self._quote(self.options.prefix + name)
 
     def schema_and_name(self, name: str) -> tuple[str | None, str]:
         """Return a table's schema and name, unquoted, as SQLAlchemy's inspector takes them."""
-        if self.family == "postgresql":
+        if self.backend.schemas:
             return self.options.schema, name
         return None, self.options.prefix + name
 
     def grantee(self, name: str) -> str:
         """Return a role's quoted name; on MySQL and MariaDB a host may be part of it."""
-        if self.family == "postgresql":
+        if not self.backend.users_have_hosts:
             return self._quote(name)
         return "@".join(self._quote(part) for part in name.split("@"))
 

@@ -14,7 +14,7 @@ from alembic.operations import Operations
 from sqlalchemy.engine import Connection
 
 from sqlalchemy_locks.alembic.options import Options, Refused
-from sqlalchemy_locks.alembic.script import Family, InstallPlace, InstallScript, family
+from sqlalchemy_locks.alembic.script import Family, InstallPlace, InstallScript
 from sqlalchemy_locks.keys import key
 
 STEPS: tuple[str, ...] = ("0001",)
@@ -25,11 +25,6 @@ _DESCRIPTIONS: Mapping[str, str] = {
     "revisions": "the shipped revisions (`alembic upgrade sqlalchemy_locks@head`)",
     "directives": "directives (`op.upgrade_locks` in revisions of your own)",
 }
-
-# Held to the end of the transaction. A postgresql:// URL may lead to YugabyteDB, whose older releases lack such locks.
-_INSTALL_LOCK = sa.text(
-    "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN CAST(pg_advisory_xact_lock(:key) AS TEXT) END"
-).bindparams(sa.bindparam("key", type_=sa.BigInteger()))
 
 
 class Step(Protocol):
@@ -80,11 +75,12 @@ def between(lower: str, upper: str) -> tuple[str, ...]:
 
 def upgrade(op: Operations, steps: tuple[str, ...], options: Options, installed_by: InstalledBy) -> None:
     """Run steps upwards, each recorded when it is complete."""
-    _serialize_installs(op, options)
-    _refuse_mixing(op, options, installed_by)
     script = InstallScript(op, options)
+    if not op.get_context().as_sql:
+        script.backend.serialize_install(op.get_bind(), key("sqlalchemy_locks", "installs", options.schema))
+    _refuse_mixing(op, options, installed_by)
     installed = script.table("installed")
-    on_conflict = "ON DUPLICATE KEY UPDATE step = step" if script.family == "mysql" else "ON CONFLICT DO NOTHING"
+    on_conflict = "ON CONFLICT DO NOTHING" if script.backend.on_conflict else "ON DUPLICATE KEY UPDATE step = step"
     for step in steps:
         load(step).upgrade(op, options)
         script.run(f"INSERT INTO {installed} (step, installed_by) VALUES ('{step}', '{installed_by}') {on_conflict}")
@@ -92,9 +88,10 @@ def upgrade(op: Operations, steps: tuple[str, ...], options: Options, installed_
 
 def downgrade(op: Operations, steps: tuple[str, ...], options: Options, installed_by: InstalledBy) -> None:
     """Undo steps downwards; the first one drops ``installed`` too."""
-    _serialize_installs(op, options)
-    _refuse_mixing(op, options, installed_by)
     script = InstallScript(op, options)
+    if not op.get_context().as_sql:
+        script.backend.serialize_install(op.get_bind(), key("sqlalchemy_locks", "installs", options.schema))
+    _refuse_mixing(op, options, installed_by)
     for step in reversed(steps):
         load(step).downgrade(op, options)
         # Down to the base no record is deleted by itself: repeated after a failure, it would miss the table
@@ -110,16 +107,6 @@ def recorded(connection: Connection, options: Options) -> dict[str, str] | None:
     table = sa.table(name, sa.column("step", sa.String), sa.column("installed_by", sa.String), schema=schema)
     rows = connection.execute(sa.select(table.c.step, table.c.installed_by).order_by(table.c.step))
     return {row.step: row.installed_by for row in rows}
-
-
-def _serialize_installs(op: Operations, options: Options) -> None:
-    """On PostgreSQL, wait for a concurrent installation; the other engines serialize DDL themselves.
-
-    PostgreSQL's ``IF NOT EXISTS`` and ``OR REPLACE`` fail if two sessions look at the same time and neither finds it.
-    """
-    context = op.get_context()
-    if not context.as_sql and family(context.dialect) == "postgresql":
-        op.get_bind().execute(_INSTALL_LOCK, {"key": key("sqlalchemy_locks", "installs", options.schema)})
 
 
 def _refuse_mixing(op: Operations, options: Options, installed_by: InstalledBy) -> None:

@@ -1,4 +1,4 @@
-"""The claim of a captured row: what a captured entity or row proves when it is given back.
+"""The claim of a captured row: the proof that a captured entity or row belongs to this capture.
 
 An entity keeps the claim it was captured with apart from its attributes: a commit expires those, and when they are
 read again they may show the claim of the next owner.

@@ -50,7 +50,7 @@ Keys = list[tuple[Any, ...]]
 
 
 class CaptureImpl(OperationImpl):
-    """The body of an operation that captures rows: one for each pattern, or for each :func:`capture`."""
+    """What an operation that captures rows does: one instance per pattern, or per :func:`capture`."""
 
     #: the operation returns the number of rows only
     counts: ClassVar[bool] = False
@@ -65,22 +65,24 @@ class CaptureImpl(OperationImpl):
         self._steps: dict[BuildContext, tuple[Any, Any]] = {}
         self._reading: dict[tuple[BuildContext, bool], Any] = {}
 
-    def taken(self, context: BuildContext) -> CaptureSpec:
-        """Return what is captured, with the tables of a build context."""
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
+        """Build the specification of what is captured, with the tables of a build context."""
         raise NotImplementedError
 
     def spec(self, context: BuildContext) -> CaptureSpec:
-        """Return the same, built once."""
+        """Return what ``build_spec`` returns, built once per context."""
         if context not in self._specs:
-            self._specs[context] = self.taken(context)
+            self._specs[context] = self.build_spec(context)
         return self._specs[context]
 
     def build(self, context: BuildContext) -> Executable | None:
         return self._statement(context, self.spec(context))
 
-    def shown(self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]) -> Executable | None:
-        # built anew, and its parameters set: a traversal doesn't reach a CTE that an UPDATE refers to
-        statement: Any = self._statement(context, self.taken(context))
+    def statement_to_compile(
+        self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]
+    ) -> Executable | None:
+        # built for this call, with its parameters: a traversal doesn't reach a CTE that an UPDATE refers to
+        statement: Any = self._statement(context, self.build_spec(context))
         if statement is not None:
             bind_values(statement, dialect, values)
         return statement  # type: ignore[no-any-return]
@@ -96,7 +98,7 @@ class CaptureImpl(OperationImpl):
         """Return the whole as one statement; with ``writable_ctes``."""
         return capture_counting(spec) if self.counts else capture_returning(spec)
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         if context.backend.update_returning:
             return "where the rows to delete are searched first"
         return "which can't return the rows that it updates"
@@ -260,9 +262,9 @@ class CaptureImpl(OperationImpl):
         raise NotImplementedError
 
 
-def capture_operation(body: CaptureImpl, target: MappedTable | None, values: Mapping[str, Any]) -> RowsOperation[Any]:
+def capture_operation(impl: CaptureImpl, target: MappedTable | None, values: Mapping[str, Any]) -> RowsOperation[Any]:
     """Return the operation of one capture, whose rows a session returns as entities of a mapped class."""
-    operation: RowsOperation[Any] = RowsOperation(body, values)
+    operation: RowsOperation[Any] = RowsOperation(impl, values)
     if target is not None and target.mapper is not None:
         operation._entity_is(target.entity)
     return operation

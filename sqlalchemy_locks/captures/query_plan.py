@@ -54,13 +54,13 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
     >>> with engine.connect() as connection:
     ...     print(sl.explain(queue.capture(10, queue="mail"), connection))
     """
-    body = operation._body
-    if not isinstance(body, CaptureImpl):
+    impl = operation._impl
+    if not isinstance(impl, CaptureImpl):
         raise TypeError(f"explain takes a capture, and {operation!r} is none")
     target: Any = connection if isinstance(connection, Connection) else connection.connection()
     context = build_context(target.dialect, {**target.get_execution_options(), **operation.get_execution_options()})
-    spec = body.taken(context)
-    statement = _as_text(search_statement(body, spec, context), operation, target)
+    spec = impl.build_spec(context)
+    statement = _as_text(search_statement(impl, spec, context), operation, target)
     plan, problems = _plan_of(statement, target, spec, context)
     if not problems:
         return Explanation(statement, tuple(plan), (), None)
@@ -73,10 +73,10 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
     return Explanation(statement, tuple(plan), tuple(problems), _missing(spec, context))
 
 
-def search_statement(body: CaptureImpl, spec: CaptureSpec, context: BuildContext) -> Any:
+def search_statement(impl: CaptureImpl, spec: CaptureSpec, context: BuildContext) -> Any:
     """Return the statement whose plan shows how the rows are found."""
     if context.backend.writable_ctes:
-        return body.single_statement(spec)
+        return impl.single_statement(spec)
     return select_candidates(spec, locks=False, merges=not context.backend.partial_indexes)
 
 
@@ -100,7 +100,7 @@ def _missing(spec: CaptureSpec, context: BuildContext) -> str:
     conditions = [column for column in _columns(spec.where, spec) if column not in order]
     if spec.one_of is not None and spec.one_of[0].name not in conditions:
         conditions.append(spec.one_of[0].name)
-    if context.backend.schemas and order and conditions:
+    if context.backend.partial_indexes and order and conditions:
         return f"an index on {spec.table} ({', '.join(order)}) WHERE the conditions on {', '.join(conditions)}"
     return f"an index on {spec.table} ({', '.join([*conditions, *order])})"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _RowCapture(CaptureImpl):
-    """The body of one :func:`capture`."""
+    """What one :func:`capture` does."""
 
     needs_installation = False
 
@@ -32,7 +32,7 @@ class _RowCapture(CaptureImpl):
         super().__init__("capture")
         self._spec = spec
 
-    def taken(self, context: BuildContext) -> CaptureSpec:
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
         return self._spec
 
     def route(self) -> dict[str, Any]:

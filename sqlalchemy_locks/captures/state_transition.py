@@ -260,7 +260,7 @@ class _Capture(CaptureImpl):
     def route(self) -> dict[str, Any]:
         return self.rows.route()
 
-    def taken(self, context: BuildContext) -> CaptureSpec:
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = _timed(self.rows, context)
         changes = _stamped(at, inlined(at["status"], self.captured))
         if "retries" in at:
@@ -293,7 +293,7 @@ class _Expire(CaptureImpl):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True  # a second execution finds nothing
 
-    def taken(self, context: BuildContext) -> CaptureSpec:
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = _timed(self.rows, context)
         status, since, timeout = at["status"], at["updated_at"], at["timeout"]
         # a timeout out of range would be an error, and keep the other tasks from being swept

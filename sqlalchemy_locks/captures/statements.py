@@ -33,6 +33,7 @@ from sqlalchemy.sql import Executable, visitors
 from sqlalchemy.sql.elements import BindParameter, UnaryExpression
 
 from sqlalchemy_locks.core.entities import MappedTable, partial
+from sqlalchemy_locks.dialects.mysql import force_index
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper
@@ -136,9 +137,7 @@ def where_keys(table: Table) -> Any:
 
 def by_key(statement: Any) -> Any:
     """Return the UPDATE with a hint for InnoDB, which scans a small table otherwise, and locks every row it reads."""
-    for dialect in ("mysql", "mariadb"):
-        statement = statement.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
-    return statement
+    return force_index(statement, "PRIMARY")
 
 
 def keys_as_or(statement: Any, table: Table, keys: Sequence[tuple[Any, ...]]) -> Any:
@@ -217,8 +216,7 @@ def lock_candidates(spec: CaptureSpec, keys: Sequence[tuple[Any, ...]], options:
     if spec.one_of is not None:
         column, values = spec.one_of
         statement = statement.where(column.in_([inlined(column, value) for value in values]))
-    for dialect in ("mysql", "mariadb"):
-        statement = statement.with_hint(spec.table, "FORCE INDEX (PRIMARY)", dialect)
+    statement = force_index(statement, "PRIMARY", spec.table)
     return keys_as_or(statement, spec.table, keys).with_for_update(
         skip_locked=True, of=spec.table if spec.joined else None
     )
@@ -300,31 +298,31 @@ def captured_cte(spec: CaptureSpec) -> tuple[Any, list[Any]]:
     changing = update(spec.table).values(spec.changed)
     if spec.steady:
         (key,) = spec.table.primary_key
-        captured = changing.where(one_of(key, candidates)).returning(*spec.table.c).cte("locks_captured")
+        captured = changing.where(in_array(key, candidates)).returning(*spec.table.c).cte("locks_captured")
         return captured, [captured.c[column.key] for column in spec.order_by]
-    # materialised: otherwise the planner sees through the numbers, and estimates more than a few rows (see few())
+    # materialised: otherwise the planner sees through the numbers, and selective_condition() has no effect
     numbered = (
         select(candidates, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
     )
     pairs = (column == key for column, key in zip(spec.table.primary_key, numbered.c, strict=False))
     captured = (
-        changing.where(*pairs, few(numbered.c[NUMBER]))
+        changing.where(*pairs, selective_condition(numbered.c[NUMBER]))
         .returning(*spec.table.c, numbered.c[NUMBER])
         .cte("locks_captured")
     )
     return captured, [captured.c[NUMBER]]
 
 
-def one_of(key: Any, subquery: Any) -> Any:
+def in_array(key: Any, subquery: Any) -> Any:
     """Return the condition that a key is in a subquery, as an array: PostgreSQL expects ten elements of any array."""
     return key == any_(func.array(select(subquery.c[0]).scalar_subquery(), type_=ARRAY(key.type)))
 
 
-def few(number: Any) -> Any:
+def selective_condition(number: Any) -> Any:
     """Return a condition that every row meets, and that PostgreSQL estimates hardly any row to meet.
 
     Without it, stale statistics make PostgreSQL scan a whole table for rows whose keys it has. And if a plan for the
-    given values seems much better than a generic one, it plans each execution anew.
+    given values seems much better than a generic one, it plans each execution separately.
     """
     return number.between(literal_column("1"), literal_column("2147483647"))
 

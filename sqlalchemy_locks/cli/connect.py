@@ -211,7 +211,7 @@ def _read_config(path: str) -> tuple[str, dict[str, str]]:
         raise click.UsageError(f"{path} can't be read: {why}.") from None
     if not url:
         raise click.UsageError(f"{path} has no sqlalchemy.url: give --url, or set {URL_VARIABLES[0]}.")
-    options = Options.configured(config)
+    options = Options.from_config(config)
     return url, {"schema": options.schema, "prefix": options.prefix}
 
 

@@ -32,14 +32,14 @@ class BatchAcquire(OperationImpl):
         if not context.backend.update_returning:
             return None
         columns = self.mapping.columns(context)
-        free = self._free(columns).cte("locks_free")
+        free = self._where_free(columns).cte("locks_free")
         chosen = [column == free.c[column.key] for column in columns.table.primary_key]
         return self._update(columns).where(*chosen).returning(columns["id"])
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "whose UPDATE can't return the rows it changed"
 
-    def _free(self, columns: RoleColumns) -> Select[Any]:
+    def _where_free(self, columns: RoleColumns) -> Select[Any]:
         conditions = [*self.single.condition(columns), *self.mapping.class_condition()]
         if "queue" in columns:
             conditions.append(columns["queue"] == role_param(columns["queue"], "queue"))
@@ -78,7 +78,7 @@ class BatchAcquire(OperationImpl):
 
     def _select_then_update(self, execution: Execution, columns: RoleColumns, values: dict[str, Any]) -> list[Any]:
         key = list(columns.table.primary_key)
-        found = execution.execute(self._free(columns).add_columns(columns["id"].label("_id")), values).all()
+        found = execution.execute(self._where_free(columns).add_columns(columns["id"].label("_id")), values).all()
         if found:
             # the SELECT has locked the rows, so their primary keys are condition enough
             locked = tuple_(*key).in_([tuple(row)[: len(key)] for row in found])

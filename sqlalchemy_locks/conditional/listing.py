@@ -82,7 +82,7 @@ def count_listed(rows: Operation[Any], limit: int) -> Operation[Any]:
 
     :param limit: the most that are counted.
     """
-    listing = rows._body
+    listing = rows._impl
     assert isinstance(listing, Listing)
     return Operation(listing.count, {**rows._values, _LIMIT.key: limit})
 

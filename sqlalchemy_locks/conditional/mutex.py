@@ -32,7 +32,7 @@ from sqlalchemy_locks.core.roles import (
 )
 from sqlalchemy_locks.core.typing import shaped, shaped_rows
 from sqlalchemy_locks.errors import OutcomeUnknown
-from sqlalchemy_locks.sql.clock import Fresh
+from sqlalchemy_locks.sql.clock import NowAfterWait
 
 _ROLES = ("queue", "id", "acquired", "owner", "token", "fence", "acquired_at", "retries")
 
@@ -213,7 +213,7 @@ class _MutexAcquire(ConditionalAcquire):
         if "owner" in columns:
             changes[columns["owner"]] = role_param(columns["owner"], "owner")
         if "acquired_at" in columns:
-            changes[columns["acquired_at"]] = Fresh()
+            changes[columns["acquired_at"]] = NowAfterWait()
         return changes | self.acquisition_changes(columns)
 
 

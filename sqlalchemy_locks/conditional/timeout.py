@@ -181,11 +181,11 @@ class Timeout:
         self._mapping.require("fence", "a fencing token")
         return Operation(self._impls.acquire_token[bool(nowait)], self._values(id, queue))
 
-    def _give_back(self, id: Any, queue: Any, nonce: str, due_in: float) -> Operation[Any]:
+    def _make_due(self, id: Any, queue: Any, nonce: str, due_in: float) -> Operation[Any]:
         """Make the timeout due in ``due_in`` seconds, if the acquisition that stored this nonce is the last one."""
         values = self._values(id, queue)
         values[NONCE_PARAM], values[_DUE_IN.key] = self._mapping.nonce_type(nonce), math.ceil(due_in)
-        return Operation(self._impls.give_back, values)
+        return Operation(self._impls.return_to_pool, values)
 
     @shaped_rows(select(ID))
     def capture(self, limit: int, *, queue: Any = None) -> RowsOperation[Any]:
@@ -283,13 +283,13 @@ class _TimeoutAcquire(ConditionalAcquire):
     def _is_free(self, columns: RoleColumns, now: Any) -> list[Any]:
         ts, every = columns["ts"], _EVERY if self.variant.gives_period else columns["timeout"]
         if self.variant.windowed:
-            local_now = self._local(now)
-            free = self._local(ts) < local_now - local_now % every
+            local_now = self._local_seconds(now)
+            free = self._local_seconds(ts) < local_now - local_now % every
         else:
             free = _as_bigint(ts) + every < now
         return [or_(ts.is_(None), free) if ts.nullable else free]
 
-    def _local(self, instant: Any) -> Any:
+    def _local_seconds(self, instant: Any) -> Any:
         """Return seconds since 1970 in local time of the zone."""
         if self.variant.zone is None:
             return instant
@@ -327,16 +327,16 @@ class _TimeoutAcquire(ConditionalAcquire):
         if self.variant.clock is not None:
             values[_NOW.key] = instant = _seconds_since_1970(self.variant.clock())
         if self.variant.zone is not None:
-            offsets = zones.around(self.variant.zone, instant)
+            offsets = zones.offsets_around(self.variant.zone, instant)
             values |= {param_name(f"zone_{name}"): value for name, value in offsets._asdict().items()}
         return values
 
 
-class _TimeoutGiveBack(ConditionalUpdate):
+class _MakeTimeoutDue(ConditionalUpdate):
     """Make a timeout due again soon, if the acquisition whose nonce is given is the last one."""
 
     def __init__(self, mapping: RoleMapping) -> None:
-        super().__init__(mapping, "timeout.give_back")
+        super().__init__(mapping, "timeout.return_to_pool")
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
@@ -359,7 +359,7 @@ class _TimeoutImpls:
             retries: row_admin.CreateRows(mapping, "timeout.create", _initial, retries=retries)
             for retries in (False, True)
         }
-        self.give_back = _TimeoutGiveBack(mapping)
+        self.return_to_pool = _MakeTimeoutDue(mapping)
         self.set_retries = row_admin.SetRetries(mapping, "timeout.set_retries")
         self.listed = {
             one_queue: Listing(

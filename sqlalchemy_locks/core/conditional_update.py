@@ -64,7 +64,7 @@ class ConditionalUpdate(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         return self.update_statement(context) if self.mapping.unique else None
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "where no unique constraint guarantees that an id is one row, which is checked afterwards"
 
     def build_update(self, context: BuildContext) -> Executable:
@@ -243,9 +243,9 @@ class ConditionalAcquire(ConditionalUpdate):
             return None
         return super().build(context)
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         if not self.mapping.unique:
-            return super().because(context)
+            return super().multi_statement_reason(context)
         if context.backend.row_locks:
             return "where the row is locked first, unless another transaction has locked it"
         return "where it runs with a busy timeout of 0"

@@ -21,7 +21,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.connections import Shown, driver_calls, raise_translated, shown
+from sqlalchemy_locks.dialects.connections import StatementForm, driver_calls, raise_translated, statement_form
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Execution:
         #: the driver is in autocommit for this one statement: there is no transaction
         self.in_autocommit = "locks_alone" in every
         #: the first statement of a transaction may have to wait for its turn to write
-        self.first_writes: bool = operation._body.writes and cache.backend.single_writer
+        self.first_writes: bool = operation._impl.writes and cache.backend.single_writer
         wait = every.get("locks_wait")
         #: the longest wait for a lock, in seconds; ``None``: as long as the server allows
         self.wait = None if wait is None else seconds(wait, "locks_wait")
@@ -127,7 +127,7 @@ class Execution:
         def send() -> CursorResult[Any]:
             return self.connection.execute(statement, given, execution_options=self.options)
 
-        with translated(self.backend, self.operation._body.needs_installation):
+        with translated(self.backend, self.operation._impl.needs_installation):
             return self.backend.take_write_lock(self.connection, send) if self.first_writes else send()
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
@@ -168,10 +168,10 @@ class Execution:
         :param plain: all values are numbers and texts, which every driver takes as they are.
         """
         connection = self.connection
-        how = shown(connection) if plain and not self.schema_translated else Shown.AS_CONSTRUCT
-        if how is Shown.AS_CONSTRUCT:
+        how = statement_form(connection) if plain and not self.schema_translated else StatementForm.CONSTRUCT
+        if how is StatementForm.CONSTRUCT:
             return read(self.execute(statement, values))
-        own = how is Shown.NOT and (self.in_autocommit or connection.in_transaction())
+        own = how is StatementForm.DRIVER_CALL and (self.in_autocommit or connection.in_transaction())
         send = self._by_cursor if own else self._by_text
         if self.first_writes:
             return self.backend.take_write_lock(connection, lambda: send(statement, values, read))
@@ -190,7 +190,7 @@ class Execution:
 
     def _by_text(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         sql, parameters = self._compiled(statement, values)
-        with translated(self.backend, self.operation._body.needs_installation):
+        with translated(self.backend, self.operation._impl.needs_installation):
             return read(self.connection.exec_driver_sql(sql, parameters, execution_options=self.options))
 
     def _by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:
@@ -202,7 +202,7 @@ class Execution:
             cursor.execute(sql, parameters)
             found = read(cursor)
         except BaseException as error:
-            with translated(self.backend, self.operation._body.needs_installation):
+            with translated(self.backend, self.operation._impl.needs_installation):
                 if isinstance(error, connection.dialect.loaded_dbapi.Error):
                     raise_translated(connection, error, sql, parameters, cursor)
                 connection.invalidate(error)  # the server's reply would be read as the next statement's
@@ -245,7 +245,7 @@ class translated:
 
 @contextlib.contextmanager
 def side_connection(execution: Execution) -> Iterator[Connection]:
-    """Open a connection in autocommit beside the transaction, for what the transaction can't do or see itself.
+    """Open a second connection in autocommit, for what the transaction can't do or see itself.
 
     It isn't checked out of the app's pool, which may have no connection left.
     """

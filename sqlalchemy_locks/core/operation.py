@@ -99,17 +99,18 @@ class OperationImpl:
             self._built[context] = self.build(context)
         return self._built[context]
 
-    def shown(self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]) -> Executable | None:
-        """Return the one statement as ``compile()`` shows it; its bind parameters are given the values later."""
+    def statement_to_compile(
+        self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]
+    ) -> Executable | None:
+        """Return the one statement for ``compile()``, which sets its bind parameters afterwards."""
         return self.statement(context)
 
-    def several(self, context: BuildContext) -> str:
-        """Return the message of the error of ``compile()`` where there is more than one statement."""
-        return (
-            f"{self.name} is not one statement on {context.backend.name}, {self.because(context)}: execute it instead"
-        )
+    def compile_error(self, context: BuildContext) -> str:
+        """Return the message of the error that ``compile()`` raises where there is no single statement."""
+        reason = self.multi_statement_reason(context)
+        return f"{self.name} is not one statement on {context.backend.name}, {reason}: execute it instead"
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         """Return why it isn't one statement on this backend, as a clause of that message."""
         raise NotImplementedError
 
@@ -171,14 +172,14 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
     _with_options: tuple[Any, ...] = ()
     _propagate_attrs: Any = immutabledict({"compile_state_plugin": "orm", "plugin_subject": None})
 
-    def __init__(self, body: OperationImpl, values: Mapping[str, Any]) -> None:
-        self._body = body
+    def __init__(self, impl: OperationImpl, values: Mapping[str, Any]) -> None:
+        self._impl = impl
         self._values = dict(values)
 
     @property
     def name(self) -> str:
         """The name that error messages and events use, e.g. ``lock.exclusive``."""
-        return self._body.name
+        return self._impl.name
 
     @property
     def _effective_plugin_target(self) -> str:
@@ -186,14 +187,14 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
 
     def get_children(self, **kw: Any) -> Iterator[Any]:
         """Yield the table that it works on, for ``Session.get_bind``."""
-        clause = self._body.route().get("clause")
+        clause = self._impl.route().get("clause")
         return iter(() if clause is None else (clause,))
 
     def _compiler(self, dialect: Dialect, **kw: Any) -> Any:
         context = build_context(dialect, self._execution_options)
-        statement: Any = self._body.shown(context, dialect, self._values)
+        statement: Any = self._impl.statement_to_compile(context, dialect, self._values)
         if statement is None:
-            raise CompileError(self._body.several(context))
+            raise CompileError(self._impl.compile_error(context))
 
         def bind(parameter: Any) -> None:
             if parameter.key in self._values:
@@ -228,21 +229,21 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         session: Session | None = None,
         bind_arguments: dict[str, Any] | None = None,
     ) -> Any:
-        body, execution = self._body, Execution(connection, options, self._values, self, session, bind_arguments)
+        impl, execution = self._impl, Execution(connection, options, self._values, self, session, bind_arguments)
         if execution.first_writes:
             with translated(execution.backend):
                 execution.backend.prepare(connection, execution.wait)
         if not execution.cache.verified:
             execution.backend.verify(connection)
             execution.cache.verified = True
-        body.check_connection(execution)
-        return body.run(execution)
+        impl.check_connection(execution)
+        return impl.run(execution)
 
     def _result(self, outcome: Any) -> Result[Any]:
         """Return a ``Result`` as it is, and any other value as the one row of one."""
         if isinstance(outcome, Result):
             return outcome
-        return IteratorResult(SimpleResultMetaData([self._body.name.rpartition(".")[2]]), iter([(outcome,)]))
+        return IteratorResult(SimpleResultMetaData([self._impl.name.rpartition(".")[2]]), iter([(outcome,)]))
 
     def _entity_is(self, entity: Any) -> None:
         """Present the operation to the ORM as a SELECT of ``entity``, so that loader options and criteria apply."""
@@ -253,7 +254,7 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name.removeprefix('locks_')}={value!r}" for name, value in self._values.items())
-        return f"<{self._body.name}({values})>"
+        return f"<{self._impl.name}({values})>"
 
     __str__ = __repr__
 
@@ -287,7 +288,7 @@ class _InSession:
         if params:
             _refuse_parameters(params)
         if not bind_arguments.keys() & {"bind", "mapper", "clause"}:
-            bind_arguments.update(statement._body.route())
+            bind_arguments.update(statement._impl.route())
         options = statement._execution_options.merge_with(execution_options)
         if not is_pre_event and options.get("autoflush", True):
             session._autoflush()

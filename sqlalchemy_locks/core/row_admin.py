@@ -38,7 +38,7 @@ class CreateRows(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         return self._insert(context, InsertAbsent) if context.backend.on_conflict else None
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "whose INSERT IGNORE would ignore every other error too"
 
     def _insert(self, context: BuildContext, insert_type: Callable[[Any], Insert]) -> Insert:

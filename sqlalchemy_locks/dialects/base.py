@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from sqlalchemy import Column, Engine, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
@@ -19,10 +19,11 @@ from sqlalchemy_locks.sql.elements import HeldKeys
 
 if TYPE_CHECKING:
     from sqlalchemy_locks.dialects.checks import Finding
-    from sqlalchemy_locks.dialects.sqlite_line import FileQueue
+    from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
 
 T = TypeVar("T")
-
+#: the engines that share one script of a migration step
+Family = Literal["postgresql", "mysql", "sqlite"]
 
 #: raised by a driver's own time limit, such as asyncpg's command_timeout; an OSError from Python 3.11 on
 DriverTimeout = asyncio.TimeoutError
@@ -32,7 +33,7 @@ IDLE = 10
 _WAIT_IN_C = frozenset(["psycopg2", "mysqldb", "mysqlconnector", "mariadbconnector"])
 
 
-def nothing() -> None:
+def restore_nothing() -> None:
     """Restore nothing."""
 
 
@@ -44,10 +45,20 @@ class Backend:
 
     #: the engine in error messages
     name: ClassVar[str]
+    #: which script of a migration step installs the tables
+    family: ClassVar[Family]
     #: the tables are in a schema; elsewhere their names have a prefix
     schemas: ClassVar[bool] = False
-    #: the shipped functions, or the server's own, do an operation in one call
+    #: the migration installs functions, and operations call them
     calls_functions: ClassVar[bool] = False
+    #: the options that the migration creates its tables with, by the names of reflection
+    table_options: ClassVar[Mapping[str, str]] = {}
+    #: the engine has users, who need privileges
+    has_users: ClassVar[bool] = True
+    #: the catalog lists the privileges that a user has, however they were granted
+    lists_privileges: ClassVar[bool] = False
+    #: a user's name can have a host part (``"user@host"``)
+    users_have_hosts: ClassVar[bool] = False
     #: a SELECT can lock rows (FOR UPDATE)
     row_locks: ClassVar[bool] = True
     #: a database file has one writer at a time, and no other lock
@@ -60,6 +71,8 @@ class Backend:
     update_returning: ClassVar[bool] = False
     #: an index can have a condition (``CREATE INDEX ... WHERE``)
     partial_indexes: ClassVar[bool] = False
+    #: the index of the jobs that are ready has the condition that they wait; elsewhere that column is part of its key
+    partial_ready_index: ClassVar[bool] = False
     #: above READ COMMITTED a plain SELECT reads the transaction's snapshot, and one with a lock the latest rows
     stale_reads: ClassVar[bool] = False
     #: a CTE of an UPDATE can lock the rows that the UPDATE changes (FOR UPDATE)
@@ -133,6 +146,16 @@ class Backend:
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         """Check the server's version and settings, for administrators; only SELECTs are executed."""
+        raise NotImplementedError
+
+    def serialize_install(self, connection: Connection, key: int) -> None:
+        """Wait for a concurrent installation, where the server itself doesn't serialize DDL.
+
+        :param key: identifies the schema.
+        """
+
+    def function_variant(self, connection: Connection, schema: str) -> str:
+        """Return which variant of the functions was installed in a schema; only called where ``calls_functions``."""
         raise NotImplementedError
 
     def verify(self, connection: Connection) -> None:
@@ -273,7 +296,7 @@ class Backend:
         raise NotImplementedError
 
     def permission_denied(self, error: DBAPIError) -> bool:
-        """Return whether the user lacks a privilege; only called where the catalog doesn't list privileges."""
+        """Return whether the user lacks a privilege; not called where ``lists_privileges``."""
         raise NotImplementedError
 
     def lacks_privilege(self, error: DBAPIError) -> str | None:
@@ -307,8 +330,8 @@ class Backend:
         """Return whether the queue of a key is empty; not called where ``calls_functions``."""
         raise NotImplementedError
 
-    def line_beside(self, engine: Engine, within: float | None = None) -> FileQueue | None:
-        """Where waiters of all processes can queue outside the database; ``None`` without such a place.
+    def file_queue(self, engine: Engine, within: float | None = None) -> FileQueue | None:
+        """Return the queue file of a database, where waiters of all processes queue; ``None`` without one.
 
         :param within: the longest wait for a free connection of the engine's pool, in seconds.
         """

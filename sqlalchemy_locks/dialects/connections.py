@@ -79,7 +79,7 @@ def autobegin(connection: Connection) -> None:
 def begin_failed(connection: Connection) -> None:
     """Forget a BEGIN that raised in the app's ``begin`` listener.
 
-    SQLAlchemy would go on as if the listener were still running, and execute what follows without a transaction.
+    SQLAlchemy would continue as if the listener were still running, and execute what follows without a transaction.
     """
     connection.__dict__["_Connection__in_begin"] = False
 
@@ -105,7 +105,7 @@ def closed(connection: Connection) -> bool:
             return not twin.recv(1, socket.MSG_PEEK)
         finally:
             twin.detach()
-    except Exception:  # each driver has its own error for a socket that is gone
+    except Exception:  # each driver has its own error for a closed socket
         return True
 
 
@@ -123,53 +123,53 @@ def _events(descriptor: int) -> tuple[bool, bool]:
     return bool(events & select.POLLIN), bool(events & end)
 
 
-def most(pool: Any) -> float:
-    """Return the most connections that a pool gives out at the same time; infinite without a limit."""
+def pool_capacity(pool: Any) -> float:
+    """Return how many connections a pool can have checked out at the same time; infinite without a limit."""
     if not isinstance(pool, QueuePool) or pool._max_overflow < 0:
         return math.inf
     return pool.size() + pool._max_overflow
 
 
-class Shown(IntEnum):
-    """How a statement must be executed so that SQLAlchemy's listeners and its log see it."""
+class StatementForm(IntEnum):
+    """The form in which a statement must be executed so that SQLAlchemy's listeners and its log see it."""
 
-    #: nothing sees it: the driver's own cursor will do
-    NOT = 0
-    #: as the text that is sent
-    AS_TEXT = 1
-    #: as the construct that it was compiled from
-    AS_CONSTRUCT = 2
+    #: nothing sees it: the driver's own cursor suffices
+    DRIVER_CALL = 0
+    #: the text that is sent
+    TEXT = 1
+    #: the construct that it was compiled from
+    CONSTRUCT = 2
 
 
-def shown(connection: Connection) -> Shown:
-    """Return how a statement on this connection must be executed, by the events that are really listened to.
+def statement_form(connection: Connection) -> StatementForm:
+    """Return the form in which a statement on this connection must be executed, by the events that have listeners.
 
     Most listeners (``connect``, ``begin``, ``handle_error``, an isolation level as an option of the engine) see no
     statement, or are called wherever it is sent.
     """
     private: Any = connection
     if private._has_events or private.engine._has_events:
-        heard = private.dispatch
-        if heard.before_execute or heard.after_execute:
-            return Shown.AS_CONSTRUCT
-        if heard.before_cursor_execute or heard.after_cursor_execute:
-            return Shown.AS_TEXT
+        dispatch = private.dispatch
+        if dispatch.before_execute or dispatch.after_execute:
+            return StatementForm.CONSTRUCT
+        if dispatch.before_cursor_execute or dispatch.after_cursor_execute:
+            return StatementForm.TEXT
     if private.dialect._has_events:
-        heard = private.dialect.dispatch
-        if heard.do_execute or heard.do_execute_no_params or heard.do_setinputsizes:
-            return Shown.AS_TEXT
+        dispatch = private.dialect.dispatch
+        if dispatch.do_execute or dispatch.do_execute_no_params or dispatch.do_setinputsizes:
+            return StatementForm.TEXT
     # inside begin_nested() SQLAlchemy raises for a savepoint that an error has ended
-    return Shown.AS_TEXT if private._echo or private._nested_transaction is not None else Shown.NOT
+    return StatementForm.TEXT if private._echo or private._nested_transaction is not None else StatementForm.DRIVER_CALL
 
 
 def has_room(engine: Engine) -> bool:
-    """Return whether the engine's pool has a connection to give out without a wait."""
+    """Return whether a connection can be checked out of the engine's pool without a wait."""
     pool: Any = engine.pool
-    limit = most(pool)
+    limit = pool_capacity(pool)
     return limit == math.inf or pool.checkedout() < limit
 
 
-def engine_beside(engine: Engine) -> Engine:
+def engine_with_own_pool(engine: Engine) -> Engine:
     """Return an engine with a pool of its own, and the options and listeners of another one."""
     own: Any = Engine(
         engine.pool.recreate(),
@@ -180,12 +180,11 @@ def engine_beside(engine: Engine) -> Engine:
     )
     own.dispatch = own.dispatch._join(engine.dispatch)
     own._has_events = engine._has_events
-    beside: Engine = own
-    return beside
+    return own  # type: ignore[no-any-return]
 
 
 def abort(connection: Connection) -> None:
-    """Shut the socket of a connection down, so that whatever waits for its server raises an error immediately."""
+    """Shut the socket of a connection down, so that a call that waits for its server raises an error immediately."""
     with contextlib.suppress(Exception):
         pooled: Any = connection.connection
         driver: Any = pooled.driver_connection
@@ -196,7 +195,7 @@ def abort(connection: Connection) -> None:
             connection.dialect.do_terminate(pooled.dbapi_connection)
 
 
-def one_for_all(pool: Any) -> bool:
+def shares_one_connection(pool: Any) -> bool:
     """Return whether the pool shares one connection, and so one transaction, between checkouts."""
     return isinstance(pool, (StaticPool, SingletonThreadPool))
 
@@ -218,13 +217,13 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
         if within is None or not isinstance(pool, QueuePool):
             pooled = engine.raw_connection()
         else:
-            hurried = _hurried(type(pool))  # type: ignore[arg-type]
-            pooled = hurried(pool, min(within, threading.TIMEOUT_MAX)).connect()
+            bounded_pool = _with_timeout(type(pool))  # type: ignore[arg-type]
+            pooled = bounded_pool(pool, min(within, threading.TIMEOUT_MAX)).connect()
         return engine._connection_cls(engine, pooled)
     except CheckoutTimeout as error:
         limit = "its own pool_timeout" if within is None else "the timeout"
         raise PoolTimeout(
-            f"no connection was free in the pool within {limit}: all {most(pool):g} are in use"
+            f"no connection was free in the pool within {limit}: all {pool_capacity(pool):g} are in use"
         ) from error
     except engine.dialect.loaded_dbapi.Error as error:
         if pooled is not None:
@@ -232,7 +231,7 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
         try:
             connection_class._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
         except DBAPIError as wrapped:
-            # drivers don't say whether a connection that could not be made had died; nothing was sent in either case
+            # drivers don't say whether the new connection died or was refused; nothing was sent in either case
             wrapped.connection_invalidated = True
             raise
         raise
@@ -245,7 +244,7 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
 
 
 def _own_errors(engine: Engine) -> tuple[type[BaseException], ...]:
-    """Return what a driver raises beside its DBAPI's errors when a connection dies as it is made."""
+    """Return the errors outside its DBAPI that a driver raises when a connection dies as it is made."""
     asyncpg: Any = getattr(engine.dialect.loaded_dbapi, "asyncpg", None)
     if asyncpg is None:
         return (ConnectionError,)
@@ -253,14 +252,14 @@ def _own_errors(engine: Engine) -> tuple[type[BaseException], ...]:
 
 
 @cache
-def _hurried(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePool]:
-    """Return a view of a pool class for one checkout, with a timeout of its own.
+def _with_timeout(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePool]:
+    """Return a subclass of a pool class: a view of a pool for one checkout, with a timeout of its own.
 
     SQLAlchemy has one ``pool_timeout`` for a pool and none for a checkout. To ask first whether the pool has room is
     no substitute: a moment later it may have none.
     """
 
-    class Hurried(kind):  # type: ignore[misc,valid-type]
+    class BoundedPool(kind):  # type: ignore[misc,valid-type]
         __slots__ = ("_seconds", "_shared")
 
         def __init__(self, pool: QueuePool, seconds: float) -> None:
@@ -281,10 +280,10 @@ def _hurried(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePool]:
         def _create_connection(self) -> Any:
             return self._shared._create_connection()  # the record keeps its pool, which must not be this view
 
-    return Hurried
+    return BoundedPool
 
 
-def give_back(connection: Connection, *, committed: bool = False) -> None:
+def return_to_pool(connection: Connection, *, committed: bool = False) -> None:
     """Return a connection to its pool; one that dies while its isolation level is reset is invalidated.
 
     ``close()`` would raise the driver's error, and the pool would count the connection as checked out forever.
@@ -316,11 +315,11 @@ def connected(engine: Engine, within: float | None = None) -> Iterator[Connectio
     try:
         yield connection
     finally:
-        give_back(connection)
+        return_to_pool(connection)
 
 
 @contextlib.contextmanager
-def unattended(engine: Engine) -> Iterator[None]:
+def disposing_replaced_pool(engine: Engine) -> Iterator[None]:
     """Close the connections of a background task's engine when the app disposes of the engine meanwhile.
 
     A connection that is returned after ``Engine.dispose()`` goes to the old pool, and would stay open until the

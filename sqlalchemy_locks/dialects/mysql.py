@@ -13,11 +13,11 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.base import IDLE, Backend, nothing
+from sqlalchemy_locks.dialects.base import IDLE, Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import closed, driver_calls
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
-from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Instant, Later, Now
+from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Instant, Later, Now, NowAfterWait
 from sqlalchemy_locks.sql.elements import (
     DeleteByKey,
     HeldKeys,
@@ -37,11 +37,13 @@ _WAIT = text(
 )
 _RESTORE = text("SET SESSION innodb_lock_wait_timeout = @sqlalchemy_locks_wait")
 
-_LINE = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256)"
+_QUEUE_NAME = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256)"
 _IDLE = text(f"SET @sqlalchemy_locks_idle = @@session.wait_timeout, SESSION wait_timeout = {IDLE}")
-_JOIN = text(f"SELECT GET_LOCK({_LINE}, :seconds)")
-_LEAVE = text(f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_LINE}), SESSION wait_timeout = @sqlalchemy_locks_idle")
-_LINE_FREE = text(f"SELECT IS_FREE_LOCK({_LINE})")
+_JOIN = text(f"SELECT GET_LOCK({_QUEUE_NAME}, :seconds)")
+_LEAVE = text(
+    f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_QUEUE_NAME}), SESSION wait_timeout = @sqlalchemy_locks_idle"
+)
+_QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
 
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
 #: a deadlock, a row changed since the snapshot (MariaDB), a full lock table: InnoDB rolls the whole transaction back
@@ -49,8 +51,22 @@ _ROLLED_BACK = (1213, 1020, 1206)
 _LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
 
 
+def force_index(statement: Any, index: str, table: Table | None = None) -> Any:
+    """Return a statement with a hint that MySQL and MariaDB follow, and other engines don't get.
+
+    :param table: the table of a SELECT; an UPDATE has only one.
+    """
+    for name in ("mysql", "mariadb"):
+        given = {} if table is None else {"selectable": table}
+        statement = statement.with_hint(text=f"FORCE INDEX ({index})", dialect_name=name, **given)
+    return statement
+
+
 class MySQL(Backend):
     name = "MySQL"
+    family = "mysql"
+    table_options = {"engine": "InnoDB", "collate": "utf8mb4_bin"}
+    users_have_hosts = True
     key_rows = True
     stale_reads = True
     locks_on_replicas = True
@@ -131,7 +147,7 @@ class MySQL(Backend):
 
     def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
         raw: Any = connection.connection.dbapi_connection
-        restore = nothing
+        restore = restore_nothing
         if self.autocommit(connection):
 
             def restore() -> None:
@@ -158,7 +174,7 @@ class MySQL(Backend):
 
     def marker_lost(self, connection: Connection) -> bool:
         # A deadlock rolls the whole transaction back, and a DDL statement commits it; code that ignores the error
-        # goes on in another transaction, without the lock. The savepoint is then gone.
+        # continues in another transaction, without the lock. The savepoint then no longer exists.
         try:
             connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARKER}")
         except DBAPIError as error:
@@ -223,7 +239,7 @@ class MySQL(Backend):
         connection.execute(_LEAVE, {"key": key})
 
     def queue_is_free(self, connection: Connection, key: int) -> bool:
-        return bool(connection.execute(_LINE_FREE, {"key": key}).scalar())
+        return bool(connection.execute(_QUEUE_FREE, {"key": key}).scalar())
 
     def statement_interrupted(self, error: DBAPIError) -> bool:
         return _errno(error) in (1317, 3024, 1969)
@@ -247,7 +263,7 @@ def _errno(error: DBAPIError) -> Any:
 
 
 @compiles(InsertGuard, "mysql")
-def _gate(element: InsertGuard, compiler: Any, **kw: Any) -> str:
+def _insert_guard(element: InsertGuard, compiler: Any, **kw: Any) -> str:
     table, key = (compiler.process(part, **kw) for part in element.clauses)
     # names are server-wide, and at most 64 characters long: the database is part of the name
     return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks', DATABASE(), {table}, {key}), 256)"
@@ -309,9 +325,9 @@ def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
     return f"({_ticks(compiler)} DIV 10000000 - 12219292800)"
 
 
-@compiles(Fresh, "mysql")
-@compiles(Fresh, "mariadb")
-def _fresh(element: Fresh, compiler: Any, **kw: Any) -> str:
+@compiles(NowAfterWait, "mysql")
+@compiles(NowAfterWait, "mariadb")
+def _now_after_wait(element: NowAfterWait, compiler: Any, **kw: Any) -> str:
     microseconds = f"{_ticks(compiler)} DIV 10 - 12219292800000000"
     return f"TIMESTAMPADD(MICROSECOND, {microseconds}, TIMESTAMP'1970-01-01 00:00:00')"
 

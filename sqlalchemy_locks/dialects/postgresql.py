@@ -32,6 +32,19 @@ _JOIN = text(
     "CAST(pg_advisory_xact_lock(:key) AS TEXT)) END"
 ).bindparams(bindparam("key", type_=BigInteger()))
 
+# held to the end of the transaction; older releases of YugabyteDB lack such locks
+_INSTALL_LOCK = text(
+    "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN CAST(pg_advisory_xact_lock(:key) AS TEXT) END"
+).bindparams(bindparam("key", type_=BigInteger()))
+
+_LOCKED_KEYS_KIND = text(
+    """
+    SELECT relkind::text FROM pg_catalog.pg_class
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace
+    WHERE nspname = :schema AND relname = 'locked_keys'
+    """
+)
+
 # YugabyteDB: lock_timeout doesn't apply to row locks, nor statement_timeout to the statement that sets it
 _LIMIT = text(
     "SELECT current_setting('statement_timeout'), set_config('statement_timeout', :wait, true), "
@@ -55,7 +68,10 @@ _POOLER = (
 
 class PostgreSQL(Backend):
     name = "PostgreSQL"
+    family = "postgresql"
     schemas = True
+    lists_privileges = True
+    partial_ready_index = True
     cheap_autocommit = True
     supports_listen = True
     server_queues = True
@@ -104,6 +120,16 @@ class PostgreSQL(Backend):
     def transient(self, error: DBAPIError) -> bool:
         # "aborted while waiting for locks": YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE
         return _sqlstate(error) in ("40001", "40P01") or "aborted while waiting for locks" in str(error.orig)
+
+    def serialize_install(self, connection: Connection, key: int) -> None:
+        # IF NOT EXISTS and OR REPLACE fail if two sessions look at the same time and neither finds the object
+        connection.execute(_INSTALL_LOCK, {"key": key})
+
+    def function_variant(self, connection: Connection, schema: str) -> str:
+        if "-YB-" in str(connection.scalar(text("SELECT version()"))):
+            return "yugabytedb"
+        kind = connection.scalar(_LOCKED_KEYS_KIND, {"schema": schema})
+        return "table" if kind in ("r", "p") else "advisory"
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         def ask(sql: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
+from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Later, Now, NowAfterWait
 from sqlalchemy_locks.sql.elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from sqlalchemy_locks.sql.tables import Payload
 
@@ -19,8 +19,8 @@ def _function(element: LockFunction, compiler: Any, **kw: Any) -> str:
     return f"{schema}.{element.name}{compiler.function_argspec(element, **kw)}"
 
 
-@compiles(Fresh, "postgresql")
-@compiles(Fresh, "yugabytedb")
+@compiles(NowAfterWait, "postgresql")
+@compiles(NowAfterWait, "yugabytedb")
 @compiles(Now, "postgresql")
 @compiles(Now, "yugabytedb")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:

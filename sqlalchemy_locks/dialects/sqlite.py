@@ -17,20 +17,20 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.dialects.base import Backend, nothing
+from sqlalchemy_locks.dialects.base import Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
 from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback
-from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Fresh, Later, Now
+from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Later, Now, NowAfterWait
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
 if TYPE_CHECKING:
-    from sqlalchemy_locks.dialects.sqlite_line import FileQueue
+    from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
 
 T = TypeVar("T")
 
 _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
-_LINE = "_sqlalchemy_locks_line"
+_FILE_QUEUE = "_sqlalchemy_locks_file_queue"
 #: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own busy handler backs off to 0.1 s, and so
 #: lets waiters starve.
 _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
@@ -38,6 +38,8 @@ _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
 
 class SQLite(Backend):
     name = "SQLite"
+    family = "sqlite"
+    has_users = False
     single_writer = True
     evaluates_constants_first = False
     on_conflict = True
@@ -141,7 +143,7 @@ class SQLite(Backend):
         transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
             connection.exec_driver_sql("BEGIN")
-        return transaction, nothing
+        return transaction, restore_nothing
 
     def begin_writing(
         self, connection: Connection, wait: float | None = None
@@ -149,7 +151,7 @@ class SQLite(Backend):
         transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
             take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
-        return transaction, nothing
+        return transaction, restore_nothing
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
         # before the statement that is tried repeatedly: SQLAlchemy doesn't call the event again after a failure
@@ -162,17 +164,17 @@ class SQLite(Backend):
         raw: Any = connection.connection.driver_connection
         return take_write_lock(connection, take, commits=getattr(raw, "isolation_level", "") is None)
 
-    def line_beside(self, engine: Engine, within: float | None = None) -> FileQueue | None:
+    def file_queue(self, engine: Engine, within: float | None = None) -> FileQueue | None:
         known: dict[str, Any] = engine.dialect.__dict__
-        if _LINE not in known:
-            from sqlalchemy_locks.dialects.sqlite_line import FileQueue
+        if _FILE_QUEUE not in known:
+            from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
 
             # the name in the app's URL may be relative, a URI, or known to its `creator` alone
             with connect(engine, within) as connection:
                 files = {name: file for _, name, file in _driver_rows(connection, "PRAGMA database_list")}
-            known[_LINE] = FileQueue(os.path.realpath(files["main"])) if files.get("main") else None
-        line: FileQueue | None = known[_LINE]
-        return line
+            known[_FILE_QUEUE] = FileQueue(os.path.realpath(files["main"])) if files.get("main") else None
+        queue: FileQueue | None = known[_FILE_QUEUE]
+        return queue
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         yield version_finding(self.name, str(connection.exec_driver_sql("SELECT sqlite_version()").scalar()))
@@ -303,7 +305,7 @@ def _busy(error: BaseException | None) -> bool:
 
 
 def _journal_writable(path: str, mode: str) -> bool:
-    """Return whether a transaction can write its journal, a file beside the database that most modes make anew."""
+    """Return whether a transaction can write its journal, a file in its folder that most modes create each time."""
     if mode in ("memory", "off"):
         return True
     kept = [f"{path}-wal", f"{path}-shm"] if mode == "wal" else [] if mode == "delete" else [f"{path}-journal"]
@@ -319,7 +321,7 @@ def _later(element: Later, compiler: Any, **kw: Any) -> str:
 
 
 # Six digits of a second, as SQLAlchemy writes and reads them; SQLite has three
-@compiles(Fresh, "sqlite")
+@compiles(NowAfterWait, "sqlite")
 @compiles(Began, "sqlite")
 @compiles(Now, "sqlite")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:

@@ -91,8 +91,10 @@ class AsyncLeaseContext:
         self._task: asyncio.Task[None] | None = None
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        decorated = in_async_block(function, self._context.shown, lambda: AsyncLeaseContext(self._context.again()))
-        self._context.again()  # which refuses what can't be used again
+        decorated = in_async_block(
+            function, self._context.display_name, lambda: AsyncLeaseContext(self._context.copy())
+        )
+        self._context.copy()  # which refuses a block that can't be used again
         return decorated
 
     async def __aenter__(self) -> AsyncLease:

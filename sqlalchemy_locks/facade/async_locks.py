@@ -278,7 +278,7 @@ class AsyncHeld:
         if self._session is None:
             connection = AsyncConnection(self._locks._engine, self._held._short.connection)
             session: AsyncSession = self._locks._session_maker(bind=connection, **IN_BLOCK)
-            self._held.adopt(session.sync_session)
+            self._held.bind_session(session.sync_session)
             self._session = session
         return self._session
 
@@ -305,7 +305,7 @@ class AsyncExclusiveBlock:
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         return in_async_block(
-            function, self._block.shown, lambda: AsyncExclusiveBlock(self._locks, self._block.again())
+            function, self._block.display_name, lambda: AsyncExclusiveBlock(self._locks, self._block.copy())
         )
 
     async def __aenter__(self) -> AsyncHeld:

@@ -92,11 +92,11 @@ class Held:
         it the lock.
         """
         if self._session is None:
-            self.adopt(self._session_maker(bind=self._short.connection, **IN_BLOCK))
+            self.bind_session(self._session_maker(bind=self._short.connection, **IN_BLOCK))
             assert self._session is not None
         return self._session
 
-    def adopt(self, session: Session) -> None:
+    def bind_session(self, session: Session) -> None:
         """Keep a session in the transaction that holds the lock, even one whose class routes elsewhere."""
         short, connection = self._short, self._short.connection
 
@@ -107,11 +107,11 @@ class Held:
             # one, which commits, and which no lock guards
             if (why := short.loss(poll=False)) is not None:
                 error = LockLost(why)
-                self.lose(error)
+                self.mark_lost(error)
                 raise error
             if not short.used:
                 short.use()
-                short.guard(self.lose)
+                short.guard(self.mark_lost)
             return connection
 
         session.get_bind = get_bind  # type: ignore[method-assign]
@@ -121,10 +121,10 @@ class Held:
     def lost(self) -> bool:
         """Whether the lock is known to be gone, without asking the server; :meth:`check` asks."""
         if not self._lost and self._short.loss() is not None:
-            self.lose(None)
+            self.mark_lost(None)
         return self._lost
 
-    def lose(self, error: BaseException | None) -> None:
+    def mark_lost(self, error: BaseException | None) -> None:
         """Record that the lock is gone."""
         self._lost = True
         on_lost, self._on_lost = self._on_lost, None
@@ -144,7 +144,7 @@ class Held:
         try:
             self._short.check()
         except LockLost as error:
-            self.lose(error)
+            self.mark_lost(error)
             raise
 
 
@@ -172,18 +172,18 @@ class ExclusiveBlock:
         self._use = threading.Lock()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        return in_block(function, self.shown, self.again)
+        return in_block(function, self.display_name, self.copy)
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """What error messages call it."""
         return "shared()" if self._shared else "exclusive()"
 
-    def again(self) -> ExclusiveBlock:
-        """Return a copy, for another use at the same time."""
-        twin = copy.copy(self)
-        twin._entered, twin._use = None, threading.Lock()
-        return twin
+    def copy(self) -> ExclusiveBlock:
+        """Return a block with the same arguments, for another use at the same time."""
+        other = copy.copy(self)
+        other._entered, other._use = None, threading.Lock()
+        return other
 
     def __enter__(self) -> Held:
         # during the wait, too: with two uses at a time, the first to leave would end the transaction of the other
@@ -198,17 +198,17 @@ class ExclusiveBlock:
             except BaseException as error:
                 reentry.leave(entry)
                 if isinstance(error, LockTimeout):
-                    self._tell("waited", waited=time.monotonic() - started, error=error)
+                    self._emit("waited", waited=time.monotonic() - started, error=error)
                 raise
         except BaseException:
             self._use.release()
             raise
         entered = time.monotonic()
         self._entered = held, entry, entered
-        if self._locks._heard:
+        if self._locks._has_listeners:
             try:
-                self._tell("waited", waited=entered - started)
-                self._tell("acquired", waited=entered - started)
+                self._emit("waited", waited=entered - started)
+                self._emit("acquired", waited=entered - started)
             except BaseException as error:
                 self.__exit__(type(error), error, None)  # Python doesn't call it when __enter__ raises
                 raise
@@ -227,14 +227,14 @@ class ExclusiveBlock:
         except BaseException as failed:
             if isinstance(failed, LockLost):
                 held._on_lost = on_lost
-                held.lose(failed)
-            self._tell("released", held=time.monotonic() - entered, error=failed)
+                held.mark_lost(failed)
+            self._emit("released", held=time.monotonic() - entered, error=failed)
             raise
-        if self._locks._heard:
-            self._tell("released", held=time.monotonic() - entered, error=error)
+        if self._locks._has_listeners:
+            self._emit("released", held=time.monotonic() - entered, error=error)
 
-    def _tell(self, event: str, **details: Any) -> None:
-        self._locks._tell(event, "lock", self._names.values(), shared=self._shared, **details)
+    def _emit(self, event: str, **details: Any) -> None:
+        self._locks._emit(event, "lock", self._names.values(), shared=self._shared, **details)
 
     def _enter_context(self, one_lock: bool) -> reentry.HeldEntry:
         """Record the keys as held by this thread or task.
@@ -274,7 +274,7 @@ class ExclusiveBlock:
         locks = self._locks
 
         def on_retry(error: BaseException, count: int) -> None:
-            self._tell("retried", error=error, count=count)
+            self._emit("retried", error=error, count=count)
 
         held = None
         while held is None:
@@ -317,7 +317,7 @@ class ExclusiveBlock:
         except BaseException:
             short.abandon()
             raise
-        return Held(short, locks._session_maker, lambda error: self._tell("lost", error=error))
+        return Held(short, locks._session_maker, lambda error: self._emit("lost", error=error))
 
     def _acquire_key(self, short: ShortTransaction, key: int, deadline: float | None) -> None:
         left = None if deadline is None else deadline - time.monotonic()
@@ -335,7 +335,7 @@ class ExclusiveBlock:
             raise LockTimeout("the driver's own limit of a statement ended the wait for the lock") from error
 
     def _holders(self, short: ShortTransaction) -> tuple[KeyHolder, ...]:
-        """Return the holders of the keys, read on the connection that has waited in vain."""
+        """Return the holders of the keys, read on the connection whose wait timed out."""
         with contextlib.suppress(DBAPIError):
             if not short.connection.closed and not short.connection.invalidated:
                 short.connection.rollback()

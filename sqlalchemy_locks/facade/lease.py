@@ -143,23 +143,24 @@ class LeaseContext:
         self._use = threading.Lock()
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """What error messages call it."""
         return f"{self._kind}()"
 
-    def again(self: C) -> C:
-        """Return a context manager with the same arguments, for one more use at the same time."""
+    def copy(self: C) -> C:
+        """Return a block with the same arguments, for another use at the same time."""
         if self._external_id is not None:
             raise TypeError(
-                f"{self.shown} with an external_id can't decorate: that stands for one request, and each call is one"
+                f"{self.display_name} with an external_id can't decorate: the id stands for one request, and each call "
+                "is one"
             )
-        twin = copy.copy(self)
-        twin._entered, twin._use = None, threading.Lock()
-        return twin
+        other = copy.copy(self)
+        other._entered, other._use = None, threading.Lock()
+        return other
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        decorated = in_block(function, self.shown, self.again)
-        self.again()  # which refuses what can't be used again
+        decorated = in_block(function, self.display_name, self.copy)
+        self.copy()  # which refuses a block that can't be used again
         return decorated
 
     def __enter__(self) -> Lease:
@@ -203,16 +204,16 @@ class LeaseContext:
             lost = LostEvent(ttl, asked_at)
             description = f"the lease {grant.external_id!r}"
             renewable = RenewableLease(description, lost, asked_at, self._semaphores.renewal_of(grant))
-            lost.on_lost.append(_weakly(self._on_lost, grant))
+            lost.on_lost.append(_weak_callback(self._on_lost, grant))
             if lost:
-                raise self._lost(grant, lost)
+                raise self._lost_error(grant, lost)
         except BaseException as error:
             try:
                 if grant is not None:
                     self._release(grant)
-                    self._tell("released", grant, held=time.monotonic() - began, error=error)
+                    self._emit("released", grant, held=time.monotonic() - began, error=error)
             finally:
-                self._unclaim_id()
+                self._release_id()
                 self._use.release()
             raise
         entry = reentry.enter("permits", caller, {(dialect, name): count for name, count in self._permits.items()})
@@ -227,7 +228,7 @@ class LeaseContext:
         if not renewable.lost and not self._semaphores.run(is_held(grant)):
             renewable.lost.set(NOT_HELD)
         if renewable.lost:
-            raise self._lost(grant, renewable.lost)
+            raise self._lost_error(grant, renewable.lost)
 
     def leave(self, error: BaseException | None) -> None:
         """Release the permits. :raises LockLost: when they were lost before, unless the block ends with an error."""
@@ -245,7 +246,7 @@ class LeaseContext:
                 lost.set("it had been released or swept when its block ended")
                 kept = False
             if not kept:
-                gone = self._lost(grant, lost)
+                gone = self._lost_error(grant, lost)
                 if error is None:
                     raise gone
                 if hasattr(error, "add_note"):
@@ -255,8 +256,8 @@ class LeaseContext:
             raise
         finally:
             lost.close()
-            self._unclaim_id()
-            self._tell("released", grant, held=time.monotonic() - began, error=outcome)
+            self._release_id()
+            self._emit("released", grant, held=time.monotonic() - began, error=outcome)
 
     def _held_by(self, caller: tuple[Any, ...], dialect: Any) -> dict[str, int]:
         """Return how many permits of its semaphores the caller holds in blocks."""
@@ -297,14 +298,14 @@ class LeaseContext:
             # it may be held by the first caller: it must not be released here
             raise RequestHeld(f"the request {grant.external_id!r} was granted before, and is held")
         try:
-            return (grant, *self._resumed(grant))
+            return (grant, *self._resume_grant(grant))
         except BaseException as error:
             if not known:
                 self._release(grant)
-            self._tell("released", grant, held=0.0, error=error)
+            self._emit("released", grant, held=0.0, error=error)
             raise
 
-    def _resumed(self, grant: Grant) -> tuple[float, float]:
+    def _resume_grant(self, grant: Grant) -> tuple[float, float]:
         """Renew what an earlier attempt was granted; return from when its time counts, and its own time to live."""
         asked_at = clock()
         if not self._semaphores.run_on_request(semaphore.renew(grant)):
@@ -369,7 +370,7 @@ class LeaseContext:
                 "use another external_id"
             )
 
-    def _unclaim_id(self) -> None:
+    def _release_id(self) -> None:
         ident = self._external_id
         if ident is not None:
             with _guard:
@@ -386,20 +387,20 @@ class LeaseContext:
         options = self._semaphores.engine.get_execution_options()
         return os.getpid(), options.get("locks_prefix"), str(options.get("schema_translate_map")), ident
 
-    def _tell(self, what: str, grant: Grant, **labels: Any) -> None:
+    def _emit(self, what: str, grant: Grant, **labels: Any) -> None:
         labels |= {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}
-        self._semaphores.locks._tell(what, self._kind, grant.permits, **labels)
+        self._semaphores.locks._emit(what, self._kind, grant.permits, **labels)
 
     def _on_lost(self, grant: Grant, lost: LostEvent) -> None:
-        self._tell("lost", grant, error=self._lost(grant, lost))
+        self._emit("lost", grant, error=self._lost_error(grant, lost))
 
-    def _lost(self, grant: Grant, lost: LostEvent) -> LockLost:
+    def _lost_error(self, grant: Grant, lost: LostEvent) -> LockLost:
         names = ", ".join(map(repr, grant.permits))
         return LockLost(f"the permits of {names} (request {grant.external_id!r}) are held no longer: {lost.why}")
 
 
-def _weakly(method: Callable[[Grant, LostEvent], None], grant: Grant) -> Callable[[LostEvent], None]:
-    """Return a call of a method that doesn't keep its object: renewing ends when a block is garbage collected."""
+def _weak_callback(method: Callable[[Grant, LostEvent], None], grant: Grant) -> Callable[[LostEvent], None]:
+    """Return a callback that holds a weak reference to the method's object, so that abandoned blocks aren't renewed."""
     reference = weakref.WeakMethod(method)
 
     def call(lost: LostEvent) -> None:

@@ -20,7 +20,7 @@ from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import RowsOperation, fresh_nonce
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.connections import one_for_all
+from sqlalchemy_locks.dialects.connections import shares_one_connection
 from sqlalchemy_locks.errors import (
     Unsupported,
 )
@@ -61,7 +61,7 @@ class Locks(LockHost):
         engine = maker.kw.get("bind")
         if not isinstance(engine, Engine):
             raise TypeError(f"Locks takes an Engine, or a sessionmaker bound to one, not {bind!r}")
-        if one_for_all(engine.pool):
+        if shares_one_connection(engine.pool):
             raise Unsupported(
                 f"Locks can't work with a {type(engine.pool).__name__}, which shares one connection, and so one "
                 "transaction, between checkouts: use another pool, and on SQLite a file instead of :memory:"
@@ -75,8 +75,8 @@ class Locks(LockHost):
         #: the process of the last call of ``owner``, and the name for it
         self._process = 0, ""
         #: runs one operation in a transaction of its own
-        self._run = OperationRunner(engine, maker, self._sleep, self._tell_retry).run
-        self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._tell)
+        self._run = OperationRunner(engine, maker, self._sleep, self._emit_retried).run
+        self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._emit)
         self._semaphores = Semaphores(self)
 
     @property
@@ -109,7 +109,7 @@ class Locks(LockHost):
         >>> imports = locks.mutexes(sl.Mutex(Import, id=Import.name, acquired=Import.locked, token=Import.nonce))
         >>> imports.acquire("prices")
         """
-        return Mutexes(self._run, lambda: self.owner, mutex, on_event=self._tell)
+        return Mutexes(self._run, lambda: self.owner, mutex, on_event=self._emit)
 
     def once_per(
         self,
@@ -133,7 +133,7 @@ class Locks(LockHost):
         timeout = Timeout(every=every, windowed=windowed, tz=tz)
         acquired = acquire_period(self._run, timeout, name, queue, fresh_nonce())
         if acquired:
-            self._tell("acquired", "timeout", (name,))
+            self._emit("acquired", "timeout", (name,))
         return acquired
 
     def scheduled(
@@ -278,11 +278,11 @@ class Locks(LockHost):
         :param ttl: how long they are held without renewal, after the process died or was stopped: in seconds or as a
             ``timedelta``, at least a second. They are renewed three times in that.
         :param timeout: :param external_id: :param owner: as for :meth:`acquire`.
-        :param resume: enter with an ``external_id`` that is held already, too; with ``False`` that is refused, so that
+        :param resume: also enter with an ``external_id`` that is held already; with ``False`` that is refused, so that
             two callers with one id never work at the same time.
-        :param reclaim: treat an ``external_id`` whose time ran out before it was released, since its process died, as a
-            new one; without it that is over, as one that was released is. Only with ``resume=False``: otherwise two
-            callers that use it at the same time would both enter.
+        :param reclaim: treat an ``external_id`` that expired before it was released, since its process died, as a
+            new one; otherwise ``RequestOver`` is raised, as for a released one. Only with ``resume=False``, without
+            which two callers that use it at the same time would both enter.
         :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.facade.lease.Lease`: a ``Grant``,
             with ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks
             the database. It decorates functions, too: each call then has a block of its own.
@@ -292,12 +292,12 @@ class Locks(LockHost):
         :raises RequestHeld: when this ``external_id`` is held already, with ``resume=False``.
         :raises RequestOver: when this ``external_id`` was acquired before, and is over.
         :raises LockLost: at the end of the block, when the permits were lost inside it; an exception of the block's own
-            is never replaced, and has it as a note (Python 3.11).
+            is never replaced, and gets it as a note (Python 3.11).
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`; the latter
             also for an ``external_id`` that was granted without a ``ttl``.
 
         An ``external_id`` that was granted before keeps the ``ttl`` that it was granted with, and another process that
-        still renews it, or leaves a block that has it, does so for this one, too: resume after a crash.
+        still renews it, or ends a block with it, does so for this one, too: resume only after a crash.
 
         A release that fails at the end of the block is logged under ``sqlalchemy_locks``: the permits expire.
 
@@ -381,8 +381,8 @@ class Locks(LockHost):
         """
         return Maintenance(lambda: self.maintain(alive=alive), bounded_seconds(every, "every", zero=False))
 
-    def _tell_retry(self, operation: str, error: BaseException, count: int) -> None:
-        self._tell("retried", operation, (), error=error, count=count)
+    def _emit_retried(self, operation: str, error: BaseException, count: int) -> None:
+        self._emit("retried", operation, (), error=error, count=count)
 
     @overload
     def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...
@@ -404,10 +404,10 @@ class Locks(LockHost):
         >>> locks.run(sl.lock.vacuum())
         0
         """
-        body = operation._body
-        if body.held_by is not None:
+        impl = operation._impl
+        if impl.held_by is not None:
             raise Unsupported(
-                f"{body.name} ends with its {body.held_by}, so run() would release the lock when it returns: use "
+                f"{impl.name} ends with its {impl.held_by}, so run() would release the lock when it returns: use "
                 "locks.exclusive() or locks.shared(), or execute it in a transaction of your own"
             )
         return self._run(operation, fresh_nonce())

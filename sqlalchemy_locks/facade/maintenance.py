@@ -80,7 +80,7 @@ def run_due_tasks(locks: Locks, alive: Alive | None) -> Report:
                 except BaseException:
                     # due again soon, but not immediately: what failed in one process will fail in the next
                     with contextlib.suppress(Exception):
-                        locks._run(period._give_back(task.name, QUEUE, nonce, min(task.every, RETRY_AFTER)), nonce)
+                        locks._run(period._make_due(task.name, QUEUE, nonce, min(task.every, RETRY_AFTER)), nonce)
                     raise
         except Exception as error:
             failed.append(error)

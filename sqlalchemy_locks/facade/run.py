@@ -15,7 +15,7 @@ from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation, build_context, listed, translated
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, give_back
+from sqlalchemy_locks.dialects.connections import connect, return_to_pool
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -60,7 +60,7 @@ class OperationRunner:
         :param short: in a short transaction, even where autocommit would be one round trip.
         :raises OutcomeUnknown: when it is not known whether it was done, and it can't be repeated.
         """
-        impl = operation._body
+        impl = operation._impl
         options: dict[str, Any] = {"locks_nonce": nonce}
         repeatable = impl.repeatable(operation)
 
@@ -88,7 +88,7 @@ class OperationRunner:
         return retried(attempt, self._engine, self._sleep, repeatable=repeatable, on_retry=on_retry)
 
     def _attempt(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool, short: bool) -> Any:
-        engine, impl = self._engine, operation._body
+        engine, impl = self._engine, operation._impl
         given = operation.get_execution_options()
         every: Mapping[str, Any] = {**engine.get_execution_options(), **given} if given else engine._execution_options
         context = build_context(engine.dialect, every)
@@ -106,7 +106,7 @@ class OperationRunner:
                     committed = True
                     return value
             finally:
-                give_back(connection, committed=committed)
+                return_to_pool(connection, committed=committed)
         return self._run_in_transaction(operation, options, context, deadline, within, entities)
 
     def _check_out(self, stale: int, within: float | None) -> Connection:
@@ -118,9 +118,9 @@ class OperationRunner:
                     return connection
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost
             except BaseException:
-                give_back(connection)
+                return_to_pool(connection)
                 raise
-            give_back(connection)
+            return_to_pool(connection)
             stale -= 1
 
     def _run_in_transaction(
@@ -132,7 +132,7 @@ class OperationRunner:
         within: float | None,
         entities: bool,
     ) -> Any:
-        impl, transaction = operation._body, ShortTransaction(self._engine)
+        impl, transaction = operation._impl, ShortTransaction(self._engine)
         transaction.check_out(within)
         try:
             try:

@@ -48,7 +48,7 @@ from sqlalchemy_locks.values import Grant, PermitHolder
 if TYPE_CHECKING:
     from sqlalchemy_locks.facade.semaphores import Semaphores
 
-#: the longest wait for the rows of a semaphore or a request, and for the gate in memory before them, in seconds
+#: the longest wait for the rows of a semaphore or a request, and for the queue in memory before them, in seconds
 ROW_TIMEOUT = 5.0
 _NOTHING: Mapping[str, int] = {}
 
@@ -132,7 +132,7 @@ class SemaphoreWaiter:
                 error.kind = kind
                 late = LockTimeout(str(error), holders, kind) if holders else error
                 waited = time.monotonic() - self._began
-                locks._tell("waited", kind, asked["permits"], waited=waited, error=late, **labels)
+                locks._emit("waited", kind, asked["permits"], waited=waited, error=late, **labels)
                 if late is not error:
                     raise late from error
             elif not self._known and not isinstance(error, Exception):
@@ -140,13 +140,13 @@ class SemaphoreWaiter:
                 with contextlib.suppress(Exception):
                     self._semaphores.shield(self._semaphores.run, withdraw(ident))
             raise
-        if locks._heard:
+        if locks._has_listeners:
             waited = time.monotonic() - self._began
             try:
-                locks._tell("waited", kind, grant.permits, waited=waited, **labels)
+                locks._emit("waited", kind, grant.permits, waited=waited, **labels)
                 # timed for blocks only: other permits may be released by another process
                 timed = waited if self._kind else None
-                locks._tell("acquired", kind, grant.permits, waited=timed, fence=grant.fence, **labels)
+                locks._emit("acquired", kind, grant.permits, waited=timed, fence=grant.fence, **labels)
             except BaseException:
                 if not self._known:
                     with contextlib.suppress(Exception):  # only this caller knows the id
@@ -169,7 +169,7 @@ class SemaphoreWaiter:
         elif once:
             raise self._timed_out(name)
         if self._held:
-            self._look(name)  # raises where waiting would deadlock
+            self._find_exhausted(name)  # raises where waiting would deadlock
         while True:
             # to queue with more than the capacity would keep all others waiting
             unqueued = bool(self._held) or name in self._beyond
@@ -190,23 +190,23 @@ class SemaphoreWaiter:
             if occupied is not None:
                 name: str = occupied[-1]
                 return name
-        line = self._backend.line_beside(self._engine, self._left())
-        return None if line is None else next((name for name, k in self._keys.items() if line.anybody(k)), None)
+        queue = self._backend.file_queue(self._engine, self._left())
+        return None if queue is None else next((name for name, k in self._keys.items() if queue.has_waiters(k)), None)
 
     def _try(self, request: Operation[Any]) -> Grant | None:
         """Attempt to acquire once; ``None`` when others kept the rows locked for too long."""
         timeout, self._busy = self._row_timeout(), True
-        deadline, gates = time.monotonic() + timeout, []
+        deadline, tickets = time.monotonic() + timeout, []
         try:
             # one thread or task of this process at a time: the others would keep connections waiting for the row
             for name in self._permits:
-                gate = self._queues.ticket(("gate", self.installation, name))
-                gates.append(gate)
-                if not gate.wait(max(0.0, deadline - time.monotonic())):
+                ticket = self._queues.ticket(("rows", self.installation, name))
+                tickets.append(ticket)
+                if not ticket.wait(max(0.0, deadline - time.monotonic())):
                     return None
             self.asked_at = clock()
             request = request.execution_options(locks_wait=timeout, locks_checkout=self._left())
-            grant = self._refuse_over(self._semaphores.run(request))
+            grant = self._refuse_ended(self._semaphores.run(request))
             self._busy = False
             return grant
         except PoolTimeout:
@@ -214,19 +214,19 @@ class SemaphoreWaiter:
         except LockTimeout:
             return None
         except DBAPIError as error:
-            # several that ask with one id can go on deadlocking in InnoDB
+            # several callers with one id can deadlock repeatedly in InnoDB
             if error.connection_invalidated or not self._is_transient(error):
                 raise
             return None
         finally:
-            for gate in gates:
-                gate.leave()
+            for ticket in tickets:
+                ticket.leave()
 
     def _wait_in_queue(self, name: str) -> Grant | str:
         """Wait in the queue of a semaphore; return the grant, or which other semaphore is exhausted."""
         ticket = self._queues.ticket(("queue", self.installation, name))
         try:
-            while not ticket.wait(self._at_most(QUEUE_TIMEOUT)):
+            while not ticket.wait(self._until_deadline(QUEUE_TIMEOUT)):
                 if self._left() == 0:
                     raise self._timed_out(name)
                 found = self._try_out_of_turn(name)
@@ -246,7 +246,11 @@ class SemaphoreWaiter:
     def _wait_in_front(self, name: str) -> Grant | str:
         """As :meth:`_wait_in_queue`, at the front of this process's queue."""
         with self._queues.spare_connection(self._engine.pool) as spare:
-            while spare and self._backend.server_queues and self._at_most(QUEUE_TIMEOUT) > self._backend.min_queue_wait:
+            while (
+                spare
+                and self._backend.server_queues
+                and self._until_deadline(QUEUE_TIMEOUT) > self._backend.min_queue_wait
+            ):
                 try:
                     with ServerQueue(self._engine, self._keys[name], self._left()) as queue:
                         if not queue.available():
@@ -263,7 +267,7 @@ class SemaphoreWaiter:
                         raise
                 except DriverTimeout:
                     pass
-                # its time in the queue is over, or it was cut off, perhaps after it was granted
+                # its time in the queue is over, or it was disconnected, perhaps after the grant
                 found = self._try_out_of_turn(name)
                 if found is not None:
                     return found
@@ -274,10 +278,10 @@ class SemaphoreWaiter:
         """As :meth:`_wait_in_queue`, at the head of the server's queue, on the connection that is there."""
         backoff, options = Backoff(), {"locks_nonce": fresh_nonce(), "locks_wait": ROW_TIMEOUT}
         while True:
-            exhausted = self._short_of(availability(self._request).value(short.connection, {}))
+            exhausted = self._exhausted_in(availability(self._request).value(short.connection, {}))
             if not exhausted:
                 self.asked_at = clock()
-                grant = self._refuse_over(self._request.value(short.connection, options))
+                grant = self._refuse_ended(self._request.value(short.connection, options))
                 if grant.acquired:
                     self._unanswered = True
                     try:
@@ -302,8 +306,8 @@ class SemaphoreWaiter:
 
         :param queued: in the front of this process's queue; ends when what is asked for exceeds the capacity.
         """
-        line = self._backend.line_beside(self._engine, self._left()) if queued else None
-        with contextlib.nullcontext() if line is None else line.ticket(self._keys[name]) as ticket:
+        queue = self._backend.file_queue(self._engine, self._left()) if queued else None
+        with contextlib.nullcontext() if queue is None else queue.ticket(self._keys[name]) as ticket:
             # among waiters without an order, one that polls less than those that came after it is served less
             backoff = Backoff(0.01, 0.002) if ticket is None else Backoff()
             until = time.monotonic() + QUEUE_TIMEOUT
@@ -314,7 +318,7 @@ class SemaphoreWaiter:
                     if found is not None:
                         return found
             while True:
-                exhausted = self._look(name)
+                exhausted = self._find_exhausted(name)
                 if not exhausted:
                     grant = self._try(self._request)
                     if grant is not None and grant.acquired:
@@ -323,15 +327,15 @@ class SemaphoreWaiter:
                 if name not in exhausted:
                     return exhausted[0]
                 if not self._held and queued is (name in self._beyond):
-                    return name  # the capacity was changed, or is known now: to queue, or not to, is decided again
+                    return name  # the capacity was changed, or is known now: decide again whether to queue
                 if ticket is not None:
-                    ticket.stay()
+                    ticket.refresh()
                 self._pause(name, random.uniform(0.5, 1) * backoff.pause())
 
-    def _look(self, name: str) -> list[str]:
+    def _find_exhausted(self, name: str) -> list[str]:
         """Return which of the semaphores have no room, by a plain read; ``name`` where that was locked out."""
         if not self._backend.single_writer:
-            return self._short_of(
+            return self._exhausted_in(
                 self._semaphores.run(availability(self._request).execution_options(locks_checkout=self._left()))
             )
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
@@ -343,11 +347,11 @@ class SemaphoreWaiter:
             except LockTimeout:
                 self._busy = True
                 return [name]
-            return self._short_of(availability(self._request).value(short.connection, {}))
+            return self._exhausted_in(availability(self._request).value(short.connection, {}))
         finally:
             short.abandon()
 
-    def _short_of(self, rows: Any) -> list[str]:
+    def _exhausted_in(self, rows: Any) -> list[str]:
         """Return which of the semaphores have no room.
 
         :raises ReentryError: when waiting for it would deadlock with what the caller holds.
@@ -364,7 +368,7 @@ class SemaphoreWaiter:
                 )
         return exhausted_in(rows, self._permits)
 
-    def _refuse_over(self, grant: Grant) -> Grant:
+    def _refuse_ended(self, grant: Grant) -> Grant:
         """Return the grant. :raises RequestOver: when the request was granted before, and is over."""
         if grant.replayed and not grant.acquired:
             raise RequestOver(
@@ -397,17 +401,17 @@ class SemaphoreWaiter:
     def _left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def _at_most(self, longest: float) -> float:
+    def _until_deadline(self, longest: float) -> float:
         left = self._left()
         return longest if left is None else min(longest, left)
 
     def _row_timeout(self) -> float:
-        return ROW_TIMEOUT if self._timeout == 0 else max(0.01, self._at_most(ROW_TIMEOUT))
+        return ROW_TIMEOUT if self._timeout == 0 else max(0.01, self._until_deadline(ROW_TIMEOUT))
 
     def _pause(self, name: str, pause: float) -> None:
         if self._left() == 0:
             raise self._timed_out(name)
-        self._semaphores.locks._sleep(self._at_most(pause))
+        self._semaphores.locks._sleep(self._until_deadline(pause))
 
     def _timed_out(self, *names: str) -> LockTimeout:
         within = "(timeout=0)" if self._timeout == 0 else f"within {self._timeout:g} s"

@@ -18,11 +18,11 @@ from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.core.operation import Operation, build_context, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.connections import unattended
+from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
 from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.renewal import RenewalThread
-from sqlalchemy_locks.semaphore.sweep import end_orphans, overdue_requests, owned_requests, release_judged, stale_age
+from sqlalchemy_locks.semaphore.sweep import end_orphans, overdue_requests, owned_requests, release_unchanged, stale_age
 from sqlalchemy_locks.values import Grant, Released
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ class Semaphores:
     def release(self, external_id: str | Grant) -> Released:
         released: Released = self.run_on_request(semaphore.release(external_id))
         if released is Released.RELEASED:
-            self._tell("released", external_id)
+            self._emit("released", external_id)
         return released
 
     def renew(self, external_id: str | Grant) -> bool:
         renewed = bool(self.run_on_request(semaphore.renew(external_id)))
         if not renewed:
-            self._tell("lost", external_id)
+            self._emit("lost", external_id)
         return renewed
 
     def sweep(self, stale_after: float | timedelta | None, alive: Alive | None) -> int:
@@ -73,14 +73,14 @@ class Semaphores:
         dead = [] if alive is None else self._requests_of_dead_owners(alive)
         swept: int = 0
         after = 0
-        while judged := self.run(overdue_requests(age, after)):
-            swept += self.run(release_judged(judged))
-            after = judged[-1][0]
+        while requests := self.run(overdue_requests(age, after)):
+            swept += self.run(release_unchanged(requests))
+            after = requests[-1][0]
         for start in range(0, len(dead), semaphore.BATCH):
-            swept += self.run(release_judged(dead[start : start + semaphore.BATCH]))
+            swept += self.run(release_unchanged(dead[start : start + semaphore.BATCH]))
         swept += self.run(end_orphans())
         if swept:
-            self.locks._tell("swept", "semaphore", (), count=swept)
+            self.locks._emit("swept", "semaphore", (), count=swept)
         return swept
 
     def _requests_of_dead_owners(self, alive: Alive) -> list[tuple[Any, ...]]:
@@ -132,7 +132,7 @@ class Semaphores:
         operation = semaphore.renew(grant).execution_options(locks_wait=ROW_TIMEOUT)
 
         def renew() -> bool:
-            with unattended(self.engine):
+            with disposing_replaced_pool(self.engine):
                 return bool(self.run(operation))
 
         return renew
@@ -153,9 +153,9 @@ class Semaphores:
             self._installation = known = options, f"{schema}.{table.name}"
         return known[1]
 
-    def _tell(self, what: str, request: str | Grant) -> None:
+    def _emit(self, what: str, request: str | Grant) -> None:
         if isinstance(request, Grant):
             names, ident, fence = request.permits, request.external_id, request.fence
-            self.locks._tell(what, "semaphore", names, external_id=ident, fence=fence)
+            self.locks._emit(what, "semaphore", names, external_id=ident, fence=fence)
         else:  # of a bare id the semaphores aren't known
-            self.locks._tell(what, "semaphore", (), external_id=request)
+            self.locks._emit(what, "semaphore", (), external_id=request)

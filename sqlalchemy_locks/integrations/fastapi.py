@@ -6,8 +6,8 @@
 - One thing can't have two names (``lock_names.py``).
 - A request leaves no lock behind, however it ends.
 
-A lock held by a transaction ends with the endpoint, before the response is sent, so that no client is told of something
-that was not committed. So does a lease: the client's next request finds it free. Permits of a semaphore are released
+A lock held by a transaction ends with the endpoint, before the response is sent, so that no response reports work
+that was not committed. So does a lease: the client's next request can acquire it. Permits of a semaphore are released
 when the response has been sent, streams and background tasks included.
 """
 
@@ -223,7 +223,7 @@ def lease(
 ) -> Any:
     """Hold a lease while the endpoint works: a semaphore of one, made on first use.
 
-    It is given back before the response is sent, so that the client's next request doesn't contend with this one.
+    It is released before the response is sent, so that the client's next request doesn't contend with this one.
 
     :param scope: ``"request"`` gives it back when the response has been sent and the background tasks are done; an
         endpoint that streams needs it.

@@ -78,7 +78,7 @@ class Metrics:
 _made: dict[tuple[Any, int], tuple[CollectorRegistry, Any]] = {}
 
 
-def _of(registry: CollectorRegistry, kind: Callable[[CollectorRegistry], M]) -> M:
+def _metrics_of(registry: CollectorRegistry, kind: Callable[[CollectorRegistry], M]) -> M:
     """Return the metrics of a registry, made once."""
     key = kind, id(registry)
     if key not in _made:
@@ -96,7 +96,7 @@ def instrument(locks: Any, registry: CollectorRegistry = REGISTRY) -> None:
     >>> from sqlalchemy_locks.integrations import prometheus
     >>> prometheus.instrument(locks)
     """
-    metrics = _of(registry, Metrics)
+    metrics = _metrics_of(registry, Metrics)
     for what in ("waited", "acquired", "released", "lost", "retried", "swept"):
         event.listen(locks, what, metrics.record)
 
@@ -154,6 +154,6 @@ def instrument_worker(worker: Any, registry: CollectorRegistry = REGISTRY) -> No
     >>> from sqlalchemy_locks.integrations import prometheus
     >>> prometheus.instrument_worker(worker)
     """
-    metrics = _of(registry, WorkerMetrics)
+    metrics = _metrics_of(registry, WorkerMetrics)
     for what in ("begun", "completed", "failed", "dead", "stalled"):
         event.listen(worker, what, metrics.record)

@@ -89,7 +89,7 @@ class _AcquireLock(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         return _key_locks(context.backend).acquire_statement(context, self.mode)
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return _key_locks(context.backend).acquire_needs
 
     def run(self, execution: Execution) -> Any:
@@ -110,7 +110,7 @@ class _Unlock(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         return _key_locks(context.backend).unlock_statement()
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "where a row that other transactions share must stay"
 
     def run(self, execution: Execution) -> Any:
@@ -129,7 +129,7 @@ class _Vacuum(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         return _key_locks(context.backend).vacuum_statement()
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "where the unlocked rows are selected first, in batches"
 
     def run(self, execution: Execution) -> Any:
@@ -150,7 +150,7 @@ class _CreateKeys(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         return _key_locks(context.backend).create_statement()
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "where existing keys are selected first, and left alone"
 
     def run(self, execution: Execution) -> Any:

@@ -39,13 +39,13 @@ class _Holders(OperationImpl):
         held_keys = context.backend.held_keys
         return None if held_keys is None else held_keys(context.tables.locked_keys, self.of_keys)
 
-    def several(self, context: BuildContext) -> str:
+    def compile_error(self, context: BuildContext) -> str:
         return f"{_UNAVAILABLE} on {context.backend.name}, {context.backend.holders_unavailable}"
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         if statement is None:
-            raise Unsupported(self.several(execution.context))
+            raise Unsupported(self.compile_error(execution.context))
         try:
             rows = execution.execute(statement).all()
         except DBAPIError as error:

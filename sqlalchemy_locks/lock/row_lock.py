@@ -55,7 +55,7 @@ class _Row(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         return self._select_row(context) if context.backend.row_locks else None
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "which has no row locks: the write lock is acquired first, by a statement of its own"
 
     def _select_row(self, context: BuildContext) -> Select[Any]:

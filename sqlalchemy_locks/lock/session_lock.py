@@ -30,7 +30,7 @@ class _SessionOperation(OperationImpl):
     held_by = "connection"
     needs_installation = False
 
-    def several(self, context: BuildContext) -> str:
+    def compile_error(self, context: BuildContext) -> str:
         return (
             f"{self.name} locks a session of the server, and {context.backend.name} has none: "
             "use lock.exclusive, which ends with the transaction"
@@ -38,7 +38,7 @@ class _SessionOperation(OperationImpl):
 
     def check_connection(self, execution: Execution) -> None:
         if execution.backend.release_session_locks is None:
-            raise Unsupported(self.several(execution.context))
+            raise Unsupported(self.compile_error(execution.context))
         if execution.session is not None and not isinstance(
             execution.session.get_bind(**execution.bind_arguments), Connection
         ):

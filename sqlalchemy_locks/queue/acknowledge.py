@@ -29,9 +29,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.captures.statements import by_key, few, one_of
+from sqlalchemy_locks.captures.statements import by_key, in_array, selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
+from sqlalchemy_locks.dialects.mysql import force_index
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, PAIRS, JobOperation, Jobs, owned_values
 from sqlalchemy_locks.sql.clock import Later, Now
 
@@ -77,11 +78,11 @@ class UpdateOwnedJobs(JobOperation):
         target = self.jobs.target
         statement = update(at.table).values({**self.changes(at), **(target.version_bump() if target else {})})
         if self.skips_locked and context.backend.writable_ctes:
-            return statement.where(one_of(at.internal_id, _unlocked(at)))
+            return statement.where(in_array(at.internal_id, _unlocked(at)))
         owned: Update = where_owned(by_key(statement), at, context)
         return owned
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "whose UPDATE has no SKIP LOCKED"
 
     def run(self, execution: Execution) -> Any:
@@ -105,9 +106,7 @@ class UpdateOwnedJobs(JobOperation):
         if execution.context not in self._steps:
             at = self.jobs.at(execution.context)
             locking: Any = select(at.internal_id, at.claim).where(at.internal_id.in_(bindparam(IDS, expanding=True)))
-            for dialect in ("mysql", "mariadb"):
-                locking = locking.with_hint(at.table, "FORCE INDEX (PRIMARY)", dialect)
-            locking = locking.with_for_update(skip_locked=True)
+            locking = force_index(locking, "PRIMARY", at.table).with_for_update(skip_locked=True)
             counting = where_owned(select(func.count()).select_from(at.table), at, execution.context)
             self._steps[execution.context] = locking, self.update(execution.context), counting
         locking, updating, _ = self._steps[execution.context]
@@ -124,7 +123,7 @@ class UpdateOwnedJobs(JobOperation):
 
 def skip_locked(operation: Operation[Any]) -> Operation[Any]:
     """Return the same operation, skipping rows that another session has locked."""
-    return Operation(operation._body.skip_locked, operation._values)  # type: ignore[attr-defined]
+    return Operation(operation._impl.skip_locked, operation._values)  # type: ignore[attr-defined]
 
 
 def where_owned(statement: Any, at: RoleColumns, context: BuildContext) -> Any:
@@ -136,7 +135,9 @@ def _where_claimed(statement: Any, at: RoleColumns, context: BuildContext) -> An
     """Restrict a statement to the jobs whose ids and claims are bound."""
     if context.backend.arrays:
         owned = _bound_pairs(at)
-        return statement.where(at.internal_id == owned.c.id, at.claim == owned.c.claim, few(owned.c.number))
+        return statement.where(
+            at.internal_id == owned.c.id, at.claim == owned.c.claim, selective_condition(owned.c.number)
+        )
     return statement.where(
         # by itself: not every engine uses the primary key for a comparison of pairs
         at.internal_id.in_(bindparam(IDS, expanding=True)),
@@ -150,7 +151,7 @@ def _unlocked(at: RoleColumns) -> Any:
     same = (at.internal_id == owned.c.id, at.claim == owned.c.claim)
     one: Any = select(at.internal_id).where(*_running(at), *same)
     one = one.with_for_update(skip_locked=True, key_share=True).correlate(owned).lateral("locks_one")
-    found = select(one.c[0]).select_from(owned.join(one, true())).where(few(owned.c.number))
+    found = select(one.c[0]).select_from(owned.join(one, true())).where(selective_condition(owned.c.number))
     return found.cte("locks_unlocked")
 
 

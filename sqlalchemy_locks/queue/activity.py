@@ -27,6 +27,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks._validation import bounded_seconds, positive_int
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
+from sqlalchemy_locks.dialects.mysql import force_index
 from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Instant
 
@@ -49,9 +50,8 @@ class _Completed(JobOperation):
         at = self.jobs.at(context)
         minute = (cast(Elapsed(at.completed_at), BigInteger()) // _MINUTE).label("minute")
         chosen = select(at.queue_id.label("queue_id"), minute).where(at.completed_at >= _SINCE)
-        for engine in ("mysql", "mariadb"):
-            # they would otherwise scan and sort the whole table once the rows in question are a tenth of it
-            chosen = chosen.with_hint(at.table, f"FORCE INDEX ({context.prefix}job_completed)", engine)
+        # InnoDB would otherwise scan and sort the whole table once the rows in question are a tenth of it
+        chosen = force_index(chosen, f"{context.prefix}job_completed", at.table)
         newest = chosen.order_by(at.completed_at.desc()).limit(_LIMIT).subquery("newest")
         columns = newest.c.queue_id, newest.c.minute
         return select(*columns, func.count().label("completed")).group_by(*columns)
@@ -129,7 +129,7 @@ class QueueCounts(JobOperation):
     def build(self, context: BuildContext) -> Executable | None:
         return None
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "which counts the jobs of each queue only if many wait"
 
     def run(self, execution: Execution) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _waiting(context: BuildContext, at: RoleColumns) -> Any:
     """Select the waiting jobs, from the index that starts with the queue."""
     waiting = at.started_at.is_(None)
     columns = at.queue_id.label("queue_id"), at.run_at.label("run_at")
-    if context.backend.schemas:
+    if context.backend.partial_ready_index:
         return select(*columns).where(waiting)
     # there is no index that only waiting jobs are in: find the queues first, then the part of the index of each
     names = select(at.queue_id.label("queue_id")).distinct().subquery("names")
@@ -186,7 +186,7 @@ def _waiting(context: BuildContext, at: RoleColumns) -> Any:
 
 def _names(context: BuildContext, at: RoleColumns, ours: list[Any]) -> Any:
     """Select the names of the queues, by one look into an index for each."""
-    if not context.backend.schemas:
+    if not context.backend.partial_ready_index:
         return select(at.queue_id.label("queue_id")).distinct().where(*ours)
     waiting = and_(at.started_at.is_(None), *ours)
     first = select(func.min(at.queue_id).label("queue_id")).where(waiting).cte("found", recursive=True)

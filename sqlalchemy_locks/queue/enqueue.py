@@ -58,7 +58,7 @@ class Enqueue(JobOperation):
     :param known: some ``external_id`` may exist. They are looked up first where an INSERT would wait for the
         transaction that is working on that job before it finds out.
     :param unique: each job has a unique key. A waiting job that has it is locked, so that it begins after the caller's
-        commit; a capture that isn't committed is waited for, so that no job that has begun stands for the new one.
+        commit. The call waits for an uncommitted capture of it, so that no job that has begun replaces the new one.
     """
 
     def __init__(self, jobs: Jobs, when: str, *, known: bool, unique: bool, notify: bool) -> None:
@@ -109,7 +109,7 @@ class Enqueue(JobOperation):
             return context.backend.insert_or_lock(at.table, (at.queue_id, at.unique_key))
         return context.backend.insert_unless_present(at.table, at.external_id)
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "where the driver is passed one row after another"
 
     def check_connection(self, execution: Execution) -> None:
@@ -211,10 +211,10 @@ class Enqueue(JobOperation):
             if not self.unique:
                 return {}
             given = {"locks_queue": common["locks_queue"], "locks_unique": [key for *_, key in jobs]}
-            waiting: Any = execution.execute(self._by_key(execution.context), given)
+            waiting: Any = execution.execute(self._waiting_by_key(execution.context), given)
             return dict(waiting.all())
 
-    def _by_key(self, context: BuildContext) -> Any:
+    def _waiting_by_key(self, context: BuildContext) -> Any:
         """Return the SELECT of the waiting jobs of unique keys, which the INSERT has locked."""
         if context not in self._keyed:
             at = self.jobs.at(context)
@@ -268,16 +268,16 @@ def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
 def external_ids(given: Any, number: int) -> list[UUID]:
     """Return the ``external_id`` of each payload, as passed to ``Queue.put``."""
     several = [given] if isinstance(given, (str, UUID)) else list(given)
-    return _one_each([as_uuid(each) for each in several], number, "external_id")
+    return _check_one_per_payload([as_uuid(each) for each in several], number, "external_id")
 
 
 def unique_keys(given: Any, number: int) -> list[str]:
     """Return the unique key of each payload, as passed to ``Queue.put``."""
     several = list(given) if isinstance(given, (list, tuple)) else [given]
-    return _one_each([valid_name(each, "a unique key") for each in several], number, "unique key")
+    return _check_one_per_payload([valid_name(each, "a unique key") for each in several], number, "unique key")
 
 
-def _one_each(given: list[T], number: int, what: str) -> list[T]:
+def _check_one_per_payload(given: list[T], number: int, what: str) -> list[T]:
     if len(given) != number:
         raise ValueError(f"Queue.put: {number} payloads need {number} {what}s, and {len(given)} were given")
     if len(set(given)) < number:

@@ -45,7 +45,7 @@ class FetchJobs(JobCapture):
         super().__init__(jobs, name)
         self.after = after
 
-    def taken(self, context: BuildContext) -> CaptureSpec:
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         order = [at[role] for role in ORDER]
         after = [bindparam(name, type_=column.type) for name, column in zip(_AFTER, order, strict=True)]
@@ -153,7 +153,7 @@ class Fetch(FetchJobs):
         )
         return rows.select_from(count.outerjoin(captured, literal_column("true"))).order_by(*order)
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "which completes jobs and captures others one after the other"
 
     def run(self, execution: Execution) -> Fetched:
@@ -187,7 +187,7 @@ class Fetch(FetchJobs):
         """Run it by the driver's own cursor, and parse all payloads together: reading rows is most of the cost."""
         limit = execution.values[LIMIT]
         if (execution.context, limit) not in self._direct:
-            spec = replace(self.taken(execution.context), limit=limit)
+            spec = replace(self.build_spec(execution.context), limit=limit)
             payload = self.jobs.at(execution.context).payload
             columns = list(spec.table.c)
             statement = self._one_statement(execution.context, spec, payload)

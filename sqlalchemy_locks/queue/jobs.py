@@ -168,7 +168,7 @@ class Jobs:
 
         :param jobs: one or several captured rows, entities, mappings, or ``(internal_id, claim)`` pairs.
         """
-        return owned_values(sorted(set(map(self._pair, self._each(jobs)))))
+        return owned_values(sorted(set(map(self._id_and_claim, self._as_list(jobs)))))
 
     def owned_rows(self, jobs: Sequence[Any]) -> dict[str, Any]:
         """Return the same for whole rows, as a fetch returns them, or for pairs."""
@@ -194,7 +194,7 @@ class Jobs:
         columns = list(self.columns.table.c)
         return [columns.index(self.columns.roles[role]) for role in ("internal_id", "claim", *ORDER)]
 
-    def _each(self, jobs: Any) -> Iterable[Any]:
+    def _as_list(self, jobs: Any) -> Iterable[Any]:
         if isinstance(jobs, list) and not _is_pair(jobs):
             return jobs
         if isinstance(jobs, (Mapping, Row)) or stored_proof(jobs) or _is_pair(jobs) or self._by_name(jobs) is not None:
@@ -203,7 +203,7 @@ class Jobs:
             raise _not_captured(jobs)
         return list(jobs)
 
-    def _pair(self, job: Any) -> tuple[Any, int]:
+    def _id_and_claim(self, job: Any) -> tuple[Any, int]:
         if isinstance(job, Row):
             if len(job) > 2:
                 mapping = job._mapping

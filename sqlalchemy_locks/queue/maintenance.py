@@ -64,7 +64,7 @@ class Requeue(_Sweep):
         """Return the conditions on a stalled job."""
         return [at.heartbeat_at < Ago(bindparam("locks_older", type_=Float()))]
 
-    def taken(self, context: BuildContext) -> CaptureSpec:
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         dead = at.attempts >= at.max_attempts
         error = func.coalesce(at.error, literal("stalled: its worker sent no heartbeat"))
@@ -109,7 +109,7 @@ class Revive(_Sweep):
     def __init__(self, jobs: Jobs, by: str | None) -> None:
         super().__init__(jobs, "Queue.revive", by)
 
-    def taken(self, context: BuildContext) -> CaptureSpec:
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         changes = {at.attempts: literal_column("0"), at.run_at: Now(), at.started_at: null(), at.failed_at: null()}
         conditions = (at.failed_at.is_not(None), *self.chosen(at))
@@ -129,7 +129,7 @@ class DeleteJobs(_Sweep):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True  # a second execution finds nothing that the first one has deleted
 
-    def taken(self, context: BuildContext) -> CaptureSpec:
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         ended = at.roles[self.role]
         conditions = (ended <= Ago(bindparam("locks_older", type_=Float())), *self.chosen(at))
@@ -184,7 +184,7 @@ class Stats(JobOperation):
 def _waiting(context: BuildContext, at: Any, ours: list[Any]) -> Any:
     """Select the waiting jobs by queue, from the index that starts with the queue."""
     waiting = and_(at.started_at.is_(None), *ours)
-    if context.backend.schemas:
+    if context.backend.partial_ready_index:
         return select(at.queue_id.label("queue_id")).where(waiting).group_by(at.queue_id)
     # there is no index that only waiting jobs are in: find the queues first, then the part of the index of each
     names = select(at.queue_id.label("queue_id")).distinct().subquery("names")

@@ -64,7 +64,7 @@ class Queue(EntityPattern[E]):
         Operations don't use it: they run on the connection that executes them.
     :param notify: on PostgreSQL, wake listening workers when jobs are put. NOTIFY serializes the commits of
         transactions that have put jobs: turn it off where there are hundreds of them a second.
-    :param paused: a mapped class or ``Table`` of your own for paused queues, beside your own for jobs: its primary key
+    :param paused: a mapped class or ``Table`` of your own for paused queues, if you have one for jobs: its primary key
         is the name of a queue that is paused. The shipped table of jobs has ``lock.paused_queue``.
     :param columns: the columns of your own whose name differs from that in ``lock.job``: ``queue_id=Mail.channel``.
     :raises ValueError: if the class lacks one of the columns, except ``unique_key``, without which ``put`` takes no
@@ -419,7 +419,7 @@ class Queue(EntityPattern[E]):
 
     @shaped(select(literal(1)))
     def pause(self, *queues: str) -> Operation[Any]:
-        """Let no more jobs of these queues be captured, from the commit on; running jobs go on, and put jobs wait.
+        """Let no more jobs of these queues be captured, from the commit on; running jobs continue, and put jobs wait.
 
         :return: how many weren't paused already.
         :raises ValueError: for jobs in a table of your own without a table of paused queues (``Queue(paused=)``).
@@ -527,5 +527,5 @@ class Queue(EntityPattern[E]):
         at = self._jobs.own
         if at is None:
             raise ValueError("Queue.indexes() is for a table of your own: the shipped one has its indexes")
-        partial = None if dialect is None else backend_named(dialect).schemas
+        partial = None if dialect is None else backend_named(dialect).partial_ready_index
         return job_indexes(at.roles, at.table.name, partial=partial)

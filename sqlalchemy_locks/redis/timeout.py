@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy_locks._timezones import around, zone
+from sqlalchemy_locks._timezones import offsets_around, zone
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.redis.base import (
     Call,
@@ -237,7 +237,7 @@ class Timeout(Pattern[Client]):
 
     def _period(self) -> tuple[Any, ...]:
         at = as_instant(self._clock)
-        offsets = () if self._zone is None else around(self._zone, time.time() if at == b"" else float(at))
+        offsets = () if self._zone is None else offsets_around(self._zone, time.time() if at == b"" else float(at))
         return self._every, int(self._windowed), at, *offsets
 
 

@@ -30,7 +30,7 @@ class Observed(EventTarget):
     _listened = False
 
     @property
-    def _heard(self) -> bool:
+    def _has_listeners(self) -> bool:
         """Whether an event may have a listener or a log; checked before frequent events."""
         return self._listened or log.isEnabledFor(_DEBUG)
 
@@ -44,7 +44,7 @@ class Observed(EventTarget):
         """The engine's name in error messages and events."""
         raise NotImplementedError
 
-    def _tell(
+    def _emit(
         self,
         what: str,
         kind: str,

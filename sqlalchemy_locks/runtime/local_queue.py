@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.dialects.connections import most
+from sqlalchemy_locks.dialects.connections import pool_capacity
 
 _QUEUES = "_sqlalchemy_locks_queues"
 #: the longest timeout in seconds that is passed to ``threading.Lock``, ten years
@@ -54,7 +54,7 @@ class LocalQueues:
         The other half is left to those who don't wait, such as the holder that releases.
         """
         with self.guard:
-            spare = 2 * (self.waiting_connections + 1) <= most(pool)
+            spare = 2 * (self.waiting_connections + 1) <= pool_capacity(pool)
             self.waiting_connections += spare
         try:
             yield spare

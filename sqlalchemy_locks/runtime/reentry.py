@@ -55,7 +55,7 @@ def current_owner() -> tuple[Any, ...]:
         current = None if greenlet is None else greenlet.getcurrent()
         # the greenlet that a thread begins with has no parent, and is the thread; one of gevent's is not
         running = None if current is None or current.parent is None else current
-    # no id(), which is reused when this one is gone; and a task is not kept alive by what it has held
+    # not id(), which is reused after this one's end; and no reference that would keep a task alive
     return os.getpid(), _local.token, None if running is None else weakref.ref(running)
 
 

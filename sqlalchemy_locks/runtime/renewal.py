@@ -35,7 +35,7 @@ NOT_HELD = "its time had run out, or it was released or swept"
 
 
 def clock() -> float:
-    """Return the seconds of a clock that goes on while the machine sleeps, and that can't be set."""
+    """Return the seconds of a clock that also runs while the machine sleeps, and that can't be set."""
     if sys.platform == "win32":
         return time.monotonic()
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -61,10 +61,10 @@ class LostEvent:
         self.on_set: list[Callable[[], object]] = []
         #: called when the lease is lost, and not when its block ends
         self.on_lost: list[Callable[[LostEvent], object]] = []
-        #: until when the lease is proven, by :func:`clock`
+        #: until when the lease is confirmed, by :func:`clock`
         self.deadline = asked_at + ttl * (1 - MARGIN)
 
-    def prove(self, asked_at: float) -> None:
+    def confirm(self, asked_at: float) -> None:
         """Extend the lease: the server has confirmed what was sent after ``asked_at``."""
         self.deadline = asked_at + self.ttl * (1 - MARGIN)
 
@@ -148,7 +148,7 @@ class RenewableLease:
         self.closed = False
 
     def renew(self) -> bool:
-        """Renew it now; return whether to go on renewing it."""
+        """Renew it now; return whether to keep renewing it."""
         if self.closed:
             return False
         asked_at, failure = clock(), None
@@ -165,7 +165,7 @@ class RenewableLease:
         if self.lost:
             return False
         if failure is None:
-            self.lost.prove(asked_at)
+            self.lost.confirm(asked_at)
             self._failures = 0
             self.due = asked_at + self.lost.ttl / _RENEWALS
         else:
@@ -230,7 +230,7 @@ class RenewalThread:
             raise
 
     def _renew_next(self) -> bool:
-        lease = self._next()
+        lease = self._wait_for_next()
         if lease is None:
             return False
         renewed = False
@@ -245,7 +245,7 @@ class RenewalThread:
                 self._changed.notify()
         return True
 
-    def _next(self) -> RenewableLease | None:
+    def _wait_for_next(self) -> RenewableLease | None:
         """Wait for the lease that is due first; ``None`` when this thread isn't needed any more."""
         with self._changed:
             while True:

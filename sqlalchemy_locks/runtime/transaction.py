@@ -1,7 +1,7 @@
-"""A short transaction: one pooled connection in one READ COMMITTED transaction, and no trace of it afterwards.
+"""A short transaction: one pooled connection in one READ COMMITTED transaction, with its settings restored afterwards.
 
-The isolation level that the app gave its engine, or sets in a ``connect`` event, is on the connection again when the
-transaction is over; so are the wait settings.
+The isolation level that the app gave its engine, or sets in a ``connect`` event, is restored when the
+transaction ends; so are the wait settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks.core.operation import translated
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, driver_calls, give_back, on_driver_error
+from sqlalchemy_locks.dialects.connections import connect, driver_calls, on_driver_error, return_to_pool
 from sqlalchemy_locks.errors import LockLost, OutcomeUnknown, Unsupported
 
 # why a lock is gone, and what has become of the work
@@ -289,7 +289,7 @@ class ShortTransaction:
             if not isinstance(error, DBAPIError):
                 raise
         finally:
-            give_back(connection, committed=self._committed)
+            return_to_pool(connection, committed=self._committed)
 
 
 def release_cursors(error: BaseException) -> None:

@@ -79,7 +79,7 @@ class AcquirePermits(SemaphoreImpl):
                 try:
                     return self._decide(execution, sql, request)
                 except LockTimeout:
-                    # InnoDB undoes the one statement only: a caller that goes on and commits would keep half a request
+                    # InnoDB undoes only the statement: a caller that continues and commits would keep half a request
                     delete_request(execution, sql, request)
                     raise
             known = self._replay(execution, sql)
@@ -109,7 +109,7 @@ class AcquirePermits(SemaphoreImpl):
         return int(key[0])
 
     def _replay(self, execution: Execution, sql: Any) -> Grant | None:
-        """Return the grant of the request that is there; ``None`` when it is gone meanwhile."""
+        """Return the grant of the existing request; ``None`` when it was deleted meanwhile."""
         # shared, so that two that ask again don't wait for each other
         request = lock_request_shared(execution, sql)
         if request is None:
@@ -223,7 +223,7 @@ def acquire(
 
     :param permits: how many of each semaphore, at least 1; in any order.
     :param external_id: the id of this request, to be given again by a retry: it is granted once. Without one, the
-        operation makes its own, and stands for one request however often it is executed.
+        operation generates one, and identifies one request however often it is executed.
     :param owner: the name that is stored as their holder, for ``holders`` and for the sweep of dead owners.
     :param ttl: how long they are held without being renewed, in seconds or as a ``timedelta``; ``None``: until
         they are released.

@@ -47,7 +47,7 @@ class CreateSemaphore(SemaphoreImpl):
             if row is None:
                 semaphore = self._insert(execution, sql)
             elif row.capacity is None:
-                # the row of a deleted one keeps its fence, and so the name goes on counting
+                # the row of a deleted semaphore keeps its fence, from which a new one of that name continues
                 values = {"which": row.id, "size": capacity, "first_use": on_demand}
                 semaphore = row.id if execution.execute(sql.revive, values).rowcount else None
             elif on_demand or not row.on_demand or execution.execute(sql.keep, {"which": row.id}).rowcount:
@@ -211,7 +211,7 @@ def delete(name: str, *, by: str | None = None) -> Operation[Any]:
     :raises SemaphoreHeld: when one is; what has expired doesn't count.
     :raises UnknownSemaphore: when there is none of that name.
 
-    Its last fencing token is kept: a semaphore that is created again under this name goes on counting.
+    Its last fencing token is kept: a new semaphore of this name continues from it.
 
     >>> session.execute(sl.semaphore.delete("network"))
     """

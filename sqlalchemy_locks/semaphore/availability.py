@@ -14,7 +14,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.semaphore.queries import ReadSemaphores
-from sqlalchemy_locks.semaphore.statements import HELD_STATE, until
+from sqlalchemy_locks.semaphore.statements import HELD_STATE, expiry
 from sqlalchemy_locks.sql.clock import Now
 from sqlalchemy_locks.sql.tables import Tables
 from sqlalchemy_locks.values import Grant
@@ -30,7 +30,7 @@ class Availability(ReadSemaphores):
 
     def select(self, tables: Tables) -> Executable:
         sem, req, per = tables.semaphore, tables.permit_request, tables.permit
-        lasting = or_(req.c.ttl_seconds.is_(None), until(req) > Now())
+        lasting = or_(req.c.ttl_seconds.is_(None), expiry(req) > Now())
         used = (
             select(func.coalesce(func.sum(per.c.count), 0))
             .select_from(per.join(req, req.c.id == per.c.permit_request_id))
@@ -54,7 +54,7 @@ class IsHeld(ReadSemaphores):
             req.c.external_id == _EXTERNAL_ID,
             req.c.token == _TOKEN,
             req.c.state == HELD_STATE,
-            or_(req.c.ttl_seconds.is_(None), until(req) > Now()),
+            or_(req.c.ttl_seconds.is_(None), expiry(req) > Now()),
         )
 
 

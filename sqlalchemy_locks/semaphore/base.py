@@ -49,7 +49,7 @@ class SemaphoreImpl(OperationImpl):
     def select_call(self, call: LockFunction) -> Executable:
         return select(call)
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "where its rows are locked, read and written one after another"
 
     def repeatable(self, operation: Operation[Any]) -> bool:
@@ -204,7 +204,7 @@ def may_have_room(execution: Execution, sql: Any, semaphore: int, most: int) -> 
         # without that connection, only the locking read can tell
         release_expired(execution, sql, semaphore)
         return True
-    ended = end_judged(execution, sql, [tuple(row) for row in expired])
+    ended = end_if_unchanged(execution, sql, [tuple(row) for row in expired])
     # what this transaction has released itself, no other connection sees
     return bool(ended) or held <= most or execution.connection.get_transaction() in _RELEASING
 
@@ -212,14 +212,17 @@ def may_have_room(execution: Execution, sql: Any, semaphore: int, most: int) -> 
 def release_expired(execution: Execution, sql: Any, semaphore: int) -> int:
     """Release what has expired on a semaphore; return how many requests that was."""
     expired = execution.execute(sql.expired_of, {"which": semaphore})
-    return len(end_judged(execution, sql, [tuple(row) for row in expired]))
+    return len(end_if_unchanged(execution, sql, [tuple(row) for row in expired]))
 
 
-def end_judged(execution: Execution, sql: Any, judged: list[tuple[int, datetime]]) -> list[int]:
-    """Release those requests that have expired or are as they were judged, except locked ones; return their row ids."""
-    if not judged:
+def end_if_unchanged(execution: Execution, sql: Any, requests: list[tuple[int, datetime]]) -> list[int]:
+    """Release the requests that have expired or are unchanged since they were read, except locked ones.
+
+    :return: their row ids.
+    """
+    if not requests:
         return []
-    known = dict(judged)
+    known = dict(requests)
     rows = execution.execute(sql.still, {"ids": list(known)}).all()
     ended = [row.id for row in rows if row.expired or row.renewed_at == known[row.id]]
     for request in ended:

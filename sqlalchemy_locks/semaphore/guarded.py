@@ -1,7 +1,7 @@
 """guarded: a write in the same database that only a current holder of its permits can make.
 
-A holder can be stopped for longer than its time, and go on. The request's row is checked and locked, shared, until the
-write's transaction ends: until then the permits can't be released or swept.
+A holder can be stopped for longer than its ttl, and then continue. The request's row is checked and locked, shared,
+until the write's transaction ends: until then the permits can't be released or swept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Guarded(SemaphoreImpl):
         self.update = statement
         self.mapper = statement.table._annotations.get("parententity")
 
-    def because(self, context: BuildContext) -> str:
+    def multi_statement_reason(self, context: BuildContext) -> str:
         return "since the permits are checked, and locked, before the write"
 
     def repeatable(self, operation: Operation[Any]) -> bool:

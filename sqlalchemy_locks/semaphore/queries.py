@@ -28,7 +28,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import positive_int, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation
-from sqlalchemy_locks.semaphore.statements import HELD_STATE, until
+from sqlalchemy_locks.semaphore.statements import HELD_STATE, expiry
 from sqlalchemy_locks.sql.clock import UTC, Elapsed, Now
 from sqlalchemy_locks.sql.tables import Tables
 
@@ -163,7 +163,7 @@ class Holders(ReadSemaphores):
                 per.c.count.label("permits"),
                 per.c.fence,
                 type_coerce(req.c.created_at, UTC()).label("since"),
-                type_coerce(until(req), UTC()).label("expires_at"),
+                type_coerce(expiry(req), UTC()).label("expires_at"),
                 _expired(req).label("expired"),
             )
             .select_from(joined)
@@ -221,7 +221,7 @@ class OldestHolders(ReadSemaphores):
                 per.c.count.label("permits"),
                 per.c.fence,
                 Elapsed(req.c.created_at).label("age"),
-                (-Elapsed(until(req))).label("left"),
+                (-Elapsed(expiry(req))).label("left"),
                 _expired(req).label("expired"),
             )
             .select_from(chosen)
@@ -248,7 +248,7 @@ class HolderAges(ReadSemaphores):
 
 
 def _expired(request: Any) -> Any:
-    return func.coalesce(until(request) <= Now(), literal(False))
+    return func.coalesce(expiry(request) <= Now(), literal(False))
 
 
 def _count_if(condition: Any) -> Any:

@@ -19,7 +19,7 @@ from sqlalchemy_locks.semaphore.base import (
     lock_request,
     token_of,
 )
-from sqlalchemy_locks.semaphore.statements import RELEASED, until
+from sqlalchemy_locks.semaphore.statements import RELEASED, expiry
 from sqlalchemy_locks.sql.clock import Now
 from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant, Released
@@ -112,18 +112,18 @@ class ForgetExpired(SemaphoreImpl):
         request = lock_request(execution, sql)
         if request is None:
             return True
-        if execution.execute(_ran_out(execution), {"which": request.id}).scalar():
+        if execution.execute(_expired_at_end(execution), {"which": request.id}).scalar():
             delete_request(execution, sql, request.id)
             return True
-        # held: another caller has forgotten it, and asked again, since it was found to be over
+        # held: since it was found to be over, another caller has forgotten it and acquired the id again
         return bool(request.state != RELEASED)
 
 
-def _ran_out(execution: Execution) -> Any:
+def _expired_at_end(execution: Execution) -> Any:
     """Whether a locked request had no time left when it ended, or has none now; false for one without a ttl."""
     request = execution.context.tables.permit_request
     ended: Any = case((request.c.state == RELEASED, request.c.updated_at), else_=Now())
-    return select(until(request) <= ended).where(request.c.id == bindparam("which", type_=BigInteger()))
+    return select(expiry(request) <= ended).where(request.c.id == bindparam("which", type_=BigInteger()))
 
 
 _RELEASE, _RELEASE_ONCE, _WITHDRAW = ReleasePermits(), ReleaseOnce(), WithdrawRequest()
@@ -139,7 +139,7 @@ def _values(given: str | Grant) -> dict[str, Any]:
 def release(external_id: str | Grant) -> Operation[Any]:
     """Release the permits of a request.
 
-    :param external_id: the id that they were acquired with, or the grant itself, which stands for its own request
+    :param external_id: the id that they were acquired with, or the grant itself, which identifies its own request
         only: not for a later one, made with the same id after a clean-up, or by a block that reclaimed it, and a denial
         for none. Where ids are reclaimed, give the grant, never the id.
     :return: a :class:`~sqlalchemy_locks.Released`: ``RELEASED``; ``ALREADY_RELEASED`` when it was released or swept
@@ -172,7 +172,7 @@ def withdraw(external_id: str) -> Operation[Any]:
 def renew(external_id: str | Grant) -> Operation[Any]:
     """Restart the time to live of a request.
 
-    :param external_id: the id that it was acquired with, or the grant itself, which stands for its own request only:
+    :param external_id: the id that it was acquired with, or the grant itself, which identifies its own request only:
         where ids are reclaimed, give the grant, never the id.
     :return: ``True`` when it is held; ``False`` once its time ran out (swept or not), when it was released, or unknown.
     :raises LockTimeout: as :func:`release`.

@@ -24,7 +24,7 @@ from sqlalchemy import (
     update,
 )
 
-from sqlalchemy_locks.sql.clock import Fresh, Instant, Later, Now
+from sqlalchemy_locks.sql.clock import Instant, Later, Now, NowAfterWait
 from sqlalchemy_locks.sql.elements import InsertAbsent, ReadUncommitted
 from sqlalchemy_locks.sql.tables import Tables
 
@@ -41,7 +41,7 @@ _NAME = bindparam("called", type_=String())
 _ID = bindparam("which", type_=BigInteger())
 
 
-def until(request: Any) -> Later:
+def expiry(request: Any) -> Later:
     """Return when a request's time runs out; NULL without a time to live."""
     return Later(request.c.renewed_at, request.c.ttl_seconds)
 
@@ -67,8 +67,8 @@ def statements(tables: Tables, *, stale_reads: bool) -> Any:
         withdraw=InsertAbsent(req).inline(),
         forget=delete(req).where(req.c.id == _ID),
         request=select(req.c.id).where(called),
-        request_shared=_shared(req, called, stale_reads),
-        chosen_shared=_shared(req, chosen, stale_reads),
+        request_shared=_lock_request_shared(req, called, stale_reads),
+        chosen_shared=_lock_request_shared(req, chosen, stale_reads),
         request_locked=state.where(called).with_for_update(),
         chosen_locked=state.where(chosen).with_for_update(),
         permits=permits,
@@ -96,7 +96,7 @@ def statements(tables: Tables, *, stale_reads: bool) -> Any:
         free_one=update(per).where(per.c.id == _ID).values(state=RELEASED),
         free=update(per).where(per.c.permit_request_id == _ID, per.c.state != _GONE).values(state=RELEASED),
         renew=update(req)
-        .where(req.c.id == _ID, req.c.state != _GONE, or_(req.c.ttl_seconds.is_(None), until(req) > Now()))
+        .where(req.c.id == _ID, req.c.state != _GONE, or_(req.c.ttl_seconds.is_(None), expiry(req) > Now()))
         .values(renewed_at=Now()),
         # a semaphore's life
         create=insert(sem),
@@ -112,11 +112,11 @@ def statements(tables: Tables, *, stale_reads: bool) -> Any:
         floor=floor.with_for_update(read=True),
         floor_locked=floor.with_for_update(skip_locked=True),
         record=insert(his),
-        **_sweeps(tables),
+        **_sweep_statements(tables),
     )
 
 
-def _shared(req: Any, which: Any, stale_reads: bool) -> Any:
+def _lock_request_shared(req: Any, which: Any, stale_reads: bool) -> Any:
     """Return the SELECT that locks a request; its ``expired`` is as of the instant at which the lock was granted."""
     if stale_reads:
         return _with_expiry(req).where(which).with_for_update(read=True)
@@ -130,16 +130,16 @@ def _shared(req: Any, which: Any, stale_reads: bool) -> Any:
 
 
 def _with_expiry(request: Any) -> Any:
-    expired = until(request) <= Fresh()
-    columns: Any = (request.c.id, request.c.state, request.c.token, until(request).label("until"))
+    expired = expiry(request) <= NowAfterWait()
+    columns: Any = (request.c.id, request.c.state, request.c.token, expiry(request).label("until"))
     return select(*columns, expired.label("expired"))
 
 
-def _sweeps(tables: Tables) -> dict[str, Any]:
+def _sweep_statements(tables: Tables) -> dict[str, Any]:
     sem, req, per, his = tables.semaphore, tables.permit_request, tables.permit, tables.semaphore_history
     after = and_(req.c.state == HELD_STATE, req.c.id > bindparam("after", type_=BigInteger()))
     without = ~select(per.c.id).where(per.c.permit_request_id == req.c.id, per.c.state == HELD_STATE).exists()
-    judged = select(req.c.id, req.c.renewed_at)
+    dated = select(req.c.id, req.c.renewed_at)
     cutoff = bindparam("cutoff", type_=Instant())
     # never with a time to live: that is renewed three times in it, however long it is
     stale = and_(req.c.ttl_seconds.is_(None), req.c.renewed_at <= cutoff)
@@ -148,14 +148,14 @@ def _sweeps(tables: Tables) -> dict[str, Any]:
     ids: Any = bindparam("ids", expanding=True)
     chosen = req.c.id.in_(ids)
     return {
-        "expired_of": judged.where(
+        "expired_of": dated.where(
             req.c.id.in_(select(per.c.permit_request_id).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)),
             req.c.state == HELD_STATE,
-            until(req) <= Now(),
+            expiry(req) <= Now(),
         ).limit(BATCH),
-        "overdue": judged.where(after, or_(until(req) <= Now(), stale, without)).order_by(req.c.id).limit(BATCH),
-        "owned": judged.add_columns(req.c.owner).where(after, req.c.owner.is_not(None)).order_by(req.c.id).limit(BATCH),
-        "still": judged.add_columns((until(req) <= Now()).label("expired"))
+        "overdue": dated.where(after, or_(expiry(req) <= Now(), stale, without)).order_by(req.c.id).limit(BATCH),
+        "owned": dated.add_columns(req.c.owner).where(after, req.c.owner.is_not(None)).order_by(req.c.id).limit(BATCH),
+        "still": dated.add_columns((expiry(req) <= Now()).label("expired"))
         # not "= 'ACQUIRED'", for which an index on states may be chosen, and every request that is held be locked
         .where(chosen, req.c.state != _GONE)
         .with_for_update(skip_locked=True),

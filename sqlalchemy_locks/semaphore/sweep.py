@@ -1,6 +1,6 @@
 """sweep and clean: release what was never released, delete what was released long ago.
 
-A sweep reads without a lock, judges, and then releases only what is still as it was judged: a lease that was renewed
+A sweep reads without a lock, and then releases only what is unchanged since it was read: a lease that was renewed
 between the two stays, and a locked request is skipped. A request is locked before its permits, as everywhere.
 """
 
@@ -14,7 +14,7 @@ from sqlalchemy import literal, select
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.typing import shaped
-from sqlalchemy_locks.semaphore.base import SemaphoreImpl, end_judged, reads_snapshot
+from sqlalchemy_locks.semaphore.base import SemaphoreImpl, end_if_unchanged, reads_snapshot
 from sqlalchemy_locks.semaphore.statements import BATCH
 
 #: before any timestamp
@@ -23,12 +23,12 @@ _DAY = 86400
 
 
 class BatchImpl(SemaphoreImpl):
-    def because(self, context: BuildContext) -> str:
-        return "since it reads, judges, and writes what is still as it was judged"
+    def multi_statement_reason(self, context: BuildContext) -> str:
+        return "since it reads, decides, and then writes what is still unchanged"
 
 
 class OverdueRequests(BatchImpl):
-    """One batch of the requests that have expired, are stale, or have no permit left, with what they are judged by."""
+    """Reads a batch of requests that have expired, are stale, or have no permit left, each with its last renewal."""
 
     name = "semaphore.overdue_requests"
     writes = False
@@ -40,7 +40,7 @@ class OverdueRequests(BatchImpl):
 
 
 class OwnedRequests(BatchImpl):
-    """One batch of the requests that have an owner, with what they will be judged by."""
+    """Reads a batch of the requests that have an owner, each with its last renewal."""
 
     name = "semaphore.owned_requests"
     writes = False
@@ -49,13 +49,13 @@ class OwnedRequests(BatchImpl):
         return [tuple(row) for row in execution.execute(sql.owned, {"after": execution.values["after"]})]
 
 
-class ReleaseJudged(BatchImpl):
-    """Releases those that are still as they were judged."""
+class ReleaseUnchanged(BatchImpl):
+    """Releases the requests that are unchanged since they were read."""
 
-    name = "semaphore.release_judged"
+    name = "semaphore.release_unchanged"
 
     def run_statements(self, execution: Execution, sql: Any) -> int:
-        return len(end_judged(execution, sql, execution.values["judged"]))
+        return len(end_if_unchanged(execution, sql, execution.values["requests"]))
 
 
 class EndOrphans(BatchImpl):
@@ -67,7 +67,7 @@ class EndOrphans(BatchImpl):
         after, ended = 0, 0
         while found := execution.execute(sql.orphans, {"after": after}).all():
             for row in found:
-                # neither can ever be held again, so there is nothing to judge a second time; clean() would never find
+                # neither can ever be held again, so there is nothing to verify again; clean() would never find
                 # the one without a request
                 execution.execute(sql.drop_permit if row.request_id is None else sql.free_one, {"which": row.id})
             after, ended = found[-1].id, ended + len(found)
@@ -79,9 +79,9 @@ class Sweep(EndOrphans):
 
     def run_statements(self, execution: Execution, sql: Any) -> int:
         cutoff, after, swept = instant_before(execution, sql, execution.values["stale_after"]), 0, 0
-        while judged := [tuple(row) for row in execution.execute(sql.overdue, {"after": after, "cutoff": cutoff})]:
-            swept += len(end_judged(execution, sql, judged))
-            after = judged[-1][0]
+        while requests := [tuple(row) for row in execution.execute(sql.overdue, {"after": after, "cutoff": cutoff})]:
+            swept += len(end_if_unchanged(execution, sql, requests))
+            after = requests[-1][0]
         return swept + super().run_statements(execution, sql)
 
 
@@ -107,23 +107,23 @@ class CleanLeases(BatchImpl):
         while found := execution.execute(sql.unused, values).all():
             # a released permit counts, too, as long as its request is kept: a replay names its semaphores
             used = set(execution.execute(sql.used_by, {"ids": [row.id for row in found]}).scalars())
-            judged = {row.id: row.fence for row in found if row.id not in used}
-            if judged and (removed := self._remove(execution, sql, judged)):
+            fences = {row.id: row.fence for row in found if row.id not in used}
+            if fences and (removed := self._remove(execution, sql, fences)):
                 return removed
             values["after"] = found[-1].id
         return 0
 
-    def _remove(self, execution: Execution, sql: Any, judged: dict[int, int]) -> int:
+    def _remove(self, execution: Execution, sql: Any, fences: dict[int, int]) -> int:
         # each grant raises the fence before it writes a permit: where that is as it was, there is none since
         # several ids may become a scan, which above READ COMMITTED keeps the locks of all that it passes (InnoDB)
-        batches = [[semaphore] for semaphore in judged] if reads_snapshot(execution) else [list(judged)]
+        batches = [[semaphore] for semaphore in fences] if reads_snapshot(execution) else [list(fences)]
         rows = [row for batch in batches for row in execution.execute(sql.unused_locked, {"ids": batch})]
-        ids = [row.id for row in rows if row.on_demand and row.fence == judged[row.id]]
+        ids = [row.id for row in rows if row.on_demand and row.fence == fences[row.id]]
         # nothing is removed without the row that keeps the greatest fence; while a semaphore is being made, next time
         floor = execution.execute(sql.floor_locked, {}).first() if ids else None
         if floor is None:
             return 0
-        least = max(floor.fence, *(judged[semaphore] for semaphore in ids))
+        least = max(floor.fence, *(fences[semaphore] for semaphore in ids))
         execution.execute(sql.raise_floor, {"which": floor.id, "least": least})
         # one by one: of several, InnoDB may make a scan, and wait for those that are locked
         execution.execute(sql.remove, [{"which": semaphore} for semaphore in ids])
@@ -146,7 +146,7 @@ def instant_before(execution: Execution, sql: Any, age: float | None) -> Any:
 _OVERDUE, _OWNED, _RELEASE, _ORPHANS, _SWEEP = (
     OverdueRequests(),
     OwnedRequests(),
-    ReleaseJudged(),
+    ReleaseUnchanged(),
     EndOrphans(),
     Sweep(),
 )
@@ -163,9 +163,9 @@ def owned_requests(after: int) -> Operation[Any]:
     return Operation(_OWNED, {"after": after})
 
 
-def release_judged(judged: list[tuple[Any, ...]]) -> Operation[Any]:
-    """Release what is still as it was judged; the value is how many requests that was."""
-    return Operation(_RELEASE, {"judged": judged})
+def release_unchanged(requests: list[tuple[Any, ...]]) -> Operation[Any]:
+    """Release the requests that are unchanged since they were read; the value is their number."""
+    return Operation(_RELEASE, {"requests": requests})
 
 
 def end_orphans() -> Operation[Any]:
@@ -202,7 +202,7 @@ def clean(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     :param older_than: how long ago, in seconds or as a ``timedelta``.
     :return: how many were deleted. Run it again, each time in a transaction of its own, until that is 0.
 
-    An id whose request is deleted is forgotten: asked for again, it is granted anew.
+    An id whose request is deleted is forgotten, and can be granted again as a new request.
 
     >>> session.scalar(sl.semaphore.clean())
     0
@@ -219,8 +219,8 @@ def clean_leases(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     :return: how many were deleted. Run it again, each time in a transaction of its own, until that is 0.
 
     Never one that :func:`create` or :func:`resize` was called for, nor one that is held. A lease creates it again when
-    it needs it, and its fencing tokens go on: the greatest of all that were deleted is kept, and a new semaphore, of
-    whatever name, begins above it.
+    it needs it, and its fencing tokens continue: the greatest token of all deleted semaphores is kept, and a new
+    semaphore, of any name, begins above it.
 
     >>> session.scalar(sl.semaphore.clean_leases())
     0

@@ -27,7 +27,7 @@ class Now(FunctionElement[datetime]):
     inherit_cache = True
 
 
-class Fresh(FunctionElement[datetime]):
+class NowAfterWait(FunctionElement[datetime]):
     """The current time in UTC, by the server; read after a wait inside the statement, where the engine can.
 
     MySQL and MariaDB can. PostgreSQL reads it before it waits for a row, and again only if the row has changed: to be

@@ -47,12 +47,12 @@ T = TypeVar("T")
 _HOUR = 3600
 
 
-def _unused(what: str) -> str:
+def _unique_name(what: str) -> str:
     return f"conformance:{what}:{uuid.uuid4()}"
 
 
-def _elsewhere(call: Callable[[], T]) -> T:
-    """Make a call in another thread, which holds nothing."""
+def _in_other_thread(call: Callable[[], T]) -> T:
+    """Make a call in a thread that holds no lock."""
     answers: list[T] = []
     errors: list[BaseException] = []
 
@@ -70,8 +70,8 @@ def _elsewhere(call: Callable[[], T]) -> T:
     return answers[0]
 
 
-def _free(block: Any) -> bool:
-    """Whether another thread could enter a block."""
+def _can_enter(block: Any) -> bool:
+    """Return whether another thread could enter a block."""
 
     def enter() -> bool:
         try:
@@ -80,7 +80,7 @@ def _free(block: Any) -> bool:
         except LockTimeout:
             return False
 
-    return _elsewhere(enter)
+    return _in_other_thread(enter)
 
 
 def _captured(locks: Locks, queue: Queue[Any], name: str) -> list[Any]:
@@ -89,32 +89,32 @@ def _captured(locks: Locks, queue: Queue[Any], name: str) -> list[Any]:
 
 
 def test_exclusive_excludes_others(locks: Locks) -> None:
-    key = _unused("key")
+    key = _unique_name("key")
     with locks.exclusive(key) as held:
         held.check()
-        assert not _free(locks.exclusive(key, timeout=0))
-        assert not _free(locks.shared(key, timeout=0))
-    assert _free(locks.exclusive(key, timeout=0))
+        assert not _can_enter(locks.exclusive(key, timeout=0))
+        assert not _can_enter(locks.shared(key, timeout=0))
+    assert _can_enter(locks.exclusive(key, timeout=0))
 
 
 def test_shared_excludes_exclusive(locks: Locks, locks_engine: Engine) -> None:
-    key = _unused("key")
+    key = _unique_name("key")
     locks.run(lock.create(key))  # where a key is a row, its first lock is exclusive
     one_lock = backend_for(locks_engine.dialect).single_writer
     with locks.shared(key):
-        assert not _free(locks.exclusive(key, timeout=0))
-        assert _free(locks.shared(key, timeout=0)) is not one_lock
+        assert not _can_enter(locks.exclusive(key, timeout=0))
+        assert _can_enter(locks.shared(key, timeout=0)) is not one_lock
 
 
 def test_lock_ends_with_an_error(locks: Locks) -> None:
-    key = _unused("key")
+    key = _unique_name("key")
     with pytest.raises(ZeroDivisionError), locks.exclusive(key):
         raise ZeroDivisionError
-    assert _free(locks.exclusive(key, timeout=0))
+    assert _can_enter(locks.exclusive(key, timeout=0))
 
 
 def test_waiters_are_serialised(locks: Locks) -> None:
-    key = _unused("key")
+    key = _unique_name("key")
 
     def work(inside: Inside) -> None:
         with locks.exclusive(key), inside:
@@ -124,7 +124,7 @@ def test_waiters_are_serialised(locks: Locks) -> None:
 
 
 def test_mutex_is_held_until_released(locks: Locks) -> None:
-    task = _unused("task")
+    task = _unique_name("task")
     first = locks.mutex.acquire_token(task)
     assert first is not None
     assert locks.mutex.acquire(task) is False
@@ -137,14 +137,14 @@ def test_mutex_is_held_until_released(locks: Locks) -> None:
 
 
 def test_once_per_period(locks: Locks, locks_clock: Clock) -> None:
-    task = _unused("task")
+    task = _unique_name("task")
     assert [locks.once_per(task, every=100 * _HOUR) for _ in range(2)] == [True, False]
     locks_clock.advance(101 * _HOUR)
     assert [locks.once_per(task, every=100 * _HOUR) for _ in range(2)] == [True, False]
 
 
 def test_capacity_is_never_exceeded(locks: Locks) -> None:
-    room = _unused("room")
+    room = _unique_name("room")
     locks.run(semaphore.create(room, 2))
 
     def work(inside: Inside) -> None:
@@ -160,7 +160,7 @@ def test_capacity_is_never_exceeded(locks: Locks) -> None:
 
 
 def test_request_is_granted_once(locks: Locks) -> None:
-    room, request = _unused("room"), _unused("request")
+    room, request = _unique_name("room"), _unique_name("request")
     locks.run(semaphore.create(room, 2))
     first, again = (locks.acquire({room: 1}, external_id=request, ttl=_HOUR) for _ in range(2))
     assert (first.fence, again.replayed) == (again.fence, True)
@@ -173,7 +173,7 @@ def test_request_is_granted_once(locks: Locks) -> None:
 
 
 def test_expired_permits_are_reclaimed(locks: Locks, locks_clock: Clock) -> None:
-    room = _unused("room")
+    room = _unique_name("room")
     locks.run(semaphore.create(room, 1))
     dead = locks.acquire({room: 1}, ttl=60)
     locks_clock.advance(61)
@@ -186,20 +186,20 @@ def test_expired_permits_are_reclaimed(locks: Locks, locks_clock: Clock) -> None
 
 
 def test_lease_has_one_holder(locks: Locks, locks_clock: Clock) -> None:
-    name = _unused("lease")
+    name = _unique_name("lease")
     with locks.lease(name, ttl=_HOUR) as grant:
         grant.check()
-        assert not _free(locks.lease(name, ttl=_HOUR, timeout=0))
+        assert not _can_enter(locks.lease(name, ttl=_HOUR, timeout=0))
     with pytest.raises(LockLost), locks.lease(name, ttl=_HOUR) as grant:
         locks_clock.advance(2 * _HOUR)
-        assert _free(locks.lease(name, ttl=_HOUR, timeout=0))
+        assert _can_enter(locks.lease(name, ttl=_HOUR, timeout=0))
         grant.check()
 
 
 def test_job_exists_if_its_transaction_commits(
     locks_engine: Engine, two_connections: tuple[Connection, Connection]
 ) -> None:
-    queue, name = Queue(), _unused("queue")
+    queue, name = Queue(), _unique_name("queue")
     one, other = two_connections
     one.execute(queue.put({"n": 1}, queue=name))
     one.rollback()
@@ -212,7 +212,7 @@ def test_job_exists_if_its_transaction_commits(
 
 
 def test_job_runs_once(locks: Locks, locks_engine: Engine) -> None:
-    queue, name = Queue(), _unused("queue")
+    queue, name = Queue(), _unique_name("queue")
     ran: list[Any] = []
     locks.run(queue.put({"n": 1}, {"n": 2}, queue=name))
     [first] = _captured(locks, queue, name)
@@ -223,7 +223,7 @@ def test_job_runs_once(locks: Locks, locks_engine: Engine) -> None:
 
 
 def test_job_of_a_dead_worker_is_requeued(locks: Locks, locks_engine: Engine, locks_clock: Clock) -> None:
-    queue, name = Queue(), _unused("queue")
+    queue, name = Queue(), _unique_name("queue")
     locks.run(queue.put({}, queue=name))
     [dead] = _captured(locks, queue, name)
     assert locks.run(queue.requeue_stalled(_HOUR, queue=name)) == 0

@@ -40,13 +40,13 @@ class Inside:
             self._now -= 1
 
     @property
-    def _crowded(self) -> bool:
+    def _too_many(self) -> bool:
         return self.most > self._limit
 
     def __enter__(self) -> Inside:
         self._enter()
         with self._changed:  # another one that isn't kept out enters now
-            self._changed.wait_for(lambda: self._crowded, self._pause)
+            self._changed.wait_for(lambda: self._too_many, self._pause)
         return self
 
     def __exit__(
@@ -57,7 +57,7 @@ class Inside:
     async def __aenter__(self) -> Inside:
         self._enter()
         deadline = time.monotonic() + self._pause
-        while not self._crowded and time.monotonic() < deadline:
+        while not self._too_many and time.monotonic() < deadline:
             await asyncio.sleep(min(self._pause, 0.001))
         return self
 

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, seconds, valid_name
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.connections import one_for_all
+from sqlalchemy_locks.dialects.connections import shares_one_connection
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.acknowledge import DOUBLINGS, FIRST_PAUSE, LONGEST_PAUSE
 from sqlalchemy_locks.queue.queue import Queue
@@ -51,7 +51,7 @@ class WorkerConfig:
         hold: bool,
         host: str | None,
     ) -> None:
-        if one_for_all(engine.pool):
+        if shares_one_connection(engine.pool):
             raise Unsupported(
                 f"a worker can't work with a {type(engine.pool).__name__}, which shares one connection between "
                 "checkouts: use another pool, and on SQLite a file instead of :memory:"

@@ -49,7 +49,7 @@ class WorkerDatabase:
 
         def attempt() -> Any:
             context = build_context(engine.dialect, engine.get_execution_options())
-            if context.backend.cheap_autocommit and operation._body.statement(context) is not None:
+            if context.backend.cheap_autocommit and operation._impl.statement(context) is not None:
                 with connected(engine) as connection:
                     self._connection = connection
                     if context.backend.allows_autocommit(connection, False):

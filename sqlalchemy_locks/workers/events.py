@@ -28,7 +28,7 @@ class ObservedWorker(EventTarget):
 
 
 class JobReports:
-    """Tells the listeners of a worker what happens to its jobs.
+    """Emits the events of a worker and its jobs.
 
     :param host: ``processing_host`` of this run.
     """
@@ -37,17 +37,17 @@ class JobReports:
         self._worker, self._config, self._host = worker, config, host
 
     @property
-    def heard(self) -> bool:
+    def has_listeners(self) -> bool:
         """Whether there may be a listener; checked before frequent events."""
         return self._worker._listened
 
-    def of_job(self, what: str, job: Any, *, took: float | None = None, error: BaseException | None = None) -> None:
-        """Report an event of one job, given as its row."""
+    def emit_job(self, what: str, job: Any, *, took: float | None = None, error: BaseException | None = None) -> None:
+        """Emit an event of one job, given as its row."""
         if not self._worker._listened:
             return
         jobs: Jobs = self._config.queue._jobs
         began, due = jobs.value(job, "started_at"), jobs.value(job, "run_at")
-        self._tell(
+        self._emit(
             what,
             external_id=jobs.value(job, "external_id"),
             attempt=jobs.value(job, "attempts"),
@@ -57,26 +57,26 @@ class JobReports:
         )
 
     def begun(self, job: RunningJob) -> None:
-        """Report that a handler is about to be called."""
-        if self.heard:
+        """Emit ``begun``: a handler is about to be called."""
+        if self.has_listeners:
             job.began_at = time.monotonic()
-            self.of_job("begun", job.row)
+            self.emit_job("begun", job.row)
 
-    def took(self, job: RunningJob) -> float | None:
+    def run_time(self, job: RunningJob) -> float | None:
         """Return how long a handler has run, in seconds; ``None`` where nothing listened when it began."""
         return time.monotonic() - job.began_at if job.began_at else None
 
-    def of_several(self, what: str, count: int) -> None:
-        """Report an event of several jobs that this worker hasn't read."""
+    def emit_count(self, what: str, count: int) -> None:
+        """Emit an event of several jobs that this worker hasn't read."""
         if self._worker._listened:
-            self._tell(what, count=count)
+            self._emit(what, count=count)
 
-    def of_unread(self, what: str, error: BaseException) -> None:
-        """Report an event of a job whose row can't be read."""
+    def emit_unread(self, what: str, error: BaseException) -> None:
+        """Emit an event of a job whose row can't be read."""
         if self._worker._listened:
-            self._tell(what, error=error)
+            self._emit(what, error=error)
 
-    def _tell(self, what: str, **values: Any) -> None:
+    def _emit(self, what: str, **values: Any) -> None:
         config = self._config
         job_event = JobEvent(event=what, queue=config.name, engine=config.backend.name, host=self._host, **values)
         for listener in getattr(self._worker.dispatch, what):

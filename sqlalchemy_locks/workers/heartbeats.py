@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlalchemy.util import greenlet_spawn
 
-from sqlalchemy_locks.dialects.connections import engine_beside
+from sqlalchemy_locks.dialects.connections import engine_with_own_pool
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.retry import sleep_for
 from sqlalchemy_locks.sql.clock import utc
@@ -67,9 +67,9 @@ class Heartbeats:
         #: an error that retries don't mend; the worker raises it
         self.error: Exception | None = None
         #: when the last heartbeat was sent that succeeded, by :func:`clock`
-        self.proven_at = -float("inf")
+        self.confirmed_at = -float("inf")
         #: heartbeats that were sent before don't prove that the jobs are owned
-        self._doubted_at = -float("inf")
+        self._required_at = -float("inf")
         #: some jobs are no longer owned, and it isn't known which
         self._unclear = False
         #: when the last heartbeat ended, and since when none was late
@@ -82,11 +82,11 @@ class Heartbeats:
 
     def age(self) -> float:
         """Return how long ago the last heartbeat was sent that succeeded, in seconds."""
-        return clock() - self.proven_at
+        return clock() - self.confirmed_at
 
     def recent(self) -> bool:
         """Whether jobs may be started: no other worker can have taken them yet."""
-        if self._unclear or self.proven_at < self._doubted_at:
+        if self._unclear or self.confirmed_at < self._required_at:
             return False
         return self.age() <= 2 * self.config.heartbeat
 
@@ -94,9 +94,9 @@ class Heartbeats:
         """Whether another worker may have taken the jobs."""
         return self.config.stalled_after is not None and self.age() > self.config.stalled_after
 
-    def doubt(self) -> None:
+    def require_heartbeat(self) -> None:
         """Start no job until a heartbeat has been sent from now on."""
-        self._doubted_at = clock()
+        self._required_at = clock()
         self._wake.set()
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class Heartbeats:
 
     def _work(self) -> None:
         """Run the thread; with an async driver in an event loop of its own, which the app's can't block."""
-        engine = engine_beside(self.config.engine)
+        engine = engine_with_own_pool(self.config.engine)
         database = WorkerDatabase(self.config, sleep_for(engine), engine)
         if not engine.dialect.is_async:
             self._repeat(lambda: self.turn(database))
@@ -151,12 +151,12 @@ class Heartbeats:
             self._failures = min(self._failures + 1, 30)
             return pause
         self._failures = 0
-        if more or self._doubted_at > asked_at:
+        if more or self._required_at > asked_at:
             return 0.0
         return float(max(0.0, asked_at + config.heartbeat - clock()))
 
     def _beat(self, database: WorkerDatabase, asked_at: float) -> bool:
-        """Send a heartbeat, and sweep if it is time; return whether to go on sweeping."""
+        """Send a heartbeat, and sweep if it is time; return whether there is more to sweep."""
         config = self.config
         sweeps = config.stalled_after is not None and asked_at >= self._swept_at + config.sweep_interval
         now = utc(database.perform(config.queue._server_time())) if sweeps else None
@@ -171,7 +171,7 @@ class Heartbeats:
         if late > _LATE * (config.stalled_after or 0):
             self._contact_since = contact_at
         self._contact_at = contact_at
-        self.proven_at = asked_at
+        self.confirmed_at = asked_at
         if not recent:
             self._on_change()
         if now is None or config.stalled_after is None or contact_at - self._contact_since < config.stalled_after:

@@ -13,7 +13,7 @@ from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import UNSTORABLE, format_error, is_about_values, is_temporary, log
 from sqlalchemy_locks.workers.events import JobReports
-from sqlalchemy_locks.workers.results import failing
+from sqlalchemy_locks.workers.results import failure_operation
 from sqlalchemy_locks.workers.running_job import RunningJob
 from sqlalchemy_locks.workers.state import failure_of
 
@@ -29,7 +29,7 @@ class HeldJob:
         """Open the transaction and capture a job.
 
         :param stopped: whether no job may be started any more; asked after the capture.
-        :return: the job; ``None`` where there is none to run, and the transaction is over.
+        :return: the job; ``None`` where there is none to run, and the transaction has ended.
         """
         try:
             return self._capture(self.config.queue.capture(1, queue=self.config.name, host=self.config.host), stopped)
@@ -72,13 +72,13 @@ class HeldJob:
                 raise
             log(logging.ERROR, "A job can't be decoded, and is dead: internal_id %s", pairs[0][0], exc_info=error)
             connection.execute(queue.fail(pairs, error=format_error(error), retry=False))
-            self.reports.of_unread("dead", error)
+            self.reports.emit_unread("dead", error)
             return []
 
     def finish(self, job: RunningJob, error: BaseException | None) -> None:
         """Complete the job, or fail it with the error of its handler, and commit."""
         connection, queue = self._transaction.connection, self.config.queue
-        took = self.reports.took(job)
+        took = self.reports.run_time(job)
         dead = False
         try:
             if error is None:
@@ -88,20 +88,20 @@ class HeldJob:
                 dead = failure.is_last(queue, job.row)
                 try:
                     with connection.begin_nested():
-                        connection.execute(failing(queue, job.row, failure.text, failure.pause))
+                        connection.execute(failure_operation(queue, job.row, failure.text, failure.pause))
                 except Exception as unstorable:
                     if not is_about_values(unstorable):
                         raise
                     log(logging.WARNING, "An error could not be stored: %s", unstorable)
-                    connection.execute(failing(queue, job.row, UNSTORABLE, failure.pause))
+                    connection.execute(failure_operation(queue, job.row, UNSTORABLE, failure.pause))
         except BaseException:
             self.abandon()
             raise
         self._transaction.commit()
-        if self.reports.heard:
-            self.reports.of_job("completed" if error is None else "failed", job.row, took=took, error=error)
+        if self.reports.has_listeners:
+            self.reports.emit_job("completed" if error is None else "failed", job.row, took=took, error=error)
             if dead:
-                self.reports.of_job("dead", job.row, error=error)
+                self.reports.emit_job("dead", job.row, error=error)
 
     def abort(self) -> None:
         """Let a statement that is under way fail."""

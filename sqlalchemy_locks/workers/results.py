@@ -26,7 +26,7 @@ MAX_ACK_DELAY = 1.0
 _DEFERRED_INTERVAL = 0.25
 
 
-def failing(queue: Queue, job: Any, error: str, pause: float | None) -> Operation[Any]:
+def failure_operation(queue: Queue, job: Any, error: str, pause: float | None) -> Operation[Any]:
     """Return the operation that fails a job, or marks it as dead where there is no pause."""
     return queue.fail(job, error=error, retry=False) if pause is None else queue.fail(job, error=error, retry_in=pause)
 
@@ -134,7 +134,7 @@ class PendingAcks:
         while self.deferred:
             job, failure = self.deferred[0]
             self._database.perform(
-                queue.complete(job) if failure is None else failing(queue, job, failure.text, failure.pause)
+                queue.complete(job) if failure is None else failure_operation(queue, job, failure.text, failure.pause)
             )
             with self._lock:
                 self.deferred.pop(0)
@@ -146,13 +146,13 @@ class PendingAcks:
     def _fail(self, job: Any, failure: Failure) -> int:
         queue = self.config.queue
         try:
-            operation = failing(queue, job, failure.text, failure.pause)
+            operation = failure_operation(queue, job, failure.text, failure.pause)
             failed: int = self._database.perform(skip_locked(operation))
         except Exception as unstorable:
             if not is_about_values(unstorable):
                 raise
             log(logging.WARNING, "An error could not be stored: %s", unstorable)
-            failed = self._database.perform(skip_locked(failing(queue, job, UNSTORABLE, failure.pause)))
+            failed = self._database.perform(skip_locked(failure_operation(queue, job, UNSTORABLE, failure.pause)))
         if failed and failure.is_last(queue, job):
             self._on_dead(job, failure.error)
         return failed

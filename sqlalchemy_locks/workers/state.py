@@ -63,7 +63,7 @@ class WorkerState:
         self.host = f"{config.host}:{fresh_nonce()[:8]}"
         self.reports = JobReports(worker, config, self.host)
         self.acks = PendingAcks(
-            config, self.database, self._lock, lambda job, error: self.reports.of_job("dead", job, error=error)
+            config, self.database, self._lock, lambda job, error: self.reports.emit_job("dead", job, error=error)
         )
         self.heartbeats = Heartbeats(
             config,
@@ -71,7 +71,7 @@ class WorkerState:
             self.jobs,
             on_lost=self.drop,
             on_change=self._changed,
-            on_stalled=lambda number: self.reports.of_several("stalled", number),
+            on_stalled=lambda number: self.reports.emit_count("stalled", number),
         )
         self.waiting: deque[Any] = deque()
         self.running: dict[int, RunningJob] = {}
@@ -124,7 +124,7 @@ class WorkerState:
             return self._complete(job), self._take()
 
     def drop(self, gone: Sequence[Any], lost: Sequence[Any]) -> None:
-        """Start no job (row) that is gone, and let the handlers of those that are lost know."""
+        """Don't start the jobs (rows) in ``gone``; set ``job.lost`` for the running ones in ``lost``."""
         absent, taken = {id(row) for row in gone}, {id(row) for row in lost}
         with self._lock:
             before = len(self.waiting)
@@ -143,8 +143,8 @@ class WorkerState:
             )
 
     def _report(self, what: str, job: RunningJob, error: BaseException | None = None) -> None:
-        if self.reports.heard:
-            self.reports.of_job(what, job.row, took=self.reports.took(job), error=error)
+        if self.reports.has_listeners:
+            self.reports.emit_job(what, job.row, took=self.reports.run_time(job), error=error)
 
     def _changed(self) -> None:
         self._more_jobs = True  # requeued jobs are waiting
@@ -309,7 +309,7 @@ class WorkerState:
             return
         self._reply_lost = reply_lost or self.database.retried
         if clock() - asked_at > config.heartbeat:
-            self.heartbeats.doubt()
+            self.heartbeats.require_heartbeat()
         with self._lock:
             self.waiting.extend(jobs)
         last = config.queue._jobs.position(jobs[-1]) if len(jobs) == limit else None
@@ -341,7 +341,7 @@ class WorkerState:
     def _find_lost_captures(self) -> None:
         """Find the jobs of a capture whose reply was lost, by the host name that only this run has.
 
-        It searches immediately and once more after a heartbeat: the server may go on with a statement whose client has
+        It searches immediately and again after a heartbeat: the server may continue a statement whose client has
         given up.
         """
         search_again = self._search_again_at < float("inf") and (
@@ -355,12 +355,12 @@ class WorkerState:
             known = set(queue._jobs.owned_rows(self._jobs())["locks_pairs"])
         if unknown := [pair for pair in found if pair not in known]:
             self._suspicious = False
-            self.heartbeats.doubt()  # they are not started before the next heartbeat
-            self._adopt(unknown)
+            self.heartbeats.require_heartbeat()  # they are not started before the next heartbeat
+            self._add_waiting(unknown)
         self._search_again_at = time.monotonic() + self.config.heartbeat if self._reply_lost else float("inf")
         self._reply_lost = False
 
-    def _adopt(self, pairs: list[Any]) -> None:
+    def _add_waiting(self, pairs: list[Any]) -> None:
         """Read jobs that this worker has captured, and keep them waiting; those that can't be decoded are dead."""
         queue = self.config.queue
         try:
@@ -368,14 +368,14 @@ class WorkerState:
         except Exception as error:
             if len(pairs) > 1:
                 for pair in pairs:
-                    self._adopt([pair])
+                    self._add_waiting([pair])
                 return
             if not self.database.perform(queue._still_owned(pairs)):
                 return
             # its id and claim can be read, and the whole row can't
             log(logging.ERROR, "A job can't be decoded, and is dead: internal_id %s", pairs[0][0], exc_info=error)
             self.database.perform(queue.fail(pairs, error=format_error(error), retry=False))
-            self.reports.of_unread("dead", error)
+            self.reports.emit_unread("dead", error)
             return
         with self._lock:
             self.waiting.extend(rows)

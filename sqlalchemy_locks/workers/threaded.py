@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
-from sqlalchemy_locks.dialects.connections import unattended
+from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
@@ -76,13 +76,13 @@ class Worker(ObservedWorker):
     :param poll: how often an idle worker looks for jobs, in seconds. On PostgreSQL a notification wakes it immediately.
     :param stalled_after: requeue the jobs of any worker of this queue whose last heartbeat is older, in seconds; at
         least twice the heartbeat of each of them. ``None``: something else does (``Queue.requeue_stalled``).
-    :param grace: how long running handlers may go on after a stop, in seconds. Jobs that run longer are released.
+    :param grace: how long running handlers may continue after a stop, in seconds. Jobs that run longer are released.
         :meth:`run` returns within this time and 5 s, even if the database doesn't reply.
     :param retry_in: the pause after an attempt that failed, in seconds; or a function that returns it, called with the
         number of the attempt. By default 5 s, doubled with each attempt, up to an hour, 10 % more or less.
     :param hold: keep the transaction that captures a job open while its handler runs: after a crash the job is back
         immediately, and the attempt doesn't count. If its connection is cut, another run may begin while the handler
-        goes on: ``job.lost`` is then true, and the job isn't completed by it. Refused on SQLite.
+        continues: ``job.lost`` is then true, and the job isn't completed by it. Refused on SQLite.
     :param host: the start of ``processing_host``; by default the machine's name and the process's number. Each run
         appends a nonce, by which it finds its own jobs when the reply to a capture was lost.
     :raises Unsupported: see ``hold``; and for a pool that shares one connection between checkouts.
@@ -182,7 +182,7 @@ class Worker(ObservedWorker):
 
         def run() -> None:
             try:
-                with unattended(self.config.engine):
+                with disposing_replaced_pool(self.config.engine):
                     work(stop, until_empty, ended)
             except BaseException as error:
                 self._error = error
@@ -296,7 +296,7 @@ class Worker(ObservedWorker):
             wake.clear()
             found = False
             try:
-                with unattended(self.config.engine):  # a handler may outlive the grace
+                with disposing_replaced_pool(self.config.engine):  # a handler may outlive the grace
                     found = self._run_held_job(state, stopped, idle)
             except Exception as error:
                 log(logging.WARNING, "A held job is released: %s", error)
@@ -345,7 +345,7 @@ class Worker(ObservedWorker):
         config, topic = self.config, self.config.queue.topic(self.config.name)
         while not ended.is_set():
             try:
-                with unattended(config.engine):
+                with disposing_replaced_pool(config.engine):
                     supported = supports_listen(config.engine)
                 if not supported:
                     return

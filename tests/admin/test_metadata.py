@@ -1,4 +1,4 @@
-"""``sl.metadata()`` and the revisions are two descriptions of one thing: held equal here, on real servers."""
+"""``sl.metadata()`` and the revisions describe the same schema: compared here, on real servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _only_ours(name: str | None, kind: str, parents: Any) -> bool:
 
 
 @pytest.mark.parametrize(("engine_name", "locking"), PLACES)
-def test_what_the_revisions_make_is_what_metadata_describes(servers: Servers, engine_name: str, locking: str) -> None:
+def test_metadata_equals_the_migrated_schema(servers: Servers, engine_name: str, locking: str) -> None:
     url = servers.fresh(engine_name, PLAIN[engine_name])
     install(url, locking=locking)
     engine = create_engine(url, poolclass=NullPool)
@@ -41,7 +41,7 @@ def test_what_the_revisions_make_is_what_metadata_describes(servers: Servers, en
             connection, opts={"include_schemas": True, "include_name": _only_ours, "compare_type": True}
         )
         assert compare_metadata(context, described) == []
-        # which Alembic doesn't compare: primary keys, in their order, and what has a default
+        # Alembic doesn't compare these: primary keys, in their order, and defaults
         for table in described.tables.values():
             key = inspect(connection).get_pk_constraint(table.name, table.schema)["constrained_columns"]
             assert key == [column.name for column in table.primary_key]

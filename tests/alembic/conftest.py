@@ -34,7 +34,7 @@ SERVERS = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the slow tests that don't depend on the driver: they interrupt every command."""
+    """Register the marker of slow tests, which interrupt every command and don't depend on the driver."""
     config.addinivalue_line("markers", "long: once on each kind of server, by directives only")
 
 

@@ -66,12 +66,12 @@ def revision(from_: str = "base", to: str | None = None, **options: Any) -> str:
 
 
 def tables(family: Family) -> list[str]:
-    """The names of our tables, in the order in which they are created."""
+    """The names of this library's tables, in the order in which they are created."""
     return list(dict.fromkeys(name for step in steps_.STEPS for name in steps_.load(step).TABLES[family]))
 
 
 def functions() -> dict[str, str]:
-    """Our functions, with the types of their arguments."""
+    """This library's functions, with the types of their arguments."""
     return {name: takes for step in steps_.STEPS for name, takes in steps_.load(step).FUNCTIONS.items()}
 
 
@@ -151,7 +151,7 @@ def statements(
         opts={"as_sql": True, "output_buffer": buffer},
     )
     run = steps_.upgrade if direction == "upgrade" else steps_.downgrade
-    run(Operations(context), steps or steps_.STEPS, Options.given(**options), installed_by)
+    run(Operations(context), steps or steps_.STEPS, Options.from_arguments(**options), installed_by)
     return [part + ";" for part in buffer.getvalue().split(";\n\n") if part.strip()]
 
 
@@ -202,7 +202,7 @@ def execute(url: URL, script: str) -> None:
 
 
 def catalog(url: URL, schema: str = "lock") -> dict[str, Any]:
-    """Every object of ours in the database, and those of others that a careless step could touch."""
+    """Every object of this library in the database, and the other objects that a wrong step could change."""
     with connected(url) as connection:
         if connection.dialect.name == "sqlite":
             return _sqlite(connection)
@@ -252,5 +252,5 @@ def installed(url: URL, schema: str = "lock", prefix: str = "lock_") -> list[tup
 
 
 def normal(text: str) -> str:
-    """A script without what a dialect's transactions add to it."""
+    """A script without the statements that a dialect adds for its transactions."""
     return re.sub(r"^(BEGIN|COMMIT);\n*", "", text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Autogenerate leaves our tables alone, and `alembic revision` our branch."""
+"""Autogenerate doesn't change this library's tables, nor `alembic revision` its branch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_another_schema_and_prefix(url: URL, table_mode: dict[str, str], tmp_pat
     assert proposed(url, include_name_for(schema="Locks", prefix="my_")) == set()
 
 
-def test_the_default_schema(fresh: Fresh, tmp_path: Path) -> None:
+def test_include_name_for_accepts_the_default_schema(fresh: Fresh, tmp_path: Path) -> None:
     url = fresh("postgresql15", "psycopg")
     Project(tmp_path, url, "directives", schema="public", locking="table").upgrade()
     assert proposed(url, include_name_for(schema="public")) == OURS
@@ -87,7 +87,7 @@ def revise(config: Config, **arguments: Any) -> Any:
 
 
 def test_autogenerate_in_a_project(url: URL, tmp_path: Path) -> None:
-    """With the place from the configuration, as env.py has it."""
+    """With schema and prefix from the configuration, as in env.py."""
     given = {"schema": "elsewhere", "prefix": "my_"}
     project = Project(tmp_path, url, "revisions", **given)
     env = tmp_path / "env.py"
@@ -162,7 +162,7 @@ def test_two_branches_of_the_app_are_ambiguous(fresh: Fresh, tmp_path: Path) -> 
 
 
 def test_no_test_writes_into_the_package() -> None:
-    """What happens without `own_branch`, and what the tests above would leave behind if it failed."""
+    """Without `own_branch` a revision would be written into the package; a failure above would leave it there."""
     (folder,) = sqlalchemy_locks.alembic_templates.__path__
     found = {path.name.partition("_")[0] for path in (Path(folder) / "versions").glob("[!_]*.py")}
     assert found == set(STEPS)

@@ -1,4 +1,4 @@
-"""``op.add_lock_columns``: a table of the app's own, with rows in it, becomes one that locks can use."""
+"""``op.add_lock_columns``: adds the columns of locks to a table of the app that has rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_table_of_the_app_gets_columns(servers: Servers, engine_name: str) -> 
     assert [column["name"] for column in inspect(engine).get_columns("order")] == ["id", "locked"]
 
 
-def test_the_revision_of_the_docs_page() -> None:
+def test_the_revision_of_the_docs_page_runs() -> None:
     (block,) = (block for block in blocks(ROOT / "docs" / "alembic.md") if block.mark == "columns")
     revision: dict[str, Any] = {}
     exec(block.text, revision)
@@ -62,7 +62,7 @@ def test_the_revision_of_the_docs_page() -> None:
     engine.dispose()
 
 
-def test_no_column_is_refused() -> None:
+def test_a_call_without_columns_is_refused() -> None:
     with pytest.raises(ValueError, match="name at least one column"):
         ops.add_lock_columns("order")
 

@@ -1,4 +1,4 @@
-"""Processes that start at the same time, each of which installs what is missing."""
+"""Processes that start at the same time, and each install the missing steps."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def sh(commands: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_new_project_then_its_drift(tmp_path: Path) -> None:
+def test_a_new_project_has_no_drift(tmp_path: Path) -> None:
     (commands,) = section("A new project", "sh")
     sh(commands.text, tmp_path)
     assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == RECORD
@@ -50,7 +50,7 @@ def test_a_new_project_then_its_drift(tmp_path: Path) -> None:
 
 
 def test_shipped_revisions_in_a_project_of_alembics(tmp_path: Path) -> None:
-    """The settings and the lines of env.py that the page gives, put where they belong."""
+    """Insert the page's settings and its lines of env.py where they belong."""
     (ini,) = section("Shipped revisions", "ini")
     (env,) = section("Shipped revisions", "python")
     heads, flags = section("Shipped revisions", "sh")
@@ -94,7 +94,7 @@ def test_shipped_revisions_in_pyproject_toml(tmp_path: Path) -> None:
 def test_roles_in_pyproject_toml(tmp_path: Path, value: str) -> None:
     path = tmp_path / "pyproject.toml"
     path.write_text(f"[tool.alembic]\nsqlalchemy_locks_grant_to = {value}\n")
-    assert Options.configured(Config(toml_file=path)).grant_to == ("app", "other")
+    assert Options.from_config(Config(toml_file=path)).grant_to == ("app", "other")
 
 
 def test_directives_in_a_project_of_alembics(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_page_names_each_step(step: str) -> None:
         assert any(f"`{table}`" in row for row in rows)
 
 
-def test_the_filter_of_the_page() -> None:
+def test_the_filter_of_the_page_excludes_the_tables() -> None:
     (block,) = section("Autogenerate", "python")
     found: dict[str, object] = {}
     exec(block.compiled(), found)

@@ -10,8 +10,8 @@ from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import check
 from sqlalchemy_locks.alembic.script import Family
-from sqlalchemy_locks.alembic.script import family as of_dialect
 from sqlalchemy_locks.alembic.steps import STEPS, load
+from sqlalchemy_locks.dialects import backend_for
 from tests.alembic.project import Fresh, Project, catalog, connected, functions, run, tables
 
 
@@ -107,7 +107,7 @@ def test_changed_and_missing_tables(fresh: Fresh, server: str, driver: str, tmp_
     run(url, f"ALTER TABLE {keys} DROP COLUMN ts, ADD COLUMN who varchar(10)")
     assert drifts(url) == [f"{quoted} has lost its column ts", f"{quoted} has a column who that no step created"]
     run(url, f"DROP TABLE {keys}")
-    # on PostgreSQL nothing shows any more that it was a table: the bodies differ as well
+    # on PostgreSQL nothing shows that it was a table, so the bodies of the functions are reported as well
     assert f"{quoted} is missing" in drifts(url)
 
 
@@ -149,7 +149,7 @@ def altered(request: pytest.FixtureRequest, fresh: Fresh, tmp_path: Path) -> URL
 
 
 def family(url: URL) -> Family:
-    return of_dialect(url.get_dialect()())
+    return backend_for(url.get_dialect()()).family
 
 
 def shown(url: URL, name: str) -> str:
@@ -208,7 +208,7 @@ def test_the_column_order_of_primary_keys_is_compared(altered: URL) -> None:
 
 
 def indexes(url: URL) -> set[tuple[str, str]]:
-    """What the server has besides primary keys: tables and names."""
+    """The indexes on the server other than primary keys: tables and names."""
     by_schema = family(url) == "postgresql"
     found = set()
     with connected(url) as connection:

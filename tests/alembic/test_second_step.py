@@ -1,4 +1,4 @@
-"""Two steps, the second one as a later release may bring it: run together, one by one, and halfway."""
+"""Two steps, the second as in a later release: run together, one by one, and interrupted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_steps_one_by_one(url: URL, by: str, tmp_path: Path) -> None:
     assert drifts(url) == []
     project.downgrade()
     assert catalog(url) == {}
-    # together they do the same
+    # run together, they do the same
     Project(tmp_path / "together", url, "directives").upgrade() if by == "directives" else project.upgrade()
     assert catalog(url) == second
     project.downgrade()
@@ -63,7 +63,7 @@ def test_steps_one_by_one(url: URL, by: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "sqlite"])
-def test_a_range_is_what_is_between_its_ends(dialect: str) -> None:
+def test_a_range_has_the_steps_between_its_ends(dialect: str) -> None:
     both = statements(dialect, "upgrade")
     first, second = (statements(dialect, "upgrade", (step,)) for step in (FIRST, SECOND))
     assert both == first + second

@@ -128,7 +128,7 @@ def test_exclusive_waits_for_both_and_shared_for_one(world: World) -> None:
     waiting.result(PATIENCE)
 
 
-def test_try_never_waits(world: World) -> None:
+def test_a_try_never_waits(world: World) -> None:
     """Neither for a holder nor for the uncommitted insert of a new key."""
     a, b = world.client(), world.client()
     for number in (1, 2):

@@ -27,7 +27,7 @@ from tests.alembic.project import (
 HEAD = f"sqlalchemy_locks_{STEPS[-1]}"
 
 
-def test_up_down_up(project: Project, url: URL, installed_by: str) -> None:
+def test_downgrade_removes_what_upgrade_created(project: Project, url: URL, installed_by: str) -> None:
     project.upgrade()
     made = catalog(url)
     assert made
@@ -102,7 +102,7 @@ def _dialect(engine: tuple[str, str]) -> str:
 
 
 def interruptions(commands: list[str]) -> list[int]:
-    """After how many commands to interrupt: one, all, and wherever another kind of command follows."""
+    """The numbers of commands to interrupt after: one, all, and before each change of the kind of command."""
     kinds = [" ".join(command.split()[:2]) for command in commands]
     return [
         number for number in range(1, len(kinds) + 1) if number in (1, len(kinds)) or kinds[number - 1] != kinds[number]
@@ -113,7 +113,7 @@ def interruptions(commands: list[str]) -> list[int]:
 def test_an_interrupted_upgrade_runs_again(
     project: Project, url: URL, engine: tuple[str, str], installed_by: InstalledBy
 ) -> None:
-    """Where DDL commits as it goes: the whole step is run again."""
+    """Where each DDL command commits by itself, the whole step is run again."""
     project.upgrade()
     made = catalog(url)
     commands = statements(_dialect(engine), "upgrade", installed_by=installed_by)
@@ -178,7 +178,7 @@ def test_alembic_itself_does_not_know_yugabytedb(yugabytedb: URL) -> None:
 
 @pytest.mark.parametrize("driver", ["yugabytedb", "psycopg2"])
 def test_a_failure_rolls_back_no_earlier_version_rows(fresh: Fresh, driver: str, tmp_path: Path) -> None:
-    """Where their DDL is committed: known by the dialect's name or, behind a postgresql:// URL, by env.py."""
+    """Where DDL commits by itself: recognized by the dialect's name or, behind a postgresql:// URL, set in env.py."""
     url = fresh("yugabytedb", driver)
     project = Project(tmp_path, url, "revisions")
     if driver == "yugabytedb":

@@ -30,7 +30,7 @@ _databases: dict[str, str] = {}
 
 @pytest.fixture
 def engine_to(servers: Servers) -> Iterator[MakeEngine]:
-    """Engines to the app's database, with its tables in it and no rows: ``engine_to("mysql", isolation_level=...)``."""
+    """Engines for the app's database, with its tables and no rows: ``engine_to("mysql", isolation_level=...)``."""
     with ExitStack() as opened:
         emptied: set[str] = set()
 

@@ -102,7 +102,7 @@ def test_concurrent_captures_take_each_row_once(leveled: Engine) -> None:
 
 
 def test_an_old_snapshot_finds_the_remaining_rows(engine_to: MakeEngine) -> None:
-    """Above READ COMMITTED on InnoDB, where the search reads what was there when the transaction first read."""
+    """Above READ COMMITTED on InnoDB, where the search reads the snapshot of the transaction's first read."""
     for name in ("mysql", "mariadb"):
         engine = engine_to(name, isolation_level="REPEATABLE READ")
         fill(engine, *orders(50))
@@ -115,7 +115,7 @@ def test_an_old_snapshot_finds_the_remaining_rows(engine_to: MakeEngine) -> None
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
 def test_the_limit_holds_with_stale_statistics(engine_to: MakeEngine, name: str) -> None:
-    """With `WHERE id IN (SELECT ... LIMIT 3 ...)` it doesn't: the planner runs the subquery for each row."""
+    """`WHERE id IN (SELECT ... LIMIT 3 ...)` would exceed it: the planner runs the subquery for each row."""
     engine = engine_to(name)
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE orders SET (autovacuum_enabled = off)"))
@@ -197,7 +197,7 @@ def test_order_by_a_column_that_is_set(engine: Engine) -> None:
 
 
 def test_a_random_order_captures_the_limit(engine_to: MakeEngine) -> None:
-    """On SQLite, the search before the UPDATE then finds other rows than the UPDATE."""
+    """On SQLite, the search before the UPDATE could then find different rows than the UPDATE."""
     engine = engine_to("sqlite")
     fill(engine, *orders(50))
     with Session(engine) as session:
@@ -208,7 +208,7 @@ def test_a_random_order_captures_the_limit(engine_to: MakeEngine) -> None:
 
 
 def test_sqlite_autocommit_captures_in_one_statement(engine_to: MakeEngine) -> None:
-    """An order takes two, and another session could write in between."""
+    """A capture with an order is two statements, and another session could write in between."""
     engine = engine_to("sqlite", isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(ORDERS.insert(), [{"id": id, "status": "paid", "version": 1} for id in range(1, 6)])
@@ -330,7 +330,7 @@ def test_a_condition_on_another_table(engine: Engine) -> None:
 
 
 def test_a_row_referred_to_by_an_insert_is_captured(engine_to: MakeEngine) -> None:
-    """PostgreSQL: the lock of an INSERT on the row that its foreign key names doesn't exclude a capture."""
+    """PostgreSQL: an INSERT's lock on the row that its foreign key refers to doesn't block a capture."""
     engine = engine_to("postgresql15")
     fill(engine, *orders(1))
     with Session(engine) as other, Session(engine) as session:
@@ -427,7 +427,7 @@ ASYNC = [
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
-def test_async_drivers(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
+def test_async_drivers_capture(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
     import asyncio
 
     fill(engine_to(name), *orders(5))

@@ -1,4 +1,4 @@
-"""capture of classes whose SELECT is more than one table's columns, and of entities that a session knows already."""
+"""capture of classes whose SELECT reads more than one table, and of entities that a session has loaded already."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fill_parcels(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("entity", [Vehicle, Car, Taxi])
-def test_with_polymorphic(kind: Engine, entity: Any) -> None:
+def test_a_capture_returns_subclass_entities(kind: Engine, entity: Any) -> None:
     fill(kind, Vehicle(id=1), Car(id=2, seats=5), Taxi(id=3, licence="x"), Taxi(id=4))
     column = {"values": {"state": "busy"}, "where": Vehicle.state == "new"}
     if entity is not Vehicle:
@@ -100,7 +100,7 @@ def test_joined_attributes_and_expressions_are_loaded(kind: Engine, limit: int) 
 
 
 @pytest.mark.parametrize("load", [joinedload, selectinload, subqueryload])
-def test_loader_options(kind: Engine, load: Any) -> None:
+def test_loader_options_apply_to_captured_entities(kind: Engine, load: Any) -> None:
     fill(kind, *(Order(id=n, lines=[Line(id=n), Line(id=n + 10)]) for n in range(1, 4)))
     with Session(kind) as session:
         taken = session.scalars(paid(2).options(load(Order.lines))).all()
@@ -140,7 +140,7 @@ def test_an_async_session_loads_them_too(engine_to: MakeEngine, servers: Any, na
 
 
 def test_a_connection_gives_rows_of_the_table(kind: Engine) -> None:
-    """And none of what a SELECT of the class would join: it would give a row for each label."""
+    """It joins nothing that a SELECT of the class would: a join would return a row for each label."""
     fill_parcels(kind)
     fill(kind, Car(id=2, seats=5), Taxi(id=1))
     cars = sl.capture(Car, where=Car.seats != 7, values={"seats": 7}, order_by=Car.id.desc(), limit=2)
@@ -168,7 +168,7 @@ def test_criteria_restrict_what_is_read_again(kind: Engine) -> None:
 
 
 @pytest.mark.parametrize("nested", [1, 2])
-def test_a_savepoint_undoes_what_entities_show(kind: Engine, nested: int) -> None:
+def test_a_savepoint_rollback_restores_entities(kind: Engine, nested: int) -> None:
     """The entities were loaded before, and the savepoint that is rolled back may be outside that of the capture."""
     fill(kind, *orders(2))
     with Session(kind) as session:
@@ -248,7 +248,7 @@ def test_a_random_order_of_a_joined_load(engine_to: MakeEngine) -> None:
 
 
 def test_a_union_of_concrete_classes_is_refused(engine_to: MakeEngine) -> None:
-    """Each class of a ConcreteBase is read from such a union; InnoDB wouldn't lock rows of a derived table."""
+    """Each class of a ConcreteBase is read from a union; InnoDB doesn't lock rows of a derived table."""
 
     class Local(DeclarativeBase):
         pass

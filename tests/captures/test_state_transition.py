@@ -1,4 +1,4 @@
-"""State transitions: captured by one owner, given back by it, on the shipped table and on models."""
+"""State transitions: captured by one owner, which sets the next status, on the shipped table and on models."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_concurrent_captures_take_each_task_once(leveled: Engine) -> None:
     assert sorted(taken) == ids
 
 
-def test_queues(engine: Engine) -> None:
+def test_each_queue_has_its_own_tasks(engine: Engine) -> None:
     assert scalar(engine, tasks.create("a", queue="x")) == 1
     assert scalar(engine, tasks.create("a", "b", queue="y")) == 2
     assert [(task.queue_id, task.id) for task in capture(engine, 9, queue="x")] == [("x", "a")]
@@ -131,7 +131,7 @@ def test_queues(engine: Engine) -> None:
     assert capture(engine, 9) == []
 
 
-def test_retries(engine: Engine) -> None:
+def test_each_capture_spends_a_retry(engine: Engine) -> None:
     scalar(engine, tasks.create("a", retries=2))
     scalar(engine, tasks.create("b"))
     for left in (1, 0):
@@ -160,7 +160,7 @@ def test_set_status_compares_the_claim(engine: Engine) -> None:
     assert scalar(engine, tasks.set_status(again, "done")) is True
 
 
-def test_expire(engine: Engine) -> None:
+def test_expire_moves_tasks_to_timeout(engine: Engine) -> None:
     scalar(engine, tasks.create("fast", timeout=3600))
     scalar(engine, tasks.create("slow", timeout=86400))
     scalar(engine, tasks.create("endless"))

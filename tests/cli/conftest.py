@@ -44,14 +44,14 @@ class Cli:
 
 
 def run(*arguments: str, **environment: str) -> Result:
-    """Run a command, without variables of this process that name a database or a terminal width."""
+    """Run a command, without the environment variables that set a database or a terminal width."""
     clean: dict[str, str | None] = dict.fromkeys((*URL_VARIABLES, "COLUMNS", "NO_COLOR", "FORCE_COLOR"))
     return CliRunner().invoke(commands, arguments, env={**clean, **environment}, prog_name="sqlalchemy-locks")
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make connecting succeed on a busy machine, too."""
+    """Extend the connect timeout for a busy machine."""
     monkeypatch.setattr(connect, "CONNECT_TIMEOUT", PATIENCE)
 
 

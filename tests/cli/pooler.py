@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 
 
 class Pooler:
-    """Forwards bytes both ways, but for the number in BackendKeyData, which it makes up."""
+    """Forwards bytes both ways, and replaces the process id in BackendKeyData by an invented one."""
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)

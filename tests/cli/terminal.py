@@ -1,4 +1,4 @@
-"""A command in a terminal of its own, as a person has one."""
+"""A command in a terminal of its own, as a user has one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Terminal:
         return _MOVES.sub("", self.raw)
 
     def until(self, said: str) -> None:
-        """Read until something has been said."""
+        """Read until a text has been printed."""
         end = time.monotonic() + PATIENCE
         while said not in self.text:
             assert time.monotonic() < end, self.text
@@ -50,7 +50,7 @@ class Terminal:
         return self.process.wait(PATIENCE)
 
     def _read(self, seconds: float) -> bool:
-        """Whether there may be more to come."""
+        """Read once; return whether there may be more output."""
         if not select.select([self._keyboard], [], [], seconds)[0]:
             return True
         try:
@@ -65,7 +65,7 @@ class Terminal:
 def terminal(
     *arguments: str, columns: int = 80, module: str = "sqlalchemy_locks", **environment: str
 ) -> Iterator[Terminal]:
-    """``sqlalchemy-locks``, or another module, in a terminal so wide."""
+    """Run ``sqlalchemy-locks``, or another module, in a terminal of the given width."""
     here, there = pty.openpty()
     fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}

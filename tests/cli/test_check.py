@@ -174,7 +174,7 @@ def test_check_reports_old_versions(name: str, spelt: str, level: str) -> None:
     assert (finding.level, spelt in finding.says) == (level, True)
 
 
-def test_examine_from_python(tmp_path: Path) -> None:
+def test_examine_reports_a_missing_installation(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/a.db", poolclass=NullPool)
     with engine.connect() as connection:
         problems = [each for each in health.examine(connection) if each.level == "problem"]

@@ -72,7 +72,7 @@ def test_semaphore_create_resize_delete(cli: Cli) -> None:
     changes = cli.json("semaphore", "list", "slots", "--history")["history"]
     assert [(each["old_capacity"], each["new_capacity"]) for each in changes] == [(3, 7), (None, 3)]
     assert changes[0]["changed_by"] == "alice"
-    assert changes[1]["changed_by"]  # whoever runs the tests
+    assert changes[1]["changed_by"]  # the user who runs the tests
     assert "give --yes" in cli("semaphore", "delete", "slots", code=2).stderr
     assert cli.json("semaphore", "delete", "slots", "--yes") == {"name": "slots", "deleted": True}
     for command in (["resize", "slots", "2"], ["delete", "slots", "--yes"]):
@@ -107,7 +107,7 @@ def test_queue_commands(cli: Cli) -> None:
     locks = cli.locks
     assert locks.run(QUEUE.complete(jobs[:1])) == 1
     assert locks.run(QUEUE.fail(jobs[1:3], error="x", retry=False)) == 2
-    assert cli.json("queue", "requeue", "mail")["requeued"] == 0  # its worker was heard of just now
+    assert cli.json("queue", "requeue", "mail")["requeued"] == 0  # its worker has just sent a heartbeat
     assert cli.json("queue", "requeue", "mail", "--stalled-for", "0") == {"requeued": 1, "which": "stalled"}
     one = str(UUID(str(jobs[1].external_id)))
     assert cli.json("queue", "requeue", "--job", one) == {"requeued": 1, "which": "dead"}

@@ -158,7 +158,7 @@ def test_no_password_if_server_is_unreachable(drivername: str, as_json: bool) ->
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg"])
 def test_no_password_if_login_fails(driver: str, servers: Servers) -> None:
-    # without TLS, in which asyncpg leaves the transport open that a server has refused
+    # without TLS: asyncpg leaves the transport of a refused TLS connection open
     url = make_url(servers.server("postgresql18").url(driver)).set(password=SECRET, database="nonexistent-db")
     done = run("check", SQLALCHEMY_LOCKS_URL=url.render_as_string(hide_password=False))
     assert done.exit_code == 2

@@ -116,7 +116,7 @@ def test_operations_awaited(postgresql: Cli) -> None:
             return (
                 await locks.run(sl.Mutex().held()),
                 await locks.run(sl.Timeout().listed()),
-                await locks.run(QUEUE.revive(queue="nobody's")),
+                await locks.run(QUEUE.revive(queue="unknown")),
             )
         finally:
             await engine.dispose()

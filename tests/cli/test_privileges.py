@@ -23,7 +23,7 @@ def as_user(url: str, user: str, password: str | None = None) -> Cli:
 
 
 def of_postgresql(servers: Servers, engine: str, locking: str = "native") -> tuple[str, str, Cli]:
-    """A database that was installed for a role: its URL, the role, and the commands as that role."""
+    """A database that was installed for a role: its URL, the role, and the commands run as that role."""
     url = servers.fresh(engine, PLAIN[engine])
     role = f"App-{make_url(url).database}"
     executed(url, f'CREATE ROLE "{role}" LOGIN')
@@ -79,7 +79,7 @@ def test_row_level_security(engine: str, locking: str, servers: Servers) -> None
         assert level == "problem"
         mending = f"ALTER TABLE lock.{table} DISABLE ROW LEVEL SECURITY"
         assert re.fullmatch(rf"row-level security may hide rows of lock\.{table} from {role}, .*: {mending}", says)
-        # whom it doesn't concern, as the tables' owner
+        # the tables' owner, to whom it doesn't apply
         assert [level for level, _ in found(Cli(url), "privileges")] == ["ok"]
         executed(url, mending)
         assert [level for level, _ in found(cli, "privileges")] == ["ok"]
@@ -132,7 +132,7 @@ def test_each_privilege_of_mysql_and_mariadb(engine: str, servers: Servers) -> N
     url, user, cli = of_innodb(servers, engine)
     quoted = user.replace("'", "`").replace("%%", "%")
     shown = user.replace("'", "").replace("%%", "%")
-    # what grant_to gives is enough for locks, though not to compare what is installed
+    # the privileges of grant_to suffice for locks, but not to compare the installed objects
     only_looks = f"{shown} lacks SELECT on `lock_installed`: GRANT SELECT ON `lock_installed` TO {quoted}"
     assert found(cli, "privileges") == [("warning", only_looks)]
     assert [level for level, _ in found(cli, "installed")] == ["warning"]
@@ -186,7 +186,7 @@ def test_unwritable_folder_is_reported(sqlite: Cli, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "access", lambda path, mode: path == file)
     ((level, says),) = found(sqlite, "writable", 1)
     assert (level, "journal: chmod u+w" in says) == ("problem", True)
-    # what is there already can be written to
+    # existing tables can be written to
     executed(sqlite.url, "PRAGMA journal_mode = wal")
     try:
         monkeypatch.setattr(os, "access", lambda path, mode: path.startswith(file))

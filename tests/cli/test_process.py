@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy_locks.cli import MISSING
 from tests.cli.conftest import Cli
 
-#: Has Python find neither Click nor Rich.
+#: Makes imports of Click and Rich fail.
 BARE = """\
 import sys
 class Hide:

@@ -1,4 +1,4 @@
-"""The output for people: with and without a terminal, wide and narrow, with hostile names."""
+"""The output for users: with and without a terminal, wide and narrow, with hostile names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = [
     "percent %s %(name)s {0}",
     "back\\slash \\n",
 ]
-#: names that would move the cursor, or set its colour, each with what is shown of it
+#: names that would move the cursor or set a colour, each with its escaped form
 HIDDEN = {
     "red \x1b[31m": r"red \x1b[31m",
     "tab\tnew\nline": r"tab\tnew\nline",
@@ -57,7 +57,7 @@ def test_hostile_names_on_the_terminal(made: Callable[[str], str], engine: str, 
 
 
 def test_surrogate_is_refused(sqlite: Cli) -> None:
-    """A surrogate, as a shell passes bytes that aren't UTF-8."""
+    """A surrogate, which stands for a byte that isn't UTF-8 in a shell's argument."""
     done = sqlite("semaphore", "create", "\udcff", "1", code=2)
     assert "half a surrogate pair" in done.stderr
 
@@ -100,8 +100,8 @@ def test_top_ends_with_ctrl_c(sqlite: Cli) -> None:
         top.type("\x03")
         assert top.ended() == 0
     assert "Traceback" not in top.text
-    assert top.raw.rstrip().endswith("\x1b[?1049l")  # the screen is as it was
-    assert "\x1b[?25h" in top.raw  # and so is the cursor
+    assert top.raw.rstrip().endswith("\x1b[?1049l")  # the screen is restored
+    assert "\x1b[?25h" in top.raw  # so is the cursor
 
 
 def test_top_ends_with_an_async_driver(sqlite: Cli) -> None:

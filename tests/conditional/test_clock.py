@@ -13,7 +13,7 @@ from sqlalchemy import Engine, NullPool, select, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks._timezones import around, zone
+from sqlalchemy_locks._timezones import offsets_around, zone
 from sqlalchemy_locks.sql.clock import Epoch
 from sqlalchemy_locks.sql.tables import tables
 from tests.fixtures.parties import (
@@ -101,7 +101,7 @@ def test_timestamp_ignores_the_statement_start(engine: Engine, name: str, waited
 
 @pytest.mark.parametrize("name", INNODB)
 def test_mutex_acquired_at_is_read_after_the_wait(engine: Engine, watch: Callable[[str], Watch], name: str) -> None:
-    """Not when the wait for the row began."""
+    """It is not the instant at which the wait for the row began."""
     mutex, id = sl.Mutex(), unused()
     sl.Locks(engine).run(mutex.create(id))
     with Session(engine) as first, Session(engine) as second:
@@ -165,7 +165,7 @@ def test_clock_of_the_app_is_ignored(engine: Engine, name: str, off: int, monkey
 @pytest.mark.parametrize("name", ENGINES)
 def test_epoch_is_the_utc_of_the_server(engine: Engine, name: str) -> None:
     before = time.time()
-    assert before - 1 <= now(engine) <= time.time() + 1  # one machine: both clocks are the same one
+    assert before - 1 <= now(engine) <= time.time() + 1  # both clocks are this machine's
 
 
 @pytest.mark.parametrize("place", ["Europe/Paris", "America/St_Johns", "Australia/Lord_Howe", "Asia/Kolkata", "UTC"])
@@ -176,7 +176,7 @@ def test_offsets_match_zoneinfo_for_two_years(place: str) -> None:
     there = zone(place)
     for hour in range(1_700_000_000 // 3600, 1_763_000_000 // 3600):
         instant = hour * 3600
-        offsets = around(there, instant)
+        offsets = offsets_around(there, instant)
         for at in (instant - 3600, instant, instant + 3600):
             offset = offsets.before if at < offsets.first else offsets.between if at < offsets.second else offsets.after
             expected = datetime.fromtimestamp(at, there).utcoffset()

@@ -154,7 +154,7 @@ def test_condition_may_read_other_tables(engine: Engine, name: str) -> None:
         session.rollback()
 
 
-def test_input() -> None:
+def test_invalid_input_is_refused() -> None:
     good = update(pages).where(pages.c.number == 1).values(body="x")
     for token in (0, -1, 2**63):
         with pytest.raises(ValueError, match="fencing token"):

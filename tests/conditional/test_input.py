@@ -28,7 +28,7 @@ BAD_NAMES: list[tuple[Any, type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("name", "error"), BAD_NAMES, ids=ascii)
-def test_names(name: Any, error: type[Exception]) -> None:
+def test_invalid_names_are_refused(name: Any, error: type[Exception]) -> None:
     for pattern in (mutex, timeout):
         for call in (pattern.create, pattern.acquire, pattern.acquire_token):
             with pytest.raises(error):
@@ -52,7 +52,7 @@ def test_names(name: Any, error: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize("pattern", [mutex, timeout], ids=["mutex", "timeout"])
-def test_numbers(pattern: Any) -> None:
+def test_invalid_numbers_are_refused(pattern: Any) -> None:
     for limit, error in ((0, ValueError), (-1, ValueError), (2**31, ValueError), (True, TypeError), ("3", TypeError)):
         with pytest.raises(error):
             pattern.capture(limit)

@@ -246,7 +246,7 @@ def test_error_after_a_lost_reply_is_outcome_unknown(servers: Any, name: str, dr
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks = sl.Locks(engine)
         locks.run(mutex.create(id))
-        proxy.lose_answer(final(name), proxy.close)  # the server can't be reached any more
+        proxy.lose_answer(final(name), proxy.close)  # the server is no longer reachable
         with pytest.raises(sl.OutcomeUnknown):
             locks.mutex.acquire(id)
     with connected(installed(servers, name), poolclass=NullPool) as direct:

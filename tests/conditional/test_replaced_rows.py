@@ -35,7 +35,7 @@ CASES: dict[str, Case] = {
         True,
     ),
 }
-#: what it is replaced by, where that differs
+#: the replacing row, where it differs
 BECOMES = {"mutex.acquire of what was taken": TAKEN, "mutex.release of another's": TAKEN | {"owner": "another"}}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "task_state": {"acquired": 0, "fence": 0},

@@ -1,4 +1,4 @@
-"""Both façades behind one face, and what either can do: each of ``OPERATIONS`` is written once, and runs on both."""
+"""Both façades behind one interface: each of ``OPERATIONS`` is written once, and runs on both."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Loop:
 
 
 class Blocking:
-    """Something of ``AsyncLocks``, each call of which is awaited in the loop; what is entered there is entered here."""
+    """A proxy for an object of ``AsyncLocks``: awaits each call in the loop, and enters async blocks."""
 
     def __init__(self, target: Any, loop: Loop) -> None:
         self._target, self._loop = target, loop
@@ -211,7 +211,7 @@ def lease(locks: Any) -> None:
     name = unused("lease")
     with locks.lease(name, ttl=3600, timeout=PATIENCE) as grant:
         grant.check()
-        assert grant.fence[name] >= 1  # above that of all semaphores that were removed
+        assert grant.fence[name] >= 1  # above the fences of all removed semaphores
 
 
 def sweep(locks: Any) -> None:

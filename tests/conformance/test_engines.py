@@ -1,4 +1,4 @@
-"""Every operation of both façades, on engines of every shape that people have."""
+"""Every operation of both façades, on engines with every common configuration."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PREFIXED: dict[str, Any] = {"execution_options": {"locks_prefix": "mine_"}}
 
 @dataclass(frozen=True)
 class Shape:
-    """An engine as an app makes it."""
+    """An engine as an app creates it."""
 
     server: str
     sync: str
     asynchronous: str
     options: dict[str, Any] = field(default_factory=dict)
     maker: bool = False
-    #: what the locks are installed with, into a database of their own
+    #: how the locks are installed, in a database of their own
     installed: dict[str, str] = field(default_factory=dict)
 
 
@@ -82,8 +82,8 @@ def test_does_what_it_says(locks: Any, operation: str) -> None:
     OPERATIONS[operation](locks)
 
 
-def test_what_is_elsewhere_is_elsewhere(servers: Servers) -> None:
-    """There is no schema ``lock`` in the databases of the shapes above for the operations to fall back on."""
+def test_another_schema_leaves_no_fallback(servers: Servers) -> None:
+    """The databases above have no schema ``lock`` to which operations could fall back."""
     database = servers.database("postgresql15")
     url = servers.url("postgresql15", "psycopg", database)
     install(url, schema="elsewhere")
@@ -94,8 +94,8 @@ def test_what_is_elsewhere_is_elsewhere(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("pool", [StaticPool, SingletonThreadPool])
-def test_a_connection_that_is_everybodys_is_refused(pool: Any) -> None:
-    """Whatever ended its transaction (a second operation would) ended the block's lock."""
+def test_a_pool_with_one_shared_connection_is_refused(pool: Any) -> None:
+    """The end of its transaction, for example by a second operation, ends the block's lock."""
     engine = create_engine("sqlite://", poolclass=pool)
     with pytest.raises(sl.Unsupported, match=rf"{pool.__name__}.*a file instead of :memory:"):
         sl.Locks(engine)

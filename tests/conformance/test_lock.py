@@ -1,4 +1,4 @@
-"""What a lock promises, on every engine, driver and runner."""
+"""The guarantees of locks, on every engine, driver and runner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conformance.conftest import World
 from tests.fixtures.parties import PATIENCE
 
 
-def test_exclusive_excludes(world: World) -> None:
+def test_exclusive_excludes_exclusive_and_shared(world: World) -> None:
     key = world.key()
     a, b = world.client(), world.client()
     a.hold(key)
@@ -51,7 +51,7 @@ def test_two_sharers_of_a_brand_new_key_at_once(world: World) -> None:
         # a plain session on MySQL is above READ COMMITTED by default: there the row is committed before it is held
         b.hold(key, shared=True)
     else:
-        # the first touch holds it alone until its commit: documented, and the tries must not wait for it
+        # the first use holds it exclusively until its commit, as documented; tries must not wait for it
         assert b.try_hold(key, shared=True) is False
         b.end()
         a.end()
@@ -74,7 +74,7 @@ def test_created_keys_are_shared_from_their_first_use(world: World) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_who_waits_gets_it_when_the_holder_is_done(world: World, shared: bool) -> None:
+def test_a_waiter_acquires_when_the_holder_ends(world: World, shared: bool) -> None:
     key = world.key()
     a, b, c = world.client(), world.client(), world.client()
     a.hold(key)
@@ -86,14 +86,14 @@ def test_who_waits_gets_it_when_the_holder_is_done(world: World, shared: bool) -
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["brand-new", "known"])
-def test_a_try_never_waits_for_what_is_not_committed(world: World, committed: bool) -> None:
+def test_a_try_never_waits_for_uncommitted_rows(world: World, committed: bool) -> None:
     key = world.key()
     a, b = world.client(), world.client()
     if committed:
         a.hold(key)
         a.end()
     a.hold(key)
-    # `later`, so that a try that waits fails here by its own deadlock with the test, not by a clock
+    # `later`, so that a try that waits deadlocks with the test and fails, without a clock
     for shared in (False, True):
         assert b.later(b.try_hold, key, shared=shared).result(PATIENCE) is False
         b.end()
@@ -128,7 +128,7 @@ def test_a_lock_ends_with_a_rollback(world: World) -> None:
     assert b.try_hold(key) is True
 
 
-def test_names_and_integers(world: World) -> None:
+def test_names_and_integers_are_keys(world: World) -> None:
     a, b = world.client(), world.client()
     name = world.key("naïve 😀 'quoted' \"and\" %s")
     a.hold(name)
@@ -183,7 +183,7 @@ def test_a_wait_is_bounded(world: World) -> None:
     b.hold(key, wait=60)
 
 
-def test_a_bounded_wait_leaves_no_setting_behind(world: World) -> None:
+def test_a_bounded_wait_restores_the_setting(world: World) -> None:
     setting = {
         "postgresql15": "SELECT current_setting('lock_timeout')",
         "postgresql18": "SELECT current_setting('lock_timeout')",
@@ -232,7 +232,7 @@ def test_unlock_while_another_waits(world: World) -> None:
 
 
 def test_vacuum_while_another_waits(world: World) -> None:
-    """A vacuum removes the row that B waits for: B must hold the key all the same."""
+    """A vacuum removes the row that B waits for: B must hold the key nevertheless."""
     if world.table is None:
         pytest.skip(f"{world.engine_name} keeps no keys that could be vacuumed")
     key = world.key()
@@ -253,7 +253,7 @@ def test_vacuum_while_another_waits(world: World) -> None:
 
 
 def test_vacuum_that_has_not_deleted_yet_while_another_waits(world: World) -> None:
-    """Between a vacuum's look and its delete B comes and waits for the row, which then goes away under it."""
+    """Between a vacuum's SELECT and its DELETE, B begins to wait for the row, which is then deleted."""
     if world.table is None:
         pytest.skip(f"{world.engine_name} keeps no keys that could be vacuumed")
     key = world.key()
@@ -313,11 +313,11 @@ def test_unlock_by_two_sharers_does_not_deadlock(world: World) -> None:
     assert a.try_hold(key) is True
 
 
-def test_two_holders_never(world: World) -> None:
+def test_there_are_never_two_holders(world: World) -> None:
     """Exclusive, shared and tries of two keys, with vacuum and unlock in between, watched by a witness.
 
-    Under InnoDB a caller's own transaction may be chosen as a deadlock's victim when a key's row is removed or rolled
-    back under those who wait for it. That is an error and a rollback, and never a lock that isn't held.
+    InnoDB may choose a caller's own transaction as a deadlock's victim when a key's row is removed or rolled
+    back during a wait for it. That is an error and a rollback, and never a lock that isn't held.
     """
     keys = [world.key(), world.key()]
     witness = {key: [0, 0] for key in keys}
@@ -370,7 +370,7 @@ def test_two_holders_never(world: World) -> None:
         thread.start()
     got = [thread.outcome() for thread in threads]
     assert overlaps == []
-    assert min(got) >= 15, got  # every one of them got in by waiting, at the least
+    assert min(got) >= 15, got  # each of them acquired it at least by waiting
 
 
 class _Thread(threading.Thread):

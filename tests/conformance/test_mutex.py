@@ -1,4 +1,4 @@
-"""Mutex and timeout: one answer for all engines, drivers and runners."""
+"""Mutex and timeout: the same results on all engines, drivers and runners."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_one_has_it_until_it_is_released(world: World) -> None:
     assert b.scalar(mutex.acquire(id)) is False
     assert b.scalar(mutex.acquire(id, nowait=True)) is False
     b.end()
-    assert a.scalar(mutex.acquire(id)) is False  # not even by who has it
+    assert a.scalar(mutex.acquire(id)) is False  # not even by its holder
     assert a.scalar(mutex.release(id)) is True
     assert a.scalar(mutex.release(id)) is False
     a.end()
@@ -33,7 +33,7 @@ def test_one_has_it_until_it_is_released(world: World) -> None:
     b.end()
 
 
-def test_what_was_rolled_back_was_never_taken(world: World) -> None:
+def test_a_rollback_undoes_an_acquisition(world: World) -> None:
     a, b, id = world.client(), world.client(), world.key()
     if a.transient:
         pytest.skip("Locks.run commits by itself")
@@ -91,7 +91,7 @@ def test_a_row_hidden_by_an_old_snapshot_is_not_unknown(world: World) -> None:
     a, b, known, id = world.client(), world.client(), world.key(), world.key()
     a.scalar(mutex.create(known))
     a.end()
-    assert b.scalar(mutex.acquire(known)) is True  # begins, and at REPEATABLE READ takes its snapshot by the probe
+    assert b.scalar(mutex.acquire(known)) is True  # begins; at REPEATABLE READ the probe creates its snapshot
     assert b.scalar(mutex.acquire(known)) is False
     assert a.scalar(mutex.create(id)) == 1
     assert a.scalar(mutex.acquire(id)) is True
@@ -173,11 +173,11 @@ def test_a_timeout_is_free_again_when_its_period_is_over(world: World) -> None:
             assert b.scalar(timeout.acquire(id)) is expected, later
         b.end()
     clock[0] -= 1000
-    assert b.scalar(every.acquire_token(id)) is None  # a clock that was put back frees nothing
+    assert b.scalar(every.acquire_token(id)) is None  # a clock that was set back doesn't make it free
     b.end()
 
 
-def test_the_first_of_each_window_has_it(world: World) -> None:
+def test_the_first_acquire_of_each_window_succeeds(world: World) -> None:
     a, b, id, clock = world.client(), world.client(), world.key(), [NOW - NOW % 3600]
     hourly = sl.Timeout(every=3600, windowed=True, clock=lambda: clock[0])
     a.scalar(hourly.create(id))

@@ -1,6 +1,6 @@
 """On a hot standby, and on a connection that only reads, every operation of both façades is refused with a sentence.
 
-A standby grants advisory locks of its own, and an UPDATE that fails is no answer to "is it mine?".
+A standby grants advisory locks of its own, and a failed UPDATE doesn't tell whether the lock is held.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def locks(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Any]:
 @pytest.mark.parametrize("operation", REFUSED)
 def test_is_refused_with_a_sentence(locks: Any, operation: str) -> None:
     if locks.engine_name == "SQLite" and operation in ("keys", "vacuum"):
-        REFUSED[operation](locks)  # which keeps no keys, and so writes nothing
+        REFUSED[operation](locks)  # PostgreSQL keeps no rows of keys, and so writes nothing
         return
     with pytest.raises(sl.NotWritable, match="primary|read-write transaction"):
         REFUSED[operation](locks)

@@ -1,4 +1,4 @@
-"""What a semaphore promises, on every engine, driver and runner."""
+"""The guarantees of semaphores, on every engine, driver and runner."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_permits_are_had_until_there_are_none(world: World) -> None:
     assert run(a, sl.semaphore.acquire({name: 2})).fence == {name: 3}
 
 
-def test_all_or_nothing(world: World) -> None:
+def test_a_request_gets_all_permits_or_none(world: World) -> None:
     a = world.client()
     here, there = semaphore(world, a, 1), semaphore(world, a, 2)
     grant = run(a, sl.semaphore.acquire({there: 2, here: 1}))
@@ -82,7 +82,7 @@ def test_names_that_only_look_alike(world: World) -> None:
     assert run(a, sl.semaphore.resize(name.upper(), 8)) == 7
 
 
-def test_renew(world: World) -> None:
+def test_renew_extends_a_held_request(world: World) -> None:
     a = world.client()
     name = semaphore(world, a, 1)
     grant = run(a, sl.semaphore.acquire({name: 1}, ttl=3600))
@@ -93,7 +93,7 @@ def test_renew(world: World) -> None:
     assert run(a, sl.semaphore.renew(grant)) is False
 
 
-def test_what_has_expired_is_taken_back_by_who_needs_it(world: World) -> None:
+def test_an_acquire_releases_expired_permits(world: World) -> None:
     a = world.client()
     name, besides = semaphore(world, a, 1), semaphore(world, a, 1)
     old = run(a, sl.semaphore.acquire({name: 1, besides: 1}, ttl=3600))
@@ -103,13 +103,13 @@ def test_what_has_expired_is_taken_back_by_who_needs_it(world: World) -> None:
     assert (late.acquired, late.state) == (False, "EXPIRED")
     new = run(a, sl.semaphore.acquire({name: 1}, ttl=3600))
     assert new.fence == {name: 2}
-    # all of the old request was taken back, permits that weren't needed included
+    # the whole expired request was released, including permits that weren't needed
     assert run(a, sl.semaphore.acquire({besides: 1}))
     assert run(a, sl.semaphore.release(old)) == "ALREADY_RELEASED"
     assert not run(a, sl.semaphore.acquire({name: 1}))
 
 
-def test_a_name_goes_on_counting(world: World) -> None:
+def test_fences_continue_after_a_deletion(world: World) -> None:
     a, b = world.client(), world.client()
     name = semaphore(world, a, 1)
     grant = run(a, sl.semaphore.acquire({name: 1}))
@@ -138,7 +138,7 @@ def test_less_capacity_evicts_and_grants_no_permits(world: World) -> None:
     assert all(run(a, sl.semaphore.renew(grant)) for grant in grants[2:])
 
 
-def test_sweep_and_clean(world: World) -> None:
+def test_sweep_releases_and_clean_deletes(world: World) -> None:
     a = world.client()
     name = semaphore(world, a, 3)
     expired, kept, endless = (run(a, sl.semaphore.acquire({name: 1}, ttl=ttl)) for ttl in (3600, 3600, None))

@@ -1,4 +1,4 @@
-"""Sessions with several databases: a lock goes where an UPDATE would."""
+"""Sessions with several databases: a lock is sent to the engine of an UPDATE."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def two(servers: Any) -> Iterator[tuple[Engine, Engine]]:
         yield one, other
 
 
-def test_a_row_goes_by_its_mapper(two: tuple[Engine, Engine]) -> None:
+def test_a_row_lock_uses_the_bind_of_its_mapper(two: tuple[Engine, Engine]) -> None:
     books, shelves = two
     with Session(binds={Base: books, Elsewhere: shelves}) as session:
         with seen(books) as at_books, seen(shelves) as at_shelves:
@@ -62,7 +62,7 @@ def test_a_row_goes_by_its_mapper(two: tuple[Engine, Engine]) -> None:
         assert (bool(at_books), at_shelves) == (True, [])
 
 
-def test_a_table_and_a_class_as_keys(two: tuple[Engine, Engine]) -> None:
+def test_binds_may_name_tables_and_classes(two: tuple[Engine, Engine]) -> None:
     books, shelves = two
     with Session(binds={Book.__table__: books, Shelf: shelves}) as session, seen(books) as at_books:
         session.execute(sl.lock.row(Book.__table__, 1))
@@ -91,7 +91,7 @@ def test_without_a_bind_it_is_asked_for(two: tuple[Engine, Engine]) -> None:
 
 
 def routing(writer: Any, reader: Any) -> type[Session]:
-    """SQLAlchemy's documented recipe ("Custom Vertical Partitioning"), with a reader in the place of several."""
+    """SQLAlchemy's documented recipe ("Custom Vertical Partitioning"), with one reader."""
 
     class RoutingSession(Session):
         def get_bind(self, mapper: Any = None, clause: Any = None, **kw: Any) -> Any:
@@ -126,7 +126,7 @@ def test_a_splitting_session_sends_locks_to_the_writer(two: tuple[Engine, Engine
         assert (read, bool(written)) == ([], True)
 
 
-def test_a_splitting_async_session(servers: Any) -> None:
+def test_a_splitting_async_session_sends_locks_to_the_writer(servers: Any) -> None:
     async def main() -> None:
         urls = [servers.fresh("sqlite", "aiosqlite") for _ in range(2)]
         for url in urls:
@@ -143,7 +143,7 @@ def test_a_splitting_async_session(servers: Any) -> None:
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 def test_the_session_of_a_block_joins_the_locks_transaction(engine_to: MakeEngine, name: str) -> None:
-    """Whatever the maker's class routes by: what ``held.session`` does is the lock's own transaction."""
+    """However the session class routes: ``held.session`` works in the lock's own transaction."""
     engine = engine_to(name)
     maker = sessionmaker(engine, class_=routing(engine, engine))
     key = unused()

@@ -1,4 +1,4 @@
-"""SQLAlchemy's compiled cache: it is hit, and no two different things ever share an entry."""
+"""SQLAlchemy's compiled cache: it is hit, and no two different operations share an entry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPILED = re.compile(r"^\[(generated in|cached since|no key|caching disabled|di
 
 
 class Compiled(logging.Handler):
-    """What SQLAlchemy says of where each statement's compiled form came from."""
+    """SQLAlchemy's report of whether each statement's compiled form came from the cache."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def compiled() -> Any:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
 def test_fifty_keys_are_fifty_keys(engine_to: MakeEngine, shared: bool) -> None:
-    """What one execution locked is asked of the server, not of what was sent."""
+    """Which key an execution locked is read from the server, not from the statement."""
     engine = engine_to("postgresql15")
     keys = [sl.lock.key(unused()) for _ in range(50)]
     take, attempt = (sl.lock.shared, sl.lock.try_shared) if shared else (sl.lock.exclusive, sl.lock.try_exclusive)
@@ -58,7 +58,7 @@ def test_fifty_keys_are_fifty_keys(engine_to: MakeEngine, shared: bool) -> None:
 def test_fifty_keys_are_fifty_rows(engine_to: MakeEngine, name: str) -> None:
     keys = [sl.lock.key(unused()) for _ in range(50)]
     makes = (sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared)
-    # where a transaction sees what others, and a try's own second connection, have committed since
+    # a level at which a transaction sees commits of others, and of a try's own second connection
     with engine_to(name, isolation_level="READ COMMITTED").begin() as connection:
         before = set(connection.scalars(text("SELECT `key` FROM lock_locked_keys")))
         for n, key in enumerate(keys):
@@ -68,7 +68,7 @@ def test_fifty_keys_are_fifty_rows(engine_to: MakeEngine, name: str) -> None:
 
 
 def by_construct(engine: Engine) -> Engine:
-    """Have each statement executed as a construct, by SQLAlchemy: otherwise it is sent as text that is kept here."""
+    """Make SQLAlchemy execute each statement as a construct: otherwise this library sends text that it has cached."""
     event.listen(engine, "before_execute", lambda *_: None)
     return engine
 
@@ -112,7 +112,7 @@ def test_different_functions_never_share_a_key(engine_to: MakeEngine) -> None:
         for operation in operations():
             connection.execute(operation)
         connection.rollback()
-    statements.remove("SELECT pg_backend_pid()")  # asked once for a connection: whether a pooler is in between
+    statements.remove("SELECT pg_backend_pid()")  # once per connection: the check for a pooler
     cached = [str(entry) for entry in cache_of(engine)]
     assert sorted(cached) == sorted(set(statements))
     assert len(cached) == len(operations())
@@ -130,7 +130,7 @@ def test_texts_are_compiled_once_for_each_function(engine_to: MakeEngine) -> Non
     assert any("lock.try_shared(" in sql for sql in kept)
 
 
-def test_the_cache_of_rows_knows_table_and_options(engine_to: MakeEngine, compiled: list[str]) -> None:
+def test_cached_row_locks_differ_by_table(engine_to: MakeEngine, compiled: list[str]) -> None:
     metadata = MetaData()
     one = Table("cached_one", metadata, Column("id", Integer, primary_key=True), Column("name", String(9)))
     two = Table("cached_two", metadata, Column("id", Integer, primary_key=True), Column("name", String(9)))
@@ -146,7 +146,7 @@ def test_the_cache_of_rows_knows_table_and_options(engine_to: MakeEngine, compil
         assert compiled == ["generated in"] * 2 + ["cached since"] * 4
 
 
-def test_without_a_cache(engine_to: MakeEngine) -> None:
+def test_locks_work_without_a_compiled_cache(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15").execution_options(compiled_cache=None)
     keys = [unused(), unused()]
     with engine.begin() as connection, Session(connection) as session:

@@ -1,4 +1,4 @@
-"""``compile()`` gives the very statement that is executed, or one sentence that says why there is none."""
+"""``compile()`` returns the statement that is executed, or raises a sentence that says why there is none."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def plain(statement: str) -> str:
 
 @pytest.mark.parametrize("operation", MAKE)
 @pytest.mark.parametrize("engine", URLS)
-def test_the_statement(engine: str, operation: str) -> None:
+def test_compile_returns_the_statement_or_a_reason(engine: str, operation: str) -> None:
     wanted = STATEMENTS[engine].get(operation)
     made = MAKE[operation]()
     if wanted is not None:
@@ -179,7 +179,7 @@ def test_compiled_is_what_is_executed(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
     compared = 0
     with engine.connect() as connection:
-        connection.execute(sl.lock.exclusive(unused()))  # what is asked once for an engine is out of the way
+        connection.execute(sl.lock.exclusive(unused()))  # execute the checks that are made once per engine
         for make in MAKE.values():
             operation = make()
             if operation.name == "lock.row":
@@ -190,7 +190,7 @@ def test_compiled_is_what_is_executed(engine_to: MakeEngine, name: str) -> None:
                 continue
             with seen(engine) as statements:
                 connection.execute(operation)
-            # SQLite is asked for its busy timeout before each wait, PostgreSQL once whether a pooler is in between
+            # SQLite's busy timeout is read before each wait; PostgreSQL is checked once for a pooler
             asked = ("PRAGMA", "SELECT pg_backend_pid()")
             assert [line for line in statements if not line.startswith(asked)] == [compiled], operation
             compared += 1

@@ -1,4 +1,4 @@
-"""What an app's events and flush settings see of an operation."""
+"""Operations and an app's events and flush settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Delete, Engine, Insert, Select, event, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, ORMExecuteState, Session, mapped_column
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects.connections import Shown, shown
+from sqlalchemy_locks.dialects.connections import StatementForm, statement_form
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, seen, unused
 
@@ -45,38 +45,41 @@ def test_the_engines_events_see_each_inner_statement(engine_to: MakeEngine, name
     assert constructs
     assert not any(isinstance(construct, sl.Operation) for construct in constructs)
     assert isinstance(constructs[0], {"sqlite": Delete, "mariadb": Insert}.get(name, Select))
-    # what goes to the driver beside them is SQLite's question for its busy timeout
+    # the driver's only other statement reads SQLite's busy timeout
     assert len([line for line in statements if not line.startswith("PRAGMA")]) == len(constructs)
 
 
-#: a listener, or an option that SQLAlchemy implements by one, and how a statement must be executed for it
-LISTENERS: dict[str, tuple[Callable[[Engine], Any], Shown]] = {
-    "connect": (lambda engine: event.listen(engine, "connect", lambda *_: None), Shown.NOT),
-    "begin": (lambda engine: event.listen(engine, "begin", lambda *_: None), Shown.NOT),
-    "engine_connect": (lambda engine: event.listen(engine, "engine_connect", lambda *_: None), Shown.NOT),
-    "do_connect": (lambda engine: event.listen(engine, "do_connect", lambda *_: None), Shown.NOT),
-    "handle_error": (lambda engine: event.listen(engine, "handle_error", lambda *_: None), Shown.NOT),
-    "options": (lambda engine: engine.execution_options(isolation_level="SERIALIZABLE"), Shown.NOT),
-    "before_execute": (lambda engine: event.listen(engine, "before_execute", lambda *_: None), Shown.AS_CONSTRUCT),
-    "after_execute": (lambda engine: event.listen(engine, "after_execute", lambda *_: None), Shown.AS_CONSTRUCT),
-    "cursor": (lambda engine: event.listen(engine, "after_cursor_execute", lambda *_: None), Shown.AS_TEXT),
-    "do_execute": (lambda engine: event.listen(engine, "do_execute", lambda *_: None), Shown.AS_TEXT),
+#: a listener, or an option that SQLAlchemy implements by one, and the form in which statements must be executed for it
+LISTENERS: dict[str, tuple[Callable[[Engine], Any], StatementForm]] = {
+    "connect": (lambda engine: event.listen(engine, "connect", lambda *_: None), StatementForm.DRIVER_CALL),
+    "begin": (lambda engine: event.listen(engine, "begin", lambda *_: None), StatementForm.DRIVER_CALL),
+    "engine_connect": (
+        lambda engine: event.listen(engine, "engine_connect", lambda *_: None),
+        StatementForm.DRIVER_CALL,
+    ),
+    "do_connect": (lambda engine: event.listen(engine, "do_connect", lambda *_: None), StatementForm.DRIVER_CALL),
+    "handle_error": (lambda engine: event.listen(engine, "handle_error", lambda *_: None), StatementForm.DRIVER_CALL),
+    "options": (lambda engine: engine.execution_options(isolation_level="SERIALIZABLE"), StatementForm.DRIVER_CALL),
+    "before_execute": (lambda engine: event.listen(engine, "before_execute", lambda *_: None), StatementForm.CONSTRUCT),
+    "after_execute": (lambda engine: event.listen(engine, "after_execute", lambda *_: None), StatementForm.CONSTRUCT),
+    "cursor": (lambda engine: event.listen(engine, "after_cursor_execute", lambda *_: None), StatementForm.TEXT),
+    "do_execute": (lambda engine: event.listen(engine, "do_execute", lambda *_: None), StatementForm.TEXT),
 }
 
 
 @pytest.mark.parametrize("what", LISTENERS)
-def test_only_listeners_of_statements_cost_the_drivers_own_cursor(engine: Engine, what: str) -> None:
+def test_only_statement_listeners_bypass_the_drivers_cursor(engine: Engine, what: str) -> None:
     listen, expected = LISTENERS[what]
     with (listen(engine) or engine).connect() as connection:
-        assert shown(connection) is expected
+        assert statement_form(connection) is expected
         assert connection.scalar(sl.lock.try_exclusive(unused(), allow_stale=True)) is True
         with connection.begin_nested():
-            assert shown(connection) is max(expected, Shown.AS_TEXT)
+            assert statement_form(connection) is max(expected, StatementForm.TEXT)
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_listeners_see_text_and_parameters(engine_to: MakeEngine, name: str) -> None:
-    """Of a statement that the driver's own cursor would send without them."""
+    """Listeners of a statement that the driver's own cursor would otherwise send without them."""
     engine = engine_to(name)
     mutex, key = sl.Mutex(), unused("mutex")
     with engine.begin() as connection:
@@ -109,7 +112,7 @@ def test_the_sessions_event_sees_the_operation_once(engine: Engine, make: Any) -
     assert state.is_orm_statement
 
 
-def test_the_sessions_event_can_answer_or_give_another(engine: Engine) -> None:
+def test_the_sessions_event_can_replace_the_operation(engine: Engine) -> None:
     asked, key = unused(), unused()
     with Session(engine) as session:
 
@@ -145,7 +148,7 @@ def test_a_row_that_was_just_added_can_be_locked(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("way", ["no_autoflush", "autoflush=False", "option", "option of the call"])
-def test_a_session_is_not_flushed_where_that_is_off(engine: Engine, way: str) -> None:
+def test_a_session_is_not_flushed_without_autoflush(engine: Engine, way: str) -> None:
     operation = sl.lock.exclusive(unused())
     with Session(engine, autoflush=way != "autoflush=False") as session:
         session.add(Note(id=4))
@@ -186,7 +189,7 @@ def test_parameters_are_refused(engine: Engine, parameters: Any) -> None:
         assert statements == []
 
 
-def test_no_parameters_are_none(engine: Engine) -> None:
+def test_empty_parameters_are_accepted(engine: Engine) -> None:
     operation = sl.lock.try_exclusive(unused())
     with engine.connect() as connection, Session(connection) as session:
         for nothing in (None, {}, [{}]):
@@ -194,8 +197,8 @@ def test_no_parameters_are_none(engine: Engine) -> None:
             assert session.execute(operation, nothing).scalar() is True
 
 
-def test_the_session_goes_on_after_it(engine: Engine) -> None:
-    """An operation neither commits, nor rolls back, nor expires what is loaded."""
+def test_the_session_continues_after_an_operation(engine: Engine) -> None:
+    """An operation neither commits, nor rolls back, nor expires loaded objects."""
     with Session(engine) as session:
         session.add(Note(id=6, words="kept"))
         session.flush()

@@ -1,4 +1,4 @@
-"""What is asked wrongly is refused before any SQL, by an exception that says what it is about."""
+"""Bad input is refused before any SQL, by an exception that names it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ NO_IDENTS = {
 def engine(engine_to: MakeEngine) -> Iterator[Engine]:
     engine = engine_to("sqlite")
     with engine.connect():
-        pass  # what SQLAlchemy asks a new connection is out of the way
+        pass  # SQLAlchemy has sent its first queries on the new connection
     with seen(engine) as statements:
         yield engine
     assert statements == []
@@ -132,27 +132,27 @@ def engine(engine_to: MakeEngine) -> Iterator[Engine]:
 
 @pytest.mark.parametrize(("value", "error"), NO_NAMES.values(), ids=NO_NAMES)
 @pytest.mark.parametrize("make", NAMED, ids=lambda make: make.__name__)
-def test_no_name(engine: Engine, make: Any, value: Any, error: type[Exception]) -> None:
+def test_invalid_names_are_refused(engine: Engine, make: Any, value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="a lock's|a key's|the key|lock"), Session(engine) as session:
         session.execute(make(value))
 
 
 @pytest.mark.parametrize(("value", "error"), NO_NAMES.values(), ids=NO_NAMES)
 @pytest.mark.parametrize("method", ["exclusive", "shared"])
-def test_no_name_for_locks(engine: Engine, method: str, value: Any, error: type[Exception]) -> None:
+def test_invalid_names_are_refused_by_locks(engine: Engine, method: str, value: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         getattr(sl.Locks(engine), method)("fine", value)
 
 
 @pytest.mark.parametrize("value", [value for value, _ in NO_NAMES.values() if not isinstance(value, int)])
-def test_no_part_of_a_key(value: Any) -> None:
+def test_invalid_parts_of_a_key_are_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         sl.lock.key("fine", value)
     with pytest.raises(TypeError):
         sl.lock.key("fine", True)
 
 
-def test_no_names_at_all(engine: Engine) -> None:
+def test_calls_without_a_name_are_refused(engine: Engine) -> None:
     locks = sl.Locks(engine)
     for call in (sl.lock.create, sl.lock.key, locks.exclusive, locks.shared):
         with pytest.raises(ValueError, match="at least one"):
@@ -165,7 +165,7 @@ def test_no_names_at_all(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(("value", "error"), NO_DURATIONS.values(), ids=NO_DURATIONS)
-def test_no_duration(engine: Engine, value: Any, error: type[Exception]) -> None:
+def test_invalid_durations_are_refused(engine: Engine, value: Any, error: type[Exception]) -> None:
     locks = sl.Locks(engine)
     with pytest.raises(error, match="timeout"):
         locks.exclusive("a", timeout=value)
@@ -179,13 +179,13 @@ def test_no_duration(engine: Engine, value: Any, error: type[Exception]) -> None
 
 
 @pytest.mark.parametrize(("entity", "ident", "error"), NO_IDENTS.values(), ids=NO_IDENTS)
-def test_no_row(engine: Engine, entity: Any, ident: Any, error: type[Exception]) -> None:
+def test_invalid_rows_are_refused(engine: Engine, entity: Any, ident: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"primary key|lock\.row takes"), Session(engine) as session:
         session.execute(sl.lock.row(entity, ident))
 
 
 @pytest.mark.parametrize("bind", [None, "sqlite://", Engine, Base, 1], ids=str)
-def test_no_engine(bind: Any) -> None:
+def test_invalid_engines_are_refused(bind: Any) -> None:
     for locks in (sl.Locks, sl.AsyncLocks):
         with pytest.raises(TypeError, match="takes an"):
             locks(bind)
@@ -199,7 +199,7 @@ def test_an_engine_of_the_other_kind(engine: Engine) -> None:
 
 
 def test_names_that_are_equal_are_one_lock() -> None:
-    """An enumeration's member of type ``str`` or ``int`` equals its value, in a dictionary and here."""
+    """An enum member that is a ``str`` or ``int`` equals its value, in a dictionary and here."""
     assert sl.lock.key(Word.A) == sl.lock.key("a")
     assert sl.lock.key("a", Count.ONE) == sl.lock.key("a", 1) == sl.lock.key("a", "1")
     assert repr(sl.lock.exclusive(Word.A)) == repr(sl.lock.exclusive("a"))
@@ -207,7 +207,7 @@ def test_names_that_are_equal_are_one_lock() -> None:
 
 @pytest.mark.parametrize("member", [Numbered.ONE, Count.ONE], ids=["Enum", "IntEnum"])
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
-def test_a_numbered_member_is_its_number(engine_to: MakeEngine, name: str, member: Any) -> None:
+def test_an_int_enum_member_is_its_value(engine_to: MakeEngine, name: str, member: Any) -> None:
     with engine_to(name, isolation_level=None if name == "sqlite" else "READ COMMITTED").begin() as connection:
         assert connection.scalar(sl.lock.try_exclusive(member)) is True
         if name == "postgresql15":

@@ -1,4 +1,4 @@
-"""Where the tables are: another schema or prefix, at whatever level it is said; and other execution options."""
+"""Another schema or prefix for the tables, set at every level; and other execution options."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ LEVELS = [
 
 @pytest.fixture(scope="module")
 def elsewhere(servers: Any) -> dict[str, str]:
-    """The URLs of databases in which the locks are at anElsewhere only."""
+    """The URLs of databases in which the locks have another schema or prefix only."""
     urls = {name: servers.fresh(name, PLAIN[name]) for name in ("postgresql15", "mysql", "mariadb", "sqlite")}
     for name, url in urls.items():
         install(url, **({"schema": "Elsewhere"} if name == "postgresql15" else {"prefix": "mine_"}))
@@ -83,7 +83,7 @@ def elsewhere(servers: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_another_schema(elsewhere: dict[str, str], level: Scalar) -> None:
+def test_the_schema_is_an_option_of_every_level(elsewhere: dict[str, str], level: Scalar) -> None:
     with connected(elsewhere["postgresql15"]) as engine, seen(engine) as statements:
         assert level(engine, sl.lock.try_exclusive(unused()), ELSEWHERE) is True
         assert level(engine, sl.lock.create("a"), ELSEWHERE) == 0
@@ -94,7 +94,7 @@ def test_another_schema(elsewhere: dict[str, str], level: Scalar) -> None:
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb", "sqlite"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_another_prefix(elsewhere: dict[str, str], level: Scalar, name: str) -> None:
+def test_the_prefix_is_an_option_of_every_level(elsewhere: dict[str, str], level: Scalar, name: str) -> None:
     with connected(elsewhere[name]) as engine, seen(engine) as statements:
         key = unused()
         assert level(engine, sl.lock.try_exclusive(key), PREFIXED) is True
@@ -114,13 +114,13 @@ def test_every_operation_knows_the_prefix(elsewhere: dict[str, str], name: str) 
             look = text("SELECT `key` FROM mine_locked_keys")
             keys = set(connection.scalars(look))
             assert sl.lock.key(b) not in keys
-            with engine.connect() as other:  # where a key's row was made beside, an older snapshot doesn't show it
+            with engine.connect() as other:  # a row that was inserted on a side connection isn't in an older snapshot
                 assert {sl.lock.key(a), sl.lock.key(c)} <= keys | set(other.scalars(look))
         assert sl.Locks(engine).run(sl.lock.vacuum()) >= 2
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
-def test_the_wrong_place_is_told(elsewhere: dict[str, str], name: str) -> None:
+def test_a_wrong_schema_or_prefix_raises_not_installed(elsewhere: dict[str, str], name: str) -> None:
     for options in ({}, {"locks_prefix": "nowhere_", "schema_translate_map": {"lock": "nowhere"}}):
         with connected(elsewhere[name], execution_options=options) as engine, engine.connect() as connection:
             with pytest.raises(sl.NotInstalled, match="alembic upgrade"):
@@ -128,7 +128,7 @@ def test_the_wrong_place_is_told(elsewhere: dict[str, str], name: str) -> None:
 
 
 def test_places_do_not_mix_on_one_engine(servers: Any) -> None:
-    """Turn by turn on one engine and its compiled cache, each execution goes where it was told to."""
+    """Alternately, on one engine and its compiled cache, each execution uses its own schema or prefix."""
     url = servers.fresh("postgresql15", "psycopg")
     for schema in ("lock", "second", "third"):
         install(url, schema=schema)
@@ -160,7 +160,7 @@ def test_prefixes_do_not_mix_on_one_engine(servers: Any, name: str) -> None:
 
 
 def test_other_options_reach_the_statement(engine_to: MakeEngine) -> None:
-    """Such as a comment that an app's event adds for those of its statements that carry a tag."""
+    """Such as an option by which an app's event adds a comment to statements."""
     from sqlalchemy import event
 
     engine = engine_to("postgresql15")

@@ -1,4 +1,4 @@
-"""What SQLAlchemy keeps private and this library uses: each name still exists, and means what is relied on."""
+"""The private names of SQLAlchemy that this library uses: each still exists and has the expected meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy.sql.base import CompileState
 from sqlalchemy.util.queue import Empty
 
 import sqlalchemy_locks
-from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect, give_back, on_driver_error
+from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect, on_driver_error, return_to_pool
 
 PACKAGE = pathlib.Path(sqlalchemy_locks.__file__).parent
 #: of a Connection, an Engine, a Dialect or a pool, and the only module that uses it
@@ -143,7 +143,7 @@ def test_committed_connection_needs_no_rollback(committed: bool) -> None:
     connection = connect(engine)
     with connection.begin():
         connection.execute(text("SELECT 1"))
-    give_back(connection, committed=committed)
+    return_to_pool(connection, committed=committed)
     pool: Any = engine.pool
     assert (known_reset, connection.closed, pool.checkedout()) == ([committed], True, 0)
     with engine.connect() as again:

@@ -1,4 +1,4 @@
-"""An operation is a value: a Session, a Connection and Locks get the same result, as often as they execute it."""
+"""An operation is a value: a Session, a Connection and Locks get the same result, however often they execute it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_same_operation_twice_is_two_executions(engine_to: MakeEngine, name:
     engine = engine_to(name)
     operation = sl.lock.exclusive(unused())
     with engine.begin() as connection:
-        connection.execute(operation)  # what is asked once for an engine is out of the way
+        connection.execute(operation)  # execute the checks that are made once per engine
     counts = []
     for _ in range(2):
         with engine.begin() as connection, seen(engine) as statements:
@@ -76,7 +76,7 @@ def test_each_way_of_their_async_twins(servers: Any, name: str, driver: str) -> 
     asyncio.run(main())
 
 
-def test_streams(servers: Any) -> None:
+def test_an_operation_can_be_streamed(servers: Any) -> None:
     async def main() -> None:
         async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
             async with AsyncSession(engine) as session:
@@ -86,13 +86,13 @@ def test_streams(servers: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_scoped_session_and_a_sessionmaker(engine_to: MakeEngine) -> None:
+def test_a_scoped_session_executes_operations(engine_to: MakeEngine) -> None:
     scoped = scoped_session(sessionmaker(engine_to("sqlite")))
     assert scoped.scalar(sl.lock.try_exclusive("a")) is True
     scoped.remove()
 
 
-def test_a_savepoint_gives_back_what_it_took(engine_to: MakeEngine) -> None:
+def test_a_rolled_back_savepoint_releases_its_locks(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     before, inside = unused(), unused()
     with engine.begin() as holder, engine.begin() as other:
@@ -105,7 +105,7 @@ def test_a_savepoint_gives_back_what_it_took(engine_to: MakeEngine) -> None:
         assert other.scalar(sl.lock.try_exclusive(before)) is False
 
 
-def test_what_it_looks_like() -> None:
+def test_repr_shows_name_and_values() -> None:
     operation = sl.lock.exclusive("a")
     assert repr(operation) == str(operation) == "<lock.exclusive(lock_key=-3848465438864589366)>"
     assert operation.name == "lock.exclusive"
@@ -114,7 +114,7 @@ def test_what_it_looks_like() -> None:
 
 
 def test_an_operation_has_no_truth_of_its_own() -> None:
-    """``if sl.lock.try_exclusive("a"):`` executes nothing, and must not pass for a yes."""
+    """``if sl.lock.try_exclusive("a"):`` executes nothing, so it must raise and not be true."""
     with pytest.raises(TypeError):
         bool(sl.lock.try_exclusive("a"))
 

@@ -55,7 +55,7 @@ def test_nothing_is_left_of_it(engine_to: MakeEngine, name: str, driver: str) ->
 
 
 @databases
-def test_what_lasts_is_allowed(engine_to: MakeEngine, name: str, driver: str) -> None:
+def test_permanent_operations_are_allowed(engine_to: MakeEngine, name: str, driver: str) -> None:
     with engine_to(name, driver, isolation_level="AUTOCOMMIT").connect() as connection:
         assert connection.scalar(sl.lock.create(unused())) >= 0
         if name in ("mysql", "mariadb"):
@@ -68,7 +68,7 @@ def test_what_lasts_is_allowed(engine_to: MakeEngine, name: str, driver: str) ->
 
 @databases
 def test_locks_of_an_engine_in_autocommit(engine_to: MakeEngine, name: str, driver: str) -> None:
-    """They open a transaction all the same, and leave the connection as it was."""
+    """They open a transaction nevertheless, and leave the connection as it was."""
     engine = engine_to(name, driver, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
     other = engine_to(name)
     locks, key = sl.Locks(engine), unused()
@@ -86,7 +86,7 @@ def test_locks_of_an_engine_in_autocommit(engine_to: MakeEngine, name: str, driv
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC.values(), ids=ASYNC)
-def test_async(servers: Any, name: str, driver: str) -> None:
+def test_async_locks_are_refused(servers: Any, name: str, driver: str) -> None:
     async def main() -> None:
         key = unused()
         async with async_connected(installed(servers, name, driver), isolation_level="AUTOCOMMIT") as engine:

@@ -1,4 +1,4 @@
-"""PostgreSQL's advisory locks are had in turn: readers that keep coming don't starve a writer."""
+"""PostgreSQL grants advisory locks in FIFO order: a stream of readers doesn't starve a writer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ READERS = 4
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_writer_gets_in_while_readers_keep_coming(
-    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
-) -> None:
+def test_readers_do_not_starve_a_writer(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
     engine, key = engine_to(name), unused()
     changed = threading.Condition()
     done = threading.Event()
     entered = [0]
 
     def reader() -> int:
-        """Share the key over and over, if possible never leaving before the next one has come in."""
+        """Share the key repeatedly, if possible releasing it only after the next reader has acquired it."""
         count = 0
         while not done.is_set():
             with engine.begin() as connection:
@@ -51,16 +49,14 @@ def test_a_writer_gets_in_while_readers_keep_coming(
         watch(name).until_waiting(writing)
     try:
         before = writing.result(PATIENCE)
-        until(lambda: entered[0] > before + READERS)  # and readers after it
+        until(lambda: entered[0] > before + READERS)  # and readers that came after it
     finally:
         done.set()
     assert all(reader.result(PATIENCE) for reader in readers)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_comes_after_a_waiting_writer_waits_behind_it(
-    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
-) -> None:
+def test_readers_queue_behind_a_waiting_writer(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
     engine, key, watched = engine_to(name), unused(), watch(name)
     order: list[str] = []
 
@@ -76,7 +72,7 @@ def test_who_comes_after_a_waiting_writer_waits_behind_it(
         reading = later(take, "reader", sl.lock.shared(key))
         watched.until_waiting(reading, besides=1)
         with engine.connect() as other:
-            assert other.scalar(sl.lock.try_shared(key)) is False  # nor does a try overtake
+            assert other.scalar(sl.lock.try_shared(key)) is False  # a try doesn't overtake it either
     writing.result(PATIENCE)
     reading.result(PATIENCE)
     assert order == ["writer", "reader"]

@@ -1,4 +1,4 @@
-"""PostgreSQL and YugabyteDB: what is refused, and what the functions and the view tell psql."""
+"""PostgreSQL and YugabyteDB: what is refused, and what psql gets from the functions and the view."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ level = pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 @databases
 @acquire
 @level
-def test_a_snapshot_that_is_older_than_the_lock(
+def test_a_snapshot_older_than_the_lock_is_refused(
     engine_to: MakeEngine, name: str, driver: str, make: Any, level: str
 ) -> None:
     engine = engine_to(name, driver, isolation_level=level)
@@ -43,7 +43,7 @@ def test_allow_stale_takes_it_all_the_same(engine_to: MakeEngine, name: str, mak
     with engine_to(name, isolation_level=level).connect() as connection:
         assert connection.scalar(make(key, allow_stale=True)) is (True if "try" in make.__name__ else None)
         connection.rollback()
-        # a key that is in the table already, where there is a table
+        # a key that already has a row, where there is a table
         connection.execute(make(key, allow_stale=True).execution_options(locks_wait=5))
         with engine_to(name).connect() as other:
             assert other.scalar(sl.lock.try_exclusive(key)) is False
@@ -51,7 +51,7 @@ def test_allow_stale_takes_it_all_the_same(engine_to: MakeEngine, name: str, mak
 
 @pytest.mark.parametrize("name", NAMES)
 @level
-def test_what_reads_nothing_under_a_lock_goes_at_any_level(engine_to: MakeEngine, name: str, level: str) -> None:
+def test_create_and_unlock_work_at_every_level(engine_to: MakeEngine, name: str, level: str) -> None:
     with engine_to(name, isolation_level=level).connect() as connection:
         connection.execute(sl.lock.create(unused()))
         connection.execute(sl.lock.unlock(unused()))
@@ -92,7 +92,7 @@ EVERY = {
 
 @databases
 @pytest.mark.parametrize("operation", EVERY)
-def test_a_read_only_transaction(engine_to: MakeEngine, name: str, driver: str, operation: str) -> None:
+def test_a_read_only_transaction_is_refused(engine_to: MakeEngine, name: str, driver: str, operation: str) -> None:
     engine = engine_to(name, driver)
     PAGE.create(engine, checkfirst=True)
     made = EVERY[operation](unused())

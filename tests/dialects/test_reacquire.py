@@ -12,7 +12,7 @@ import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import EVERYWHERE, PATIENCE, Watch, later, unused
 
-NAMES = [name for name in EVERYWHERE if name != "sqlite"]  # which has one lock, of the whole database
+NAMES = [name for name in EVERYWHERE if name != "sqlite"]  # SQLite has one lock, of the whole database
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 AGAIN: list[Any] = [sl.lock.try_shared, sl.lock.try_exclusive, sl.lock.shared, sl.lock.exclusive]
 
@@ -23,7 +23,7 @@ brand_new = pytest.mark.parametrize("brand_new", [True, False], ids=["brand-new"
 
 def opened(engine_to: MakeEngine, name: str, level: str) -> tuple[Connection, Connection, Connection]:
     engine = engine_to(name, isolation_level=level)
-    # closed in the opposite order: the holder first, for whom the waiter waits when an assertion has failed
+    # closed in the opposite order: the holder first, since the waiter still waits for it after a failed assertion
     return engine.connect(), engine.connect(), engine.connect()
 
 
@@ -31,7 +31,7 @@ def opened(engine_to: MakeEngine, name: str, level: str) -> tuple[Connection, Co
 @level
 @brand_new
 @pytest.mark.parametrize("waits", [sl.lock.shared, sl.lock.exclusive], ids=lambda make: make.__name__)
-def test_what_is_held_alone(
+def test_an_exclusive_key_is_acquired_again_past_waiters(
     engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, level: str, brand_new: bool, waits: Any
 ) -> None:
     key = unused()
@@ -55,7 +55,7 @@ def test_what_is_held_alone(
 
 @engines
 def test_a_try_does_not_get_past_a_waiter(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
-    """Nor is another key of the holder's, of this transaction's own before, or of one that is rolled back to."""
+    """It doesn't help to hold another key, or to have held this one before, or inside a savepoint that was rolled back."""
     key, other = unused(), unused()
     third, waiter, holder = opened(engine_to, name, "READ COMMITTED")
     with third, waiter, holder:
@@ -77,7 +77,7 @@ def test_a_try_does_not_get_past_a_waiter(engine_to: MakeEngine, watch: Callable
 def test_the_lock_of_a_session_is_shared_by_its_transaction(
     engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
 ) -> None:
-    """The session's own lock ends before the transaction; what was shared under it is held until the end."""
+    """The session lock ends before the transaction; the lock shared under it is held until the end."""
     key = unused()
     third, waiter, holder = opened(engine_to, name, "READ COMMITTED")
     with third, waiter, holder:
@@ -95,8 +95,10 @@ def test_the_lock_of_a_session_is_shared_by_its_transaction(
 
 @engines
 @level
-def test_what_is_shared(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, level: str) -> None:
-    """Shared again it is. To hold it alone is more than that, and up to the server, but for that it doesn't wait."""
+def test_a_shared_key_is_shared_again_past_waiters(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, level: str
+) -> None:
+    """Sharing it again succeeds. A try for an exclusive lock may fail, but doesn't wait."""
     key = unused()
     third, waiter, holder = opened(engine_to, name, level)
     with third, waiter, holder:

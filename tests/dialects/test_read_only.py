@@ -22,7 +22,7 @@ BEGINS = {
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql15-table", "postgresql18", "yugabytedb"])
 @pytest.mark.parametrize("make", ACQUIRE, ids=lambda make: make.__name__)
-def test_with_functions(engine_to: MakeEngine, name: str, make: Any) -> None:
+def test_functions_refuse_a_read_only_transaction(engine_to: MakeEngine, name: str, make: Any) -> None:
     with engine_to(name).connect() as connection:
         connection.execute(sl.lock.create(known := unused()))
         connection.commit()
@@ -37,7 +37,9 @@ def test_with_functions(engine_to: MakeEngine, name: str, make: Any) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("begin", BEGINS.values(), ids=BEGINS)
 @pytest.mark.parametrize("make", ACQUIRE, ids=lambda make: make.__name__)
-def test_with_rows(engine_to: MakeEngine, name: str, level: str, begin: str, make: Any) -> None:
+def test_row_locks_refuse_a_read_only_transaction(
+    engine_to: MakeEngine, name: str, level: str, begin: str, make: Any
+) -> None:
     engine = engine_to(name, isolation_level=level)
     with engine.begin() as connection:
         connection.execute(sl.lock.create(known := unused()))

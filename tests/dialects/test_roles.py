@@ -1,4 +1,4 @@
-"""A role that was given what ``grant_to`` gives, and no more, uses every operation."""
+"""A role that has only the privileges of ``grant_to`` can use every operation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def urls() -> Urls:
 
 
 def of_a_role(servers: Any, urls: Urls, name: str) -> URL:
-    """The URL by which a plain role reaches a database whose locks another role has installed."""
+    """The URL of an unprivileged role to a database whose locks another role has installed."""
     if name not in urls:
         engine, _, locking = name.partition("-")
         administrator = servers.fresh(engine, EVERYWHERE[name])
@@ -111,7 +111,7 @@ def test_locks_of_a_connection(engine: Engine) -> None:
 
 
 @at_each_level
-def test_a_row_of_the_apps_own(urls: Urls, engine: Engine, request: pytest.FixtureRequest) -> None:
+def test_a_role_can_lock_rows_of_the_app(urls: Urls, engine: Engine, request: pytest.FixtureRequest) -> None:
     role, administrator = urls[request.node.callspec.params["engine"][0]]
     table = Table("owned", MetaData(), Column("id", Integer, primary_key=True), mysql_engine="InnoDB")
     with connected(administrator) as by, by.begin() as connection:

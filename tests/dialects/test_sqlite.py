@@ -1,4 +1,4 @@
-"""SQLite: the one write lock, and the transactions that can never have it."""
+"""SQLite: the one write lock, and the transactions that can never acquire it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def make(path: Path) -> Iterator[Make]:
-    """Engines to it; ``deferred=True`` begins transactions as SQLAlchemy's documentation tells one to."""
+    """Engines for it; ``deferred=True`` begins transactions as SQLAlchemy's documentation recommends."""
     made: list[Engine] = []
 
     def engine(*, deferred: bool = False, timeout: float = PATIENCE, **options: Any) -> Engine:
@@ -80,8 +80,8 @@ def write(connection: Any) -> None:
 
 
 @waits
-def test_a_reader_after_somebody_has_written(make: Make, wait: Any) -> None:
-    """Its snapshot is old for ever, however long it waits."""
+def test_a_reader_must_roll_back_after_a_write(make: Make, wait: Any) -> None:
+    """Its snapshot stays old, however long it waits."""
     with make(deferred=True).connect() as reader, make().connect() as writer:
         read(reader)
         write(writer)
@@ -96,7 +96,7 @@ def test_a_reader_after_somebody_has_written(make: Make, wait: Any) -> None:
 
 
 @waits
-def test_a_reader_while_somebody_writes(make: Make, wait: Any) -> None:
+def test_a_reader_must_roll_back_during_a_write(make: Make, wait: Any) -> None:
     with make(deferred=True).connect() as reader, make().connect() as writer:
         read(reader)
         writer.execute(sl.lock.exclusive("b"))
@@ -106,7 +106,7 @@ def test_a_reader_while_somebody_writes(make: Make, wait: Any) -> None:
 
 
 @waits
-def test_a_reader_that_nobody_is_in_the_way_of(make: Make, wait: Any) -> None:
+def test_a_reader_becomes_the_writer_without_contention(make: Make, wait: Any) -> None:
     with make(deferred=True).connect() as reader:
         assert read(reader) == 0
         reader.execute(wait())
@@ -115,7 +115,7 @@ def test_a_reader_that_nobody_is_in_the_way_of(make: Make, wait: Any) -> None:
 
 @waits
 def test_not_free_in_time(make: Make, wait: Any) -> None:
-    """Who hasn't read before waits, and is told that it wasn't free in time."""
+    """A transaction that hasn't read before waits, and gets LockTimeout."""
     operation = wait().execution_options(locks_wait=0.05)
     for deferred in (False, True):
         with make(deferred=deferred, timeout=0.05).connect() as waiter, make().connect() as holder:
@@ -130,7 +130,7 @@ def test_not_free_in_time(make: Make, wait: Any) -> None:
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_who_waits_has_it_when_the_holder_is_done(make: Make, deferred: bool) -> None:
+def test_a_waiter_acquires_when_the_holder_commits(make: Make, deferred: bool) -> None:
     with make(deferred=deferred).connect() as waiter, make().connect() as holder:
         write(holder)
         waiting = later(waiter.execute, sl.lock.exclusive("a"))
@@ -142,7 +142,7 @@ def test_who_waits_has_it_when_the_holder_is_done(make: Make, deferred: bool) ->
 
 
 @pytest.mark.parametrize("make_try", [sl.lock.try_exclusive, sl.lock.try_shared])
-def test_a_try_of_a_reader_is_an_answer(make: Make, make_try: Any) -> None:
+def test_a_try_of_a_reader_returns_false_during_a_write(make: Make, make_try: Any) -> None:
     with make(deferred=True).connect() as reader, make().connect() as writer:
         read(reader)
         write(writer)
@@ -158,7 +158,7 @@ def test_begin_immediate_is_the_cure(make: Make, wait: Any) -> None:
     with engine.connect() as reader, make().connect() as writer:
         read(reader)
         writing = later(write, writer)
-        reader.execute(wait())  # it is the writer since its beginning
+        reader.execute(wait())  # it has been the writer since it began
         reader.commit()
         writing.result(PATIENCE)
         writer.commit()
@@ -188,8 +188,8 @@ def test_begin_immediate_with_sessions_and_async(make: Make, path: Path) -> None
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05])
-def test_locks_wait_as_long_as_they_are_told_with_begin_immediate(make: Make, timeout: float) -> None:
-    """And not as long as the driver would at BEGIN."""
+def test_locks_wait_for_their_timeout_with_begin_immediate(make: Make, timeout: float) -> None:
+    """And not for as long as the driver would wait at BEGIN."""
     engine = make(timeout=2 * PATIENCE)
     sl.sqlite.begin_immediate(engine)
     with make().connect() as holder:
@@ -197,7 +197,7 @@ def test_locks_wait_as_long_as_they_are_told_with_begin_immediate(make: Make, ti
 
         def enter() -> None:
             with sl.Locks(engine).exclusive("a", timeout=timeout):
-                raise AssertionError("somebody else holds it")
+                raise AssertionError("another connection holds it")
 
         with pytest.raises(sl.LockTimeout):
             later(enter).result(PATIENCE)
@@ -213,7 +213,7 @@ EVERY = [*WAITS, lambda: sl.lock.try_exclusive("a"), lambda: sl.lock.try_shared(
 
 
 @pytest.mark.parametrize("number", range(len(EVERY)))
-def test_a_file_or_connection_that_only_reads(make: Make, path: Path, number: int) -> None:
+def test_a_read_only_file_or_connection_is_refused(make: Make, path: Path, number: int) -> None:
     query_only = make()
     event.listen(query_only, "connect", lambda connection, record: connection.execute("PRAGMA query_only = 1"))
     read_only = create_engine(f"sqlite:///file:{path}?mode=ro&uri=true")
@@ -227,7 +227,7 @@ def test_a_file_or_connection_that_only_reads(make: Make, path: Path, number: in
         engine.dispose()
 
 
-def test_a_memory_of_its_own(make: Make) -> None:
+def test_a_database_in_memory_has_no_tables(make: Make) -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection, pytest.raises(sl.NotInstalled):
         connection.execute(sl.lock.exclusive("a"))

@@ -1,4 +1,4 @@
-"""SQLite: a COMMIT waits for whoever reads, and says so when that takes too long; without a second try of its own."""
+"""SQLite: a COMMIT waits for readers, raises LockTimeout when that takes too long, and isn't retried."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine(file: str) -> Iterator[Engine]:
 
 
 class Reader:
-    """Whoever is in the middle of a SELECT, as a process is that was stopped there."""
+    """A reader in the middle of a SELECT, as a process that was stopped there."""
 
     def __init__(self, file: str) -> None:
         self._file = sqlite3.connect(file, check_same_thread=False)
@@ -48,7 +48,7 @@ class Reader:
 
 
 def commits(engine: Engine) -> list[None]:
-    """Notes each COMMIT that is tried."""
+    """Records each attempted COMMIT."""
     tried: list[None] = []
     event.listen(engine, "commit", lambda connection: tried.append(None))
     return tried
@@ -108,7 +108,7 @@ def test_it_is_refused_once_and_nothing_is_done(
 
 
 @pytest.mark.parametrize("options", [{}, {"pool_reset_on_return": None}])
-def test_nothing_stays_open(file: str, options: dict[str, Any]) -> None:
+def test_a_refused_commit_leaves_no_open_transaction(file: str, options: dict[str, Any]) -> None:
     with connected(f"sqlite:///{file}?timeout=0.1", **options) as engine, connected(f"sqlite:///{file}") as other:
         locks = sl.Locks(engine)
         with Reader(file), pytest.raises(sl.LockTimeout, match=REFUSED):
@@ -117,7 +117,7 @@ def test_nothing_stays_open(file: str, options: dict[str, Any]) -> None:
 
 
 def test_room_is_waited_for_as_long_as_asked(file: str) -> None:
-    """Whatever the app lets SQLite wait."""
+    """Whatever busy timeout the app has set."""
     with connected(f"sqlite:///{file}?timeout={PATIENCE}") as engine:
         locks = sl.Locks(engine)
         locks.run(sl.semaphore.create("room", capacity=1))
@@ -146,7 +146,7 @@ def test_in_wal_mode_a_reader_is_in_nobodys_way(engine: Engine, file: str) -> No
         assert sl.Locks(engine).mutex.acquire("task")
 
 
-def test_async(file: str) -> None:
+def test_async_commits_are_tried_once(file: str) -> None:
     async def main() -> None:
         async with async_connected(f"sqlite+aiosqlite:///{file}?timeout=0.1") as engine:
             locks = sl.AsyncLocks(engine)

@@ -1,6 +1,6 @@
-"""SQLite's write lock: how long it is waited for, by whom, and what a wait must not leave behind.
+"""SQLite's write lock: how long waiters wait, which ones wait, and what a wait must not leave behind.
 
-An engine stands for a process here: two engines have nothing in common in memory.
+Here an engine simulates a process: two engines share nothing in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Party:
         self.inside, self.out = threading.Event(), threading.Event()
 
     def take(self, entered: Callable[[Party], object]) -> None:
-        """Take it, call ``entered``, and keep it until ``out`` is set."""
+        """Acquire it, call ``entered``, and hold it until ``out`` is set."""
         match self.way:
             case "locks" | "shared":
                 with self.locks.shared("k") if self.way == "shared" else self.locks.exclusive("k"):
@@ -131,7 +131,7 @@ def test_a_wait_ends_in_time(url: str) -> None:
 
 @pytest.mark.parametrize("journal", ["delete", "wal"])
 def test_a_connection_with_an_unfinished_select_is_refused(url: str, journal: str) -> None:
-    """The holder's COMMIT waits until its rows are fetched; to wait for the holder would be a deadlock."""
+    """The holder's COMMIT waits until these rows are fetched, so waiting for the holder would deadlock."""
     with connected(url) as engine, engine.connect() as connection:
         connection.exec_driver_sql(f"PRAGMA journal_mode = {journal}")
     holder, waits = Party(url, "locks"), {"locks_wait": PATIENCE}
@@ -169,7 +169,7 @@ def test_readers_dont_wait_for_writers(url: str, what: str) -> None:
     until(holder.inside.is_set, unless=held)
     waiting = later(waiter.take, lambda party: None)
     until(lambda: waiting_writers(holder.engine) == 1, unless=waiting)
-    # neither of them leaves before this is answered
+    # neither of them releases before this has returned
     with connected(url, connect_args={"timeout": PATIENCE}) as engine:
         sl.Locks(engine).run(READS[what]())
         with Session(engine) as session:
@@ -185,7 +185,7 @@ def test_readers_dont_wait_for_writers(url: str, what: str) -> None:
 @pytest.mark.parametrize("listener", ["the app's", "ours"])
 @pytest.mark.parametrize("what", ["exclusive", "try_exclusive", "mutex", "capture"])
 def test_a_transaction_that_waited_at_begin_is_one(url: str, what: str, listener: str) -> None:
-    """The event of the app waits, once, and not the statement that begins the transaction."""
+    """The app's event listener waits, once; the statement that begins the transaction doesn't."""
     with connected(url) as engine, engine.begin() as connection:
         connection.execute(text("CREATE TABLE written (id INTEGER PRIMARY KEY)"))
         connection.execute(sl.Queue().put({"to": "somebody"}))
@@ -230,7 +230,7 @@ def test_a_transaction_that_waited_at_begin_is_one(url: str, what: str, listener
 
 
 def test_an_autocommit_write_admits_no_new_readers(url: str) -> None:
-    """Overlapping readers would otherwise starve it."""
+    """Otherwise overlapping readers would starve it."""
     at = url.removeprefix("sqlite:///")
     reader = sqlite3.connect(at, isolation_level=None)
     rows = reader.execute("SELECT 1 FROM lock_semaphore UNION ALL SELECT 2")

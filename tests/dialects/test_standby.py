@@ -1,4 +1,4 @@
-"""A hot standby grants advisory locks without effect on the primary: every operation is refused there."""
+"""A hot standby grants advisory locks that have no effect on the primary: every operation is refused there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def engine(url: str) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("operation", EVERY)
-def test_every_operation(engine: Engine, operation: str) -> None:
+def test_every_operation_is_refused(engine: Engine, operation: str) -> None:
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT pg_is_in_recovery()")) is True
         for _ in range(2):
@@ -57,18 +57,18 @@ def test_every_operation(engine: Engine, operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", ["exclusive", "try_shared", "create", "vacuum", "session_exclusive"])
-def test_in_autocommit_too(url: str, operation: str) -> None:
+def test_every_operation_is_refused_in_autocommit(url: str, operation: str) -> None:
     with connected(url, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
         with pytest.raises(sl.Unsupported):
             connection.execute(EVERY[operation](unused()))
 
 
-def test_a_hint_of_what_to_do(engine: Engine) -> None:
+def test_the_error_says_what_to_do(engine: Engine) -> None:
     with engine.connect() as connection, pytest.raises(sl.NotWritable, match="connect to the primary"):
         connection.execute(sl.lock.exclusive("a"))
 
 
-def test_locks(engine: Engine) -> None:
+def test_locks_are_refused(engine: Engine) -> None:
     locks = sl.Locks(engine)
     for timeout in (None, 0, 5):
         for method in (locks.exclusive, locks.shared):
@@ -79,7 +79,7 @@ def test_locks(engine: Engine) -> None:
             locks.run(operation)
 
 
-def test_async_locks(standby: PostgreSQL) -> None:
+def test_async_locks_are_refused(standby: PostgreSQL) -> None:
     async def main() -> None:
         async with async_connected(standby.url("asyncpg", DATABASES["native"])) as engine:
             locks = sl.AsyncLocks(engine)
@@ -92,6 +92,6 @@ def test_async_locks(standby: PostgreSQL) -> None:
     asyncio.run(main())
 
 
-def test_the_key_of_a_name_is_no_lock(engine: Engine) -> None:
+def test_lock_key_works_on_a_standby(engine: Engine) -> None:
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT lock.key('a')")) == sl.lock.key("a")

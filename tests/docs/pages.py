@@ -1,4 +1,4 @@
-"""The pages of the documentation, as the tests read them: fenced blocks, and the comment before each."""
+"""The pages of the documentation, parsed into fenced blocks and the comment before each."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _order, _document, _import = shown.Order, shown.document, shown.Import
 _own = sl.Mutex(_import, id=_import.name, acquired=_import.locked)
 _write = shown.update(_document).where(_document.c.id == 1).values(body="text")
 
-#: as a caller writes them; the functions are called with the names above
+#: operations as a caller writes them; functions are called with the names above
 OPERATIONS: dict[str, dict[str, Any]] = {
     "Locks": {
         'lock.exclusive("a")': lambda: sl.lock.exclusive("a"),
@@ -122,7 +122,7 @@ OPERATIONS: dict[str, dict[str, Any]] = {
 
 
 def prepare(url: str) -> Engine:
-    """Return an engine to a database that has the rows which the operations are about."""
+    """Return an engine for a database with the rows that the operations use."""
     install(url)
     style = {"paramstyle": "named"} if url.startswith("sqlite") else {}
     level = {} if url.startswith("sqlite") else {"isolation_level": "READ COMMITTED"}
@@ -153,7 +153,7 @@ def statements(engine: Engine, make: Any) -> str:
     def saw(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         seen.append(statement)
 
-    for _ in range(2):  # the second time, what is done once per engine is out of the way
+    for _ in range(2):  # the second time, without the statements that are executed once per engine
         seen.clear()
         with engine.connect() as connection:
             event.listen(engine, "before_cursor_execute", saw)

@@ -26,18 +26,18 @@ from tests.conftest import Servers, install
 from tests.docs import apps, docstrings
 from tests.redis.conftest import started_or_skipped
 
-#: what is done with what it gives is no method of somebody's class
+#: classes that aren't exported, whose methods need examples as well
 OTHERS = [Held, LostEvent, AsyncLostEvent, LockEvents, Mutexes]
-#: sessions tell who holds what, and have locks of their own, on a server only
+#: only servers list holders by session, and have session locks
 ON_A_SERVER = {"lock.holders", "lock.session_exclusive", "lock.session_unlock", "KeyHolder", "KeyWaiter", "explain"}
 ON_A_SERVER |= {"Explanation"}
-#: what the two floors of the façades tell each other, and what a listener's class shows all at once
-INTERNAL = {"Held.adopt", "Held.lose", "LostEvent.close", "LostEvent.prove", "LostEvent.set"}
+#: methods that the façades use internally, and those that the example of a listener's class covers
+INTERNAL = {"Held.bind_session", "Held.mark_lost", "LostEvent.close", "LostEvent.confirm", "LostEvent.set"}
 REDIS = {"redis.Mutex": Mutex, "redis.Timeout": Timeout, "redis.StateTransition": StateTransition}
 
 
 def methods(name: str, cls: type[Any]) -> Iterator[tuple[str, Any]]:
-    """The methods that are this library's own."""
+    """The methods that this library defines."""
     for attribute in dir(cls):
         made = inspect.getattr_static(cls, attribute)
         function = getattr(made, "__func__", made)
@@ -102,9 +102,9 @@ SHOWN = [name for name, told in DOCS.items() if ">>>" in told]
 def test_public_name_has_an_example(name: str) -> None:
     told = DOCS[name]
     assert told
-    # a method of the asynchronous side, or of an app's locks, refers to its twin, which has one
+    # a method of the async side, or of an app's locks, refers to its counterpart, which has an example
     twin = (name.startswith("Async") and told.startswith("As ")) or told.startswith(("See :meth:`", "As :meth:`"))
-    # what the parts of a value are, the value's own example shows
+    # the example of a value's class shows its attributes
     assert ">>>" in told or twin or isinstance(PUBLIC[name], (property, cached_property)), name
 
 

@@ -105,6 +105,6 @@ def test_the_shipped_revisions(app: Path) -> None:
     (app / "upgraded.py").write_text(f"from app import create_app\napp = create_app()\n{in_python.text}")
     said = sh(f'{commands.text}flask db revision -m "mine"\npython upgraded.py\nflask db current', app)
     assert record(app) == [(step, "revisions") for step in STEPS]
-    # "what has changed" had no changes, and the other one isn't in the folder of the library
+    # "what has changed" was empty, and the other revision isn't in the library's folder
     assert revisions(app) == ["invoices", "mine"]
     assert said.count("(head)") == 2

@@ -86,7 +86,7 @@ def apps_answer(module: Any) -> None:
         transport = httpx.ASGITransport(app=module.app)
         async with module.app.router.lifespan_context(module.app):
             async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
-                # maintenance, which begins with the app, has the file's write lock now and then
+                # maintenance, which starts with the app, sometimes holds the file's write lock
                 while (response := await client.post("/invoices/42/charge")).status_code == 423:
                     await asyncio.sleep(0.1)
         await module.app_engine.dispose()

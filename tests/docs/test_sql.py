@@ -39,13 +39,13 @@ def plain(statement: str) -> str:
     statement = re.sub(r"^--.*$", "", statement, flags=re.M)
     statement = re.sub(r"%\((\w+)\)s", r":\1", statement)
     statement = re.sub(r"(:\w+)::[A-Z]+\b", r"\1", statement)
-    # SQLAlchemy 2.1 compares with 1 what 2.0 takes for the condition that it is
+    # SQLAlchemy 2.1 compares a boolean with 1, where 2.0 uses it as the condition
     statement = re.sub(r"('READ-UNCOMMITTED'\)|read_only = 0) = 1\b", r"\1", statement)
     return re.sub(r"\s+", " ", statement).strip().removesuffix(";").strip()
 
 
 def spelt_out(statement: str, parameters: Any) -> str:
-    """Return a statement with the values of parameters that are not the caller's, which have no name."""
+    """Return a statement with the values of unnamed parameters, which aren't the caller's."""
     for name, value in dict(parameters).items():
         if re.search(r"_\d+$", name):
             literal = str(value).lower() if isinstance(value, bool) else repr(value)
@@ -75,7 +75,7 @@ def test_shown_sql_is_executed_sql(block: Block, words: list[str], servers: Serv
     name, operation, state, *options = words
     engine = create_engine(servers.installed(name, PLAIN[name]), isolation_level="READ COMMITTED")
     key = next(_numbers)
-    # so that what is executed once for an engine is out of the way, as is, for a known key, its insert
+    # executes the statements that are executed once per engine, and inserts the key's row
     with engine.begin() as connection:
         connection.execute(shown(operation, key if state == "known" else next(_numbers)))
     made = shown(operation, key).execution_options(**{"locks_wait": 5} if "wait" in options else {})

@@ -30,7 +30,7 @@ def test_shown_sql_is_executed_sql(block: Block, servers: Servers) -> None:
 
 
 def waiting(name: str, servers: Servers) -> list[str]:
-    """Return the statements from the beginning of a turn, each once."""
+    """Return the statements from the beginning of an attempt, each once."""
     url = servers.fresh(name, PLAIN[name])
     install(url)
     holder, waiter = create_engine(url), create_engine(url)

@@ -1,4 +1,4 @@
-"""docs/sql.md shows what is executed now."""
+"""docs/sql.md shows the statements that are executed."""
 
 from __future__ import annotations
 

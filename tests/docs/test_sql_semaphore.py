@@ -64,7 +64,7 @@ def test_psql_examples_run(servers: Servers) -> None:
     with engine.connect() as connection:
         granted = connection.exec_driver_sql(acquire).mappings().one()
         assert (granted["acquired"], granted["semaphores"]) == (True, ["backup-slots", "network"])
-        # the same names in another order are the same request, and what would be none is refused
+        # the same names in another order are the same request, and an empty request is refused
         again = connection.exec_driver_sql(
             acquire.replace("backup-slots,network", "network,backup-slots").replace("1,2", "2,1")
         )

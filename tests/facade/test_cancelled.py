@@ -22,7 +22,7 @@ from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, PATIENCE, Watch, async_connected, installed, unused
 
 SERVERS_ASYNC = [which for which in ASYNC if not which.startswith("sqlite")]
-#: what waits in the database until a key, or a row, is free
+#: operations that wait in the database until a key or a row is free
 Wait = Callable[[sl.AsyncLocks, str], Awaitable[Any]]
 
 
@@ -58,8 +58,8 @@ BLOCKS: dict[str, Wait] = {
 
 
 async def by_cancel(task: asyncio.Task[Any], rounds: Callable[[], int] = lambda: 0) -> None:
-    # again, since asyncmy connects within asyncio.wait_for, which before Python 3.12 may lose a cancellation: where
-    # the task goes on with its rounds, or after a while
+    # repeatedly: asyncmy connects within asyncio.wait_for, which may lose a cancellation before Python 3.12. Then the
+    # task continues with its rounds, and is cancelled in one of them
     while not task.done():
         task.cancel()
         told = rounds()
@@ -71,10 +71,10 @@ async def by_cancel(task: asyncio.Task[Any], rounds: Callable[[], int] = lambda:
 
 
 async def became(true: Callable[[], Any]) -> None:
-    """Wait until something is true, by the server's account; a hang is what the limit is for."""
+    """Wait until the server's tables show that a condition is true; the limit is for a hang."""
     async with _limit():
         while not await asyncio.to_thread(true):
-            await asyncio.sleep(0.13)  # InnoDB refreshes its account so often
+            await asyncio.sleep(0.13)  # InnoDB refreshes its table of transactions only this often
 
 
 @asynccontextmanager
@@ -106,12 +106,12 @@ def test_cancelled_wait_for_a_key(servers: Any, watch: Callable[[str], Watch], w
             locks, holder = sl.AsyncLocks(engine), sl.AsyncLocks(other)
             await holder.run(sl.lock.create(key))
             async with holder.exclusive(key):
-                await became(lambda: server.waiting() == 0)  # the test before may have left a waiter
+                await became(lambda: server.waiting() == 0)  # the previous test may have left a waiter
                 task = asyncio.create_task(BLOCKS[how](locks, key))
                 await became(lambda: server.waiting() > 0)
                 await by_cancel(task)
                 assert held_by_whom(engine) == 0
-                # the server may go on waiting for a client that is gone, for as long as it has not noticed
+                # the server may keep waiting for a disconnected client until it notices the disconnection
             async with _limit():
                 async with locks.exclusive(key):
                     pass
@@ -125,7 +125,7 @@ def test_cancelled_wait_for_a_key(servers: Any, watch: Callable[[str], Watch], w
 
 @pytest.mark.parametrize("which", SERVERS_ASYNC)
 def test_cancelled_wait_for_a_row(servers: Any, watch: Callable[[str], Watch], which: str) -> None:
-    """What is cancelled is a statement through the driver's own cursor."""
+    """The cancelled statement is executed through the driver's own cursor."""
     name, driver = ASYNC[which]
     server = watch(name)
 
@@ -150,7 +150,7 @@ def test_cancelled_wait_for_a_row(servers: Any, watch: Callable[[str], Watch], w
 
 
 def test_cancelled_statement_of_sqlite(servers: Any) -> None:
-    """Its driver takes no other one through a connection that is invalidated, and says so."""
+    """The driver refuses a second statement on a connection that is invalidated, with its own error."""
     entered, goes_on = threading.Event(), threading.Event()
 
     def executing(statement: str) -> None:
@@ -202,8 +202,8 @@ def test_cancelled_wait_in_the_local_queue(servers: Any, watch: Callable[[str], 
                 tasks = [asyncio.create_task(wait(number)) for number in range(5)]
                 await became(lambda: server.waiting() > 0)
                 assert held_by_whom(engine) == 1
-                await by_cancel(tasks[2])  # in the middle of the line
-                await by_cancel(tasks[0])  # at its head, on the connection
+                await by_cancel(tasks[2])  # in the middle of the queue
+                await by_cancel(tasks[0])  # at the head of the queue, on the connection
                 await became(lambda: held_by_whom(engine) == 1)
             async with _limit():
                 await asyncio.gather(*(tasks[number] for number in (1, 3, 4)))
@@ -242,7 +242,7 @@ def test_task_cancelled_inside_a_block(servers: Any, which: str) -> None:
 
 @pytest.mark.parametrize("which", ASYNC)
 def test_cancelled_at_every_await(servers: Any, which: str) -> None:
-    """A task that takes locks all the time is cancelled after so many steps of the loop, from one to many."""
+    """A task that acquires locks in a loop is cancelled after each number of steps of the event loop."""
     name, driver = ASYNC[which]
 
     async def main() -> None:
@@ -348,7 +348,7 @@ INTERRUPTED = """
 def test_keyboard_interrupt_during_a_wait(
     engine_to: MakeEngine, watch: Callable[[str], Watch], servers: Any, name: str, driver: str
 ) -> None:
-    """psycopg2 hears of it when its wait is over: it waits in C, in libpq."""
+    """psycopg2 raises the interrupt after its wait: it waits in C, in libpq."""
     key, server = unused(), watch(name)
     holder = sl.Locks(engine_to(name))
     holder.run(sl.lock.create(key))
@@ -385,7 +385,7 @@ def test_keyboard_interrupt_during_a_wait(
 def test_statement_cancelled_inside_a_block_loses_the_lock(
     servers: Any, watch: Callable[[str], Watch], engine_to: MakeEngine, which: str
 ) -> None:
-    """The driver ends its connection, or the statement and so the transaction: a ``finally`` runs without the lock."""
+    """The driver closes its connection, or aborts the statement and with it the transaction: ``finally`` has no lock."""
     name, driver = ASYNC[which]
     key, waited_for, watched = unused(), unused(), watch(name)
     lost: list[bool] = []
@@ -400,7 +400,7 @@ def test_statement_cancelled_inside_a_block_loses_the_lock(
                 await held.session.execute(sl.lock.exclusive(waited_for))
             finally:
                 lost.append(held.lost)
-                if name.startswith("postgresql"):  # the others learn of it when their wait is over
+                if name.startswith("postgresql"):  # the others raise it when their wait is over
                     await asyncio.create_task(take(other))
 
     async def main(holder: Any) -> None:
@@ -446,7 +446,7 @@ def test_cancelled_call_leaves_no_setting_behind(servers: Any, level: str) -> No
 
             for call in (hold, lease):
                 for steps in range(1, 20):
-                    await locks.mutex.release("cancelled early")  # there is a connection in the pool
+                    await locks.mutex.release("cancelled early")  # the pool has a connection
                     task: asyncio.Task[Any] = asyncio.ensure_future(call())
                     for _ in range(steps):
                         await asyncio.sleep(0)

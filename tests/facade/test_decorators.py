@@ -1,4 +1,4 @@
-"""Blocks and scheduled as decorators: one block for each call, of functions that are done when the call returns."""
+"""Blocks and ``scheduled`` as decorators: a block for each call, of functions that finish when the call returns."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_once_a_period(engine_to: MakeEngine, name: str) -> None:
         done.append(to)
         return to
 
-    assert done == []  # nothing was asked when it was decorated
+    assert done == []  # decorating sends no statement
     assert report("ann") == "ann"
     assert report("ben") is None
     assert done == ["ann"]

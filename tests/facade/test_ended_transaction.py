@@ -1,4 +1,4 @@
-"""A transaction that is ended inside its block, in SQL: nothing that follows is done without the lock."""
+"""A transaction that SQL in its block ends: nothing that follows is executed without the lock."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.fixtures.parties import ASYNC, ENGINES, async_connected, installed, u
 
 SYNC = [*(f"{name}/{driver}" for name, driver in ENGINES.items()), "postgresql15/psycopg2", "yugabytedb/psycopg2"]
 INNODB = [which for which in SYNC if which.startswith(("mysql", "mariadb"))]
-#: what the end of a block says of the work that was done in it
+#: what the end of a block reports about the work inside it
 SAID = "was ended inside its block: what was done before is committed or rolled back"
 NOTHING = "nothing that was done in it is committed"
 
 
 @pytest.fixture
 def noting(engine_to: MakeEngine) -> Iterator[Callable[..., Engine]]:
-    """Engines with an empty table of what was written."""
+    """Engines with an empty table that records the writes."""
     made: list[Engine] = []
 
     def make(which: str) -> Engine:
@@ -86,7 +86,7 @@ def test_statement_that_ends_the_transaction(
             with pytest.raises(sl.LockLost, match=SAID):
                 held.check()
         elif asked == "statement":
-            # a driver begins another transaction by itself, and at its end all would seem well
+            # the driver begins another transaction by itself, whose COMMIT would succeed
             with pytest.raises(sl.LockLost, match=SAID):
                 held.session.execute(write(2))
             assert held.lost
@@ -122,7 +122,7 @@ def test_statement_with_an_implicit_commit(noting: Any, which: str, statement: s
 @pytest.mark.parametrize("which", INNODB)
 @pytest.mark.parametrize("nested", [False, True])
 def test_failing_statement_with_an_implicit_commit(noting: Any, which: str, nested: bool) -> None:
-    """What the server says of an error doesn't tell what has become of the transaction."""
+    """The server's error doesn't tell whether the transaction was rolled back."""
     engine, key = noting(which), unused()
     with losing(sl.Locks(engine), key, SAID) as held:
         held.session.execute(write(1))
@@ -143,7 +143,7 @@ def test_failing_statement_with_an_implicit_commit(noting: Any, which: str, nest
 )
 @pytest.mark.parametrize("asked", [True, False], ids=["check", "end"])
 def test_transaction_replaced_by_another(noting: Any, which: str, statement: str, asked: bool) -> None:
-    """No driver sees it, nor a commit after the rows of an answer; the mark that was left in the first one tells."""
+    """No driver reports it, nor a COMMIT after a result's rows; the marker left in the first transaction does."""
     engine, key = noting(which), unused()
     with losing(sl.Locks(engine), key, SAID) as held:
         held.session.execute(write(1))

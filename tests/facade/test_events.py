@@ -77,7 +77,7 @@ def test_lost_is_emitted_once(engine_to: MakeEngine, watch: Callable[[str], Watc
 
 
 def test_events_of_retries(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
-    """A connection that died while its key was waited for."""
+    """The connection dies while it waits for the key."""
     engine, key, server = engine_to("postgresql15"), unused(), watch("postgresql15")
     locks = sl.Locks(engine)
     events = listened(locks)

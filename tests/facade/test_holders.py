@@ -65,7 +65,7 @@ def test_holders_and_waiters(engine_to: MakeEngine, watch: Callable[[str], Watch
         (then,) = one.waiting
         assert (then.mode, then.session) == ("exclusive", watch(name).backend(waiter))
         assert then.waits_for == (one.session,)
-        # both clocks are this machine's; MariaDB's account has whole seconds
+        # both clocks are this machine's; MariaDB's table has whole seconds
         for since in (one.since, then.since):
             assert since is not None
             assert since.tzinfo is timezone.utc
@@ -97,7 +97,9 @@ def test_uncontended_key_is_listed(engine_to: MakeEngine, name: str) -> None:
         assert [(holder.mode, holder.waiting) for holder in holders_of(engine, key)] == [("shared", ())] * 2
         other.rollback()
         one.execute(sl.lock.exclusive(key))
-        assert [holder.mode for holder in holders_of(engine, key)] == ["exclusive"]  # once, though it has it both ways
+        assert [holder.mode for holder in holders_of(engine, key)] == [
+            "exclusive"
+        ]  # listed once, although it holds the key in both modes
         one.rollback()
         assert holders_of(engine, key) == []
 
@@ -200,7 +202,7 @@ def test_bad_names_are_refused(name: Any) -> None:
 
 
 def test_translated_schema(engine_to: MakeEngine, servers: Any) -> None:
-    """The view of what is held is asked under the schema that it was moved to."""
+    """The view of held keys is read from the schema that it was moved to."""
     url = servers.fresh("postgresql15", "psycopg")
     install(url, schema="mine")
     with connected(url, execution_options={"schema_translate_map": {"lock": "mine"}}) as engine:

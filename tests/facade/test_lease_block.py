@@ -1,4 +1,4 @@
-"""``locks.semaphore`` and ``locks.lease``: what a block holds, tells, and gives back."""
+"""``locks.semaphore`` and ``locks.lease``: what a block holds, emits and releases."""
 
 from __future__ import annotations
 
@@ -133,10 +133,10 @@ def test_wait_that_would_deadlock_is_refused(name: str, engine_to: MakeEngine) -
                 locks.semaphore(sem).__enter__()
         with pytest.raises(sl.ReentryError, match="holds 2 of 3 permits"):
             locks.semaphore(sem, count=2).__enter__()
-        # another thread may wait: what it waits for is given back by this one
+        # another thread may wait, since this one releases what it waits for
         waiting = later(in_a_block, locks, sem, 3)
         until(lambda: in_memory(engine, sem), unless=waiting)
-        # behind that one, this one would wait for itself, too
+        # queued behind that thread, this one would deadlock as well
         with pytest.raises(sl.ReentryError, match="holds 2 of 3 permits"):
             locks.semaphore(sem, count=2).__enter__()
     assert waiting.result(PATIENCE) > 0
@@ -163,7 +163,7 @@ def test_lost_block_raises_and_writes_nothing(
                 expire(connection, grant)
             next_one = others.acquire({lease: 1}, ttl=3600, timeout=0)
             assert locks.run(sl.fenced(write("the next one's"), DOCUMENT.c.fence, next_one.fence[lease])) is True
-            # the first one doesn't know yet, and is refused
+            # the first one isn't notified yet, and its release is refused
             with pytest.raises(sl.LockLost):
                 locks.run(sl.guarded(write("too late"), grant))
             with pytest.raises(sl.StaleToken):
@@ -288,7 +288,7 @@ def test_async_block(servers: Any, place: str) -> None:
 
 
 def test_several_blocks_at_a_time(engine_to: MakeEngine) -> None:
-    """Threads that hold one after another, and none without holding."""
+    """The threads hold the lease one after another, and none runs without it."""
     engine = engine_to("postgresql15")
     lease, inside, seen = unused("lease"), [], []
     locks = sl.Locks(engine)
@@ -307,7 +307,7 @@ def test_several_blocks_at_a_time(engine_to: MakeEngine) -> None:
 
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_resumed_request_keeps_its_ttl(name: str, engine_to: MakeEngine) -> None:
-    """The server counts with the ttl that it was granted with, and so must whoever holds it."""
+    """The server uses the ttl of the first grant, and so must every holder."""
     engine, job = engine_to(name), unused("job")
     sem = made(engine, 1)
     locks = sl.Locks(engine)
@@ -336,7 +336,7 @@ def test_request_without_ttl_is_refused(name: str, engine_to: MakeEngine) -> Non
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_external_id_enters_one_block_at_a_time(name: str, engine_to: MakeEngine) -> None:
-    """Else whoever leaves first gives back what the other one believes to hold."""
+    """Otherwise the first block to end would release the permits that the other block relies on."""
     engine, job = engine_to(name), unused("job")
     sem = made(engine, 1)
     locks = sl.Locks(engine)
@@ -364,7 +364,7 @@ def test_lease_counts_permits_from_before_resize(name: str, engine_to: MakeEngin
 @pytest.mark.parametrize("place", ["postgresql15/asyncpg", "sqlite/aiosqlite"])
 @pytest.mark.parametrize("kind", ["lease", "exclusive"])
 def test_task_from_inside_ended_block_can_enter(place: str, kind: str, servers: Any) -> None:
-    """A task that began inside a block has that block in its context; and ids of tasks come again."""
+    """A task started inside a block inherits the block's context, and task ids are reused."""
 
     async def use(engine: AsyncEngine) -> None:
         locks, name = sl.AsyncLocks(engine), unused("lease")
@@ -418,7 +418,7 @@ def test_copy_of_lease_is_the_grant(engine_to: MakeEngine) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_late_reply_is_renewed_before_entering(name: str, engine_to: MakeEngine) -> None:
-    """The answer to the acquire comes when its time has run out by the server's clock."""
+    """The reply to the acquire arrives after the lease has expired by the server's clock."""
     engine, sem = engine_to(name), made(engine_to(name), 1)
     locks = sl.Locks(engine)
     for over in (False, True):

@@ -1,7 +1,7 @@
-"""The engine is disposed of while a lease of it is being renewed: the renewal's connection is closed, too.
+"""The engine is disposed of while one of its leases is being renewed: the renewal's connection is closed, too.
 
-Who has ended its block, and then ends its engine, waits for no renewal. Left in the old pool, the connection would stay
-open until the collector finds it.
+The end of a block, and then of the engine, doesn't wait for a renewal. Left in the old pool, the connection would stay
+open until the garbage collector finds it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.util import greenlet_spawn
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects.connections import unattended
+from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, clock
 from tests.facade.test_lease_loss import due
 from tests.fixtures.engines import MakeEngine
@@ -27,7 +27,7 @@ from tests.fixtures.semaphores import ENGINES, place, unused
 
 @contextlib.contextmanager
 def busy(engine: Engine, request: str | None) -> Iterator[Any]:
-    """Nobody can renew the request inside, until what this gives is called."""
+    """Block renewals of the request, until the yielded function is called."""
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -80,7 +80,7 @@ def test_renewal_task_leaves_no_connection(case: str, servers: Any, engine_to: M
 
 
 def test_closed_lease_is_not_renewed() -> None:
-    """Its engine may have been disposed of already: nobody would close what is opened now."""
+    """The engine may have been disposed of already, and a connection opened now would never be closed."""
     asked: list[int] = []
     renewed = RenewableLease("a lease", LostEvent(3600, clock()), clock(), lambda: not asked.append(1))
     renewed.closed = True
@@ -90,14 +90,14 @@ def test_closed_lease_is_not_renewed() -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_fork_closes_no_connection_of_parent(name: str, engine_to: MakeEngine) -> None:
-    """It disposes of the engine as SQLAlchemy tells forks to, and leaves the work by an exception."""
+    """The fork disposes of the engine as SQLAlchemy documents, and leaves the block with an exception."""
     engine = engine_to(name)
     engine.connect().close()
     closed: list[int] = []
     event.listen(engine, "close", lambda connection, record: closed.append(1))
     left, child = 2, 0
     try:
-        with unattended(engine):
+        with disposing_replaced_pool(engine):
             child = os.fork()
             if not child:
                 engine.dispose(close=False)

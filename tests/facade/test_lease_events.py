@@ -1,4 +1,4 @@
-"""What listeners are told of semaphores and leases, who a timeout tells of, and blocks that decorate."""
+"""Events of semaphores and leases, the holders that a timeout names, and blocks as decorators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A holder that is cut off, stopped or forked: it knows, or it is refused; never two that may write."""
+"""A holder that is disconnected, stopped or forked: it knows of the loss, or is refused; never do two write."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Holder:
 
     @contextlib.contextmanager
     def stopped(self, *, between_looks: bool = False) -> Iterator[None]:
-        """Whoever waits can be stopped where it looks at nothing."""
+        """Stop the process; with ``between_looks``, a waiter stops itself between two checks."""
         self._process.send_signal(signal.SIGUSR1 if between_looks else signal.SIGSTOP)
         try:
             until(lambda: os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG))
@@ -79,17 +79,17 @@ class Holder:
 
 
 def free(engine: Engine, lease: str) -> None:
-    """Whoever asks has it; and nothing is left for the sweeps of other tests."""
+    """The name can be acquired again, and nothing is left for the sweeps of other tests."""
     locks = sl.Locks(engine)
     assert locks.release(locks.acquire({lease: 1}, ttl=3600, timeout=PATIENCE)) is sl.Released.RELEASED
 
 
 def due(locks: sl.Locks) -> None:
-    """Have the one lease that is held renewed at once."""
+    """Renew the only held lease immediately."""
     renewals = locks._semaphores.renewals()
     for renewed in list(renewals._leases):
         renewed.due = 0
-        renewals.add(renewed)  # which wakes whoever renews
+        renewals.add(renewed)  # which wakes the renewal thread
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mariadb"])
@@ -100,7 +100,7 @@ def test_process_stopped_past_ttl_knows_immediately(
     document(engine)
     with Holder(installed(servers, name), lease, 2) as holder:
         with holder.stopped():
-            # its time runs out, by the server's clock, and somebody else has it
+            # it expires by the server's clock, and another client acquires it
             next_one = sl.Locks(engine).acquire({lease: 1}, ttl=3600, timeout=PATIENCE)
             assert sl.Locks(engine).run(sl.guarded(write("the next one's"), next_one)) is True
             holder.tell("lost")
@@ -133,7 +133,7 @@ def test_fork_is_not_the_holder(servers: Any, engine_to: MakeEngine) -> None:
     engine, lease = engine_to("postgresql15"), unused("lease")
     with Holder(installed(servers, "postgresql15"), lease, 3600) as holder:
         assert holder.asked("fork") == "lost True, its own False"
-        # what it left in the fork, it holds still
+        # it still holds what the fork left
         assert [holder.asked(word) for word in ("lost", "check")] == ["False", "held"]
         with pytest.raises(sl.LockTimeout):
             sl.Locks(engine).acquire({lease: 1}, timeout=0)
@@ -142,7 +142,7 @@ def test_fork_is_not_the_holder(servers: Any, engine_to: MakeEngine) -> None:
 
 @sync
 def test_cut_connection_loses_no_lease(servers: Any, name: str, driver: str) -> None:
-    """Unlike a lock of a transaction: the next connection renews it."""
+    """Unlike a transaction's lock, it survives its connection: the next connection renews it."""
     lease = unused("lease")
     with through_a_proxy(servers, name, driver, pool_size=2) as (engine, proxy):
         locks = sl.Locks(engine)
@@ -173,7 +173,7 @@ def test_unreachable_server_loses_lease(servers: Any, name: str, driver: str) ->
             raise KeyError("the user's own")
         until(lambda: not renewers())
     with connected(installed(servers, name)) as plain:
-        # its time runs out, and nobody has to give it back
+        # it expires, and no client has to release it
         with plain.begin() as connection:
             expire(connection, grant)
         free(plain, lease)
@@ -195,7 +195,7 @@ def test_server_restart_loses_no_lease() -> None:
 
 
 def test_expired_lease_is_never_renewed(engine_to: MakeEngine) -> None:
-    """Renewing is an UPDATE of what is held: it takes nothing back from who has it now."""
+    """A renewal updates only a held request: it takes nothing from the new holder."""
     engine, lease = engine_to("postgresql15"), unused("lease")
     locks = sl.Locks(engine)
     with pytest.raises(sl.LockLost, match="its time had run out, or it was released or swept"):
@@ -215,7 +215,7 @@ def test_cancellation_together_with_loss_is_raised() -> None:
         told = AsyncLostEvent(lost)
         waiting = asyncio.create_task(told.wait(600))
         await asyncio.sleep(0)
-        lost.set("somebody swept it")
+        lost.set("another client swept it")
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -231,7 +231,7 @@ def test_loss_set_in_another_thread_wakes_task() -> None:
         told = AsyncLostEvent(lost)
         waiting = asyncio.create_task(told.wait(PATIENCE))
         await asyncio.sleep(0)
-        await asyncio.to_thread(lost.set, "somebody swept it")
+        await asyncio.to_thread(lost.set, "another client swept it")
         assert await waiting
 
     asyncio.run(main())
@@ -239,11 +239,11 @@ def test_loss_set_in_another_thread_wakes_task() -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_collected_block_is_not_renewed(name: str, engine_to: MakeEngine) -> None:
-    """An exception from outside, between the entering and the first line: its thread is renewed for ever, else."""
+    """An exception raised between ``__enter__`` and the first line of the block must not leave it renewed forever."""
     engine, lease = engine_to(name), unused("lease")
     locks = sl.Locks(engine)
     ident = locks.lease(lease, ttl=3600).__enter__().external_id
-    # again and again: the thread that renews may have it in its hands
+    # repeatedly: the renewal thread may hold a reference
     until(lambda: gc.collect() >= 0 and len(locks._semaphores.renewals()._leases) == 0)
     with engine.begin() as connection:
         expire(connection, ident)

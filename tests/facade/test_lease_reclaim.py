@@ -1,4 +1,4 @@
-"""reclaim: an id whose holder died is granted anew when its time is over, to one of those who ask, and never before."""
+"""reclaim: the id of a dead holder is granted again to one caller, after the ttl has expired and never before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fixtures.semaphores import expire_in, held, made, place
 
 
 def died(locks: sl.Locks, name: str, ident: str) -> sl.Grant:
-    """What a process had that renews it no more, an hour before its time is over."""
+    """The grant of a process that no longer renews it, an hour before it expires."""
     return locks.acquire({name: 1}, external_id=ident, ttl=3600)
 
 
@@ -42,7 +42,7 @@ def test_expired_id_is_granted_again(name: str, swept: bool, engine_to: MakeEngi
         assert grant.fence[room] > dead.fence[room]
         grant.check()
         assert held(engine, room) == 1
-        # the dead one comes back: nothing of what it does is about the new request
+        # the dead holder resumes: none of its calls affects the new request
         assert locks.release(dead) is sl.Released.UNKNOWN
         assert locks.renew(dead) is False
         write = update(table("lock_nothing", column("id"))).values(id=1)
@@ -63,7 +63,7 @@ def test_released_id_is_not_reclaimed(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     locks, room, ident = sl.Locks(engine), made(engine, 1), unused("request")
     locks.release(died(locks, room, ident))
-    endless = unused("request")  # without a time to live it never runs out
+    endless = unused("request")  # without a time to live it never expires
     locks.release(locks.acquire({room: 1}, external_id=endless))
     for one in (ident, endless):
         with pytest.raises(sl.RequestOver) as over:
@@ -84,7 +84,7 @@ def test_reclaimed_id_may_have_other_permits(name: str, engine_to: MakeEngine) -
 
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_one_of_concurrent_reclaims_enters(name: str, engine_to: MakeEngine) -> None:
-    """Each on an engine of its own, as another process would be; there is room for all of them."""
+    """Each waiter has an engine of its own, as another process would; the capacity suffices for all of them."""
     engine = engine_to(name)
     locks, room = sl.Locks(engine), made(engine, 4)
     parties = [sl.Locks(engine_to(name)) for _ in range(4)]
@@ -99,7 +99,7 @@ def test_one_of_concurrent_reclaims_enters(name: str, engine_to: MakeEngine) -> 
             ready.wait()
             try:
                 with again(mine, room, ident):
-                    decided.wait()  # whoever is in stays until all know
+                    decided.wait()  # a holder stays until every waiter has its result
                     return "worked"
             except sl.RequestHeld:
                 decided.wait()
@@ -114,7 +114,7 @@ def test_one_of_concurrent_reclaims_enters(name: str, engine_to: MakeEngine) -> 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
 def test_reclaim_waits_for_guarded_write(name: str, engine_to: MakeEngine) -> None:
-    """Whatever the server's own limit is: the dead one may be stopped in the middle of a guarded write."""
+    """Whatever the server's own limit is: the dead holder may have been stopped in a guarded write."""
     engine = engine_to(name)
     if name != "postgresql15":
         engine = engine_to(name, connect_args={"init_command": f"SET innodb_lock_wait_timeout={PATIENCE}"})
@@ -135,7 +135,7 @@ def test_reclaim_waits_for_guarded_write(name: str, engine_to: MakeEngine) -> No
 
 
 def test_reclaim_requires_resume_false(engine_to: MakeEngine) -> None:
-    """Else the one who is granted what was reclaimed, and who resumes that, would both work."""
+    """Otherwise a caller that reclaimed the request and one that resumes it would both work."""
     engine = engine_to("sqlite")
     sent: list[int] = []
 
@@ -150,7 +150,7 @@ def test_reclaim_requires_resume_false(engine_to: MakeEngine) -> None:
 
 
 def test_late_exit_of_reclaimed_block_is_a_loss(engine_to: MakeEngine) -> None:
-    """Its time had run out before its release, and it was told so: whoever asks again is let in."""
+    """It had expired before its release, and the release reported that: the next caller is granted the id."""
     engine = engine_to("postgresql15")
     locks, room, ident = sl.Locks(engine), made(engine, 1), unused("request")
     dead = died(locks, room, ident)

@@ -1,4 +1,4 @@
-"""``maintain``: what is due is done, by one of a fleet."""
+"""``maintain``: a task that is due is run by one of many processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fixtures.semaphores import ENGINES, despite_deadlocks, expire, held, 
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, servers: Servers) -> Any:
-    """A database of its own: what is due is due once in a database."""
+    """A database of its own: a task is due once per database."""
     driver = PLAIN[request.param]
     url = servers.fresh(request.param, driver)
     install(url)
@@ -64,18 +64,18 @@ def test_each_task_runs_once_in_a_fleet(engine: Engine) -> None:
 
 def test_failing_task_does_not_stop_others(engine: Engine) -> None:
     def down(owners: list[str]) -> list[str]:
-        raise RuntimeError("nobody knows who is alive")
+        raise RuntimeError("the owners can't be checked")
 
     locks = sl.Locks(engine)
     locks.acquire({made(engine, 1): 1})
-    with pytest.raises(RuntimeError, match="nobody knows"):
+    with pytest.raises(RuntimeError, match="can't be checked"):
         locks.maintain(alive=down)
     assert locks.maintain().done == {}
 
 
-@pytest.mark.parametrize("error", [RuntimeError("nobody knows who is alive"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [RuntimeError("the owners can't be checked"), KeyboardInterrupt()])
 def test_failed_task_is_due_again_soon(engine: Engine, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at once: a fleet would ask what is down again and again. And not after the whole of its period."""
+    """Not immediately, when many processes would query a server that is down; and not only after its whole period."""
 
     def down(owners: list[str]) -> list[str]:
         raise error
@@ -93,7 +93,7 @@ def test_failed_task_is_due_again_soon(engine: Engine, error: BaseException, mon
 
 
 def test_late_failure_keeps_next_period(engine: Engine) -> None:
-    """Whose task takes longer than its period, and fails then."""
+    """A process whose task takes longer than its period, and then fails."""
 
     def late(owners: list[str]) -> list[str]:
         due_again(engine)
@@ -111,7 +111,7 @@ def test_late_failure_keeps_next_period(engine: Engine) -> None:
 
 
 def later_by(engine: Engine, seconds: int) -> None:
-    """Have it be so many seconds later, for what is due: what was done has been done so much longer ago."""
+    """Move the last run of each task into the past, so that tasks are due as if these seconds had passed."""
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - :by"), {"by": seconds})
 
@@ -126,17 +126,17 @@ def test_background_thread(engine: Engine, caplog: pytest.LogCaptureFixture) -> 
         nonlocal calls
         calls += 1
         if calls == 1:
-            raise RuntimeError("nobody knows who is alive")
+            raise RuntimeError("the owners can't be checked")
         return []
 
     def told(beginning: str) -> bool:
         return any(record.getMessage().startswith(beginning) for record in caplog.records)
 
     with caplog.at_level(logging.INFO, "sqlalchemy_locks"), locks.maintenance(alive=alive, every=0.01):
-        until(lambda: told("a round of maintenance failed"))  # the turn has been given back
+        until(lambda: told("a round of maintenance failed"))  # the task is due again
         due_again(engine)
         until(lambda: held(engine, sem) == 0)
-    # others' requests may be swept with it
+    # requests of other tests may be swept as well
     assert told("maintenance: orphans ")
 
 

@@ -1,4 +1,4 @@
-"""Blocks that are misused: inside them the keys are held, or reported as lost, all the same."""
+"""Misused blocks: inside them, the keys are either held or reported as lost."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_two_tasks_with_one_lease(servers: Any) -> None:
     asyncio.run(main())
 
 
-# what a decorated function gives
+# the result of a decorated function
 
 
 class Generator:
@@ -325,7 +325,7 @@ def test_async_session_with_explicit_begin(noting: Callable[..., Engine], server
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_session_is_unusable_after_the_block(noting: Callable[..., Engine], name: str) -> None:
-    """What runs after the block (a stream, a thread) would run without the lock."""
+    """Code that runs after the block (a stream, a thread) would run without the lock."""
     engine = noting(name)
     with sl.Locks(engine).exclusive(unused()) as held:
         held.session.add(Note(id=1))
@@ -358,7 +358,7 @@ def test_check_releases_no_savepoint(noting: Callable[..., Engine], name: str) -
     assert notes(engine) == [(1,)]
 
 
-# listeners of SQLAlchemy's
+# SQLAlchemy's listeners
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])

@@ -1,4 +1,4 @@
-"""A pool that has no connection left: what ``timeout=`` promises includes the wait for one."""
+"""An exhausted pool: ``timeout=`` includes the wait for a connection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.fixtures.parties import (
     unused,
 )
 
-#: one connection, and a limit of the pool's own that is never what ends a wait here
+#: one connection, and a ``pool_timeout`` so long that it never ends a wait here
 ONE: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE}
 WITHIN = "no connection was free in the pool within the timeout: all 1 are in use"
 
@@ -146,7 +146,7 @@ def test_timeout_overrides_the_pool_timeout(name: str, engine_to: MakeEngine) ->
 
 
 def test_threads_wait_for_a_connection_within_the_timeout(engine: Engine) -> None:
-    """A pool that had room when it was asked may have none a moment later."""
+    """A pool that had a free connection when it was checked may have none a moment later."""
     locks = sl.Locks(engine)
 
     def tries() -> int:
@@ -194,11 +194,11 @@ def test_async_checkout_timeout(place: str, servers: Any) -> None:
 
 
 class Own(QueuePool):
-    """A class of an app's own, which works as SQLAlchemy's."""
+    """A pool class of an app, which behaves as SQLAlchemy's does."""
 
 
 class Chosen(QueuePool):
-    """One that has its own way to choose a connection, and so its own limit."""
+    """A pool class that chooses connections, and so limits the wait, itself."""
 
     def _do_get(self) -> Any:
         return super()._do_get()
@@ -230,7 +230,7 @@ def test_pool_with_its_own_checkout(engine_to: MakeEngine) -> None:
 
 
 def test_checkout_listener_that_reports_a_dead_connection(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
-    """As those do that ask the server when a connection is checked out: another takes its place, without a warning."""
+    """As with listeners that ping the server at checkout: another connection replaces it, without a warning."""
     watched = watch("postgresql15")
     engine = engine_to("postgresql15", **ONE)
     with engine.connect() as connection:
@@ -255,7 +255,7 @@ def test_pool_without_a_limit(engine_to: MakeEngine) -> None:
 
 
 def test_checkout_with_a_timeout_fires_pool_events(engine_to: MakeEngine) -> None:
-    """Events, options and the pool's own accounts are those of ``engine.connect()``."""
+    """Events, options and the pool's counters are those of ``engine.connect()``."""
     engine = engine_to("postgresql15", **ONE, pool_pre_ping=True, execution_options={"mine": 1})
     heard: list[str] = []
     for what in ("connect", "checkout", "checkin", "invalidate"):
@@ -282,7 +282,7 @@ def test_unreachable_server_raises_sqlalchemys_error(engine_to: MakeEngine) -> N
     engine = engine_to("postgresql15", **ONE)
     away = engine.url.set(port=1)
     with connected(away.render_as_string(hide_password=False), **ONE) as unreachable:
-        for _ in range(3):  # and it counts for nothing
+        for _ in range(3):  # and the pool doesn't count it
             with pytest.raises(exc.OperationalError):
                 sl.Locks(unreachable).exclusive(unused(), timeout=5).__enter__()
         assert out(unreachable) == 0

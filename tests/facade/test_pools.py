@@ -41,7 +41,7 @@ async def a_hundred(engine: AsyncEngine, pair: Callable[[int], Awaitable[None]])
 
 
 def each(engine: AsyncEngine) -> int:
-    """A thousand in all with one driver; with the others it is about the driver."""
+    """A thousand in all with one driver; fewer with the others, where only the driver differs."""
     return EACH if engine.driver == "asyncpg" else 2
 
 
@@ -167,7 +167,7 @@ def test_many_threads_on_a_small_pool(engine_to: MakeEngine, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
 def test_waiters_leave_connections_to_others(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
-    """A hundred threads want what one has: two connections are busy, and the holder gets one more for its work."""
+    """A hundred threads wait for one holder: two connections are used, and the holder gets one more for its work."""
     engine, server, key = engine_to(name, **SMALL), watch(name), unused()
     locks, had = sl.Locks(engine), []
     pool: Any = engine.pool
@@ -188,12 +188,12 @@ def test_waiters_leave_connections_to_others(engine_to: MakeEngine, watch: Calla
         waiting = []
         for number in range(TASKS):
             waiting.append(later(wait, number))
-            # in the line, or at its head, before the next one comes
+            # in the queue, or at its head, before the next thread starts
             until(lambda: line(engine) == len(waiting))
         server.until_waiting(waiting[0])
         assert pool.checkedout() == 2
         locks.run(sl.lock.vacuum())
-        # the holder, one waiter, vacuum; later, one that leaves may still have its connection when the next one has come
+        # the holder, one waiter, vacuum; later, a thread that ends may still have its connection when the next one begins
         assert most <= 4
     for future in waiting:
         future.result(PATIENCE)
@@ -202,7 +202,7 @@ def test_waiters_leave_connections_to_others(engine_to: MakeEngine, watch: Calla
 
 
 def line(engine: Any) -> int:
-    """How many stand before a key, the one that waits on a connection included."""
+    """How many wait for a key, including the one that waits on a connection."""
     from sqlalchemy_locks.runtime.local_queue import local_queues
 
     return sum(1 + len(turn.behind or ()) for turn in list(local_queues(engine.dialect).front.values()))
@@ -232,7 +232,7 @@ def test_timeout_includes_the_local_queue(engine_to: MakeEngine, watch: Callable
 
 
 def test_sharers_have_no_local_queue(engine_to: MakeEngine) -> None:
-    """They are in together: each would wait for all before it."""
+    """They hold it together: otherwise each would wait for all before it."""
     locks = sl.Locks(engine_to("postgresql15", pool_size=20, pool_timeout=PATIENCE))
     key, together = unused(), threading.Barrier(20)
 

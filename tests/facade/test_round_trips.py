@@ -40,7 +40,7 @@ def test_round_trips_of_a_pair(
         with connected(url.set(port=wire.port).render_as_string(hide_password=False)) as engine:
             locks = sl.Locks(engine)
             locks.run(sl.semaphore.create(used, 1))
-            for _ in range(2):  # prepared statements, the pool's first connection, what is read once
+            for _ in range(2):  # prepared statements, the pool's first connection, settings that are read once
                 pair(locks, used)
             before = wire.round_trips
             pair(locks, used)

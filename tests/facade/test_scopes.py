@@ -42,7 +42,7 @@ def test_block_in_a_cancelled_scope(servers: Any, which: str) -> None:
 
 @pytest.mark.parametrize("which", ASYNC)
 def test_acquire_in_a_cancelled_scope(servers: Any, which: str) -> None:
-    """At any moment: permits that the caller doesn't know of would never be released."""
+    """Cancelled at any moment: permits that the caller doesn't know of would never be released."""
 
     async def main() -> None:
         async with async_connected(installed(servers, *ASYNC[which])) as engine:

@@ -1,4 +1,4 @@
-"""Who waits for room, and in which order they are served."""
+"""Waiters for permits, and the order in which they are served."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LINED = ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"]
 @pytest.mark.usefixtures("never_cut")
 @pytest.mark.parametrize("name", LINED)
 def test_processes_are_served_in_fifo_order(name: str, engine_to: MakeEngine, watch: Any) -> None:
-    """Three processes (engines, which share nothing in memory): the one that gives it back comes last."""
+    """Three processes (engines, which share nothing in memory): the one that releases it is served last."""
     watcher = watch(name)
     first, second, third = (sl.Locks(engine_to(name)) for _ in range(3))
     sem = lined(first._engine, 1, name)
@@ -43,7 +43,7 @@ def test_processes_are_served_in_fifo_order(name: str, engine_to: MakeEngine, wa
     third_ = later(third.acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
     watcher.until_waiting(third_)
     first.release(grant)
-    # there is room, perhaps, and others come first
+    # there may be room, but other waiters come first
     with pytest.raises(sl.LockTimeout):
         first.acquire({sem: 1}, timeout=0)
     assert second_.result(PATIENCE).fence == {sem: 2}
@@ -61,9 +61,9 @@ def test_processes_are_served_in_fifo_order(name: str, engine_to: MakeEngine, wa
 
 
 def lined(engine: Engine, capacity: int, name: str) -> str:
-    """A new semaphore, in whose line somebody has stood before.
+    """A new semaphore, whose queue has had a waiter before.
 
-    YugabyteDB writes the row of a line outside the transaction; on the stand-in it is seen when it is committed.
+    YugabyteDB writes the queue's row outside the transaction; on the stand-in it is visible once it is committed.
     """
     sem = made(engine, capacity)
     if name == "yugabytedb":
@@ -77,7 +77,7 @@ def line_of(name: str, sem: str) -> int:
 
 
 def headed(watcher: Any, name: str, sem: str) -> bool:
-    """Whether somebody is in front of the server's line of a semaphore, by the server's own account."""
+    """Whether the server's queue of a semaphore has a waiter at its head, by the server's own tables."""
     key = line_of(name, sem)
     return bool(queued(watcher.engine, key) if name == "sqlite" else watcher.ask(HEADED.get(name, BY_NAME), key=key))
 
@@ -141,7 +141,7 @@ def test_waiter_leaves_queue_of_available_semaphore(name: str, engine_to: MakeEn
     waiting = later(locks.acquire, {everybody: 1, tenant: 1}, ttl=3600, timeout=PATIENCE)
     until(lambda: in_memory(engine, tenant) == 1, unless=waiting)
     theirs = [party.acquire({everybody: 1}, ttl=3600, timeout=0) for party in (locks, others)]
-    locks.release(mine)  # now it waits for the other one
+    locks.release(mine)  # now it waits for the other semaphore
     until(lambda: in_memory(engine, everybody) == 1, unless=waiting)
     assert in_memory(engine, tenant) == 0
     locks.release(theirs[0])
@@ -165,7 +165,7 @@ def test_wait_ends_when_semaphore_is_deleted(name: str, engine_to: MakeEngine) -
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_replay_does_not_queue(name: str, engine_to: MakeEngine) -> None:
-    """Whoever asks again with an id that is held is answered, whoever stands in line."""
+    """A repeated request with a held id is answered immediately, whatever waiters are queued."""
     engine, ident = engine_to(name), unused("job")
     sem = made(engine, 1)
     locks = sl.Locks(engine)
@@ -188,7 +188,7 @@ def test_statement_timeout_does_not_end_wait(engine_to: MakeEngine, watch: Any) 
 
     @event.listens_for(limited, "before_cursor_execute")
     def limit(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        # the first wait, and nothing else, which a busy machine may need longer for
+        # only the first wait is limited: on a busy machine the rest may take longer
         if "pg_advisory_xact_lock" in statement and limits:
             cursor.execute(f"SET LOCAL statement_timeout = {limits.pop()}")
 
@@ -232,7 +232,7 @@ def test_killed_head_queues_again(name: str, engine_to: MakeEngine, watch: Any) 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mariadb", "sqlite"])
 def test_stopped_head_is_cut_off(name: str, servers: Any, engine_to: MakeEngine, watch: Any) -> None:
-    """Whoever is silent in front of a line is cut off by the server, or passed over, here after 2 seconds."""
+    """A silent waiter at the head is disconnected by the server, or skipped, here after 2 seconds."""
     watcher = watch(name)
     holder, second = (sl.Locks(engine_to(name)) for _ in range(2))
     sem = lined(holder._engine, 1, name)
@@ -242,7 +242,7 @@ def test_stopped_head_is_cut_off(name: str, servers: Any, engine_to: MakeEngine,
         with head.stopped(between_looks=True):
             holder.release(grant)
             second.release(second.acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
-        assert head.hear() != ""  # it has lined up again, and has it
+        assert head.hear() != ""  # it has queued again, and holds it
         assert head.asked("leave") == "left"
 
 
@@ -267,7 +267,7 @@ def test_cancelled_waiter_leaves_queue(place: str, where: str, servers: Any, wat
                 behind = asyncio.ensure_future(sl.AsyncLocks(other).acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
                 while not await asyncio.to_thread(watcher.waiting):
                     assert not behind.done()
-                    await asyncio.sleep(0.13)  # InnoDB refreshes its account so often
+                    await asyncio.sleep(0.13)  # InnoDB refreshes its table of transactions only this often
                 cancelled, stays = (front, behind) if where == "in front" else (behind, front)
                 cancelled.cancel()
                 with pytest.raises(asyncio.CancelledError):
@@ -320,7 +320,7 @@ def test_other_schema_is_another_installation(engine_to: MakeEngine) -> None:
 
 
 def test_timed_out_thread_wakes_next(engine_to: MakeEngine) -> None:
-    """Threads with patience for less than it takes, in front and behind: who gives up lets the next one go on."""
+    """Threads whose timeout is too short, ahead and behind: one that gives up lets the next one continue."""
     engine = engine_to("postgresql15")
     sem = made(engine, 1)
     locks = sl.Locks(engine)
@@ -336,7 +336,7 @@ def test_timed_out_thread_wakes_next(engine_to: MakeEngine) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_installations_have_separate_queues(name: str, engine_to: MakeEngine) -> None:
-    """Tenants of one engine, each with a schema or prefix of its own, have nothing to wait for at each other's."""
+    """Tenants of one engine, each with a schema or prefix of its own, don't wait for one another."""
     engine, sem = engine_to(name), unused("semaphore")
     locks = sl.Locks(engine)
     moved = sl.Locks(engine.execution_options(**MOVED.get(name, {"schema_translate_map": {"lock": "elsewhere"}})))
@@ -366,7 +366,7 @@ def test_schemas_have_separate_key_queues(engine_to: MakeEngine) -> None:
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("name", ENGINES)
 def test_holder_of_permits_does_not_queue(name: str, same: bool, engine_to: MakeEngine) -> None:
-    """Whoever is in front may be waiting for just those."""
+    """The waiter at the head may be waiting for these very permits."""
     engine = engine_to(name)
     others = engine if same else engine_to(name)
     sem = made(engine, 2)
@@ -420,7 +420,7 @@ def test_request_beyond_capacity_delays_no_other(name: str, same: bool, engine_t
 
 
 def test_wait_that_blocks_signals_is_short(servers: Any) -> None:
-    """psycopg2 waits in C: there the wait in the server's line is a short one, in the thread that hears signals."""
+    """psycopg2 waits in C: in the thread that handles signals, it waits in the server's queue for short times only."""
     for driver, wait in (("psycopg2", "5000ms"), ("psycopg", "60000ms")):
         with connected(installed(servers, "postgresql15", driver)) as engine:
             sem = made(engine, 1)

@@ -1,4 +1,4 @@
-"""``Locks`` and ``AsyncLocks`` with semaphores: waiting, the gate in memory, sweeping, the whole story."""
+"""``Locks`` and ``AsyncLocks`` with semaphores: waiting, the queue in memory, sweeping, a complete example."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_wait_for_locked_row_is_bounded(name: str, engine_to: MakeEngine) -> Non
 
 
 def test_one_thread_waits_on_a_connection(engine_to: MakeEngine, watch: Any) -> None:
-    """Ten threads want one semaphore whose row is locked: one connection waits, nine threads do."""
+    """Ten threads acquire a semaphore whose row is locked: one waits on a connection, nine wait in memory."""
     engine, watcher = engine_to("postgresql15", pool_size=20), watch("postgresql15")
     sem = made(engine, 20)
     with engine.connect() as keeper:
@@ -79,20 +79,20 @@ def test_one_thread_waits_on_a_connection(engine_to: MakeEngine, watch: Any) -> 
 
 
 def visitors(lines: LocalQueues) -> int:
-    return sum(1 + len(ticket.behind or ()) for (key, _), ticket in list(lines.front.items()) if key[0] == "gate")
+    return sum(1 + len(ticket.behind or ()) for (key, _), ticket in list(lines.front.items()) if key[0] == "rows")
 
 
-def test_wait_for_local_gate_is_bounded(engine_to: MakeEngine) -> None:
+def test_wait_in_the_queue_for_rows_is_bounded(engine_to: MakeEngine) -> None:
     engine = engine_to("sqlite")
     locks, queues = sl.Locks(engine), local_queues(engine.dialect)
     first, second, third = sorted(made(engine, 1) for _ in range(3))
-    gate = queues.ticket(("gate", locks._semaphores.installation(), second))
-    assert gate.wait(0)
+    ticket = queues.ticket(("rows", locks._semaphores.installation(), second))
+    assert ticket.wait(0)
     locks.release(locks.acquire({third: 1}, timeout=0))
     for permits in ({second: 1}, {first: 1, second: 1}):
         with pytest.raises(sl.LockTimeout, match="stayed locked by others within 0.05 s"):
             locks.acquire(permits, timeout=0.05)
-    gate.leave()
+    ticket.leave()
     assert queues.front == {}
 
 
@@ -128,7 +128,7 @@ def test_sweep_of_dead_owners(name: str, engine_to: MakeEngine) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_sweep_finishes_half_a_release(name: str, engine_to: MakeEngine) -> None:
-    """Whoever freed the permits and died before the request: as the pattern's release without a transaction may."""
+    """The holder freed the permits and died before it ended the request, as a release without a transaction may."""
     from sqlalchemy import text
 
     from tests.fixtures.semaphores import place, request_of
@@ -163,7 +163,7 @@ def test_late_holder_writes_nothing(name: str, engine_to: MakeEngine) -> None:
     assert locks.run(sl.guarded(write("mine"), sleeper)) is True
     with engine.begin() as connection:
         expire(connection, sleeper)
-    # nobody waits for a sweep: whoever wants the permit takes it back
+    # no caller waits for a sweep: an acquire releases the expired permit itself
     next_one = locks.acquire({sem: 1}, ttl=3600, timeout=0)
     assert next_one.fence[sem] > sleeper.fence[sem]
     assert locks.renew(sleeper) is False
@@ -177,7 +177,7 @@ def test_late_holder_writes_nothing(name: str, engine_to: MakeEngine) -> None:
 
 
 def test_ttl_counts_from_after_wait(engine_to: MakeEngine, watch: Any) -> None:
-    """The lease counts from after the wait: what was read before it would be slow by it."""
+    """The ttl counts from after the wait: a clock read before it would be behind by the length of the wait."""
     engine, watcher = engine_to("postgresql15", isolation_level="READ COMMITTED"), watch("postgresql15")
     sem = made(engine, 2)
     with engine.connect() as keeper:
@@ -210,7 +210,7 @@ def test_async_semaphores(servers: Any, place_: str) -> None:
                     assert await locks.release(grant) is sl.Released.RELEASED
 
             await asyncio.gather(*[turns(number) for number in range(12)])
-            grants = [await locks.acquire({sem: 1}, owner="nobody") for _ in range(2)]
+            grants = [await locks.acquire({sem: 1}, owner="other") for _ in range(2)]
             with pytest.raises(sl.LockTimeout):
                 await locks.acquire({sem: 1}, timeout=0)
             waiting = asyncio.ensure_future(locks.acquire({sem: 1}))
@@ -221,7 +221,7 @@ def test_async_semaphores(servers: Any, place_: str) -> None:
 
             async def alive(owners: list[str]) -> list[str]:
                 await asyncio.sleep(0)
-                return [owner for owner in owners if owner != "nobody"]
+                return [owner for owner in owners if owner != "other"]
 
             assert await locks.sweep(alive=alive) >= len(grants)
             assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
@@ -286,7 +286,7 @@ def test_threads_never_exceed_capacity(engine_to: MakeEngine) -> None:
 
 @pytest.mark.parametrize("name", [*SERVERS, "yugabytedb"])
 def test_change_of_semaphore_respects_locks_wait(name: str, engine_to: MakeEngine) -> None:
-    """A bounded wait, in a session and through ``Locks``, and no setting is left."""
+    """A bounded wait, in a session and through ``Locks``; no setting is left changed."""
     engine = engine_to(name, isolation_level="READ COMMITTED", pool_size=9)
     setting = "SELECT @@innodb_lock_wait_timeout" if name in ("mysql", "mariadb") else "SHOW lock_timeout"
     sem, new = made(engine, 2), unused("semaphore")

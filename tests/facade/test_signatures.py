@@ -38,7 +38,7 @@ def test_the_same_parameters(sync: type[Any], asynchronous: type[Any], name: str
     mine, theirs = (inspect.signature(method).parameters.values() for method in (one, other))
     assert [(it.name, it.kind, it.default) for it in mine] == [(it.name, it.kind, it.default) for it in theirs]
     for ours, its in zip(mine, theirs, strict=True):
-        # what may be awaitable there is the only difference
+        # they may differ only in accepting awaitables
         assert str(its.annotation).replace("Alive | AsyncAlive", "Alive") == str(ours.annotation)
 
 

@@ -33,7 +33,7 @@ def two_blocks_and_a_refusal(locks: sl.Locks, key: str) -> None:
 def test_prometheus(engine_to: MakeEngine) -> None:
     locks, other = sl.Locks(engine_to("postgresql15")), sl.Locks(engine_to("postgresql15"))
     registry = CollectorRegistry()
-    for each in (locks, other):  # one set of metrics, however many are instrumented
+    for each in (locks, other):  # one set of metrics, however many ``Locks`` are instrumented
         prometheus.instrument(each, registry)
     two_blocks_and_a_refusal(locks, unused())
 
@@ -55,7 +55,7 @@ def test_prometheus(engine_to: MakeEngine) -> None:
 
 @pytest.fixture(params=["prometheus", "opentelemetry"])
 def held(request: pytest.FixtureRequest) -> Any:
-    """What tells the number of permits' blocks that are held now, by ``Locks`` that it is given first."""
+    """Return a function that reads the number of held blocks, by the ``Locks`` that is passed first."""
     if request.param == "prometheus":
         registry = CollectorRegistry()
 
@@ -92,7 +92,7 @@ def test_held_counts_blocks_only(engine_to: MakeEngine, held: Any) -> None:
         assert held(locks) == 1
     assert held(locks) == 0
     locks.release(grant)
-    # one that is refused when it was had already
+    # one that is refused because it was held already
     for_ever = locks.acquire({name: 1}, external_id=unused("id"))
     with pytest.raises(sl.IdempotencyConflict):
         locks.semaphore(name, ttl=3600, external_id=for_ever.external_id).__enter__()
@@ -119,7 +119,7 @@ def test_opentelemetry(engine_to: MakeEngine) -> None:
         ]
         request = done[-1]
         mine = [span for span in done[:-1] if span.parent is not None]
-        assert len(mine) == 4  # the refusal's was in a thread without a span
+        assert len(mine) == 4  # the refused call was in a thread without a span
         for span in mine:
             assert span.parent is not None
             assert span.parent.span_id == request.context.span_id

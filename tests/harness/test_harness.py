@@ -1,4 +1,4 @@
-"""What these tests rely on: whatever a test leaves open fails that test, and one that hangs fails alone."""
+"""The test harness: a test that leaves something open fails, and a test that hangs fails alone."""
 
 from __future__ import annotations
 

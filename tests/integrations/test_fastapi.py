@@ -1,6 +1,6 @@
 """FastAPI's dependencies: locks while an endpoint works, and answers to contention."""
 
-# no annotations from the future: FastAPI looks for what they name among a module's names, and not a test's
+# no ``from __future__ import annotations``: FastAPI looks names up in the module, not in a test's function
 
 import asyncio
 import threading
@@ -56,7 +56,7 @@ def test_exclusive_admits_one_request(servers: Any, which: str) -> None:
                         assert refused.headers["Retry-After"] == "1"
                         assert refused.headers["Cache-Control"] == "no-store"
                         assert what not in refused.text
-                    # what FastAPI refuses anyhow needs no lock, and is told as FastAPI tells it
+                    # a request that FastAPI refuses anyway needs no lock, and gets FastAPI's own answer
                     wrong = await client.post("/charge/x")
                     assert wrong.json()["detail"][0]["loc"] == ["path", "invoice_id"]
                     if which in SERVERS:
@@ -145,7 +145,7 @@ def test_session_works_in_the_locks_transaction(servers: Any, which: str) -> Non
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "postgresql15/psycopg"])
 def test_failed_commit_is_not_answered_200(servers: Any, which: str) -> None:
-    """The connection is cut in the middle: 503, and not the endpoint's 200."""
+    """The connection dies inside the endpoint: the answer is 503, not the endpoint's 200."""
 
     async def main() -> None:
         async with served(servers, which) as (app, _), other(servers, which) as observer:
@@ -163,7 +163,7 @@ def test_failed_commit_is_not_answered_200(servers: Any, which: str) -> None:
 
             async with client_of(app) as client:
                 lost = await client.post("/work")
-                # a driver may have to send COMMIT to find out, and not know then what became of it
+                # a driver may notice only at COMMIT, and then not know its outcome
                 assert code(lost) in {(503, "lost"), (503, "outcome-unknown")}
                 assert lost.headers.get("Retry-After") == ("1" if code(lost)[1] == "lost" else None)
 
@@ -238,9 +238,9 @@ def test_idempotency_key_is_processed_once(servers: Any, which: str) -> None:
                 assert code(spent) == (409, "key-spent")
                 assert "Retry-After" not in spent.headers
                 assert code(await asked("/two")) == (409, "another-request")
-                # who was denied may come again with its key
+                # a denied client may repeat its request with its key
                 assert (await asked("/two", denied)).json() == 2
-                # without one, where none is demanded, each is a request of its own
+                # without a key, where none is required, each request is a new one
                 assert [(await client.post("/two")).json() for _ in range(2)] == [2, 2]
             assert ran == [1]
 
@@ -249,7 +249,7 @@ def test_idempotency_key_is_processed_once(servers: Any, which: str) -> None:
 
 @pytest.mark.parametrize("which", ENGINES)
 def test_key_in_another_process_is_in_progress(servers: Any, which: str) -> None:
-    """Neither is it worked on twice, nor is the other's permit given back."""
+    """It isn't processed twice, and the first request's permit isn't released."""
 
     async def main() -> None:
         async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
@@ -323,7 +323,7 @@ def test_block_without_resume_raises(servers: Any, which: str) -> None:
             room, key = unused("exports"), unused("key")
             await locks.run(sl.semaphore.create(room, 2))
             async with elsewhere.semaphore(room, ttl=3600, external_id=key) as grant:
-                for one in (locks, elsewhere):  # another process, and another block of the same
+                for one in (locks, elsewhere):  # another process, and another block of the same process
                     with pytest.raises(sl.RequestHeld):
                         async with one.semaphore(room, external_id=key, resume=False):
                             raise AssertionError("it was had")
@@ -414,7 +414,7 @@ def test_lease_contention_is_answered_423(servers: Any, which: str) -> None:
 
 @pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
 def test_lease_ends_before_the_response_is_sent(servers: Any, which: str) -> None:
-    """The client's next request finds it free."""
+    """The client's next request acquires it."""
 
     async def main() -> None:
         async with served(servers, which) as (app, _), other(servers, which) as elsewhere:
@@ -447,7 +447,7 @@ def test_lease_ends_before_the_response_is_sent(servers: Any, which: str) -> Non
 
 @pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
 def test_unknown_semaphore_is_404_or_500(servers: Any, which: str) -> None:
-    """Named by the client, it is not found; named by the service, the service is wrong, and says so in its log."""
+    """A name from the client leads to 404; a name of the service to 500, and an entry in its log."""
 
     async def main() -> None:
         async with served(servers, which) as (app, _):
@@ -468,7 +468,7 @@ def test_unknown_semaphore_is_404_or_500(servers: Any, which: str) -> None:
 
 @pytest.mark.parametrize("which", ENGINES)
 def test_permit_is_held_until_response_is_sent(servers: Any, which: str) -> None:
-    """A stream and a background task are work; a transaction is over before its answer is sent."""
+    """A stream and a background task run inside the lock; a transaction ends before its answer is sent."""
 
     async def main() -> None:
         async with served(servers, which) as (app, locks), other(servers, which) as elsewhere:
@@ -546,7 +546,7 @@ def test_sync_endpoint_holds_its_lock(servers: Any, which: str) -> None:
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel it until it is."""
+    """Cancel a task until it has ended."""
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=5)
@@ -571,7 +571,7 @@ def test_cancelled_request_leaves_nothing(servers: Any, which: str) -> None:
             async def in_room() -> None:
                 await door.pass_()
 
-            path = "/room" if which.startswith("sqlite") else "/work"  # where the lock has the whole file to itself
+            path = "/room" if which.startswith("sqlite") else "/work"  # where the lock holds the whole file
             async with client_of(app) as client:
                 async with meanwhile(client.post(path), door) as first:
                     waiting = [asyncio.create_task(client.post(path)) for _ in range(3)]
@@ -589,7 +589,7 @@ def test_cancelled_request_leaves_nothing(servers: Any, which: str) -> None:
 
 
 def test_endpoint_exceptions_are_passed_on(servers: Any) -> None:
-    """An app's handlers see the errors that its endpoints raise; ``answer`` is one that they may have."""
+    """An app's handlers get the errors of its endpoints; ``answer`` may be one of these handlers."""
 
     async def main() -> None:
         async with served(servers, "sqlite/aiosqlite") as (app, _):

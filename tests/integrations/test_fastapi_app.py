@@ -1,6 +1,6 @@
 """The start of an app: names of locks, the OpenAPI schema, lifespans."""
 
-# no annotations from the future: FastAPI looks for what they name among a module's names, and not a test's
+# no ``from __future__ import annotations``: FastAPI looks names up in the module, not in a test's function
 
 import asyncio
 import enum
@@ -123,7 +123,7 @@ def test_names_from_any_part_of_a_request(servers: Any) -> None:
                 asked = {"json": {"order": 5}, "headers": {"Tenant": "ACME", "Cookie": "two=2"}}
                 made = await client.post("/01", params={"three": "3"}, **asked)
                 assert made.json() == [f"{what} 1 2 3", f"{what} acme 5"]
-                # not a lock that all of those share who don't give it
+                # not a lock that all requests without the parameter share
                 assert code(await client.post("/01", **asked)) == (422, "bad-name")
                 assert (await client.post("/01", params={"three": "x"}, **asked)).json()["detail"][0]["loc"][
                     1
@@ -153,7 +153,7 @@ def test_template_with_unknown_parameter_is_refused() -> None:
 
 
 def test_undeclared_parameter_is_refused() -> None:
-    """It would be the raw text: 042 and 42 are two."""
+    """It would be the raw text, in which 042 and 42 differ."""
     app = FastAPI()
 
     @app.post("/invoices/{invoice_id}", dependencies=[exclusive("invoice:{invoice_id}")])
@@ -297,7 +297,7 @@ def test_openapi_documents_lock_answers(servers: Any) -> None:
     assert locked["423"]["content"] == {PROBLEM: {"schema": {"$ref": "#/components/schemas/LockProblem"}}}
     assert locked["423"]["headers"]["Retry-After"]["schema"]["type"] == "integer"
     assert set(locked["422"]["content"]) == {"application/json", PROBLEM}
-    # by the router that it is in, too
+    # also when it is included by a router
     assert set(told("get", "/v1/")) == {"200", "423", "503"}
     limited = told("post", "/v1/exports")
     assert set(limited) == {"200", "409", "422", "423", "429", "503"}

@@ -20,7 +20,7 @@ from tests.fixtures.web import code
 
 
 class Server(uvicorn.Server):
-    """Runs in a thread; ``address`` is where."""
+    """A server in a thread, at ``address``."""
 
     def __init__(self, app: FastAPI) -> None:
         super().__init__(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
@@ -82,7 +82,7 @@ def test_disconnected_client_releases_the_lock(servers: Any, which: str) -> None
         locks.run(sl.semaphore.create(room, 1))
         with Server(app) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
             with client.stream("GET", "/stream") as streamed:
-                parts = streamed.iter_bytes(4)  # kept: without it httpx hangs up
+                parts = streamed.iter_bytes(4)  # a reference, without which httpx would disconnect
                 assert next(parts) == b"part"
                 assert code(client.post("/tried")) == (429, "no-room")
             until(lambda: not locks.run(sl.semaphore.holders(room)))

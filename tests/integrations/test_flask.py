@@ -1,4 +1,4 @@
-"""Locks in Flask apps: of the app that is current, on its own database, with its commands and its answers."""
+"""Locks in Flask apps: of the current app, on its own database, with its commands and its answers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Maker:
         self._ends.callback(dispose)
 
     def forget(self) -> None:
-        """Leave it all to the test."""
+        """Do nothing: the test closes it."""
         self._ends.pop_all()
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ def test_decorator_uses_the_app_of_the_call(make: Maker) -> None:
     locks, name, seen = FlaskLocks(), unused(), []
     one, _, _ = make(make.url("sqlite", fresh=True), locks)
     two, _, _ = make(make.url("sqlite", fresh=True), locks)
-    with one.app_context():  # as a module is that a factory imports
+    with one.app_context():  # as in a module that an app factory imports
 
         @locks.exclusive(name)
         def work() -> None:
@@ -217,7 +217,7 @@ def test_block_ends_in_the_app_that_entered_it(make: Maker) -> None:
                 block.__enter__()
             with pytest.raises(sl.ReentryError, match="entered already"):
                 block.__enter__()
-            block.__exit__(None, None, None)  # in the other's context: what it held was the one's
+            block.__exit__(None, None, None)  # in the other app's context: it held a lock of the first app
             with block:
                 pass
     assert free(one, locks, name)
@@ -233,7 +233,7 @@ def test_bind_selects_the_database(make: Maker) -> None:
         assert app.extensions[KEY].engine is db.engines["locks"]
         assert locks.engine_name == "PostgreSQL"
         with locks.exclusive(unused()) as held:
-            # of the class of db.session, which would look for its engine by the class that is asked for
+            # of the class of db.session, which would select its engine by the mapped class
             assert held.session.connection().engine is db.engines["locks"]
 
 
@@ -338,7 +338,7 @@ def test_events_are_sent_by_the_apps_locks(make: Maker) -> None:
     assert [told.names for told in heard] == [("heard",)]
 
 
-# what a request leaves
+# the end of a request
 
 
 def test_session_locks_end_with_the_request(make: Maker, url: str) -> None:
@@ -429,7 +429,7 @@ def test_contention_is_answered_423_or_429(make: Maker, url: str) -> None:
         assert (status, kind) == (423, "application/problem+json")
         assert int(retry) >= 1
         assert answered.json["status"] == 423
-        assert name not in answered.text  # whose lock it was is nobody's business
+        assert name not in answered.text  # the answer doesn't name the holder
         with locks.lease(f"lease of {name}"):
             assert asked("/lease")[:2] == (423, "application/problem+json")
         with locks.semaphore(name):

@@ -72,7 +72,7 @@ def ran(script: str, url: str, folder: Path) -> Any:
 def test_fork_serves_on_its_own_connections(servers: Servers, tmp_path: Path) -> None:
     told = ran(_APP + _FORKING, servers.installed("postgresql15", PLAIN["postgresql15"]), tmp_path)
     before, after = told["before"], told["after"]
-    assert before["maintained"] == after["maintained"] == 0  # it has served nobody
+    assert before["maintained"] == after["maintained"] == 0  # it has served no request
     assert before["backends"] == after["backends"]
     seen = set(before["backends"])
     for first, second in told["children"]:

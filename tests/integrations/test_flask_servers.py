@@ -1,4 +1,4 @@
-"""An app under servers that are not like threads: gevent's worker, and the reloader of `flask run --debug`."""
+"""An app under servers without threads: gevent's worker, and the reloader of `flask run --debug`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def connected(url: str) -> set[str]:
 
 
 def maintained(url: str) -> int:
-    """How many of the maintenance's tasks have been done."""
+    """How many maintenance tasks have run."""
     engine = create_engine(url, poolclass=NullPool)
     with engine.connect() as connection:
         done = connection.execute(text("SELECT count(*) FROM lock.task_timeout WHERE ts > 0"))
@@ -108,7 +108,7 @@ def test_gevent_worker_waits_and_maintains(options: str, url: str, app: Path) ->
         second = later(ask, "/hold")
         locks = sl.Locks(create_engine(url, poolclass=NullPool))
         until(lambda: any(holder.waiting for holder in locks.run(sl.lock.holders("held"))), unless=second)
-        told = ask("/told")  # who waits keeps nobody waiting
+        told = ask("/told")  # a waiting request doesn't block others
         assert (told["inside"], told["most"], told["maintained"]) == (1, 1, 1)
         assert ask("/go") == "gone"
         assert (first.result(PATIENCE), second.result(PATIENCE)) == ("held", "held")
@@ -132,7 +132,7 @@ def asking(server: Server) -> Callable[[str], Any]:
 
 
 def test_reloader_runs_maintenance_in_serving_child(url: str, app: Path) -> None:
-    # the reloader that looks at the files' times: how many others an inotify can watch is the machine's
+    # the reloader that polls the files' times: the machine limits how many files inotify can watch
     (app / "watchdog.py").touch()
     # an edit of the package itself, while this test runs, would reload once more
     command = "flask --app app run --debug --port 0 --exclude-patterns '*sqlalchemy_locks*'"

@@ -103,7 +103,7 @@ may.set()
 gevent.joinall([first, *others], timeout=PATIENCE, raise_error=True)
 told(held=held, most=most, done=done)
 """
-    # one connection waits for the server, and who holds the key has the other
+    # one connection waits for the server, and the holder of the key uses the other
     told = ran(script, url_of(servers, engine, driver), tmp_path, pool_size=2, max_overflow=0)
     assert told == {"held": [0], "most": 1, "done": [0, 1, 2, 3, 4]}
 
@@ -111,7 +111,7 @@ told(held=held, most=most, done=done)
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("head", [PATCHED, f"import sqlalchemy_locks{PATCHED}", ""], ids=["patched", "late", "not"])
 def test_reentry_is_detected_by_greenlet(head: str, copied: bool, servers: Servers, tmp_path: Path) -> None:
-    """A lock of another greenlet is no re-entry, even with a copied context."""
+    """Acquiring a lock of another greenlet is no re-entry, even with a copied context."""
     script = f"""
 copied = {copied}
 BLOCKS = {{

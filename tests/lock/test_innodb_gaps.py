@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: waiters for a first row that is rolled back lock no gap, and so no other key."""
+"""MySQL and MariaDB: when a key's first INSERT is rolled back, its waiters lock no gap, and so no other key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _RolledBack(Exception):
 
 
 class Block:
-    """A block of ``Locks`` in a thread of its own, open until it is ended."""
+    """A block of ``Locks`` in a thread, open until :meth:`end`."""
 
     def __init__(self, block: Any) -> None:
         self.entered: Future[Any] = Future()
@@ -57,10 +57,10 @@ class Block:
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest, servers: Servers, name: str) -> Iterator[Engine]:
-    """An engine with a table of keys of its own, in the state of the parameter, at the server's default level."""
+    """An engine with its own table of keys, in the state that the parameter names, at the server's default level."""
     url = servers.fresh(name, PLAIN[name])
     install(url)
-    # what waits where it must not is ended by the server, and then fails
+    # the server ends a wait that must not happen, and the test then fails
     limit = {"init_command": "SET innodb_lock_wait_timeout=20"}
     with connected(url, pool_size=20, connect_args=limit) as engine:
         locks, state = sl.Locks(engine), getattr(request, "param", "small")
@@ -72,12 +72,12 @@ def table(request: pytest.FixtureRequest, servers: Servers, name: str) -> Iterat
 
 
 def never_used(number: int) -> list[int]:
-    """Keys on either side of one, near and far."""
+    """Keys on either side of a key, near and far."""
     return [number - 1, number + 1000, sl.lock.key(unused())]
 
 
 def others_go_on(engine: Engine, number: int) -> None:
-    """New keys are acquired without a wait, by a block, by a try, and at every level."""
+    """New keys are acquired without a wait, by blocks and tries, at every isolation level."""
     locks = sl.Locks(engine)
     for key in never_used(number):
         for block in (locks.exclusive(key, timeout=0), locks.shared(key, timeout=0), locks.exclusive(key, timeout=5)):
@@ -92,7 +92,7 @@ def others_go_on(engine: Engine, number: int) -> None:
 
 
 def waiting_for(engine: Engine) -> int:
-    """How many wait for a lock of this engine's database."""
+    """How many sessions wait for a lock of this engine's database."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         return int(
             connection.scalar(
@@ -160,9 +160,9 @@ def test_rollback_between_two_looks_at_the_row(
 @databases
 @pytest.mark.parametrize("how", ["exclusive", "shared", "mixed"])
 def test_several_waiters_for_a_rollback_lock_no_gap(table: Engine, how: str) -> None:
-    """Also while the last of them waits still."""
+    """Also while the last of them still waits."""
     number = 5000
-    # each of its own process, as it were: in one process they wait in a line, and one of them in the server
+    # each as if of its own process: in one process they queue in memory, and only one waits in the server
     with contextlib.ExitStack() as opened:
         engines = [opened.enter_context(connected(table.url.render_as_string(False))) for _ in range(3)]
         first = Block(sl.Locks(table).exclusive(number))
@@ -239,7 +239,7 @@ def test_create_that_waited_for_a_rollback_locks_no_gap(table: Engine, level: st
 @pytest.mark.parametrize("one_shot", LEVELS[:2])
 @waits
 def test_transaction_at_another_level_locks_no_gap(table: Engine, one_shot: str, shared: bool) -> None:
-    """A SET TRANSACTION is for one transaction, and no variable of the server tells of it."""
+    """A SET TRANSACTION applies to one transaction, and no variable of the server shows it."""
     number, make = 5000, sl.lock.shared if shared else sl.lock.exclusive
     with table.connect() as a, table.connect() as b:
         a.execute(text(f"SET TRANSACTION ISOLATION LEVEL {one_shot}"))
@@ -267,7 +267,7 @@ def test_waiter_that_is_killed_locks_no_gap(table: Engine, level: str, shared: b
         admin.exec_driver_sql(f"KILL {backend}")
         first.end(rollback=True)
         with contextlib.suppress(DBAPIError):
-            # above READ COMMITTED it may not have noticed yet: it waits on another connection
+            # above READ COMMITTED it waits on another connection, which may not have ended yet
             waiting.result(PATIENCE)
         b.invalidate()
         third = Block(locks.exclusive(number))
@@ -280,8 +280,8 @@ def test_waiter_that_is_killed_locks_no_gap(table: Engine, level: str, shared: b
 def test_blocks_tries_and_vacuums_on_changing_keys(servers: Servers, name: str) -> None:
     """Many clients over few brand-new names, with rollbacks: no overlap, no error, no try that waits.
 
-    A holder keeps its key until a try of it has answered, and a try of a new key: a try that waited
-    for the holder would never come back.
+    A holder keeps its key until a try of it, and a try of a new key, have returned: a try that waited
+    for the holder would never return.
     """
     url, clients, turns = servers.fresh(name, PLAIN[name]), 6, 25
     install(url)
@@ -299,7 +299,7 @@ def test_blocks_tries_and_vacuums_on_changing_keys(servers: Servers, name: str) 
                 pass
             with tried.connect().execution_options(isolation_level=random.choice(LEVELS)) as connection:
                 assert connection.scalar(sl.lock.try_exclusive(key)) is False
-                # above READ COMMITTED it may be committed before it is held, and the vacuum have it in between
+                # above READ COMMITTED it may be committed before it is held, and the vacuum may lock it in between
                 connection.scalar(sl.lock.try_shared(f"{fresh} too"))
             with tried.connect().execution_options(isolation_level="READ COMMITTED") as connection:
                 assert connection.scalar(sl.lock.try_shared(f"{fresh} as well")) is True

@@ -23,7 +23,7 @@ ACQUIRE: list[Any] = [sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, 
 
 
 class LosesLocks(real.MySQL):
-    """A MySQL that ends a transaction without a word when one of its waits was in vain."""
+    """A MySQL server that rolls a transaction back silently when one of its waits times out."""
 
     def _command(self) -> list[str | Path]:
         return [*super()._command(), "--innodb-rollback-on-timeout=ON"]
@@ -36,7 +36,7 @@ class LosesLocksMariaDB(real.MariaDB):
 
 @pytest.mark.parametrize(("name", "make"), [("mysql", LosesLocks), ("mariadb", LosesLocksMariaDB)], ids=INNODB)
 def test_innodb_rollback_on_timeout_is_refused(servers: Any, name: str, make: type[real.SQLServer]) -> None:
-    servers.server(name)  # skips, with its sentence, where there is none
+    servers.server(name)  # skips with a reason where the server isn't installed
     with make() as server:
         url = server.url(PLAIN[name])
         install(url)
@@ -67,7 +67,7 @@ def test_setting_is_read_once_per_engine(engine_to: MakeEngine) -> None:
 
 @pytest.fixture(params=INNODB)
 def read_only(servers: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
-    """A server as a replica is: the administrator's engine, and that of a user whom it applies to."""
+    """A server that is read-only as a replica: the administrator's engine, and that of a user whom it applies to."""
     name = request.param
     administrator = servers.fresh(name, PLAIN[name])
     install(administrator)
@@ -94,7 +94,7 @@ def read_only(servers: Any, request: pytest.FixtureRequest) -> Iterator[tuple[En
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 def test_acquire_on_a_replica_is_refused(read_only: tuple[Engine, Engine], level: str) -> None:
-    """The rows of a replica can be locked, but not against transactions on the primary."""
+    """A replica's row locks have no effect on transactions of the primary."""
     _, engine = read_only
     with engine.execution_options(isolation_level=level).connect() as connection:
         for make in ACQUIRE:
@@ -147,7 +147,7 @@ URLS = {
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize(("name", "scheme"), URLS.values(), ids=URLS)
 def test_mysql_url_to_mariadb_from_the_first_connection(servers: Any, name: str, scheme: str, level: str) -> None:
-    """A mysql:// URL may lead to MariaDB, which is known once it has answered: also to the very first operation."""
+    """A mysql:// URL may lead to MariaDB, which is detected on connecting, before the first operation."""
     url = make_url(installed(servers, name)).set(drivername=scheme).render_as_string(hide_password=False)
     for make in (*ACQUIRE, sl.lock.create, sl.lock.unlock, lambda key: sl.lock.vacuum(), sl.lock.session_exclusive):
         with (

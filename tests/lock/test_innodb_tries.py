@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: a try never waits and never locks a neighbour, at any isolation level."""
+"""MySQL and MariaDB: a try never waits and never locks a neighbouring key, at any isolation level."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ level = pytest.mark.parametrize("level", LEVELS)
 
 @pytest.fixture
 def engine(engine_to: MakeEngine, name: str, level: str) -> Engine:
-    # a wait that should not be ends as sl.LockTimeout, or as the False of a try
+    # a wait that must not happen ends as sl.LockTimeout, or as False from a try
     limit = {"init_command": f"SET innodb_lock_wait_timeout={LIMIT}"}
     return engine_to(name, isolation_level=level, connect_args=limit)
 
@@ -36,7 +36,7 @@ def engine(engine_to: MakeEngine, name: str, level: str) -> Engine:
 @level
 @pytest.mark.parametrize("make", TRIES, ids=lambda make: make.__name__)
 def test_try_on_a_held_or_uncommitted_key(engine: Engine, make: Any) -> None:
-    """Brand-new and known, in a transaction that has read before and in one that has not."""
+    """Brand-new and known keys, in a transaction that has read before and in one that hasn't."""
     for held_by in TAKES:
         new, known = unused(), unused()
         with engine.begin() as connection:
@@ -48,7 +48,7 @@ def test_try_on_a_held_or_uncommitted_key(engine: Engine, make: Any) -> None:
                     other.execute(text("SELECT count(*) FROM lock_installed"))
                 got = other.scalar(make(key))
                 if held_by in SHARERS and make in SHARERS:
-                    # a brand-new key may or may not be shared; one that is there is
+                    # a brand-new key may or may not be shared; a key with a row is
                     assert got or key == new
                 elif held_by is not sl.lock.create:
                     assert got is False
@@ -58,14 +58,14 @@ def test_try_on_a_held_or_uncommitted_key(engine: Engine, make: Any) -> None:
                 other.rollback()
                 if key == new:
                     with engine.begin() as connection:
-                        connection.execute(sl.lock.unlock(key))  # new again: a try may have put its row there
+                        connection.execute(sl.lock.unlock(key))  # new again: a try may have inserted its row
 
 
 @databases
 @level
 @pytest.mark.parametrize("first", [*TAKES, sl.lock.unlock], ids=lambda make: make.__name__)
 def test_try_blocks_no_other_key(engine: Engine, first: Any) -> None:
-    """The first use of one key doesn't wait for the first use of another, wherever in the table the two are."""
+    """The first use of a key doesn't wait for the first use of another, wherever the two are in the table."""
     for second in [*TAKES, sl.lock.unlock]:
         number = sl.lock.key(unused())
         with engine.connect() as one, engine.connect() as other:
@@ -77,9 +77,9 @@ def test_try_blocks_no_other_key(engine: Engine, first: Any) -> None:
 @databases
 @level
 def test_vacuum_blocks_no_other_key(engine: Engine, name: str, level: str) -> None:
-    """Not even above READ COMMITTED, where a locking scan of the table would hold all of it."""
+    """Not even above READ COMMITTED, where a locking scan would lock the whole table."""
     if level == "SERIALIZABLE":
-        # there even a plain read of the keys would
+        # at SERIALIZABLE even a plain read of the keys would
         with engine.connect() as one, pytest.raises(sl.Unsupported, match="SERIALIZABLE"):
             one.execute(sl.lock.vacuum())
         return
@@ -113,7 +113,7 @@ def test_concurrent_tries_on_one_new_key(engine: Engine, make: Any) -> None:
 @pytest.mark.parametrize("level", ["READ COMMITTED"])
 @pytest.mark.parametrize("make", TAKES[2:4], ids=lambda make: make.__name__)
 def test_key_deleted_and_inserted_again_during_a_try(servers: Any, engine: Engine, name: str, make: Any) -> None:
-    """An engine that remembers the key inserts it just before the try does; it ends when the try has answered."""
+    """An engine that remembers the key inserts it just before the try does, and ends when the try has returned."""
     key, asked = unused(), list[str]()
     with connected(installed(servers, name), isolation_level="REPEATABLE READ") as remembers:
         for _ in range(2):
@@ -173,7 +173,7 @@ def test_timeout_keeps_earlier_work(engine: Engine) -> None:
 def test_neighbour_key_after_a_wait_for_a_deleted_row(
     engine: Engine, watch: Callable[[str], Watch], name: str, level: str, waits: Any, end: str
 ) -> None:
-    """A holds a new key, B waits for it, A takes the row away: what B then holds is its key and no gap beside it."""
+    """A holds a new key, B waits for it, A removes the row: B then holds the key and no gap next to it."""
     number = sl.lock.key(unused())
     with engine.connect() as a, engine.connect() as b, engine.connect() as c:
         a.execute(sl.lock.exclusive(number))

@@ -1,4 +1,4 @@
-"""Tries against exclusive and vacuum, on a few keys that come and go: no overlap and no error."""
+"""Tries against exclusive and vacuum, on a few keys whose rows come and go: no overlap and no error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TURNS = {"READ COMMITTED": 120, "REPEATABLE READ": 60}
 @pytest.mark.parametrize("size", [10, 60, 900])
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
 def test_vacuum_never_waits(servers: Servers, name: str, size: int) -> None:
-    """However many keys there are, and though the server would rather read the whole table than look them up."""
+    """However many keys there are, even if the server prefers a scan of the table to look-ups."""
     url, names = servers.fresh(name, PLAIN[name]), [f"key {number}" for number in range(size)]
     install(url)
     with connected(url) as engine:
@@ -63,7 +63,7 @@ def test_vacuum_causes_no_overlap_and_no_error(engine_to: MakeEngine, name: str,
             try:
                 got = session.scalar((sl.lock.try_exclusive if tries else sl.lock.exclusive)(key)) is not False
             except DBAPIError as error:
-                # a waiter for a row that is deleted may be a deadlock's victim, and is repeated; no try is
+                # a waiter for a deleted row may be chosen as a deadlock's victim, and is retried; a try never is
                 if tries or not backend_for(engine.dialect).transient(error):
                     raise
                 session.rollback()

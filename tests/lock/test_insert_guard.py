@@ -28,7 +28,7 @@ def guards(connection: Connection) -> int:
 
 
 def all_released(connection: Connection) -> None:
-    """No guard is held. Those of closed connections are released a little later."""
+    """Assert that no guard is held. Those of closed connections are released a little later."""
     until(lambda: guards(connection) == 0)
 
 
@@ -57,7 +57,7 @@ def test_guard_is_released_after_a_timeout(engine: Engine, level: str, make: Any
         if "try" in make.__name__:
             assert other.scalar(make(key)) is False
         elif make is sl.lock.create and level == "REPEATABLE READ":
-            assert other.scalar(make(key)) == 0  # the row is committed from its first use on, and seen without a lock
+            assert other.scalar(make(key)) == 0  # the row is committed at its first use, and is visible without a lock
         else:
             with pytest.raises(sl.LockTimeout):
                 other.execute(make(key))
@@ -70,7 +70,7 @@ def test_guard_is_released_after_a_timeout(engine: Engine, level: str, make: Any
 def test_guard_is_free_during_the_wait_for_a_row(
     engine: Engine, watch: Callable[[str], Watch], make: Any, level: str
 ) -> None:
-    """A holder that acquires its key again would wait for the guard of the one that waits for the row."""
+    """A holder that acquires its key again would wait for the guard, whose owner waits for the row."""
     key = unused()
     with engine.connect() as other, engine.connect() as waiter, engine.connect() as holder:
         holder.execute(sl.lock.exclusive(key))
@@ -85,7 +85,7 @@ def test_guard_is_free_during_the_wait_for_a_row(
 
 @level
 def test_guard_is_released_after_a_deadlock(engine: Engine, watch: Callable[[str], Watch]) -> None:
-    """Each holds a new key and asks for the other's; InnoDB ends one of them."""
+    """Each holds a new key and acquires the other's; InnoDB rolls one of them back."""
     a, b = unused(), unused()
     with engine.connect() as one, engine.connect() as other, engine.connect() as third:
         one.execute(sl.lock.exclusive(a))
@@ -93,7 +93,7 @@ def test_guard_is_released_after_a_deadlock(engine: Engine, watch: Callable[[str
         waiting = later(one.execute, sl.lock.exclusive(b))
         watch("mysql").until_waiting(waiting)
         closing = later(other.execute, sl.lock.exclusive(a))
-        # InnoDB has rolled the one back by itself, so that the other goes on
+        # InnoDB has rolled one of them back, so that the other continues
         (error,) = [error for future in (waiting, closing) if (error := future.exception(PATIENCE))]
         assert "1213" in str(error)
         all_released(third)
@@ -101,7 +101,7 @@ def test_guard_is_released_after_a_deadlock(engine: Engine, watch: Callable[[str
 
 @level
 def test_new_key_while_another_holds_the_guard(engine: Engine) -> None:
-    """A try returns False: another transaction is inserting the row. A wait goes on, and acquires it."""
+    """A try returns False while another transaction inserts the row. A waiting call continues, and acquires it."""
     key = unused()
     with engine.connect() as guard_holder, engine.connect() as other:
         assert guard_holder.scalar(text(f"SELECT GET_LOCK({GATE}, 0)"), {"key": sl.lock.key(key)}) == 1
@@ -118,7 +118,7 @@ def test_new_key_while_another_holds_the_guard(engine: Engine) -> None:
 def test_guard_is_released_after_a_cancellation(
     servers: Any, watch: Callable[[str], Watch], engine_to: MakeEngine
 ) -> None:
-    """The server learns of it when the key is free at the latest; neither the lock nor the guard is held then."""
+    """The server notices at the latest when the key is free; then neither the lock nor the guard is held."""
     key, watched = unused(), watch("mysql")
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The view of what is held, on PostgreSQL; and the locks as psql takes them."""
+"""The view of held keys on PostgreSQL, and the locks that psql acquires."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_view_lists_keys_of_this_database_only(engine_to: MakeEngine, servers: A
 
 
 def test_two_argument_advisory_locks_are_not_listed(engine_to: MakeEngine) -> None:
-    """The server's other kind of advisory lock, of two 32-bit numbers, is the app's own business."""
+    """The server's other kind of advisory lock, of two 32-bit numbers, belongs to the app."""
     with engine_to("postgresql15").connect() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(1, 2)"))
         assert connection.execute(text(HELD)).all() == []
@@ -76,7 +76,7 @@ def test_psql_and_the_library_use_the_same_lock(engine_to: MakeEngine, name: str
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql15-table", "yugabytedb"])
 @pytest.mark.parametrize("call", ["exclusive(NULL)", "shared(NULL)", "try_exclusive(NULL)", "try_shared(NULL)"])
 def test_null_key_is_refused(engine_to: MakeEngine, name: str, call: str) -> None:
-    """A NULL that psql passes must not look like a lock."""
+    """A NULL from psql must not seem to acquire a lock."""
     with engine_to(name).connect() as connection, pytest.raises(Exception, match=r"(?i)null"):
         connection.execute(text(f"SELECT lock.{call}"))
 
@@ -87,4 +87,6 @@ def test_database_without_the_functions(servers: Any) -> None:
             with pytest.raises(sl.NotInstalled, match="`sqlalchemy-locks check` tells which"):
                 connection.execute(operation)
             connection.rollback()
-        assert connection.scalar(sl.lock.session_exclusive("a")) is None  # the server's own, needs nothing of ours
+        assert (
+            connection.scalar(sl.lock.session_exclusive("a")) is None
+        )  # the server's own function, which needs no installation

@@ -1,4 +1,4 @@
-"""lock.row: a row of the app's, locked and refreshed; on every engine."""
+"""lock.row: a row of the app, locked and refreshed, on every engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ["postgresql15", "mysql", "mariadb", "sqlite"]
 
 @pytest.fixture(scope="module")
 def urls(servers: Any) -> Callable[[str], str]:
-    """The URL of a database of an engine, in which the rows are; the locks' own tables aren't needed for these."""
+    """The URL of a database with the rows; row locks don't need this library's tables."""
     made: dict[str, str] = {}
 
     def url(name: str) -> str:
@@ -75,7 +75,7 @@ def test_loaded_entity_is_refreshed(engine: Engine) -> None:
     with Session(engine) as session:
         customer = session.get_one(Customer, 2)
         if engine.dialect.name != "postgresql":
-            session.rollback()  # so as not to be MustRollback, or an old snapshot: only the object is old
+            session.rollback()  # so that it is neither MustRollback nor an old snapshot: only the object is old
             session.get_one(Customer, 2)
         session.expire_on_commit = False
         session.commit()
@@ -166,7 +166,7 @@ def test_unknown_row(engine: Engine) -> None:
 
 
 def test_eager_join_is_not_loaded(engine: Engine) -> None:
-    """Its nullable side can't be locked on PostgreSQL, and its rows would repeat the one that is asked for."""
+    """PostgreSQL can't lock the nullable side, and joined rows would repeat the requested one."""
     with Session(engine) as session, seen(engine) as statements:
         assert session.scalars(sl.lock.row(Customer, 2)).one().agent is None
         customer = session.execute(sl.lock.row(Customer, 1)).scalars().all()[0]
@@ -176,7 +176,7 @@ def test_eager_join_is_not_loaded(engine: Engine) -> None:
 
 
 def test_missing_table_of_the_app_raises_the_driver_error(engine: Engine) -> None:
-    """Even where its name has "lock" in it: it isn't the library's that is missing."""
+    """Even if its name contains "lock": the missing table isn't the library's."""
     with pytest.raises(DBAPIError, match="clock"), engine.connect() as connection:
         connection.execute(sl.lock.row(ABSENT, 1))
 
@@ -222,7 +222,7 @@ def replace(connection: Any, entity: Any, value: str) -> None:
 
 @pytest.fixture
 def kept(urls: Callable[[str], str]) -> Iterator[Callable[[str], Engine]]:
-    """An engine by whose database the rows that were replaced are found again as they were."""
+    """An engine whose database finds a row again that was deleted and inserted during the wait."""
     with ExitStack() as opened:
 
         def make(name: str, **options: Any) -> Engine:
@@ -239,7 +239,7 @@ def kept(urls: Callable[[str], str]) -> Iterator[Callable[[str], Engine]]:
 
 
 def read(session: Session, entity: Any, **options: Any) -> Any:
-    """What ``lock.row`` gives of the row that is replaced: its value."""
+    """The value that ``lock.row`` returns of the replaced row."""
     operation = sl.lock.row(entity, (2, "cup") if entity is STOCK else 2).execution_options(**options)
     found = session.execute(operation).one()
     return found.pieces if entity is STOCK else found[0].name if entity is Customer else found[0].machine
@@ -289,7 +289,7 @@ def test_row_deleted_by_its_holder_is_unknown(
 
 
 def replaced_while(watch: Callable[[str], Watch], engine: Engine, tries: int) -> tuple[Any, list[str]]:
-    """Have a row replaced ``tries`` times, each time while it is waited for: the outcome, and the limits of the waits."""
+    """Replace a row ``tries`` times, each time during a wait for it; return the outcome and the limits of the waits."""
     limits: list[str] = []
     with connected(engine.url.render_as_string(hide_password=False)) as others, Session(others) as holder:
         read(holder, Customer)
@@ -301,7 +301,7 @@ def replaced_while(watch: Callable[[str], Watch], engine: Engine, tries: int) ->
             if "FOR UPDATE" in statement:
                 looks.append(None)
                 if 1 < len(looks) <= tries:
-                    read(holder, Customer)  # the next one has it again before it is looked for again
+                    read(holder, Customer)  # the next transaction locks it before the next attempt reads it
             elif "'lock_timeout'" in statement and "wait" in parameters:
                 limits.append(parameters["wait"])
 
@@ -338,14 +338,14 @@ def test_row_that_is_replaced_repeatedly_times_out(
 
 @pytest.mark.parametrize("way", ["autoflush=False", "no_autoflush", "option"])
 def test_unflushed_changes_are_not_discarded(engine: Engine, way: str) -> None:
-    """A flush keeps them; without it, refreshing the row would discard them."""
+    """A flush keeps the changes; without it, refreshing the row would discard them."""
     with Session(engine, autoflush=way != "autoflush=False") as session, ExitStack() as off:
         customer, other = session.get_one(Customer, 2), session.get_one(Customer, 1)
         if way == "no_autoflush":
             off.enter_context(session.no_autoflush)
         operations = [sl.lock.row(Customer, ident).execution_options(autoflush=way != "option") for ident in (2, "2")]
         customer.name = "changed"
-        # PostgreSQL compares no number with a text, and would refuse that
+        # PostgreSQL can't compare a number with a text, and would raise an error
         for operation in operations:
             with pytest.raises(sl.Unsupported, match="would discard changes that are not flushed: flush the"):
                 session.scalar(operation)

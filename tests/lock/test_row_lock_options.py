@@ -31,7 +31,7 @@ def database(servers: Any, request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 @pytest.fixture
 def engine(database: Engine) -> Engine:
-    """With the rows as they were."""
+    """With the rows in their initial state."""
     with database.begin() as connection:
         for table in reversed(Base.metadata.sorted_tables) if inspect(connection).has_table("customer") else ():
             connection.execute(table.delete())
@@ -77,7 +77,7 @@ def test_loader_criteria(engine: Engine) -> None:
 
 
 def test_criteria_added_by_an_event(engine: Engine) -> None:
-    """Such as soft deletion, or the tenant, by SQLAlchemy's documented recipe."""
+    """Such as soft deletion or tenants, by SQLAlchemy's documented recipe."""
     with Session(engine) as session:
 
         @event.listens_for(session, "do_orm_execute")
@@ -116,7 +116,7 @@ def test_only_the_locked_row_is_refreshed(engine: Engine) -> None:
 
 
 def test_loaded_collection_is_refreshed(engine: Engine) -> None:
-    """It may have changed before the lock was had, as the columns may."""
+    """It may have changed before the lock was acquired, as columns may."""
     with Session(engine, expire_on_commit=False) as session:
         customer = session.get_one(Customer, 1)
         assert len(customer.orders) == 3

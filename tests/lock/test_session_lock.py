@@ -1,4 +1,4 @@
-"""session_exclusive and session_unlock: locks of a connection, over its transactions."""
+"""session_exclusive and session_unlock: locks of a connection, across its transactions."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ ASYNC_SERVERS = {name: pair for name, pair in ASYNC.items() if pair[0] != "sqlit
 
 @pytest.fixture(params=SERVERS)
 def engine(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
-    """With one connection in its pool, so that what a connection keeps is met by the next user of it."""
+    """With one connection in its pool, so that the next user gets whatever the connection has kept."""
     return engine_to(request.param, pool_size=1, max_overflow=0)
 
 
 @pytest.fixture
 def other(engine: Engine, engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
-    """Another engine, to the same database."""
+    """Another engine for the same database."""
     return engine_to(request.node.callspec.params["engine"], poolclass=NullPool)
 
 
-#: asked of the server beside the library, so that one side of the comparison is not what is tested
+#: sent to the server without the library, so that the comparison doesn't use the code under test
 FREE = {
     "postgresql": "SELECT pg_try_advisory_xact_lock(:key)",
     "mysql": "SELECT IS_FREE_LOCK(SHA2(CONCAT_WS(':', 'sqlalchemy_locks.session', DATABASE(), :key), 256))",
@@ -95,7 +95,7 @@ def test_released_when_the_connection_returns_to_its_pool(engine: Engine, other:
         connection.invalidate()
     connection.close()
     if end in ("detach", "invalidate"):
-        until(lambda: free(other, key))  # the connection is closed, which the server learns a little later
+        until(lambda: free(other, key))  # the connection is closed, which the server notices a little later
     assert free(other, key)
     with engine.connect() as connection:
         assert connection.scalar(sl.lock.session_unlock(key)) is False
@@ -115,7 +115,7 @@ def test_released_whatever_reset_on_return_is(engine_to: MakeEngine, name: str, 
 
 
 def test_pools_at_reused_addresses(servers: Any) -> None:
-    """Where a pool was disposed of another one may stand, at the same place in memory: it is another pool."""
+    """After a pool was disposed of, another one may get the same ``id()``: it is a different pool."""
     url = installed(servers, "postgresql15")
     first = create_engine(url)
     for _ in range(40):
@@ -174,7 +174,7 @@ def test_session_bound_to_an_engine_is_refused(engine: Engine) -> None:
                         execute(operation)
             with Session() as unbound, pytest.raises(sl.Unsupported, match="belongs to a connection"):
                 unbound.execute(operation, bind_arguments={"bind": engine})
-        # at most what is asked once of a server
+        # at most the statements that are sent once per server
         assert not any("advisory" in statement or "LOCK(" in statement for statement in statements)
 
 

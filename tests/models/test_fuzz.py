@@ -1,4 +1,4 @@
-"""Any input is refused before SQL, with a ValueError or TypeError, or stored and found again: never a server's error."""
+"""Any input is refused with a ValueError or TypeError before SQL, or stored unchanged: never a server's error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fixtures.parties import ENGINES
 SETTINGS = settings(
     max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-#: what trips over in databases, beside what Hypothesis draws
+#: values that databases often reject, in addition to those that Hypothesis draws
 ODD = [
     "",
     " ",
@@ -39,7 +39,7 @@ ODD = [
 ]
 TEXTS = st.sampled_from(ODD) | st.text(st.characters(), max_size=260)
 ANYTHING = TEXTS | st.integers() | st.none() | st.booleans() | st.floats() | st.binary(max_size=9)
-#: what every engine's JSON keeps as it is: floats that are written exactly, integers of 64 bits
+#: values that every engine's JSON stores unchanged: floats that are written exactly, integers of 64 bits
 PLAIN_TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=260)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0.5, -1.25]) | PLAIN_TEXTS,

@@ -1,4 +1,4 @@
-"""Every engine against a small model in Python: drawn sequences of operations give the same answers, errors included."""
+"""Every engine against a small model in Python: random sequences of operations have the same results and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check(machine: type[Machine], engine: Engine, examples: settings = SETTINGS)
 
 
 class Machine(RuleBasedStateMachine):
-    """Operations of one pattern, in a queue or under names of the example's own."""
+    """Operations of one pattern, in a queue or with names of its own."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Machine(RuleBasedStateMachine):
         self.prefix = f"model {next(_numbers)}"
 
     def same(self, operation: Any, expected: Callable[[], Any]) -> Any:
-        """Run an operation: it gives what the model does, or raises the same error."""
+        """Run an operation, and assert that it returns or raises the same as the model."""
         try:
             wanted: Any = expected()
         except sl.LockError as error:
@@ -88,7 +88,7 @@ class Row:
 
 
 class Rows(Machine):
-    """What mutexes and timeouts have in common."""
+    """The common part of mutexes and timeouts."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -163,7 +163,7 @@ class MutexMachine(Rows):
 
 
 class TimeoutMachine(Rows):
-    """By a clock of the test's own."""
+    """A timeout with a clock that the test sets."""
 
     EVERY = 60
 
@@ -214,7 +214,7 @@ class TimeoutMachine(Rows):
 
 @dataclass
 class Request:
-    """What was asked for with an id."""
+    """A request, by its id."""
 
     permits: dict[str, int]
     fence: dict[str, int]
@@ -317,7 +317,7 @@ class SemaphoreMachine(Machine):
         found = self.locks.run(sl.semaphore.release(self.named(ident)))
         if request is None:
             assert found == "UNKNOWN"
-        elif request.state == "EXPIRED":  # it may have been taken back
+        elif request.state == "EXPIRED":  # it may have been released after it expired
             assert found in ("RELEASED", "ALREADY_RELEASED")
             request.state = "RELEASED"
         else:
@@ -425,7 +425,7 @@ class QueueMachine(Machine):
 
     @rule()
     def a_day_passes(self) -> None:
-        """What was running is stalled, and requeued after the pause of a failed attempt; what is scheduled is due."""
+        """Running jobs are stalled, and requeued after the pause of a failed attempt; scheduled jobs are due."""
         running = [job for job in self.jobs if job.state == "running"]
         Clock(self.engine).advance(86400)
         assert self.locks.run(self.queue.requeue_stalled(3600, queue=self.prefix)) == len(running)
@@ -450,7 +450,7 @@ class QueueMachine(Machine):
         self.work_off()
 
     def work_off(self) -> None:
-        """Complete what is due: its order depends on when it failed, or was revived."""
+        """Complete the due jobs, whose order depends on when they failed or were revived."""
         while found := self.locks.run(self.queue.capture(10, queue=self.prefix)):
             for row in found:
                 job = self.jobs[row.payload]

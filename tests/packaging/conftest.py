@@ -13,7 +13,7 @@ from tests.packaging.environment import Environment, checkout
 
 @dataclass(frozen=True)
 class Built:
-    """What a build makes, and what it prints."""
+    """The files that a build creates, and its output."""
 
     sdist: Path
     wheel: Path

@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-#: what a checkout has beside the files of the project
+#: entries of a checkout that aren't files of the project
 _LEFTOVERS = shutil.ignore_patterns(
     ".*", "__pycache__", "*.pyc", "*.egg-info", "*.db", "*.db-*", "build", "dist", "site", "node_modules"
 )
@@ -48,7 +48,7 @@ class Environment:
             venv.create(folder, with_pip=True)
 
     def install(self, *what: str | Path) -> None:
-        """Install packages; repeated, since a network can be interrupted."""
+        """Install packages; retried, since a network can be interrupted."""
         uv = (self._uv, "pip", "install", "-q", "--python", self.python)
         command = uv if self._uv else (self.python, "-m", "pip", "install", "-q")
         for pause in (5, 30):

@@ -1,6 +1,6 @@
 """The wheel, which is built from the sdist, and the editable install, each in a virtual environment of its own.
 
-Both are used outside the checkout: what only a checkout has on its ``sys.path`` must not be what makes it work.
+Both are used outside the checkout, so that files that only a checkout has on ``sys.path`` aren't found.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_directives(installed: Environment, project: Path) -> None:
 
 
 def test_sql_files_are_packaged(installed: Environment, project: Path) -> None:
-    """SQLite takes none of them; PostgreSQL's script takes all."""
+    """SQLite accepts none of the options; PostgreSQL's script accepts all."""
     code = (
         "import io\n"
         "from alembic.migration import MigrationContext\n"
@@ -121,7 +121,7 @@ def test_importing_the_library_loads_no_alembic(installed: Environment, project:
 
 
 def test_the_command_line(installed: Environment, project: Path) -> None:
-    """Which says what it needs, and has it as an extra."""
+    """It names its missing dependency, which is an extra."""
     script = installed.folder / "bin" / "sqlalchemy-locks"
     bare = subprocess.run([script, "check"], cwd=project, capture_output=True, text=True, check=False)
     assert bare.returncode == 2

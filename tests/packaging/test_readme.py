@@ -1,6 +1,6 @@
-"""What a reader types from the README and the quick start works, in an environment that has nothing but the wheel.
+"""The commands and programs of the README and the quick start work in an environment with only the wheel.
 
-A reader who follows a page for the second time finds the database of the first time.
+A second run of a page uses the database of the first one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_typed_twice_into_a_fresh_environment(name: str, built: Built, tmp_path:
 
 
 def test_readme_links_work_on_a_package_index() -> None:
-    """Relative links and pictures would be dead there."""
+    """Relative links and pictures would be broken there."""
     assert REPOSITORY
     raw = REPOSITORY[1].replace("https://github.com/", "https://raw.githubusercontent.com/") + "/main/"
     targets = re.findall(r"\]\(([^)\s]+)\)", README.read_text())
@@ -70,7 +70,7 @@ def test_readme_links_work_on_a_package_index() -> None:
 
 
 def test_readme_reads_in_two_minutes() -> None:
-    """At 250 words a minute; a link is read by its text."""
+    """At 250 words a minute; of a link, only the text counts."""
     text = re.sub(r"\]\([^)]*\)", "]", README.read_text())
     assert len(re.findall(r"\w[\w'.-]*", text)) < 560
 

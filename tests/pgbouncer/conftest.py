@@ -1,7 +1,7 @@
-"""PgBouncer in transaction mode with three server connections, and what every test must have left on each of them.
+"""PgBouncer in transaction mode with three server connections, and the state that every test must leave on them.
 
-Each test runs through two of them: an old one, with drivers that are told to prepare nothing, and one that keeps track of
-prepared statements, with drivers as they are.
+Each test runs through two versions: an old one, with drivers set to prepare nothing, and one that keeps track of
+prepared statements, with the drivers' defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.fixtures.parties import POOLED
 from tests.servers import PgBouncer, PostgreSQL, Unavailable
 
 SIZE = 3
-#: what PgBouncer itself sets as each client has it, and what asyncpg turns off while it asks about types
+#: settings that PgBouncer sets for each client, and one that asyncpg turns off while it reads types
 TRACKED = ("client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings", "application_name", "jit")
 
 #: the statements that asyncpg leaves there, and those that PgBouncer prepares itself
@@ -27,7 +27,7 @@ OWN = {None: "\\_\\_asyncpg\\_%", "trixie": "PGBOUNCER\\_%"}
 MakePooler = Callable[..., PgBouncer]
 
 
-#: of which Debian release; the installed one is 1.18, and that of trixie 1.24
+#: the Debian release; the installed version is 1.18, and trixie's is 1.24
 RELEASES = {"installed": None, "trixie": "trixie"}
 
 
@@ -38,7 +38,7 @@ def release(request: pytest.FixtureRequest) -> str | None:
 
 @pytest.fixture(scope="module")
 def pooler(servers: Servers, release: str | None) -> Iterator[MakePooler]:
-    """Poolers of a module's own: ``pooler(default_pool_size=1)``, started once."""
+    """Poolers of one test module: ``pooler(default_pool_size=1)``, started once."""
     server = servers.server("postgresql15")
     assert isinstance(server, PostgreSQL)
     with contextlib.ExitStack() as started:
@@ -70,7 +70,7 @@ def through(servers: Servers, pooler: MakePooler, release: str | None) -> Callab
 
 @pytest.fixture
 def nothing_is_left(through: Any, release: str | None) -> Iterator[None]:
-    """On every server connection of the pooler: no setting, no channel, no lock, no statement of libpq's drivers."""
+    """Assert that no server connection of the pooler has a setting, channel, lock or statement of libpq's drivers."""
     yield
     url, connect_args = through("psycopg")
     engine = create_engine(url, poolclass=NullPool, connect_args=connect_args)

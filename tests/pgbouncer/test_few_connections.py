@@ -24,7 +24,7 @@ def direct(servers: Any) -> Iterator[Engine]:
 
 
 def locks_of(through: Any, opened: ExitStack, processes: int, **settings: Any) -> list[sl.Locks]:
-    """As many façades, each on an engine of its own, as processes have."""
+    """This many façades, each on an engine of its own, as in processes."""
     url, connect_args = through("psycopg", **settings)
     engines = [create_engine(url, connect_args=connect_args) for _ in range(processes)]
     for engine in engines:
@@ -53,7 +53,7 @@ def test_waiters_keep_no_server_connection(through: Any, direct: Engine, size: i
     with ExitStack() as opened:
         holder, *others = locks_of(through, opened, size + 2, default_pool_size=size)
         holder.run(sl.semaphore.create(room, capacity=1))
-        grant = holder.acquire({room: 1})  # without a time to live: it ends by its release alone
+        grant = holder.acquire({room: 1})  # without a time to live: it ends only by its release
         with seen(others[0]._engine) as statements:
             waiters = [later(other.acquire, {room: 1}, ttl=3600) for other in others]
             until(lambda: polls(statements) > 3, unless=waiters[0])
@@ -100,7 +100,7 @@ def test_contended_permit_has_one_holder(through: Any, size: int) -> None:
 
 
 def test_pooler_ends_wait_for_server_connection(through: Any) -> None:
-    """A timeout of ours counts only once there is a session; PgBouncer's own limit ends the wait before."""
+    """``timeout=`` counts only once there is a session; PgBouncer's own limit ends the wait before."""
     key = unused()
     with ExitStack() as opened:
         holder, other = locks_of(through, opened, 2, default_pool_size=1, query_wait_timeout=2)

@@ -1,4 +1,4 @@
-"""Through PgBouncer in transaction mode, whatever claims to work does, and leaves nothing to who comes next."""
+"""Through PgBouncer in transaction mode, every supported operation works, and leaves nothing to the next client."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_killed_server_connection_loses_lock(locks: Any, through: Any) -> None:
 
 
 def test_locks_wait_in_autocommit_is_refused(through: Any) -> None:
-    """It would be the session's, and the session is the next one's."""
+    """It would belong to the session, which is the next client's."""
     url, connect_args = through("psycopg")
     operation = sl.Mutex().acquire("any")
     with connected(url, connect_args=connect_args, isolation_level="AUTOCOMMIT") as engine:
@@ -84,7 +84,7 @@ def test_locks_wait_in_autocommit_is_refused(through: Any) -> None:
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 def test_never_two_holders(driver: str, through: Any) -> None:
-    """Two processes' worth of tasks, on a third of the server connections that they would have."""
+    """The tasks of two processes, on a third of the server connections that they would have without the pooler."""
     url, connect_args = through(driver)
     names = [unused() for _ in range(3)]
     inside: dict[str, int] = dict.fromkeys(names, 0)
@@ -136,7 +136,7 @@ def test_captures_are_disjoint(through: Any) -> None:
 
 
 def test_capacity_is_never_exceeded(through: Any) -> None:
-    """Waiting in turn: each waiter of an engine's keeps a server connection, and the others have the last one."""
+    """In FIFO order: each engine's waiter keeps a server connection, and the others share the last one."""
     url, connect_args = through("psycopg")
     room, inside = unused("room"), threading.Semaphore(2)
     engines = [create_engine(url, connect_args=connect_args) for _ in range(2)]

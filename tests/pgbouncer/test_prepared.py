@@ -1,4 +1,4 @@
-"""Prepared statements through a PgBouncer that keeps track of them: each is known wherever its transaction comes to."""
+"""Prepared statements through a PgBouncer that keeps track of them: each is known on every server connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.usefixtures("nothing_is_left"),
 ]
 
-#: more than the server connections that there are, and more often than psycopg executes before it prepares
+#: more than the server connections, and more often than psycopg executes a statement before it prepares it
 PARTIES, TIMES = 5, 12
 ADDED = text("SELECT CAST(:a AS INTEGER) + CAST(:b AS INTEGER)")
 
@@ -78,7 +78,7 @@ def test_prepared_statements_of_tasks(through: Any, driver: str) -> None:
 
 
 def test_asyncpg_autocommit(through: Any) -> None:
-    """It prepares and executes apart, which through an older one may come to two servers."""
+    """It prepares and executes separately, which an older PgBouncer may send to two server connections."""
     url, connect_args = through("asyncpg")
     turns = itertools.count()
 

@@ -1,4 +1,4 @@
-"""What belongs to one of the server's sessions: refused in transaction mode, and to be had in session mode."""
+"""Features of a server's session: refused in transaction mode, and available in session mode."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_session_lock_is_refused_with_asyncpg(through: Any) -> None:
 
 
 def test_session_lock_in_session_mode(through: Any) -> None:
-    """A pooler doesn't tell its mode: so it is refused there, too, until the app says so."""
+    """A pooler doesn't report its mode, so they are refused in session mode as well, unless the app sets the option."""
     url, connect_args = through("psycopg", **SESSION_MODE)
     key, options = unused(), {"connect_args": connect_args, "poolclass": NullPool}
     with connected(url, **options) as untold, untold.connect() as connection:
@@ -59,7 +59,7 @@ def test_session_lock_in_session_mode(through: Any) -> None:
 
 
 def listening(engine: Any) -> int:
-    """How many of the server's sessions have begun to listen in this database, be it one that serves others now."""
+    """How many sessions of the server listen in this database, including those that serve other clients now."""
     statement = text(
         "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"
     )
@@ -134,7 +134,7 @@ def test_worker_listens_in_session_mode(through: Any) -> None:
             until(lambda: listening(engine), unless=running)
             with engine.begin() as connection:
                 connection.execute(jobs.put({}, queue=queue))
-            assert done.wait(PATIENCE)  # an hour before it would have looked
+            assert done.wait(PATIENCE)  # an hour before its next poll
         finally:
             worker.stop()
             running.result(PATIENCE)

@@ -1,4 +1,4 @@
-"""A claim is never given twice, not even after a rollback: a captor that lost its capture can't end another's."""
+"""A claim is never issued twice, even after a rollback: a worker that lost its capture can't end another's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_rolled_back_capture_ends_no_job(engine: Engine) -> None:
 
 
 def test_one_operation_draws_a_claim_each_time(engine: Engine) -> None:
-    """Also where it is executed by the driver's own cursor, whose statement is kept with its values."""
+    """Also when the driver's own cursor executes it, with a cached statement and its values."""
     queue = sl.Queue()
     operation = queue.capture()
     fetching = queue._fetch([], 1, queue="default", host="here", after=None)

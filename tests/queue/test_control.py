@@ -173,7 +173,7 @@ def test_concurrent_puts_of_a_key_make_one_job(engine_to: MakeEngine) -> None:
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
 def test_a_job_with_the_key_begins_after_the_commit(engine_to: MakeEngine, name: str) -> None:
-    """Otherwise its handler could read what was before the change that the second put reports."""
+    """Otherwise its handler could read the state before the change that the second put reports."""
     engine = engine_to(name)
     (first,) = put(engine, 1, unique="a")
     with engine.connect() as putting:
@@ -186,7 +186,7 @@ def test_a_job_with_the_key_begins_after_the_commit(engine_to: MakeEngine, name:
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_put_waits_for_a_capture_of_its_key(engine_to: MakeEngine, name: str, commits: bool) -> None:
-    """A job that may have begun doesn't stand for a new one."""
+    """A job that may have begun doesn't replace a new one."""
     engine = engine_to(name)
     (first,) = put(engine, 1, unique="a")
     told: list[Any] = []
@@ -214,7 +214,7 @@ def test_a_repeated_put_returns_the_same_ids(kind: Engine) -> None:
     again = queue.put(1, unique="a").execution_options(locks_nonce=uuid4().hex)
     first = one(kind, again)
     assert one(kind, again) == first
-    if kind.dialect.name != "sqlite":  # which loses no reply
+    if kind.dialect.name != "sqlite":  # a connection that loses no reply
         assert captured(kind) == [1]
         assert one(kind, again) == first
         assert captured(kind) == []

@@ -179,9 +179,9 @@ def test_fetching_after_a_position_reads_fewer_pages(engine_to: MakeEngine) -> N
 
         def read(after: Any) -> int:
             operation = queue._fetch([], 10, queue="default", host="h", after=after)
-            body: Any = operation._body
+            impl: Any = operation._impl
             context = build_context(connection.dialect, {})
-            statement = _as_text(search_statement(body, body.taken(context), context), operation, connection)
+            statement = _as_text(search_statement(impl, impl.build_spec(context), context), operation, connection)
             (plan,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}").one()
             document = json.loads(plan) if isinstance(plan, str) else plan
             return int(pages_searched(document[0]["Plan"]))

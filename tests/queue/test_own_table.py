@@ -191,7 +191,7 @@ def test_an_entity_keeps_the_claim_of_its_capture(engine: Engine) -> None:
         assert second.scalar(letters.requeue_stalled(0)) == 1
         mine = second.scalars(letters.capture()).one()
         second.commit()
-        assert lost.claim == mine.claim  # refreshed: it is the other owner's
+        assert lost.claim == mine.claim  # refreshed: it belongs to the other owner
         first.rollback()
         assert [first.scalar(letters.heartbeat(lost)), first.scalar(letters.complete([lost]))] == [0, 0]
         assert first.scalar(letters.fail(lost, error="x")) == 0
@@ -268,7 +268,7 @@ def test_rows_of_a_class_with_other_attribute_names(engine: Engine) -> None:
         assert connection.execute(letters.complete([jobs[1]._mapping, jobs[2]])).scalar() == 2
     with Session(engine) as session:
         session.execute(letters.put(4, 5))
-        rows = session.execute(letters.capture(2)).all()  # an entity in each
+        rows = session.execute(letters.capture(2)).all()  # each row has an entity
         assert session.scalar(letters.heartbeat(rows[0])) == 1
         assert session.scalar(letters.complete(rows)) == 2
 

@@ -1,4 +1,4 @@
-"""PostgreSQL's statements: rows are chosen once, changed by key, and seen as they are when they are locked."""
+"""PostgreSQL's statements: rows are selected once, changed by key, and read as of their lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POSTGRESQL = ["postgresql15", "postgresql18"]
 PAUSE_KEY = 7_341_905
 
 
-#: what the planner is denied, for a subquery to be executed once for each row
+#: plans that are disabled, so that a subquery is executed once for each row
 WITHOUT = {
     "anything": (),
     "joins of two sets": ("hashjoin", "mergejoin", "hashagg", "sort", "material"),
@@ -55,7 +55,7 @@ def stale(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine.dispose()
 
 
-#: what takes 3 jobs, and what all of them have to be for it, if they don't just wait
+#: operations on 3 jobs, and the state that the jobs must have, if they don't just wait
 THREE: dict[str, tuple[Any, str | None]] = {
     "capture": (queue.capture(3), None),
     "exchange": (queue._fetch([(1, 1)], 3, queue="default", host="h", after=None), None),
@@ -137,8 +137,8 @@ def test_capture_sees_changes_made_before_its_lock(
     put(engine, *range(6))
     held_up = sl.Queue()
     take = held_up._capture
-    chosen = take.taken
-    take.taken = lambda context: replace(chosen(context), where=(*chosen(context).where, paused()))  # type: ignore[method-assign]
+    chosen = take.build_spec
+    take.build_spec = lambda context: replace(chosen(context), where=(*chosen(context).where, paused()))  # type: ignore[method-assign]
     watch = Watch(servers, name)
 
     def capture() -> list[Any]:

@@ -1,4 +1,4 @@
-"""The queue's operations on every engine: put once, captured by one owner, ended by its owner only."""
+"""The queue's operations on every engine: put once, captured by one owner, ended only by its owner."""
 
 from __future__ import annotations
 

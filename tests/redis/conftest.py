@@ -51,7 +51,7 @@ def queue() -> str:
 
 
 class Party:
-    """A client, and how to get the result of its calls."""
+    """A client, and a way to get the results of its calls."""
 
     def __init__(self, client: Any) -> None:
         self.client = client

@@ -12,8 +12,8 @@ from types import TracebackType
 class Proxy:
     """Forwards bytes in both directions, one thread per connection.
 
-    ``lose(when, meanwhile)``: the next request with the bytes ``when`` in it is forwarded; when the server has carried it
-    out, ``meanwhile()`` is called, and the connection is cut instead of the answer being passed on.
+    ``lose(when, meanwhile)``: the next request that contains ``when`` is forwarded; when the server has executed it,
+    ``meanwhile()`` is called, and the connection is closed without the reply.
     """
 
     def __init__(self, port: int) -> None:
@@ -45,7 +45,7 @@ class Proxy:
                 carrier.start()
 
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
-        # Redis answers each request before the next is sent: redis-py doesn't pipeline what these tests ask
+        # each reply comes before the next request: redis-py doesn't pipeline the calls of these tests
         with client, server, contextlib.suppress(OSError):
             while request := client.recv(1 << 20):
                 self.requests.append(request)
@@ -69,7 +69,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._acceptor.join()  # what it has accepted last is closed, too
+        self._acceptor.join()  # the connection that it accepted last is closed, too
         for end in self._open:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

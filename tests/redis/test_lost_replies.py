@@ -83,7 +83,7 @@ def test_resent_release_does_not_free_the_next_holder(
     assert party(mutex.release("a", queue=queue)) is True
     assert taken == [True]
     assert others.acquire("a", queue=queue) is False, "the next holder has it still"
-    # nor when two more have had it since
+    # nor after two more acquisitions
     assert others.release("a", queue=queue) is True
     party(mutex.acquire("a", queue=queue))
 

@@ -45,7 +45,7 @@ def test_prefixes_and_queues_are_separate(party: Party, queue: str) -> None:
         party(mine.acquire("a", queue=f"{queue}, other"))
 
 
-def test_unknown(party: Party, queue: str) -> None:
+def test_unknown_ids_raise(party: Party, queue: str) -> None:
     mutex = Mutex(party.client)
     party(mutex.create("b", queue=queue))
     for call in (mutex.acquire, mutex.acquire_token, mutex.release):
@@ -141,7 +141,7 @@ def test_held_lists_owner_and_time(party: Party, queue: str, plain: redis.Redis)
     party(mutex.release("d", queue=queue))
     keys = plain.dbsize()
     first, second = party(mutex.held(queue=queue))
-    assert plain.dbsize() == keys  # it only looks
+    assert plain.dbsize() == keys  # it only reads
     assert (first.queue, first.id, first.owner) == (queue, "é", "me")
     assert (second.id, second.owner) == ("a", None)
     after = datetime.fromtimestamp(plain.time()[0] + 1, timezone.utc)

@@ -111,7 +111,7 @@ def test_server_that_does_not_answer(make: Make, own: real.Redis) -> None:
     """A server that doesn't answer delays calls by redis-py's timeouts only."""
     party = make(own.port, again=0, socket_timeout=0.1)
     mutex = Mutex(party.client)
-    for _ in range(100):  # a busy machine may cost them, too
+    for _ in range(100):  # a busy machine may need some of them, too
         with contextlib.suppress(redis.TimeoutError, sl.OutcomeUnknown):
             party(mutex.create("a"))
             break
@@ -121,7 +121,7 @@ def test_server_that_does_not_answer(make: Make, own: real.Redis) -> None:
             party(mutex.acquire("a"))
     finally:
         own.resume()
-    # whatever has become of it, it is one acquisition
+    # whatever its outcome was, it is one acquisition
     after = make(own.port)
     mutex = Mutex(after.client)
     after(mutex.acquire("a"))

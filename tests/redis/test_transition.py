@@ -29,7 +29,7 @@ def test_task_is_captured_and_given_a_new_status(party: Party, queue: str) -> No
     assert [task.id for task in party(tasks.capture(9, queue=queue))] == ["a"]
 
 
-def test_claims(party: Party, queue: str) -> None:
+def test_an_old_claim_changes_nothing(party: Party, queue: str) -> None:
     tasks = StateTransition(party.client)
     party(tasks.create("a", queue=queue))
     (mine,) = party(tasks.capture(1, queue=queue))
@@ -64,7 +64,7 @@ def test_expired(party: Party, queue: str) -> None:
     assert party(closed.capture(9, queue=queue)) == [], "timeout is not ready here"
 
 
-def test_retries(party: Party, queue: str) -> None:
+def test_each_capture_spends_a_retry(party: Party, queue: str) -> None:
     tasks = StateTransition(party.client)
     party(tasks.create("a", queue=queue, retries=2))
     for left in (1, 0):
@@ -77,7 +77,7 @@ def test_retries(party: Party, queue: str) -> None:
     assert task.retries_left is None
 
 
-def test_unknown(party: Party, queue: str) -> None:
+def test_unknown_ids_raise(party: Party, queue: str) -> None:
     tasks = StateTransition(party.client)
     with pytest.raises(sl.UnknownTask):
         party(tasks.set_status("a", "done", queue=queue))

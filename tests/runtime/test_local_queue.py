@@ -29,7 +29,7 @@ def test_cancellation_together_with_wake_up_is_raised() -> None:
         while first.behind is None:
             await asyncio.sleep(0)
         first.leave()
-        await asyncio.sleep(0)  # what wakes it is on its way
+        await asyncio.sleep(0)  # its wake-up has been scheduled
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

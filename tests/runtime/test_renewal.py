@@ -1,4 +1,4 @@
-"""Renewing, by threads, of what needs no database: what is due, what fails, what hangs, and what ends."""
+"""The renewal threads, without a database: leases that are due, renewals that fail or hang, and the end."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ def test_lease_past_deadline_is_not_renewed() -> None:
 
 
 def test_late_reply_does_not_extend_lease() -> None:
-    """Who was told that it's lost has stopped: it isn't held again."""
+    """A lost lease isn't held again: its holder has stopped."""
 
     def renew() -> bool:
-        kept.lost.deadline = clock() - 1  # so long did the answer take
+        kept.lost.deadline = clock() - 1  # the reply took this long
         return True
 
     kept = lease(renew)
@@ -120,7 +120,7 @@ def test_late_reply_does_not_extend_lease() -> None:
 def test_loss_is_permanent() -> None:
     kept = LostEvent(3600, clock() - 3600)
     assert kept
-    kept.prove(clock())
+    kept.confirm(clock())
     assert kept.is_set()
     assert repr(kept) == "<lost: it could not be renewed in time>"
     assert kept.wait()
@@ -136,7 +136,7 @@ def test_lease_is_lost_in_fork() -> None:
 
 
 def test_idle_thread_learns_of_new_due_time() -> None:
-    """A thread waits for what is due in an hour, while another renews what is due again before that."""
+    """One thread waits for a lease that is due in an hour, while another renews one that is due before."""
     renewals, times = RenewalThread(), []
 
     class Often(RenewableLease):

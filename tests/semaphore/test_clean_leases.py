@@ -1,4 +1,4 @@
-"""What a lease makes on its first use is removed when nobody uses it any more; its fencing tokens go on."""
+"""The rows that a lease creates are removed when it is unused; its fencing tokens continue to increase."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.fixtures.semaphores import ENGINES, EVERYWHERE, SERVERS, despite_dead
 
 @pytest.fixture(scope="module")
 def apart(servers: Servers) -> Callable[[str], str]:
-    """A database of this module alone: others' semaphores are to begin with the token 1."""
+    """A database of its own: the semaphores of other tests must begin with the token 1."""
 
     @cache
     def url(name: str) -> str:
@@ -45,13 +45,13 @@ OLD = "2020-01-01 00:00:00.000000"
 
 
 def leased(engine: Engine, name: str) -> int:
-    """Use a lease once; its fencing token."""
+    """Use a lease once; return its fencing token."""
     with sl.Locks(engine).lease(name, ttl=3600, timeout=PATIENCE) as grant:
         return int(grant.fence[name])
 
 
 def aged(engine: Engine, *names: str) -> None:
-    """Have nobody have used them for years, and their requests be cleaned up."""
+    """Move their last use years into the past, and clean up their requests."""
     for name in names:
         statement = f"UPDATE {place(engine, 'semaphore')} SET updated_at = :old WHERE name = :name"
         assert despite_deadlocks(engine, statement, old=OLD, name=name) == 1
@@ -65,7 +65,7 @@ def cleaned(engine: Engine) -> None:
 
 
 def there(engine: Engine, *names: str) -> list[str]:
-    """Those of the semaphores that have a row."""
+    """The semaphores that have a row, of those given."""
     with engine.connect() as connection:
         found = set(connection.execute(text(f"SELECT name FROM {place(engine, 'semaphore')}")).scalars())
     return [name for name in names if name in found]
@@ -87,14 +87,14 @@ def test_only_unused_leases_are_removed(name: str, engine_to: MakeEngine) -> Non
     aged(engine, unused_, held, resized, confirmed, created, adopted, deleted)
     cleaned(engine)
     assert there(engine, unused_) == []
-    # a deleted one until its record is cleaned up
+    # a deleted one has its row until its record is cleaned up
     kept = [recent, held, resized, confirmed, created, adopted, deleted]
     assert there(engine, *kept) == kept
     locks.run(sl.semaphore.clean_history(older_than=0))
     cleaned(engine)
     assert there(engine, *kept) == kept[:-1]
     assert locks.release(grant) is sl.Released.RELEASED
-    # what was made by whom is what create() tells
+    # only create() records who made it
     assert locks.run(sl.semaphore.create(unused_, 3)) is True
     aged(engine, unused_)
     cleaned(engine)
@@ -112,7 +112,7 @@ def test_fence_goes_on_after_removal(name: str, engine_to: MakeEngine) -> None:
     cleaned(engine)
     assert there(engine, one) == []
     assert leased(engine, one) > token
-    # so does a name that never was: the greatest of all that were removed is kept once for all of them
+    # so does a new name: the greatest token of all removed rows is kept once for all names
     assert leased(engine, other) > token
     with engine.begin() as connection:
         assert connection.scalar(sl.semaphore.create(unused("made"), 1)) is True
@@ -120,7 +120,7 @@ def test_fence_goes_on_after_removal(name: str, engine_to: MakeEngine) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_remembered_request_prevents_removal(name: str, engine_to: MakeEngine) -> None:
-    """Who asks again with an id is told what came of it, and of which semaphores it was."""
+    """A repeated id gets the state of its request, and the semaphores that it was for."""
     engine = engine_to(name)
     sem, ident = unused("lease"), unused("job")
     locks = sl.Locks(engine)
@@ -152,7 +152,7 @@ def test_locked_lease_is_skipped(name: str, engine_to: MakeEngine) -> None:
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("name", SERVERS)
 def test_removal_waits_for_no_lock(name: str, level: str, engine_to: MakeEngine) -> None:
-    """However many there are: a server may prefer a scan over all of them to so many looks by their ids."""
+    """However many there are: a server may prefer a scan of the table to many look-ups by id."""
     engine = engine_to(name)
     locks, [taken, free] = sl.Locks(engine), [unused("semaphore") for _ in range(2)]
     for each in (taken, free):
@@ -197,7 +197,7 @@ def test_lease_used_since_look_stays(name: str, engine_to: MakeEngine, monkeypat
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_creation_prevents_removal_of_others(name: str, engine_to: MakeEngine) -> None:
-    """Its tokens begin above all that were removed, so none is removed between that look and its commit."""
+    """Its tokens begin above all removed ones, so none is removed between that read and its commit."""
     engine = engine_to(name)
     sem, new = unused("lease"), unused("lease")
     leased(engine, sem)
@@ -226,7 +226,7 @@ def test_lease_is_created_again_after_removal(name: str, engine_to: MakeEngine, 
         cleaner.commit()
     assert waiting.result(PATIENCE) > token
     aged(engine, sem)
-    # and where it is not removed after all, it is as it was
+    # and if it isn't removed after all, it is unchanged
     with engine.connect() as cleaner:
         assert cleaner.scalar(sl.semaphore.clean_leases()) >= 1
         waiting = later(leased, engine, sem)
@@ -238,7 +238,7 @@ def test_lease_is_created_again_after_removal(name: str, engine_to: MakeEngine, 
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.parametrize("name", SERVERS)
 def test_removal_after_snapshot(name: str, create: bool, engine_to: MakeEngine) -> None:
-    """It doesn't show how far the tokens went: they go on all the same, or it fails to serialize."""
+    """The snapshot doesn't show the last token: tokens increase nevertheless, or it fails to serialize."""
     engine = engine_to(name, isolation_level="REPEATABLE READ")
     sem = unused("lease")
     for _ in range(3):
@@ -260,7 +260,7 @@ def test_removal_after_snapshot(name: str, create: bool, engine_to: MakeEngine) 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_leases_work_during_removals(name: str, engine_to: MakeEngine) -> None:
-    """Tokens of a name never go back and never come twice, however often it was removed in between."""
+    """Tokens of a name never decrease and never repeat, however often it is removed in between."""
     engine = engine_to(name, pool_size=10)
     names, turns = [unused("lease") for _ in range(2)], 12
     tokens: dict[str, list[int]] = {each: [] for each in names}
@@ -287,5 +287,5 @@ def test_leases_work_during_removals(name: str, engine_to: MakeEngine) -> None:
         cleaning.result(PATIENCE)
     for found in tokens.values():
         assert len(found) == 3 * turns // 2
-        # noted by the holder, in the order in which they held it
+        # recorded by the holders, in the order in which they held it
         assert found == sorted(set(found))

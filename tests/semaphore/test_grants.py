@@ -1,4 +1,4 @@
-"""A denial stands for no request: not for the one that its id is granted to later either."""
+"""A denial identifies no request, not even one that is granted later with the same id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def engine(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Engine:
 
 
 def denied_and_granted(engine: Engine) -> tuple[str, Any, Any]:
-    """A denial, and what is granted to another caller with the same id as soon as there is room."""
+    """A denial, and the grant of another caller with the same id as soon as there is room."""
     locks, sem, ident = sl.Locks(engine), made(engine, 1), unused("job")
     before = locks.acquire({sem: 1})
     acquire = sl.semaphore.acquire({sem: 1}, external_id=ident, ttl=3600)
@@ -46,7 +46,7 @@ def test_denied_grant_releases_and_renews_nothing(engine: Engine) -> None:
 
 
 def test_grant_without_token_matches_no_request(engine: Engine) -> None:
-    """As one that was made by hand, or stored by who has left the token out."""
+    """As a grant that was built by hand, or stored without its token."""
     ROWS.create(engine, checkfirst=True)
     sem, _, granted = denied_and_granted(engine)
     locks, stored = sl.Locks(engine), {**vars(granted)}
@@ -62,7 +62,7 @@ def test_grant_without_token_matches_no_request(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_grant_stands_for_its_own_request(name: str, engine_to: MakeEngine) -> None:
-    """Not for one that somebody made later with the same id, after the first was cleaned up."""
+    """It doesn't identify a later request with the same id, made after the first was cleaned up."""
     locks, ident = sl.Locks(engine := engine_to(name)), unused("job")
     sem = made(engine, 1)
     old = locks.acquire({sem: 1}, external_id=ident)

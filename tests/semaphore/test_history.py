@@ -1,4 +1,4 @@
-"""The records of what was made, resized and deleted: the last ones, and no more is read than is given."""
+"""The records of creations, resizes and deletions: the last ones, reading no more rows than are returned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fixtures.engines import MakeEngine
 from tests.fixtures.semaphores import ENGINES, EVERYWHERE, made, place, unused
 from tests.semaphore.test_plans import NUMBERS, plan
 
-#: as many as a plan that reads all of them is not chosen for
+#: so many that the planner doesn't choose to read all of them
 MANY = 20_000
 WHOLE = {
     "postgresql15": ("Sort", "Seq Scan on semaphore_history"),

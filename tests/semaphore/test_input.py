@@ -1,4 +1,4 @@
-"""Bad input is refused before any SQL, and unknown engines' wishes with a sentence."""
+"""Bad input is refused before any SQL; an unsupported combination is refused with a sentence."""
 
 from __future__ import annotations
 

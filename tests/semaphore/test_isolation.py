@@ -1,4 +1,4 @@
-"""In a transaction of the caller's own, at any isolation level: right, or an error, never an over-grant."""
+"""In the caller's own transaction, at any isolation level: a correct answer or an error, never an over-grant."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.fixtures.parties import PATIENCE, later
 from tests.fixtures.semaphores import INNODB, SERVERS, expire, held, made, place, unused
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
-#: the level that the session tells, and the one that its next transaction is really at
+#: the level that the session reports, and the actual one of its next transaction
 HIDDEN = [("READ COMMITTED", "REPEATABLE READ"), ("REPEATABLE READ", "READ COMMITTED")]
 PLACES = [*SERVERS, "postgresql18", "yugabytedb"]
 
 
 def look(connection: Connection) -> None:
-    """Have the transaction's snapshot made, where it has one; not of our rows, which a SERIALIZABLE read locks."""
+    """Create the transaction's snapshot, if it has one, without reading our rows, which SERIALIZABLE would lock."""
     connection.execute(text(f"SELECT * FROM {place(connection.engine, 'locked_keys')}")).all()
 
 
 def outcome(connection: Connection, operation: Any) -> str:
-    """``granted``, ``denied``, or ``error`` where the engine says that the transaction can't go on."""
+    """``granted``, ``denied``, or ``error`` where the engine reports that the transaction can't continue."""
     try:
         grant = connection.scalar(operation)
         connection.commit()
@@ -71,7 +71,7 @@ def test_release_after_snapshot(name: str, level: str, engine_to: MakeEngine) ->
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
 def test_expiry_after_snapshot(name: str, level: str, since: str, engine_to: MakeEngine) -> None:
-    """Granted, or renewed, since the snapshot, and its time is over again: it is in nobody's way."""
+    """Granted or renewed since the snapshot, and expired again: it blocks no other request."""
     engine = engine_to(name, isolation_level=level)
     sem, full = made(engine, 2), made(engine, 1)
     locks = sl.Locks(engine)
@@ -79,7 +79,7 @@ def test_expiry_after_snapshot(name: str, level: str, since: str, engine_to: Mak
     dead = locks.acquire({sem: 1}, ttl=3600) if since == "a renewal" else None
     with engine.connect() as a:
         if dead is not None:
-            # in time, with the next one's end before now as well: its stamp is another one than the snapshot's
+            # renewed in time, and expired again by now: its time stamp differs from the snapshot's
             with engine.begin() as connection:
                 expire(connection, dead)
         look(a)
@@ -90,7 +90,7 @@ def test_expiry_after_snapshot(name: str, level: str, since: str, engine_to: Mak
         assert got == "granted" if level == "READ COMMITTED" else got in ("granted", "error")
         if got == "granted":
             assert not locks.renew(dead)
-            # one of the two is alive, and so there is no more
+            # one of the two is alive, so there is no room for another
             assert outcome(a, sl.semaphore.acquire({sem: 1})) == "denied"
     assert all(locks.renew(grant) for grant in living)
 
@@ -99,7 +99,7 @@ def test_expiry_after_snapshot(name: str, level: str, since: str, engine_to: Mak
 @pytest.mark.parametrize("level", LEVELS[:2])
 @pytest.mark.parametrize("name", SERVERS)
 def test_denial_delays_no_release_or_renewal(name: str, level: str, what: str, engine_to: MakeEngine) -> None:
-    """Not the holders from renewing and releasing, nor others from other semaphores, with ids beside its own."""
+    """It keeps neither holders from renewing and releasing, nor others from semaphores with neighbouring ids."""
     engine = engine_to(name, isolation_level=level)
     sem, ident = made(engine, 2), f"{unused('job')} m"
     others = [made(engine, 2) for _ in range(2)]
@@ -142,7 +142,7 @@ def test_unknown_id_locks_no_neighbours(name: str, level: str, engine_to: MakeEn
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
 def test_permit_released_in_same_transaction(name: str, level: str, engine_to: MakeEngine) -> None:
-    """Which nobody sees but itself."""
+    """Which no other transaction sees."""
     engine = engine_to(name, isolation_level=level)
     sem = made(engine, 2)
     locks = sl.Locks(engine)
@@ -161,7 +161,7 @@ def test_permit_released_in_same_transaction(name: str, level: str, engine_to: M
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", INNODB)
 def test_usage_without_side_connection(name: str, level: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
-    """What would be asked on it is asked with locks: it takes back what has expired, and denies what is held."""
+    """Locking reads replace the snapshot's: an expired permit is released, and a held one leads to a denial."""
 
     def refused(run: Any) -> Any:
         raise OperationalError("connect", {}, Exception("Too many connections"))
@@ -201,7 +201,7 @@ def test_waiter_for_taken_last_permit_is_denied(name: str, level: str, engine_to
 @pytest.mark.parametrize(("told", "real"), HIDDEN)
 @pytest.mark.parametrize("name", INNODB)
 def test_level_that_no_variable_shows(name: str, told: str, real: str, how: str, engine_to: MakeEngine) -> None:
-    """InnoDB shows a transaction its own change of a row, and so a current fence beside permits of long ago."""
+    """InnoDB shows a transaction its own change of a row, and so a current fence with outdated permits."""
     engine = engine_to(name, isolation_level=told)
     sem = made(engine, 3)
     locks = sl.Locks(engine)
@@ -246,7 +246,7 @@ def test_replay_in_snapshot_before_grant(name: str, level: str, engine_to: MakeE
 
 @pytest.mark.parametrize("name", PLACES)
 def test_locks_on_engine_at_other_levels(name: str, engine_to: MakeEngine, watch: Any) -> None:
-    """Through ``Locks`` nobody sees a serialization failure, however many wait."""
+    """``Locks`` raises no serialization failure, however many callers wait."""
     engine = engine_to(name, isolation_level="SERIALIZABLE", pool_size=10)
     sem = made(engine, 2)
     locks = [sl.Locks(engine) for _ in range(6)]
@@ -272,7 +272,7 @@ def test_denial_leaves_no_rows(name: str, engine_to: MakeEngine, watch: Any) -> 
         count = f"SELECT count(*) FROM {place(name, 'permit_request')} WHERE external_id = :id"
         assert a.scalar(text(count), {"id": ident}) == 0
         if name == "postgresql15":
-            # the gate and the row are free at once, though the transaction goes on
+            # the local queue and the row are free immediately, although the transaction continues
             assert not b.scalar(
                 sl.semaphore.acquire({sem: 1}, external_id=ident).execution_options(locks_wait=PATIENCE)
             )
@@ -321,7 +321,7 @@ def test_uncommitted_release_is_not_counted(name: str, engine_to: MakeEngine) ->
 @pytest.mark.parametrize("name", INNODB)
 @pytest.mark.parametrize("what", ["an acquire", "a release", "an answer known before"])
 def test_repeatable_read_locks_no_other_semaphore(name: str, what: str, engine_to: MakeEngine) -> None:
-    """Where it locked gaps, nobody could acquire anything until it commits."""
+    """If it locked gaps, no caller could acquire anything until it commits."""
     engine = engine_to(name, isolation_level="REPEATABLE READ")
     sem, sems = made(engine, 5), [made(engine, 5) for _ in range(2)]
     locks = sl.Locks(engine)
@@ -333,7 +333,7 @@ def test_repeatable_read_locks_no_other_semaphore(name: str, what: str, engine_t
             assert caller.scalar(sl.semaphore.acquire({sem: 1}))
         else:
             assert caller.scalar(sl.semaphore.acquire({sem: 1}, external_id=grant.external_id)).replayed
-        # beside the id that was found, too
+        # also next to the id that was found
         before, after = grant.external_id[:-1], f"{grant.external_id}0"
         for sem, ident in zip(sems, (before, after), strict=True):
             assert locks.acquire({sem: 1}, external_id=ident, timeout=PATIENCE)
@@ -359,7 +359,7 @@ def test_semaphore_created_after_snapshot(name: str, level: str, engine_to: Make
         another, ident = made(engine, 1), unused("job")
         sl.Locks(engine).acquire({another: 1}, external_id=ident)
         assert not caller.scalar(sl.semaphore.acquire({another: 1}))
-        # nor does the snapshot show the grant that it gives back
+        # nor does the snapshot show the grant that it releases
         assert caller.scalar(sl.semaphore.release(ident)) is sl.Released.RELEASED
         caller.commit()
     assert held(engine, another) == 0
@@ -367,7 +367,7 @@ def test_semaphore_created_after_snapshot(name: str, level: str, engine_to: Make
 
 @pytest.mark.parametrize("name", INNODB)
 def test_permit_released_after_snapshot_is_granted(name: str, engine_to: MakeEngine) -> None:
-    """At a level that the session's variable doesn't tell, either."""
+    """Also at a level that the session's variable doesn't show."""
     engine = engine_to(name, isolation_level="READ COMMITTED")
     sem = made(engine, 1)
     grant = sl.Locks(engine).acquire({sem: 1})
@@ -381,12 +381,12 @@ def test_permit_released_after_snapshot_is_granted(name: str, engine_to: MakeEng
 
 @pytest.mark.parametrize("name", INNODB)
 def test_ttl_counts_from_after_wait_for_release(name: str, engine_to: MakeEngine, watch: Any) -> None:
-    """Its time counts from after the wait, which is for the permits where it sums them with a lock."""
+    """Its ttl counts from after the wait, which is for the permits where they are summed with a lock."""
     engine, watcher = engine_to(name, isolation_level="REPEATABLE READ"), watch(name)
     sem = made(engine, 2)
     with engine.connect() as caller, engine.connect() as releasing:
         caller.execute(sl.semaphore.usage()).all()
-        grant = sl.Locks(engine).acquire({sem: 1})  # which that snapshot doesn't show
+        grant = sl.Locks(engine).acquire({sem: 1})  # the snapshot doesn't show it
         releasing.scalar(sl.semaphore.release(grant))
         waiting = later(caller.scalar, sl.semaphore.acquire({sem: 1}, ttl=60))
         watcher.until_waiting(waiting)

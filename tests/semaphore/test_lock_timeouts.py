@@ -18,7 +18,7 @@ from tests.fixtures.semaphores import INNODB, held, made, place, request_of, unu
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("name", INNODB)
 def test_timed_out_acquire_leaves_no_request(name: str, level: str, engine_to: MakeEngine) -> None:
-    """InnoDB undoes the statement that waited, and not what came before it in the caller's transaction."""
+    """InnoDB undoes the statement that waited, and not the earlier ones of the caller's transaction."""
     engine, ident = engine_to(name, isolation_level=level), unused("job")
     first, second = sorted([made(engine, 1), made(engine, 1)])
     with engine.connect() as keeper, engine.connect() as caller:
@@ -74,7 +74,7 @@ def test_timed_out_release_can_be_repeated(name: str, engine_to: MakeEngine) -> 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
 def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
-    """In the very block that writes it would wait for itself."""
+    """Inside the block that writes, it would deadlock with itself."""
     monkeypatch.setattr("sqlalchemy_locks.facade.semaphores.ROW_TIMEOUT", 0.5)
     engine = engine_to(name)
     locks, sem = sl.Locks(engine), made(engine, 1)
@@ -87,8 +87,8 @@ def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEn
                 later(ask, grant).result(PATIENCE)
         with engine.begin() as caller:
             before = caller.scalar(text("SHOW lock_timeout"))
-            assert caller.scalar(sl.semaphore.release("nobody's").execution_options(locks_wait=7)) == "UNKNOWN"
-            assert caller.scalar(sl.semaphore.renew("nobody's").execution_options(locks_wait=7)) is False
+            assert caller.scalar(sl.semaphore.release("unknown").execution_options(locks_wait=7)) == "UNKNOWN"
+            assert caller.scalar(sl.semaphore.renew("unknown").execution_options(locks_wait=7)) is False
             assert caller.scalar(text("SHOW lock_timeout")) == before
     assert locks.renew(grant)
     assert locks.release(grant) is sl.Released.RELEASED

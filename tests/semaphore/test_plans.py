@@ -1,4 +1,4 @@
-"""What was released costs nothing: the plans, where a hundred thousand released permits lie beside a few held ones."""
+"""Released permits cost nothing: the plans with a hundred thousand released permits and a few held ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def crowd(engine: Engine, name: str, sem: str) -> None:
 
 
 def plan(engine: Engine, statement: str, **values: object) -> str:
-    """How the engine goes about it, in its own words."""
+    """The engine's own plan of the statement."""
     explain = {"sqlite": "EXPLAIN QUERY PLAN", "mysql": "EXPLAIN FORMAT=TRADITIONAL"}.get(
         engine.dialect.name, "EXPLAIN"
     )
@@ -71,7 +71,7 @@ def test_sum_reads_held_permits_only(name: str, engine_to: MakeEngine) -> None:
 
 
 def test_index_has_no_released_permits(engine_to: MakeEngine) -> None:
-    """On PostgreSQL: a release leaves the index, so it stays as small as what is held."""
+    """On PostgreSQL a released permit leaves the index, which stays as small as the number of held ones."""
     engine = engine_to("postgresql15")
     with engine.connect() as connection:
         assert connection.scalar(
@@ -81,7 +81,7 @@ def test_index_has_no_released_permits(engine_to: MakeEngine) -> None:
 
 @pytest.mark.parametrize("locking", ["native", "table"])
 def test_plans_made_on_a_tiny_table_serve_a_large_one(servers: Servers, locking: str) -> None:
-    """PostgreSQL keeps the plans of a session until the table is analyzed, which is up to a minute later."""
+    """PostgreSQL keeps a session's plans until the table is analyzed, up to a minute later."""
     url = servers.fresh("postgresql15", "psycopg")
     install(url, locking=locking)
     with connected(url, poolclass=StaticPool, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""The functions as psql has them: they refuse what the Python API refuses, and in its words."""
+"""The functions, called from psql: they refuse what the Python API refuses, with the same messages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MISTAKES: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (CREATE, {**NAMED, "capacity": -1}, lambda: sl.semaphore.create("s", -1)),
     (RESIZE, {**NAMED, "capacity": -1}, lambda: sl.semaphore.resize("s", -1)),
 ]
-#: what only SQL can say
+#: mistakes that only SQL can make
 NULLS = [
     (ACQUIRE, {**GIVEN, "names": None}, "needs at least one semaphore, and one count for each name"),
     (ACQUIRE, {**GIVEN, "names": [], "counts": []}, "needs at least one semaphore, and one count for each name"),
@@ -95,7 +95,7 @@ def refused(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Callable[[
     engine = engine_to(request.param)
 
     def sentence(call: str, values: dict[str, Any]) -> str:
-        """What the server says of a call that it refuses."""
+        """The server's error for a call that it refuses."""
         with engine.connect() as connection, pytest.raises(DBAPIError) as raised:
             connection.execute(text(call), values)
         origin: Any = raised.value.orig

@@ -1,4 +1,4 @@
-"""The races of a semaphore, step by step: barriers and the server's own account of who waits, no clock."""
+"""The races of a semaphore, step by step: by barriers and the server's own list of waiters, without a clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WITH_ROW_LOCKS = [*SERVERS, "yugabytedb"]
 
 
 def between(engine: Engine, word: str, act: Callable[[], Any]) -> None:
-    """Do something right before the next statement with that word in it is sent."""
+    """Call a function right before the next statement that contains that word is sent."""
     done = threading.Event()
 
     def before(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -79,7 +79,7 @@ def test_waiter_for_rolled_back_request_is_granted(name: str, engine_to: MakeEng
     sem, ident = made(engine, 1), unused("job")
     with engine.connect() as first:
         assert first.scalar(sl.semaphore.acquire({sem: 1}, external_id=ident))
-        # two engines' Locks, so that no gate in memory keeps them apart
+        # ``Locks`` of two engines, so that no queue in memory serializes them
         waiting = [later(run, engine, sl.semaphore.acquire({sem: 1}, external_id=ident)) for _ in range(3)]
         watcher.until_waiting(waiting[0], besides=2)
         first.rollback()
@@ -152,7 +152,7 @@ def test_request_renewed_since_judged_expired_stays(name: str, engine_to: MakeEn
         expire(connection, grant)
 
     def renewed_at_the_last_moment() -> None:
-        # renew() would refuse: its time has run out. What matters is that the row is another one than was judged
+        # renew() would refuse, since it has expired. What matters is that the row has changed since it was read
         with aside.begin() as connection:
             expire_to_now(connection, grant)
 
@@ -172,7 +172,7 @@ def expire_to_now(connection: Any, grant: sl.Grant) -> None:
 
 @pytest.mark.parametrize("name", PLACES)
 def test_crosswise_expiry_never_deadlocks(name: str, engine_to: MakeEngine) -> None:
-    """Requests on two semaphores each, all expired, while both semaphores are asked for in both orders."""
+    """Expired requests on two semaphores, while other requests acquire both semaphores in both orders."""
     engine = engine_to(name, pool_size=12)
     left, right = made(engine, 4), made(engine, 4)
     barrier = threading.Barrier(6, timeout=PATIENCE)
@@ -208,7 +208,7 @@ def test_second_release_frees_no_other_permit(name: str, engine_to: MakeEngine) 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_fences_rise_in_order_of_grants(name: str, engine_to: MakeEngine) -> None:
-    """Over connections, over deletions of everything that was released, over the semaphore's own deletion."""
+    """Across connections, clean-ups of released requests, and deletions of the semaphore itself."""
     one, two = sl.Locks(engine_to(name)), sl.Locks(engine_to(name))
     sem = made(engine_to(name), 1)
     tokens = []
@@ -228,7 +228,7 @@ def test_fences_rise_in_order_of_grants(name: str, engine_to: MakeEngine) -> Non
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
 def test_guarded_write_is_judged_after_its_wait(name: str, level: str, engine_to: MakeEngine, watch: Any) -> None:
-    """Behind a release that rolled back, the time of the request runs out: the row is as it was, the clock is not."""
+    """While it waits for a release that is rolled back, the request expires: the row is unchanged, the time isn't."""
     engine, watcher = engine_to(name, isolation_level=level), watch(name)
     write = anything(engine)
     sem = made(engine, 1)
@@ -295,7 +295,7 @@ def test_guarded_write_keeps_permits_until_commit(name: str, engine_to: MakeEngi
 
 @pytest.mark.parametrize("name", INNODB)
 def test_one_id_denied_on_many_connections(name: str, engine_to: MakeEngine) -> None:
-    """Their rows come and go, and they deadlock over the gaps: that is no room, and no error of the driver's."""
+    """Their rows are inserted and deleted, and they deadlock over gaps: the result is a denial, no driver error."""
     engine = engine_to(name)
     sem, ident = made(engine, 1), unused("job")
     sl.Locks(engine).acquire({sem: 1})
@@ -308,6 +308,6 @@ def test_one_id_denied_on_many_connections(name: str, engine_to: MakeEngine) -> 
                 sl.Locks(each).acquire({sem: 1}, external_id=ident, timeout=0)
         return 20
 
-    # engines of their own, as processes have: no gate in memory before them
+    # engines of their own, as in processes: no queue in memory serializes them
     asking = [later(ask, engine_to(name)) for _ in range(8)]
     assert [future.result(PATIENCE) for future in asking] == [20] * 8

@@ -1,6 +1,6 @@
-"""A grant of a transaction that was rolled back stands for nothing, though its row's number may be given again.
+"""A grant of a rolled-back transaction identifies no request, although its row's number may be reused.
 
-SQLite gives it again at once, AUTOINCREMENT or not; servers do when they crash before it is on their disk.
+SQLite reuses it immediately, with or without AUTOINCREMENT; a server does after a crash before it was written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROWS = Table("of_rolled_back", MetaData(), Column("id", BigInteger(), primary_ke
 
 
 def same_number(engine: Engine, grant: sl.Grant, number: int) -> None:
-    """Have the row of a grant be as it is where numbers are given again."""
+    """Give the row of a grant the number that an engine which reuses numbers would give it."""
     old = request_of(engine, grant)
     values = {"new": number, "old": old}
     with engine.begin() as connection:
@@ -43,7 +43,7 @@ def rolled_back_and_again(engine: Engine, again: bool) -> tuple[str, sl.Grant, s
         assert gone
         number = connection.scalar(seen, {"id": gone.external_id})
         connection.rollback()
-    # the same operation, executed once more, or another one of the same id
+    # the same operation, executed again, or another one with the same id
     later: Any = sl.Locks(engine).run(
         acquire if again else sl.semaphore.acquire({sem: 1}, external_id=gone.external_id)
     )

@@ -38,5 +38,5 @@ def test_capacity_is_never_exceeded(name: str, servers: Servers, engine_to: Make
             found = connection.execute(text(TOKENS.format(place(engine, ""))), {"name": semaphore}).scalars().all()
             assert list(found) == [*range(1, len(found) + 1)]
             tokens += found
-    # whoever had something had a permit of one semaphore at least; how much that is, a busy machine decides
+    # each grant holds a permit of at least one semaphore; how many grants there are depends on the machine's load
     assert len(tokens) >= had >= len(KILLED)

@@ -1,4 +1,4 @@
-"""What a sweep releases: what has expired, what is stale, and what belongs to nobody. Never a live lease."""
+"""A sweep releases expired and stale requests, and permits without a request. Never a live lease."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DAY = 86400
 
 
 def days_ago(engine: Engine, grant: sl.Grant, days: int) -> None:
-    """Have a grant be so old, and not renewed since."""
+    """Move a grant into the past by these seconds, without a renewal since."""
     with engine.begin() as connection:
         for _ in range(days):
             expire(connection, grant)
@@ -22,7 +22,7 @@ def days_ago(engine: Engine, grant: sl.Grant, days: int) -> None:
 
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_request_with_ttl_is_never_stale(name: str, engine_to: MakeEngine) -> None:
-    """One of a week is renewed every 56 hours: whatever is stale by then, it is not."""
+    """A ttl of a week is renewed every 56 hours: such a request isn't stale in between."""
     engine = engine_to(name)
     sem = made(engine, 2)
     locks = sl.Locks(engine)
@@ -39,7 +39,7 @@ def test_request_with_ttl_is_never_stale(name: str, engine_to: MakeEngine) -> No
     days_ago(engine, lease, 8)
     assert locks.sweep(stale_after=None) >= 1
     assert locks.release(lease) is sl.Released.ALREADY_RELEASED
-    # what has no time to live is stale after a day
+    # a request without a time to live is stale after a day
     days_ago(engine, endless, 2)
     assert locks.sweep(stale_after=None) >= 0
     assert held(engine, sem) == 1
@@ -50,7 +50,7 @@ def test_request_with_ttl_is_never_stale(name: str, engine_to: MakeEngine) -> No
 @pytest.mark.parametrize("through", ["locks", "session"])
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_orphaned_permit_is_ended(name: str, through: str, engine_to: MakeEngine) -> None:
-    """Rows that were written, or deleted, by hand: nobody would ever give them back."""
+    """Rows that were written or deleted by hand: no holder would ever release them."""
     engine = engine_to(name)
     sem, ident = made(engine, 3), unused("job")
     locks = sl.Locks(engine)

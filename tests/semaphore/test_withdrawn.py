@@ -1,4 +1,4 @@
-"""A request whose asker went away: it may be under way still, or to come, and nobody would give back what it took."""
+"""A request whose caller has gone: it may still be executed, and no caller would release its permits."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
     engine = create_engine(server.url("psycopg"))
 
 Each `start()` gives a new server with a folder, a port and an administrator of its own.
-It ends with the process that started it, in whatever way that ends.
+It ends with the process that started it, however that ends.
 """
 
 from collections.abc import Callable
@@ -51,5 +51,5 @@ NAMES = ("postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb", "redi
 
 
 def start(name: str) -> Server:
-    """Start a new server; raise `Unavailable` if what it takes is not here."""
+    """Start a new server; raise `Unavailable` if something that it needs is missing."""
     return _MAKERS[name]().start()

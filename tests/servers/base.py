@@ -1,4 +1,4 @@
-"""What all servers have in common: a folder, a port, a life."""
+"""The common part of all servers: a folder, a port, start and stop."""
 
 import atexit
 import os
@@ -23,11 +23,11 @@ _servers_lock = threading.Lock()
 
 
 class StartFailed(Exception):
-    """A server that should have started did not; carries the end of its log."""
+    """A server failed to start; the message has the end of its log."""
 
 
 class Server:
-    """A server of the suite's own, in a folder of its own and on a port of its own.
+    """A server of the test suite, with its own folder and port.
 
     It is made by its class, and runs after `start()`. `stop()` and `kill()` keep its
     folder, so that `restart()` brings back the same data at the same port; `close()`,
@@ -49,7 +49,7 @@ class Server:
         self._holder: socket.socket | None = None
         self._owner = os.getpid()
 
-    # What each kind of server says for itself.
+    # What each kind of server defines.
 
     def url(self, driver: str, database: str | None = None) -> str:
         """The URL at which the driver named reaches the server."""
@@ -78,13 +78,13 @@ class Server:
         """Create what clients expect, once, after the first start."""
 
     def _discard(self) -> None:
-        """Free what a killed server has left outside of its folder."""
+        """Free the resources that a killed server has left outside its folder."""
 
-    # What is the same for all.
+    # What all servers share.
 
     @property
     def log(self) -> Path:
-        """The file with what the server has written."""
+        """The server's log file."""
         return self.directory / "server.log"
 
     @property
@@ -132,7 +132,7 @@ class Server:
         while True:
             try:
                 self._ping()
-            except ImportError:  # The driver is missing: no use in trying again.
+            except ImportError:  # The driver is missing: retrying can't help.
                 raise
             except Exception as error:
                 if self.running and time.monotonic() < deadline:
@@ -172,7 +172,7 @@ class Server:
             self._process.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Resume a paused server."""
         if self._process is not None:
             self._process.signal(signal.SIGCONT)
 
@@ -193,7 +193,7 @@ class Server:
 
 
 def _close(servers: list[Server]) -> None:
-    """Close servers; killed, since what they would write for their next start is removed."""
+    """Close servers; they are killed, since their data is removed anyway."""
     for server in servers:
         server.kill()
         if server._holder is not None:

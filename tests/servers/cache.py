@@ -1,4 +1,4 @@
-"""The folder that keeps, from one run to the next, what takes long to make."""
+"""A folder that keeps the results of slow set-up work from one run to the next."""
 
 import contextlib
 import fcntl
@@ -12,10 +12,10 @@ from tests.servers.process import Unavailable, reachable
 
 
 def folder() -> Path:
-    """The cache folder, made if need be.
+    """The cache folder, created if necessary.
 
-    Root's is below /var/cache, since the servers, which then run as `nobody`, seldom
-    can enter root's home folder.
+    Root's is below /var/cache, since the servers, which then run as the user `nobody`, usually
+    can't enter root's home folder.
     """
     if chosen := os.environ.get("SQLALCHEMY_LOCKS_CACHE"):
         base = Path(chosen).absolute()
@@ -48,8 +48,8 @@ def _locked(path: Path) -> Iterator[None]:
 def prepared(key: str, make: Callable[[Path], None]) -> Path:
     """The folder `key` of the cache, filled by `make` unless it is there already.
 
-    It is filled under another name and renamed when complete, so a process that sees it sees
-    all of it; afterwards it only is read.
+    It is filled under another name and renamed when complete, so that no process sees it
+    incomplete; afterwards it is only read.
     """
     root = folder()
     target = root / key

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.servers import cache
 from tests.servers.process import Unavailable, own, run
 
-#: The machine's own settings stay in force (a proxy, say), but for what is named here.
+#: The machine's own settings, such as a proxy, apply except for those named here.
 CONFIGURATION = """\
 #clear APT::Update;
 Dir::Etc::SourceList "{folder}/sources.list";
@@ -34,12 +34,12 @@ Debug::NoLocking "true";
 
 #: How often each archive is asked: a release that changes every few hours may do so between its index and a package.
 TRIES = 3
-#: And how long it is left alone in between, in seconds.
+#: And the pause in between, in seconds.
 PAUSE = 10.0
 
 
 def mirrors() -> list[str]:
-    """The Debian archives that this machine's own sources name, the likeliest first."""
+    """The Debian archives in this machine's sources, the most likely one first."""
     command = ("apt-get", "indextargets", "--no-release-info", "--format")
     try:
         listing = run(*command, "$(SITE) $(COMPONENT)", directory=Path("/"))

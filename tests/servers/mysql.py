@@ -32,7 +32,7 @@ class MySQLCompatible(SQLServer):
         own(account)
 
     def _copy(self, key: str, initialize: Callable[[Path], None]) -> None:
-        """Initialising takes seconds; copying what was, with the zeros left out, does not."""
+        """Initialising takes seconds; a sparse copy of initialised data takes less."""
         template = cache.prepared(key, initialize)
         run("cp", "-a", "--sparse=always", template / "data", self.data, directory=self.directory)
 
@@ -50,7 +50,7 @@ class MySQLCompatible(SQLServer):
             "--innodb-flush-log-at-trx-commit=2",
             "--innodb-buffer-pool-size=128M",
             "--max-connections=300",
-            # a machine may stand still for as long as the 50 seconds of the default
+            # a machine may be paused for as long as the default of 50 seconds
             "--innodb-lock-wait-timeout=240",
             "--skip-log-bin",
             "--skip-name-resolve",
@@ -94,7 +94,7 @@ class MySQL(MySQLCompatible):
             own(folder)
             data = f"--datadir={folder}/data"
             run(*self._program, "--initialize-insecure", data, directory=folder)
-            (folder / "data/auto.cnf").unlink()  # The identity: one for each copy.
+            (folder / "data/auto.cnf").unlink()  # The server's identity: each copy needs its own.
 
         self._copy(f"mysql-data-{version[2]}", initialize)
 

@@ -1,4 +1,4 @@
-"""Where a server is: a folder and a port of its own."""
+"""A folder and a port for a server."""
 
 import socket
 import tempfile
@@ -10,7 +10,7 @@ from tests.servers.process import own, reachable
 def temporary_folder(name: str) -> Path:
     """A new folder for a server, where its account can reach it.
 
-    Its path is kept short, for that of a Unix socket has at most 107 bytes.
+    Its path is short, because that of a Unix socket has at most 107 bytes.
     """
     root = Path(tempfile.gettempdir())
     if len(str(root)) > 50 or not reachable(root):
@@ -24,7 +24,7 @@ def reserved_port(host: str) -> socket.socket:
     """A socket that holds a free port until it is closed.
 
     As it does not listen, and as servers set SO_REUSEADDR too, the server can bind the
-    same port. Nobody else is given it: no other test run that looks for a free port,
+    same port. No other process gets it: no other test run that looks for a free port,
     and no client for its end of a connection while the server is down.
     """
     holder = socket.socket()

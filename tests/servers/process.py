@@ -1,4 +1,4 @@
-"""Running the servers' programs: as whom, with what environment, under whose care."""
+"""Running the servers' programs: the user, the environment, the supervisor."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from typing import TypedDict
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 #: Nothing of the developer's own settings (PGHOST, MYSQL_HOME, ...) reaches a server;
-#: only apt needs to know of a proxy.
+#: only apt needs the proxy settings.
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
@@ -26,7 +26,7 @@ class Unavailable(Exception):
 
 
 class Account(TypedDict, total=False):
-    """The arguments of `subprocess.Popen` that say as whom a program runs."""
+    """The arguments of `subprocess.Popen` for the user that a program runs as."""
 
     user: int
     group: int
@@ -42,7 +42,7 @@ def account() -> Account:
 
 
 def own(path: Path) -> None:
-    """Give a file or folder to the servers' account."""
+    """Make the servers' account the owner of a file or folder."""
     if who := account():
         os.chown(path, who["user"], who["group"])
 
@@ -54,7 +54,7 @@ def reachable(path: Path) -> bool:
 
 
 def program(name: str, folder: str, missing: str) -> str:
-    """The path of a program, or `Unavailable` with the sentence `missing`."""
+    """The path of a program; raise `Unavailable` with the message `missing` without one."""
     path = shutil.which(name, path=folder)
     if path is None:
         raise Unavailable(missing)
@@ -88,7 +88,7 @@ def run(*command: str | Path, directory: Path) -> str:
 
 
 class Process:
-    """A running server: all of its processes, in the care of a supervisor."""
+    """A running server: all of its processes, under a supervisor."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Process:
             stdout=subprocess.PIPE,
             bufsize=0,
             cwd="/",
-            start_new_session=True,  # The terminal's Ctrl-C is for the tests alone.
+            start_new_session=True,  # The terminal's Ctrl-C must reach the tests only.
         )
         self._lock = threading.Lock()
         answer = self._read()
@@ -131,14 +131,14 @@ class Process:
         return self._supervisor.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
-        """Have a signal sent; by the supervisor, so never to a reused process id."""
+        """Make the supervisor send a signal, which therefore never goes to a reused process id."""
         assert self._supervisor.stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             self._supervisor.stdin.write(bytes([number]))
             self._read()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all of the server's processes have ended; whether they have."""
+        """Wait until all of the server's processes have ended; return whether they have."""
         try:
             self._supervisor.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What all SQL servers have in common; they are spoken to through SQLAlchemy."""
+"""The common part of all SQL servers, which are accessed through SQLAlchemy."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,11 +13,11 @@ from tests.servers.base import Server
 class SQLServer(Server):
     """A server with an administrator `locks`, whose first database is `locks`."""
 
-    #: What the URLs of each driver begin with.
+    #: The scheme of each driver's URLs.
     drivers: ClassVar[Mapping[str, str]]
-    #: The driver by which the suite itself manages the server.
+    #: The driver with which the test suite manages the server.
     own_driver: ClassVar[str]
-    #: A database that is there from the beginning.
+    #: A database that always exists.
     first_database: str
     user = "locks"
     password = "locks"
@@ -38,7 +38,7 @@ class SQLServer(Server):
         ).render_as_string(hide_password=False)
 
     def execute(self, *statements: str, database: str | None = None) -> Any:
-        """Execute statements outside of a transaction; the last one's first value."""
+        """Execute statements outside of a transaction; return the first value of the last one."""
         engine = create_engine(
             self.url(self.own_driver, database),
             poolclass=NullPool,

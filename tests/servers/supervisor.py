@@ -1,14 +1,14 @@
 """The process between the tests and one server; run as a script, never imported.
 
 A server must not outlive the tests, however they end, SIGKILL included. The kernel's
-PR_SET_PDEATHSIG alone does not do: it fires when the *thread* that forked ends, and
-tests may well start a server from a worker thread. So each server is a child of this
+PR_SET_PDEATHSIG alone is not enough: it fires when the *thread* that forked ends, and
+tests may start a server from a worker thread. So each server is a child of this
 single-threaded script, which watches the process that asked for the server. It also
-adopts whatever the server leaves behind (PR_SET_CHILD_SUBREAPER), and so it knows when
+adopts the processes that the server leaves behind (PR_SET_CHILD_SUBREAPER), so it knows when
 all of the server's processes are gone: PostgreSQL's each have a session of their own,
 out of reach of a signal to one process group.
 
-What it is asked arrives on its standard input, one byte a request: a signal's number.
+Requests arrive on its standard input, one byte each: a signal's number.
 SIGKILL, SIGSTOP and SIGCONT go to all of the server's processes, any other signal to
 the main one. Every request is answered by one line once the signals are sent. It ends
 when the server's last process has, so to wait for this script is to wait for them all.
@@ -39,7 +39,7 @@ def descendants() -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                # The name, in parentheses, may itself hold spaces and parentheses.
+                # The name, in parentheses, may itself contain spaces and parentheses.
                 fields = (entry / "stat").read_text("latin-1").rpartition(")")[2]
                 parent = int(fields.split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
@@ -74,7 +74,7 @@ def answer(text: bytes) -> None:
 
 
 class Supervisor:
-    """The server's main process, and the loop which looks after it."""
+    """The server's main process, and the loop that supervises it."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
@@ -98,7 +98,7 @@ class Supervisor:
         self.pid = process.pid
 
     def reap(self) -> bool:
-        """Collect what has ended; whether anything of the server is left."""
+        """Reap ended processes; return whether any process of the server is left."""
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 self.alive = self.alive and pid != self.pid
@@ -106,7 +106,7 @@ class Supervisor:
         return False
 
     def orphan(self) -> None:
-        """The tests have gone: stop the server cleanly, for it frees what it holds."""
+        """The tests have ended: stop the server cleanly, so that it frees its resources."""
         if self.orphaned_at is None:
             self.orphaned_at = time.monotonic()
             send_all(signal.SIGCONT)
@@ -141,7 +141,7 @@ class Supervisor:
 
 
 def main() -> None:
-    """Start the server that the first argument describes, and stay until it ends."""
+    """Start the server that the first argument describes, and run until it ends."""
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)

@@ -31,7 +31,7 @@ DRIVERS = {
     "yugabytedb+psycopg2": "yugabytedb+psycopg2",
 }
 
-#: PostgreSQL's own version() makes way, for it can be neither dropped nor replaced: by
+#: PostgreSQL's own version() is renamed, because it can be neither dropped nor replaced: by
 #: its OID it is the one that is compiled in, whatever the catalog says.
 STATEMENTS = (
     "ALTER FUNCTION pg_catalog.version() RENAME TO postgresql_version",
@@ -84,10 +84,10 @@ class YugabyteDB(PostgreSQL):
     def __init__(self) -> None:
         super().__init__()
         self.name = self.kind
-        self.tls = False  # psycopg2 is to be seen without it, too
+        self.tls = False  # psycopg2 is tested without TLS, too
 
     def standby(self) -> PostgreSQL:
-        """YugabyteDB has none of this kind."""
+        """YugabyteDB has no such standby."""
         raise NotImplementedError("YugabyteDB has no physical standby")
 
     def _prepare(self) -> None:
@@ -127,7 +127,7 @@ class YugabyteDBCluster(SQLServer):
         return url.render_as_string(hide_password=False)
 
     def start(self) -> "YugabyteDBCluster":
-        """See that the cluster answers."""
+        """Check that the cluster answers."""
         self._ping()
         return self
 
@@ -135,13 +135,13 @@ class YugabyteDBCluster(SQLServer):
         """Leave the cluster as it is."""
 
     def kill(self) -> None:
-        """Refuse: the cluster is not the suite's own."""
+        """Refuse, because the cluster doesn't belong to the test suite."""
         raise Unavailable("The cluster at YUGABYTE_URL is not the suite's to disturb.")
 
     restart = pause = resume = kill
 
 
 def cluster_or_stand_in() -> SQLServer:
-    """The cluster at YUGABYTE_URL if that is set, or else the stand-in."""
+    """The cluster at YUGABYTE_URL if that is set, otherwise the stand-in."""
     url = os.environ.get("YUGABYTE_URL")
     return YugabyteDBCluster(url) if url else YugabyteDB()

@@ -1,4 +1,4 @@
-"""The tools for users' tests: what they find, what they do, and that pytest has them as a plugin."""
+"""The tools for users' tests: their findings and effects, and their pytest plugin."""
 
 from __future__ import annotations
 

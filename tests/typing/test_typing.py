@@ -1,4 +1,4 @@
-"""mypy and pyright agree on a file of user code, and would not if a type in it were another."""
+"""mypy and pyright accept a file of user code, and reject it if one of its types is changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 CODE = (HERE / "user_code.py").read_text()
-#: what stands in the code, and another type in its place
+#: a type in the code, and a wrong one to replace it
 WRONG = [
     ('sl.lock.try_exclusive("a")), bool | None)', 'sl.lock.try_exclusive("a")), int | None)'),
     ("sl.lock.row(Customer, 42)), Customer | None)", "sl.lock.row(Customer, 42)), Base | None)"),
@@ -51,7 +51,7 @@ def said(command: list[str], folder: Path) -> str:
         text=True,
         env={**os.environ, "MYPYPATH": str(ROOT), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
     )
-    # 1: it found errors, as it is to
+    # 1: it found errors, as expected
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout
 
@@ -76,7 +76,7 @@ def pyright(folder: Path) -> Errors:
 
 @pytest.fixture(scope="session", params=[mypy, pyright], ids=["mypy", "pyright"])
 def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Errors:
-    """What a checker says of the code as it is and of one with wrong types: once, since that takes its time.
+    """A checker's output for the code, and for the code with wrong types; run once, since it is slow.
 
     It sees the library as a user's project does.
     """
@@ -98,5 +98,5 @@ def test_another_type_would_be_told(errors: Errors, right: str) -> None:
 
 
 def test_nothing_else_is_told(errors: Errors) -> None:
-    """So that a case can't be red for the sake of another one."""
+    """So that no case fails because of another one."""
     assert {line for file, line, _ in errors if file == "wrong.py"} == {line_of(right) for right, _ in WRONG}

@@ -1,4 +1,4 @@
-"""What a user writes, as mypy and pyright see it: every result has its exact type. Checked, never run."""
+"""User code for mypy and pyright: every result has its exact type. Checked, never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler may be, and what its exceptions do."""
+"""The kinds of handlers, and the effects of their exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that lives keeps its jobs, and one that dies takes no job along that it hasn't begun."""
+"""A live worker keeps its jobs; the death of a worker costs no attempt of a job that it hasn't begun."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ sl.Worker(sl.Queue(), lambda job: os._exit(9), bind=create_engine(sys.argv[1]), 
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_job_that_kills_its_process_dies_alone(servers: Servers, engine_to: MakeEngine, name: str) -> None:
+def test_a_job_that_kills_its_process_is_the_only_dead_one(servers: Servers, engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
     put(engine, *range(10), max_attempts=1)
     ran = subprocess.run([sys.executable, "-c", KILLED, servers.installed(name, PLAIN[name])], cwd=ROOT, timeout=60)
@@ -331,7 +331,7 @@ def test_a_second_signal_ends_a_worker_immediately(servers: Servers, engine_to: 
 
 
 def test_a_job_that_was_taken_is_lost(lite: Engine) -> None:
-    """The handler goes on: only it can tell where it may stop."""
+    """The handler continues: only it knows where it may stop."""
     put(lite, 1)
     begun = threading.Event()
     lost: list[bool] = []

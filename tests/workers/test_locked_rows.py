@@ -1,4 +1,4 @@
-"""A finished job whose row another session has locked: the worker goes on, and reports it later."""
+"""A finished job whose row another session has locked: the worker continues, and reports it later."""
 
 from __future__ import annotations
 

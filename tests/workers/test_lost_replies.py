@@ -1,4 +1,4 @@
-"""A reply that is lost: the worker finds the jobs that its capture took."""
+"""A lost reply: the worker finds the jobs that it captured."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_cancelled_worker_releases_unknown_captures(
     servers: Any, direct: Engine, name: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a heartbeat's reply would be lost instead
-    monkeypatch.setattr(Heartbeats, "start", lambda self: setattr(self, "proven_at", clock()))
+    monkeypatch.setattr(Heartbeats, "start", lambda self: setattr(self, "confirmed_at", clock()))
     put(direct, *range(4), max_attempts=1)
 
     running: list[int] = []

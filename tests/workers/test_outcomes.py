@@ -1,4 +1,4 @@
-"""What a handler may ask for, what listeners get, and a worker that ends when its queue is empty."""
+"""The outcomes that a handler may raise, the events of listeners, and workers that end when the queue is empty."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_listeners_get_each_event(engine_to: MakeEngine, hold: bool) -> None:
     registry = CollectorRegistry()
     for what in ("begun", "completed", "failed", "dead", "stalled"):
         event.listen(worker, what, seen.append)
-    event.listen(worker, "begun", lambda _: 1 / 0)  # which is logged
+    event.listen(worker, "begun", lambda _: 1 / 0)  # the error is logged
     prometheus.instrument_worker(worker, registry)
     worker.run(until_empty=True)
     assert [(each.event, each.external_id) for each in seen] == [

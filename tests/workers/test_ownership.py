@@ -1,4 +1,4 @@
-"""Which jobs a worker owns: heartbeats, stalled jobs, jobs that others have taken."""
+"""Which jobs a worker owns: heartbeats, stalled jobs, jobs that others have captured."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_heartbeats_keep_long_jobs_from_stalling(engine_to: MakeEngine) -> None:
 
 
 def sweep(state: WorkerState) -> None:
-    """Send heartbeats until there is nothing to sweep, as a worker that has sent them in time for ``stalled_after``."""
+    """Send heartbeats until there is nothing to sweep, as a worker whose heartbeats were on time for ``stalled_after``."""
     heartbeats = state.heartbeats
     heartbeats._contact_since, heartbeats._contact_at = -float("inf"), clock()
     while heartbeats.turn(state.database) == 0:
@@ -91,7 +91,7 @@ def test_no_job_starts_after_missed_heartbeats(lite: Engine) -> None:
         silenced(connection)
         connection.execute(queue.requeue_stalled(3600))
         assert len(connection.execute(queue.capture(2)).all()) == 2
-    state.heartbeats.proven_at -= 3
+    state.heartbeats.confirmed_at -= 3
     assert state.take() is None
     beat(state)
     assert state.take() is None

@@ -177,7 +177,7 @@ def test_a_held_job_is_released_after_a_stop(
 
 
 def test_a_slot_that_outlives_run_starts_no_job(engine_to: MakeEngine) -> None:
-    """It leaves no connection open, though its engine was disposed of before."""
+    """It leaves no connection open, although its engine was disposed of before."""
     engine = engine_to("postgresql15")
     put(engine, 1, 2)
     begun: list[Any] = []

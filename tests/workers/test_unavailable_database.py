@@ -27,7 +27,7 @@ CAPTURE, COMPLETE, FAIL = "processing_host=", "completed_at=", "failed_at=CASE"
 
 @contextmanager
 def refusing(engine: Engine, *parts: str) -> Iterator[None]:
-    """Let the database refuse statements that contain one of these texts, as after a statement timeout."""
+    """Make the database refuse statements that contain one of these texts, as after a statement timeout."""
 
     def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if any(part in statement.replace("`", "") for part in parts):

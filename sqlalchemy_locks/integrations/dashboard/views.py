@@ -121,7 +121,7 @@ class Page:
             actions.log_refused(name, who, str(error), request.form)
             return self._message(503, f"It is unknown whether this was done: {queries.cause(error)}")
         actions.log_done(name, who, message)
-        self._locks()._tell("acted", f"dashboard.{name}", [actions.subject(request.form)], owner=who)
+        self._locks()._emit("acted", f"dashboard.{name}", [actions.subject(request.form)], owner=who)
         back = {"said": self._guard.seal(message)}
         if request.form.get("of"):
             back["of"] = request.form["of"]

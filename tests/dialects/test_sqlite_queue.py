@@ -1,6 +1,6 @@
-"""SQLite: waits for room in a semaphore are queued in a file beside the database, across processes.
+"""SQLite: the waiters of a semaphore, across processes, queue in a file in the database's folder.
 
-The order itself is tested for all engines (tests/facade/test_lease_order.py). An engine stands for a process here.
+The order itself is tested for all engines (tests/facade/test_semaphore_queues.py). Here an engine simulates a process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects.sqlite import BACKEND
-from sqlalchemy_locks.dialects.sqlite_line import IDLE, FileQueue
+from sqlalchemy_locks.dialects.sqlite_queue import IDLE, FileQueue
 from tests.conftest import install
 from tests.fixtures.parties import PATIENCE, connected, later, queued, until
 
@@ -36,7 +36,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def parties(url: str) -> Iterator[list[sl.Locks]]:
-    """Four that have nothing in common but the file."""
+    """Four waiters that share nothing but the file."""
     with ExitStack() as opened:
         yield [sl.Locks(opened.enter_context(connected(url))) for _ in range(4)]
 
@@ -46,7 +46,7 @@ def line(url: str) -> Path:
 
 
 def turn(locks: sl.Locks) -> int:
-    """Acquire and release: the fence."""
+    """Acquire and release it; return the fence."""
     grant = locks.acquire({"s": 1}, ttl=3600, timeout=PATIENCE)
     locks.release(grant)
     return grant.fence["s"]
@@ -93,10 +93,10 @@ def test_a_dead_or_stopped_waiter_is_skipped(
     url: str, parties: list[sl.Locks], end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if end == signal.SIGSTOP:  # a dead process is recognized by its number
-        monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_line.IDLE", IDLE)
+        monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_queue.IDLE", IDLE)
     holder, behind, after, _ = parties
     with holder._engine.connect() as connection:
-        # otherwise a process that is stopped during a look keeps every COMMIT waiting
+        # otherwise a process that is stopped during a read keeps every COMMIT waiting
         connection.exec_driver_sql("PRAGMA journal_mode = wal")
     grant = holder.acquire({"s": 1}, ttl=3600)
     with subprocess.Popen([sys.executable, "-c", WAITER, url], stdout=subprocess.PIPE, text=True) as process:
@@ -114,7 +114,7 @@ def test_a_dead_or_stopped_waiter_is_skipped(
             assert said == ("" if end == signal.SIGKILL else "inside\n")
         finally:
             process.kill()
-    # the next request removes what the dead one has left
+    # the next request removes what the dead process has left
     turn(after)
     until(lambda: not line(url).exists())
 
@@ -123,8 +123,8 @@ def test_a_dead_or_stopped_waiter_is_skipped(
 def test_permits_are_granted_whatever_happens_to_the_file(
     url: str, parties: list[sl.Locks], trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To one at a time, and to every waiter in the end: only the order depends on the file."""
-    monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_line.IDLE", IDLE)
+    """One holder at a time, and every waiter is granted in the end: only the order depends on the file."""
+    monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_queue.IDLE", IDLE)
     if trouble == "a folder":
         line(url).mkdir()
     holder, *waiters = parties
@@ -149,10 +149,10 @@ def test_permits_are_granted_whatever_happens_to_the_file(
     if trouble == "locked":
         other.execute("ROLLBACK")
         other.close()
-    # the next look removes what is left of it
-    beside = BACKEND.line_beside(holder._engine)
+    # the next check removes its remains
+    beside = BACKEND.file_queue(holder._engine)
     assert beside is not None
-    until(lambda: not beside.anybody(0))
+    until(lambda: not beside.has_waiters(0))
     assert not line(url).exists()
 
 

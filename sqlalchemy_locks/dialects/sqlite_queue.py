@@ -1,4 +1,4 @@
-"""SQLite: the waiters for room in a semaphore, of all processes, queued in FIFO order in a file beside the database.
+"""SQLite: a file in the database's folder in which the waiters of a semaphore, of all processes, queue in FIFO order.
 
 SQLite keeps no list of waiters. For the write lock, polling is fair enough (``sqlite.py``); a turn in a semaphore is
 two committed transactions long, and a random order would let one of eight waiters wait for seconds. Only the order
@@ -21,27 +21,27 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-#: seconds without a sign of life after which a waiter is skipped: it is stopped, or died on another machine
+#: seconds without a heartbeat after which a waiter is skipped: it is stopped, or died on another machine
 IDLE = 1.0
 #: the longest wait for the file itself, in seconds
 _BUSY = 0.02
-#: the shortest and longest pause between two looks, in seconds
+#: the shortest and longest pause between two checks, in seconds
 _SHORTEST, _LONGEST = 0.001, 0.25
 
-# AUTOINCREMENT never reuses a number: a waiter that was taken for dead must find that its ticket is gone
+# AUTOINCREMENT never reuses a number: a waiter that was considered dead must find that its ticket is gone
 _TABLE = (
-    "CREATE TABLE IF NOT EXISTS line (ticket INTEGER PRIMARY KEY AUTOINCREMENT, key INTEGER NOT NULL, seen REAL NOT "
+    "CREATE TABLE IF NOT EXISTS waiter (ticket INTEGER PRIMARY KEY AUTOINCREMENT, key INTEGER NOT NULL, seen REAL NOT "
     "NULL, place TEXT NOT NULL, pid INTEGER NOT NULL)"
 )
 # by the distance: after a clock was set back, the dead would stay alive
-_ALIVE = "SELECT count(*) FROM line WHERE abs(seen - :now) < :idle"
+_ALIVE = "SELECT count(*) FROM waiter WHERE abs(seen - :now) < :idle"
 _HERE = f"{_ALIVE} AND key = :key"
 _BEFORE = f"{_HERE} AND ticket < :mine"
-_FIRST = "SELECT ticket, place, pid FROM line WHERE key = :key AND abs(seen - :now) < :idle ORDER BY ticket LIMIT 1"
-_JOIN = "INSERT INTO line (key, seen, place, pid) VALUES (:key, :now, :place, :pid)"
-_STAY = "UPDATE line SET seen = :now WHERE ticket = :mine AND key = :key"
-_LEAVE = "DELETE FROM line WHERE ticket = :mine AND key = :key"
-_FORGET = "DELETE FROM line WHERE abs(seen - :now) > 10 * :idle"
+_FIRST = "SELECT ticket, place, pid FROM waiter WHERE key = :key AND abs(seen - :now) < :idle ORDER BY ticket LIMIT 1"
+_JOIN = "INSERT INTO waiter (key, seen, place, pid) VALUES (:key, :now, :place, :pid)"
+_REFRESH = "UPDATE waiter SET seen = :now WHERE ticket = :mine AND key = :key"
+_LEAVE = "DELETE FROM waiter WHERE ticket = :mine AND key = :key"
+_FORGET = "DELETE FROM waiter WHERE abs(seen - :now) > 10 * :idle"
 
 
 class FileQueue:
@@ -54,8 +54,8 @@ class FileQueue:
         self.database = database
         self.path = f"{database}-sqlalchemy-locks"
 
-    def anybody(self, key: int) -> bool:
-        """Return whether a key has waiters; without any waiter, it is one look for the file."""
+    def has_waiters(self, key: int) -> bool:
+        """Return whether a key has waiters; without any waiter, only the existence of the file is checked."""
         if not os.path.exists(self.path):
             return False
         with self.errors_ignored(), contextlib.closing(self.open("rw")) as file:
@@ -149,8 +149,8 @@ class FileQueue:
 class FileTicket:
     """A place in the queue of a key, until :meth:`leave`."""
 
-    def __init__(self, line: FileQueue, key: int) -> None:
-        self._line, self._key = line, key
+    def __init__(self, queue: FileQueue, key: int) -> None:
+        self._queue, self._key = queue, key
         #: open while the place is held, so that no other file gets its inode number
         self._file: sqlite3.Connection | None = None
         self._file_id: tuple[int, int] | None = None
@@ -158,7 +158,7 @@ class FileTicket:
         self._refreshed = 0.0
         self._before = -1
         self._moved = self._answered = time.monotonic()
-        with line.errors_ignored():
+        with queue.errors_ignored():
             self._join()
 
     def __enter__(self) -> FileTicket:
@@ -170,11 +170,11 @@ class FileTicket:
         self.leave()
 
     def before(self) -> int:
-        """Return how many waiters are in front; 0 if there is no queue after all. It is also a sign of life."""
+        """Return how many waiters are in front; 0 if there is no queue after all. It is also a heartbeat."""
         before = 0
-        with self._line.errors_ignored():
+        with self._queue.errors_ignored():
             try:
-                before = self._counted()
+                before = self._count_before()
             except sqlite3.OperationalError as error:
                 # another process writes; one that was stopped while it wrote is not waited for
                 if "locked" in str(error) and time.monotonic() - self._answered < IDLE:
@@ -185,21 +185,21 @@ class FileTicket:
             self._before, self._moved = before, time.monotonic()
         return before
 
-    def _counted(self) -> int:
-        self._stay()
+    def _count_before(self) -> int:
+        self._refresh_or_rejoin()
         while self._file is not None:
             (before,) = self._file.execute(_BEFORE, self._parameters()).fetchone()
-            if not before or not self._line.remove_dead(self._file, self._key):
+            if not before or not self._queue.remove_dead(self._file, self._key):
                 return int(before)
         return 0
 
-    def stay(self) -> None:
-        """Leave a sign of life, which is needed more often than every ``IDLE`` seconds."""
-        with self._line.errors_ignored():
-            self._stay()
+    def refresh(self) -> None:
+        """Leave a heartbeat, which is needed more often than every ``IDLE`` seconds."""
+        with self._queue.errors_ignored():
+            self._refresh_or_rejoin()
 
     def pause(self) -> float:
-        """Return the pause until the next look: a tenth of the time since the queue moved, per waiter in front."""
+        """Return the pause until the next check: a tenth of the time since the queue moved, per waiter in front."""
         since = max(_SHORTEST, (time.monotonic() - self._moved) / 10)
         return min(_LONGEST, since * max(1, self._before))
 
@@ -209,23 +209,23 @@ class FileTicket:
         if file is None:
             return
         try:
-            with self._line.errors_ignored():
+            with self._queue.errors_ignored():
                 file.execute("BEGIN IMMEDIATE")
                 file.execute(_LEAVE, self._parameters())
-                if self._line.file_id() == self._file_id:
-                    self._line.commit(file)
+                if self._queue.file_id() == self._file_id:
+                    self._queue.commit(file)
                 else:
                     file.execute("COMMIT")
         finally:
             self._drop()
 
-    def _stay(self) -> None:
+    def _refresh_or_rejoin(self) -> None:
         if self._file is None:
             return
-        if self._line.file_id() != self._file_id:
+        if self._queue.file_id() != self._file_id:
             self._join()
         elif time.monotonic() - self._refreshed > IDLE / 4:
-            kept = self._file.execute(_STAY, self._parameters()).rowcount
+            kept = self._file.execute(_REFRESH, self._parameters()).rowcount
             self._refreshed = time.monotonic()
             if not kept:
                 self._join()
@@ -235,21 +235,21 @@ class FileTicket:
         try:
             # again if the last waiter to leave has removed the file meanwhile
             for _ in range(5):
-                if self._joined():
+                if self._try_join():
                     return
                 self._drop()
         except BaseException:
             self._drop()
             raise
 
-    def _joined(self) -> bool:
-        self._line.create()
-        self._file_id = self._line.file_id()
+    def _try_join(self) -> bool:
+        self._queue.create()
+        self._file_id = self._queue.file_id()
         if self._file_id is None:
             return False
-        file = self._file = self._line.open("rw")
+        file = self._file = self._queue.open("rw")
         file.execute("BEGIN IMMEDIATE")
-        if self._line.file_id() != self._file_id:
+        if self._queue.file_id() != self._file_id:
             return False
         file.execute(_TABLE)
         file.execute(_FORGET, parameters())
