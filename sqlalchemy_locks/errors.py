@@ -77,7 +77,8 @@ class LockLost(LockError):
 class OutcomeUnknown(LockLost):
     """The connection died after a statement was sent and before its reply arrived: it was executed, or it was not.
 
-    Check before you repeat it.
+    Check before you repeat it. ``except LockLost`` catches this error, too: where it matters whether something was
+    written, catch this one first.
 
     >>> try:
     ...     locks.mutex.acquire("task_a")

@@ -63,6 +63,8 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
         grant, never the id, which may be a later request's by then.
     :return: ``True`` when it was written, ``False`` when no row matches the statement's own condition.
     :raises LockLost: when the permits were released or swept, or their time ran out; nothing is written.
+    :raises OutcomeUnknown: from ``Locks.run``, when the connection died before the reply; it may be written. It is a
+        ``LockLost`` as well: catch it first.
     :raises LockTimeout: when the release of this request, under way elsewhere, took longer than the wait that the
         database, or the option ``locks_wait`` (seconds), allows.
 
