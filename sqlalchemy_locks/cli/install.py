@@ -63,6 +63,5 @@ def install(screen: Screen, database: Database, grant_to: tuple[str, ...], locki
     else:
         message = sentence(f"Nothing to do in {location.display}: every step is installed, up to {STEPS[-1]}", "green")
     warnings = [sentence(f"Step {step} is from a newer release than this one", "yellow") for step in newer]
-    then = note(f"Run `{program()} check`, with the same options, to verify the installation.")
-    screen.show(document, message, *warnings, then)
+    screen.show(document, message, *warnings, note(f"Run `{program()} check` to verify the installation."))
     return EXIT_NEGATIVE if newer else None
