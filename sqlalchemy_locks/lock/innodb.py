@@ -188,10 +188,18 @@ def _lock_own_row(execution: Execution, key: int, shared: bool) -> bool | None:
     """
     if execution.execute(_plain_reads, {}).scalar() and not _existing_keys(execution, [key]):
         return False
+    return _lock_row_at_any_level(execution, key, shared)
+
+
+def _lock_row_at_any_level(execution: Execution, key: int, shared: bool) -> bool | None:
+    """Lock the row of a key if it is free; never wait.
+
+    :return: ``None`` if there is no row; above READ COMMITTED this transaction has then locked the gap.
+    """
     table = execution.context.tables.locked_keys
-    own = lock_existing(table, shared, if_read_committed=False, if_writable=False, nowait=True)
+    statement = lock_existing(table, shared, if_read_committed=False, if_writable=False, nowait=True)
     try:
-        return True if execution.execute(own, {"lock_key": key}).first() else None
+        return True if execution.execute(statement, {"lock_key": key}).first() else None
     except LockTimeout:
         return False
 
@@ -220,14 +228,10 @@ def _try_acquire(execution: Execution, key: int, shared: bool) -> bool:
             state = ensure_row(execution, key, may_insert=guarded)
             if state is RowState.ABSENT:
                 return False
-            if state is RowState.UNCOMMITTED:
-                locked = _lock_own_row(execution, key, shared)
-                if locked is not None:
-                    return locked
-            else:
-                statement = lock_existing(table, shared, if_read_committed=False, if_writable=False, nowait=True)
-                if execution.execute(statement).first() is not None:
-                    return True
+            lock = _lock_own_row if state is RowState.UNCOMMITTED else _lock_row_at_any_level
+            locked = lock(execution, key, shared)
+            if locked is not None:
+                return locked
             if not guarded:
                 return False  # deleted between the two statements
             with execution.backend.bounded(execution.connection, 1):
