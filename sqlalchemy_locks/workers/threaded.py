@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import logging
 import queue as queues
-import select
+import selectors
 import signal
 import socket
 import threading
@@ -336,7 +336,7 @@ class Worker(ObservedWorker):
             yield
         finally:
             ended.set()
-            near.close()  # ends the thread's select()
+            near.close()  # wakes the thread
             thread.join(0.5)  # it may be connecting to a server that doesn't reply
             if not thread.is_alive():
                 far.close()
@@ -352,12 +352,15 @@ class Worker(ObservedWorker):
                 connection = config.engine.raw_connection()
                 driver: Any = connection.driver_connection
                 connection.detach()  # it doesn't return to the pool, which would log the traceback of a lost connection
-                with contextlib.closing(driver):
+                # select() refuses descriptors above 1023
+                with contextlib.closing(driver), selectors.DefaultSelector() as selector:
                     driver.autocommit = True
                     driver.cursor().execute(f"LISTEN {CHANNEL}")
                     self._wake_all()  # jobs may have been put before it listened
+                    for source in (driver, end):
+                        selector.register(source, selectors.EVENT_READ)
                     while not ended.is_set():
-                        readable = select.select([driver, end], [], [])[0]
+                        readable = [key.fileobj for key, _ in selector.select()]
                         if driver in readable and topic in config.backend.read_notifications(driver):
                             self._wake_all()
             except Exception as error:

@@ -7,7 +7,6 @@ import fcntl
 import os
 import pty
 import re
-import select
 import struct
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import termios
 import time
 from collections.abc import Iterator
 
+from tests.fixtures.descriptors import readable
 from tests.fixtures.parties import PATIENCE
 
 _MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -51,7 +51,7 @@ class Terminal:
 
     def _read(self, seconds: float) -> bool:
         """Read once; return whether there may be more output."""
-        if not select.select([self._keyboard], [], [], seconds)[0]:
+        if not readable(self._keyboard, within=seconds):
             return True
         try:
             data = os.read(self._keyboard, 65536)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import select
 import socket
 import ssl
 import struct
@@ -25,6 +24,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from sqlalchemy import make_url
+
+from tests.fixtures.descriptors import readable
 
 #: codes in the place of a protocol version, before a PostgreSQL connection begins
 _SSL, _GSS = 80877103, 80877104
@@ -234,7 +235,7 @@ class Link:
 
     def _forward(self) -> bool:
         ready = [end for end in (self.client, self.server) if isinstance(end, ssl.SSLSocket) and end.pending()]
-        ready = ready or select.select([self.client, self.server], [], [])[0]
+        ready = ready or readable(self.client, self.server)
         for end in ready:
             data = _received(end)
             if data == b"":

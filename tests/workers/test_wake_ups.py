@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -42,9 +44,36 @@ def awaiting(url: str, handler: Callable[[Any], Any], poll: float = 3600) -> Ite
         ended.result(PATIENCE)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg", "async psycopg"])
-def test_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) -> None:
-    """It polls once an hour: only NOTIFY can wake it."""
+@contextmanager
+def open_files(count: int) -> Iterator[None]:
+    """Give later files and sockets higher numbers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * count)), hard))
+    with ExitStack() as files:
+        for _ in range(count):
+            files.enter_context(open(os.devnull))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("driver", "beside"),
+    [
+        ("psycopg", 0),
+        ("psycopg", 1100),
+        ("psycopg2", 0),
+        ("psycopg2", 1100),
+        ("asyncpg", 0),
+        ("async psycopg", 0),
+        ("async psycopg", 1100),
+    ],
+)
+def test_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str, beside: int) -> None:
+    """It polls once an hour: only NOTIFY can wake it, in a process with many open files, too."""
+    with open_files(beside):
+        wake_an_idle_worker(engine_to, servers, driver)
+
+
+def wake_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) -> None:
     engine = engine_to("postgresql15")
     done = threading.Event()
 

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import json
 import os
-import select
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.descriptors import readable
 from tests.fixtures.parties import PATIENCE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -67,7 +67,7 @@ class Chromium:
         end = time.monotonic() + PATIENCE
         while b"\0" not in self._rest:
             assert time.monotonic() < end, "Chromium doesn't answer"
-            if select.select([self._here], [], [], 1.0)[0]:
+            if readable(self._here, within=1.0):
                 data = os.read(self._here, 1 << 20)
                 assert data, f"Chromium has ended with {self._process.wait(PATIENCE)}"
                 self._rest += data
