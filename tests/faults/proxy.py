@@ -202,13 +202,16 @@ class Link:
         self._proxy, self._protocol = proxy, protocol
         self.client, self.server = client, server
         self._loses: Callable[[], object] | None = None
+        self._guard, self._cut = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def cut(self) -> None:
-        for end in (self.client, self.server):
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(end, socket.SHUT_RDWR)  # no good-bye of TLS; its thread closes them
+        with self._guard:
+            self._cut = True
+            for end in (self.client, self.server):
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(end, socket.SHUT_RDWR)  # no good-bye of TLS; its thread closes them
 
     def join(self) -> None:
         if threading.current_thread() is not self._thread:
@@ -217,8 +220,14 @@ class Link:
     def encrypt(self) -> None:
         """Go on in TLS, on both sides; nothing is verified."""
         as_server, as_client = _contexts()
-        self.server = as_client.wrap_socket(self.server)
-        self.client = as_server.wrap_socket(self.client, server_side=True)
+        # While a socket is wrapped, cut() would find none to shut down; and wrapping one that is shut down leaks it.
+        with self._guard:
+            if self._cut:
+                raise EOFError
+            self.server = server = as_client.wrap_socket(self.server, do_handshake_on_connect=False)
+            self.client = client = as_server.wrap_socket(self.client, server_side=True, do_handshake_on_connect=False)
+        server.do_handshake()
+        client.do_handshake()
         self._proxy.encrypted += 1
 
     def _run(self) -> None:
