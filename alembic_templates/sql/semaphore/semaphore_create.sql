@@ -7,7 +7,7 @@ AS $body$
 DECLARE
   created bigint;
   existing record;
-  previous text := current_setting('lock_timeout');
+  previous text;
 BEGIN
   name := lock.semaphore_checked(name, 'a semaphore''s name');
   IF changed_by IS NOT NULL THEN
@@ -18,6 +18,7 @@ BEGIN
       'a capacity is from 0 to 2147483647, not ' || coalesce(capacity::text, 'NULL');
   END IF;
   IF lock_wait IS NOT NULL THEN
+    previous := current_setting('lock_timeout');
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
   on_demand := coalesce(on_demand, false);

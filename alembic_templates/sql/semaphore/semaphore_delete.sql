@@ -5,7 +5,7 @@ AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
   sem record;
-  previous text := current_setting('lock_timeout');
+  previous text;
 BEGIN
   name := lock.semaphore_checked(name, 'a semaphore''s name');
   IF changed_by IS NOT NULL THEN
@@ -14,6 +14,7 @@ BEGIN
   -- A refusal rolls this block back, which releases its locks.
   BEGIN
     IF lock_wait IS NOT NULL THEN
+      previous := current_setting('lock_timeout');
       PERFORM set_config('lock_timeout', lock_wait, true);
     END IF;
     SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_delete.name FOR UPDATE;

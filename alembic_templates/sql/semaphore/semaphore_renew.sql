@@ -6,10 +6,11 @@ AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
   request bigint;
-  previous text := current_setting('lock_timeout');
+  previous text;
 BEGIN
   external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF lock_wait IS NOT NULL THEN
+    previous := current_setting('lock_timeout');
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
   SELECT r.id INTO request FROM lock.permit_request AS r

@@ -763,10 +763,11 @@ AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
   request bigint;
-  previous text := current_setting('lock_timeout');
+  previous text;
 BEGIN
   external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF lock_wait IS NOT NULL THEN
+    previous := current_setting('lock_timeout');
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
   SELECT r.id INTO request FROM lock.permit_request AS r
@@ -793,7 +794,7 @@ AS $body$
 DECLARE
   created bigint;
   existing record;
-  previous text := current_setting('lock_timeout');
+  previous text;
 BEGIN
   name := lock.semaphore_checked(name, 'a semaphore''s name');
   IF changed_by IS NOT NULL THEN
@@ -804,6 +805,7 @@ BEGIN
       'a capacity is from 0 to 2147483647, not ' || coalesce(capacity::text, 'NULL');
   END IF;
   IF lock_wait IS NOT NULL THEN
+    previous := current_setting('lock_timeout');
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
   on_demand := coalesce(on_demand, false);
@@ -852,7 +854,7 @@ AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
   sem record;
-  previous text := current_setting('lock_timeout');
+  previous text;
 BEGIN
   name := lock.semaphore_checked(name, 'a semaphore''s name');
   IF changed_by IS NOT NULL THEN
@@ -863,6 +865,7 @@ BEGIN
       'a capacity is from 0 to 2147483647, not ' || coalesce(capacity::text, 'NULL');
   END IF;
   IF lock_wait IS NOT NULL THEN
+    previous := current_setting('lock_timeout');
     PERFORM set_config('lock_timeout', lock_wait, true);
   END IF;
   SELECT s.id, s.capacity, s.on_demand INTO sem
@@ -894,7 +897,7 @@ AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
   sem record;
-  previous text := current_setting('lock_timeout');
+  previous text;
 BEGIN
   name := lock.semaphore_checked(name, 'a semaphore''s name');
   IF changed_by IS NOT NULL THEN
@@ -903,6 +906,7 @@ BEGIN
   -- A refusal rolls this block back, which releases its locks.
   BEGIN
     IF lock_wait IS NOT NULL THEN
+      previous := current_setting('lock_timeout');
       PERFORM set_config('lock_timeout', lock_wait, true);
     END IF;
     SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_delete.name FOR UPDATE;
