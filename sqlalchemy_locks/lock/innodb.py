@@ -148,11 +148,11 @@ def _acquire_by_guarded_insert(execution: Execution, key: int, shared: bool) -> 
         inserted += state is RowState.INSERTED
         guard_timeouts += not guarded
         if state is RowState.UNCOMMITTED:
-            own = _lock_own_row(execution, key, shared)
+            own = _lock_row_at_any_level(execution, key, shared)
             if own:
                 return inserted
             if own is None:
-                break  # the side connection's INSERT would wait for this transaction
+                break  # it was rolled back just now, and the side connection's INSERT would wait for this transaction
             if wait_for_inserter(execution, key):
                 state = RowState.COMMITTED
         if state in (RowState.COMMITTED, RowState.INSERTED):
@@ -178,21 +178,11 @@ def _lock_row(execution: Execution, key: int, shared: bool, *, nowait: bool = Fa
     return execution.execute(statement, {"lock_key": key}).first() is not None
 
 
-def _lock_own_row(execution: Execution, key: int, shared: bool) -> bool | None:
-    """Lock an uncommitted row if this very transaction has inserted it; never wait.
-
-    A transaction reads what it has inserted without a lock, except at SERIALIZABLE. A row that another transaction had
-    inserted may be gone by now, and a locking read of an absent row would lock the gap.
-
-    :return: ``None`` if there is no row any more, and this transaction has locked the gap.
-    """
-    if execution.execute(_plain_reads, {}).scalar() and not _existing_keys(execution, [key]):
-        return False
-    return _lock_row_at_any_level(execution, key, shared)
-
-
 def _lock_row_at_any_level(execution: Execution, key: int, shared: bool) -> bool | None:
-    """Lock the row of a key if it is free; never wait.
+    """Lock the row of a key if it is free, or if this transaction has inserted it; never wait.
+
+    It is no plain read before the lock is held, since at REPEATABLE READ the first one is the snapshot of all later
+    ones.
 
     :return: ``None`` if there is no row; above READ COMMITTED this transaction has then locked the gap.
     """
@@ -228,8 +218,7 @@ def _try_acquire(execution: Execution, key: int, shared: bool) -> bool:
             state = ensure_row(execution, key, may_insert=guarded)
             if state is RowState.ABSENT:
                 return False
-            lock = _lock_own_row if state is RowState.UNCOMMITTED else _lock_row_at_any_level
-            locked = lock(execution, key, shared)
+            locked = _lock_row_at_any_level(execution, key, shared)
             if locked is not None:
                 return locked
             if not guarded:

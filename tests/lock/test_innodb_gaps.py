@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, select, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
@@ -152,9 +152,27 @@ def test_rollback_between_two_looks_at_the_row(
         assert RowState.ABSENT not in looks[1:], "this transaction's lock on the gap is in its own way"
         with table.connect() as third:
             assert third.scalar(sl.lock.try_exclusive(number)) is False
-        if level == "REPEATABLE READ":
-            later(others_go_on, table, number).result(PATIENCE)
     first.close()
+
+
+@databases
+@level
+@waits
+def test_waiter_for_a_new_key_sees_what_its_holder_committed(table: Engine, level: str, shared: bool) -> None:
+    """A read before the key is held would be the snapshot of all later reads at REPEATABLE READ."""
+    number, account = 5000, Table(unused("account"), MetaData(), Column("amount", Integer), mysql_engine="InnoDB")
+    account.create(table)
+    # which inserts the row in its own transaction
+    committed = table.connect().execution_options(isolation_level="READ COMMITTED")
+    with committed as first, table.connect().execution_options(isolation_level=level) as second:
+        first.execute(sl.lock.exclusive(number))
+        waiting = later(second.execute, (sl.lock.shared if shared else sl.lock.exclusive)(number))
+        until_waiting(table, waiting)
+        first.execute(account.insert(), {"amount": 1})
+        first.commit()
+        waiting.result(PATIENCE)
+        assert second.scalar(select(account.c.amount)) == 1
+    account.drop(table)
 
 
 @databases
