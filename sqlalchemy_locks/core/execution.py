@@ -92,7 +92,10 @@ class Execution:
         self.options = options
         self._every = every
         dialect: Any = connection.dialect
-        cache: DialectCache = dialect.__dict__.get(_CACHE) or dialect.__dict__.setdefault(_CACHE, DialectCache(dialect))
+        cache: DialectCache | None = dialect.__dict__.get(_CACHE)
+        # through a second pool, a thread may execute while another one's first connection finds out that it is MariaDB
+        if cache is None or cache.backend is not backend_for(dialect):
+            cache = dialect.__dict__[_CACHE] = DialectCache(dialect)
         self.cache = cache
         self.backend = cache.backend
         self.context = BuildContext(cache.backend, every.get("locks_prefix", DEFAULT_PREFIX))
