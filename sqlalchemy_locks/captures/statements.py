@@ -8,14 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
-    ARRAY,
     Column,
     Index,
     Integer,
     Table,
     UniqueConstraint,
     and_,
-    any_,
     bindparam,
     delete,
     func,
@@ -58,8 +56,6 @@ class CaptureSpec:
     one_of: tuple[Column[Any], tuple[Any, ...]] | None = None
     #: the columns that identify a capture; their values are stored with a captured entity
     proof: tuple[Column[Any], ...] = ()
-    #: the primary key is one column, and the ORDER BY names columns whose values the capture doesn't change
-    steady: bool = False
     #: the limit, written into the statement; by default it is bound
     limit: int | None = None
 
@@ -269,12 +265,13 @@ def loading(options: Iterable[Any], spec: CaptureSpec) -> list[Any]:
 
 def bind_values(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:
     """Set the parameters of a statement that is shown rather than executed."""
-    # each by itself: of several with one name the compiled statement knows one, and a traversal finds no CTE that is
-    # only referred to
-    found = [*visitors.iterate(statement), *statement.compile(dialect=dialect).binds.values()]
-    for element in found:
-        if isinstance(element, BindParameter) and element.key in values:
-            element.value, element.required = values[element.key], False
+    # each by itself: of several with one name the compiled statement knows one; and a traversal finds no CTE that
+    # another one refers to
+    ctes = statement.compile(dialect=dialect).ctes or ()
+    for part in (statement, *(cte.element for cte in ctes)):
+        for element in visitors.iterate(part):
+            if isinstance(element, BindParameter) and element.key in values:
+                element.value, element.required = values[element.key], False
 
 
 def _candidates_cte(spec: CaptureSpec, *, locks: bool = True) -> Any:
@@ -296,10 +293,6 @@ def captured_cte(spec: CaptureSpec) -> tuple[Any, list[Any]]:
     """Return the CTE that captures rows, and the expressions that put them in order; with ``writable_ctes``."""
     candidates = _candidates_cte(spec)
     changing = update(spec.table).values(spec.changed)
-    if spec.steady:
-        (key,) = spec.table.primary_key
-        captured = changing.where(in_array(key, candidates)).returning(*spec.table.c).cte("locks_captured")
-        return captured, [captured.c[column.key] for column in spec.order_by]
     # materialised: otherwise the planner sees through the numbers, and selective_condition() has no effect
     numbered = (
         select(candidates, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
@@ -311,11 +304,6 @@ def captured_cte(spec: CaptureSpec) -> tuple[Any, list[Any]]:
         .cte("locks_captured")
     )
     return captured, [captured.c[NUMBER]]
-
-
-def in_array(key: Any, subquery: Any) -> Any:
-    """Return the condition that a key is in a subquery, as an array: PostgreSQL expects ten elements of any array."""
-    return key == any_(func.array(select(subquery.c[0]).scalar_subquery(), type_=ARRAY(key.type)))
 
 
 def selective_condition(number: Any) -> Any:

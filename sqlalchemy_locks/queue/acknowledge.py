@@ -29,12 +29,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.captures.statements import by_key, in_array, selective_condition
+from sqlalchemy_locks.captures.statements import by_key, selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.dialects.mysql import force_index
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, PAIRS, JobOperation, Jobs, owned_values
-from sqlalchemy_locks.sql.clock import Later, Now
+from sqlalchemy_locks.sql.clock import Now, PlusSeconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,7 +78,8 @@ class UpdateOwnedJobs(JobOperation):
         target = self.jobs.target
         statement = update(at.table).values({**self.changes(at), **(target.version_bump() if target else {})})
         if self.skips_locked and context.backend.writable_ctes:
-            return statement.where(in_array(at.internal_id, _unlocked(at)))
+            unlocked = _unlocked(at)
+            return statement.where(at.internal_id == unlocked.c.id, selective_condition(unlocked.c.number))
         owned: Update = where_owned(by_key(statement), at, context)
         return owned
 
@@ -151,8 +152,9 @@ def _unlocked(at: RoleColumns) -> Any:
     same = (at.internal_id == owned.c.id, at.claim == owned.c.claim)
     one: Any = select(at.internal_id).where(*_running(at), *same)
     one = one.with_for_update(skip_locked=True, key_share=True).correlate(owned).lateral("locks_one")
-    found = select(one.c[0]).select_from(owned.join(one, true())).where(selective_condition(owned.c.number))
-    return found.cte("locks_unlocked")
+    found = select(one.c[0].label("id"), owned.c.number).select_from(owned.join(one, true()))
+    # materialized, as the numbers of captured_cte() are
+    return found.where(selective_condition(owned.c.number)).cte("locks_unlocked").prefix_with("MATERIALIZED")
 
 
 def _running(at: RoleColumns) -> tuple[Any, ...]:
@@ -282,7 +284,11 @@ class Fail(UpdateOwnedJobs):
             )
         dead = true() if self.pause == "never" else at.attempts >= at.max_attempts
         error = bindparam("locks_error", type_=at.error.type)
-        return {**end_attempt(at, dead), at.run_at: case((dead, at.run_at), else_=Later(Now(), pause)), at.error: error}
+        return {
+            **end_attempt(at, dead),
+            at.run_at: case((dead, at.run_at), else_=PlusSeconds(Now(), pause)),
+            at.error: error,
+        }
 
 
 def end_attempt(at: RoleColumns, dead: Any) -> dict[Any, Any]:

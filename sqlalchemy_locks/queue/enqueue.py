@@ -30,10 +30,11 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
+from sqlalchemy_locks.captures.statements import selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.queue.jobs import IDS, JobOperation, Jobs
-from sqlalchemy_locks.sql.clock import Instant, Later, Now
+from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
 from sqlalchemy_locks.sql.elements import Notify
 from sqlalchemy_locks.sql.tables import Payload
 
@@ -48,7 +49,7 @@ _UNSTORABLE = re.compile(
 )
 #: the same halves where the serializer doesn't escape them
 _HALF = re.compile("[\ud800-\udfff]")
-_SERVER_RUN_AT = select(Later(Now(), bindparam("locks_run_in", type_=Float())))
+_SERVER_RUN_AT = select(PlusSeconds(Now(), bindparam("locks_run_in", type_=Float())))
 
 
 class Enqueue(JobOperation):
@@ -89,8 +90,9 @@ class Enqueue(JobOperation):
         )
         if self.known or self.unique:
             existing = at.table.alias("locks_existing")
+            same = existing.c[at.external_id.key] == external_id
             rows = rows.where(
-                ~select(existing.c[at.external_id.key]).where(existing.c[at.external_id.key] == external_id).exists()
+                ~select(existing.c[at.external_id.key]).where(same).exists(), selective_condition(each.c.number)
             )
         rows = rows.order_by(each.c.number)
         columns = [at.external_id, at.payload, *keys, *common, *first]
@@ -127,7 +129,7 @@ class Enqueue(JobOperation):
         run_at: Any = {
             "now": Now(),
             "at": bindparam("locks_run_at", type_=Instant()),
-            "in": Later(Now(), bindparam("locks_run_in", type_=Float())),
+            "in": PlusSeconds(Now(), bindparam("locks_run_in", type_=Float())),
         }[self.when]
         return {
             at.queue_id: bindparam("locks_queue", type_=at.queue_id.type),

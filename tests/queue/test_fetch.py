@@ -13,6 +13,8 @@ from sqlalchemy_locks.captures.query_plan import _as_text, search_statement
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.queue.fetch import Fetched
 from sqlalchemy_locks.workers.database import transaction
+from tests.conftest import Servers, install
+from tests.fixtures.parties import connected
 from tests.fixtures.queues import MakeEngine, put, silenced
 from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_for, state_of
 
@@ -53,7 +55,7 @@ def test_a_batch_is_one_statement_on_postgresql(engine_to: MakeEngine, name: str
     engine = engine_to(name)
     put(engine, *range(30))
     state = state_of(engine)
-    state.turn()
+    state.cycle()
     statements: list[str] = []
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -63,7 +65,7 @@ def test_a_batch_is_one_statement_on_postgresql(engine_to: MakeEngine, name: str
     for _round in range(3):
         while (job := state.take()) is not None:
             state.done(job, None)
-        state.turn()
+        state.cycle()
     assert len(statements) == 3
     assert counts(engine)["completed"] == 30
 
@@ -78,7 +80,7 @@ def test_fetch_from_a_class_with_other_names(engine_to: MakeEngine) -> None:
     with engine.begin() as connection:
         connection.execute(tasks.put(1, 2, 3, queue="q"))
     state = state_for(sl.Worker(tasks, print, bind=engine, name="q", batch=2, heartbeat=3600, stalled_after=None))
-    state.turn()
+    state.cycle()
     assert state.cursor._position is not None
     assert len(state.waiting) == 2
     Task.metadata.drop_all(engine)
@@ -137,7 +139,7 @@ def test_the_generic_plan_has_no_seq_scan(engine_to: MakeEngine, batch: int) -> 
     # search from the head
     state.cursor._enabled = False
     for _ in range(15):
-        state.turn()
+        state.cycle()
         assert len(finish_all(state)) == batch
     with engine.connect() as connection:
         prepared = text("SELECT name, generic_plans FROM pg_prepared_statements WHERE statement ~ 'locks_count'")
@@ -211,3 +213,49 @@ def test_updates_use_the_primary_key(engine_to: MakeEngine) -> None:
             plan = connection.exec_driver_sql(f"EXPLAIN {compiled}", compiled.params).scalars().all()
             assert not [line for line in plan if "job_running" in line]
             assert [line for line in plan if "job_pkey" in line]
+
+
+@pytest.mark.parametrize("batch", [10, 100])
+def test_plans_made_on_an_empty_table_serve_a_large_one(servers: Servers, batch: int) -> None:
+    """PostgreSQL keeps a worker's plans until the table is analyzed, up to a minute after jobs were put."""
+    url = servers.fresh("postgresql15", "psycopg")
+    install(url)
+    with connected(url, pool_size=1, max_overflow=0, isolation_level="AUTOCOMMIT") as engine:
+
+        def execute(statement: Any) -> Any:
+            with engine.connect() as connection:
+                result = connection.execute(statement)
+                return result.scalar() if getattr(result, "returns_rows", False) else None
+
+        def pages() -> int:
+            execute(text("SELECT pg_stat_force_next_flush()"))
+            columns = "heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit"
+            return int(execute(text(f"SELECT sum({columns}) FROM pg_statio_user_tables")))
+
+        def pages_of_a_cycle() -> int:
+            before = pages()
+            state.cycle()
+            return pages() - before
+
+        execute(text("ALTER TABLE lock.job SET (autovacuum_enabled = off)"))
+        state = state_of(engine, batch=batch, concurrency=batch)
+        state.cursor._enabled = False  # searches from the head
+        for _ in range(15):
+            execute(queue.put(*range(batch)))
+            state.cycle()
+            assert len(finish_all(state)) == batch
+            state.cycle()
+        execute(
+            text(
+                "INSERT INTO lock.job (external_id, payload) SELECT gen_random_uuid(), '{}' FROM generate_series(1, 50000)"
+            )
+        )
+        state.cycle()
+        assert len(finish_all(state)) == batch
+        generic = pages_of_a_cycle()
+        finish_all(state)
+        execute(text("ANALYZE"))
+        state.cycle()
+        finish_all(state)
+        analyzed = pages_of_a_cycle()
+        assert generic <= 1.3 * analyzed

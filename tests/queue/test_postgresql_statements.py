@@ -106,15 +106,6 @@ def test_captured_rows_are_updated_by_key(stale: Engine, limit: int) -> None:
     assert not [line for line in plan if "Seq Scan" in line], plan
 
 
-@pytest.mark.parametrize("operation", [THREE["capture"][0], THREE["exchange"][0]], ids=["capture", "exchange"])
-def test_jobs_are_not_numbered(stale: Engine, operation: Any) -> None:
-    """The columns of their order don't change, so that no row_number() is needed."""
-    with stale.connect() as connection:
-        plan = planned(connection, operation)
-    assert not [line for line in plan if "WindowAgg" in line], plan
-    assert [line for line in plan if "internal_id = ANY" in line], plan
-
-
 @pytest.fixture
 def pause(engine_to: MakeEngine, servers: Servers, request: pytest.FixtureRequest) -> Iterator[Connection]:
     """Stops statements with PAUSE_KEY until this connection commits."""
