@@ -134,7 +134,7 @@ class Held:
     def check(self) -> None:
         """Ask the server whether the lock is still held.
 
-        :raises LockLost: when the transaction that holds the lock is over, or its connection is dead.
+        :raises LockLost: when the transaction that holds the lock has ended, or its connection is dead.
         :raises Unsupported: on MySQL and MariaDB inside ``begin_nested()``, whose savepoint this would release.
 
         >>> with locks.exclusive("invoice:42") as held:

@@ -197,7 +197,7 @@ class LeaseContext:
             if self._single:
                 self._refuse_several(grant)
             if clock() >= asked_at + ttl / 3:
-                # the reply took so long that the renewal is due already, or the time is over
+                # the reply took so long that the renewal is due already, or the time to live has ended
                 asked_at = clock()
                 if not self._semaphores.run_on_request(semaphore.renew(grant)):
                     raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
@@ -294,7 +294,7 @@ class LeaseContext:
             grant = waiter.wait()
         if not grant.replayed:
             return grant, waiter.asked_at, self._ttl
-        if not self._resume:
+        if known and not self._resume:
             # it may be held by the first caller: it must not be released here
             raise RequestHeld(f"the request {grant.external_id!r} was granted before, and is held")
         try:

@@ -173,8 +173,8 @@ class Locks(LockHost):
         :raises LockTimeout: when they could not be acquired in time; its ``holders`` are those of the keys, where the
             engine lists them, unless ``timeout`` is 0. :raises PoolTimeout: when no pooled connection was free in time.
         :raises ReentryError: when this thread or task holds one of them already (on SQLite: any lock).
-        :raises LockLost: at the end of the block, when its transaction failed or ended inside it, or the connection
-            died, so that nothing is committed.
+        :raises LockLost: at the end of the block, when its transaction failed or the connection died, so that nothing
+            is committed; or when it was ended inside the block, which commits or rolls back what was done before.
         :raises OutcomeUnknown: at the end of the block, when the connection died during COMMIT.
 
         Of the threads or tasks of this process that want the same first key, one waits on a connection, and the others
@@ -290,7 +290,7 @@ class Locks(LockHost):
         :raises ReentryError: when this thread or task holds, in blocks, so many permits that waiting would deadlock;
             when another block of this process has this ``external_id``.
         :raises RequestHeld: when this ``external_id`` is held already, with ``resume=False``.
-        :raises RequestOver: when this ``external_id`` was acquired before, and is over.
+        :raises RequestOver: when this ``external_id`` was acquired before, and its grant has ended.
         :raises LockLost: at the end of the block, when the permits were lost inside it; an exception of the block's own
             is never replaced, and gets it as a note (Python 3.11).
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`; the latter

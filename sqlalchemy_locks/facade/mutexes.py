@@ -6,6 +6,7 @@ acquisition and no other, so a release whose reply was lost can be repeated.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +40,11 @@ class Mutexes:
         self._mutex = mutex or Mutex()
         self._mutex._mapping.require("token", "to recognize its own acquisition")
         self._stores_owner = self._mutex._mapping.has("owner")
-        #: nonces by queue and id: of acquisitions made here, and of those released here since
-        self._acquired: dict[tuple[Any, Any], str] = {}
-        self._released: dict[tuple[Any, Any], str] = {}
+        #: nonces by queue and id: of acquisitions made here, and of those released here since. There are several of one
+        #: mutex where an acquisition's outcome is unknown: only one of them can be the current one.
+        self._acquired: dict[tuple[Any, Any], tuple[str, ...]] = {}
+        self._released: dict[tuple[Any, Any], tuple[str, ...]] = {}
+        self._changing = threading.Lock()
 
     def acquire(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """Acquire a mutex if it is free and has a retry left; see :meth:`Mutex.acquire`.
@@ -78,16 +81,20 @@ class Mutexes:
         (True, True, False)
         """
         key = queue or DEFAULT_QUEUE, id
-        nonce = self._acquired.get(key) or self._released.get(key)
-        if owner is not None or nonce is None:
+        nonces = self._acquired.get(key) or self._released.get(key)
+        if owner is not None or nonces is None:
             released = bool(self._run(self._mutex.release(id, queue=queue, owner=owner), fresh_nonce()))
         else:
-            released = bool(self._run(self._mutex._release_acquisition(id, queue, nonce), nonce))
-            if self._acquired.get(key) == nonce:
-                del self._acquired[key]
-                self._released[key] = nonce
-                if len(self._released) > _MAX_RELEASED:
-                    del self._released[next(iter(self._released))]
+            released = any(
+                self._run(self._mutex._release_acquisition(id, queue, nonce), nonce) for nonce in reversed(nonces)
+            )
+            with self._changing:
+                # unless another thread has acquired it since
+                if self._acquired.get(key) is nonces:
+                    del self._acquired[key]
+                    self._released[key] = nonces
+                    if len(self._released) > _MAX_RELEASED:
+                        del self._released[next(iter(self._released))]
         if released:
             self._on_event("released", "mutex", (id,), owner=owner)
         return released
@@ -107,11 +114,13 @@ class Mutexes:
                 answer = self._run(operation, nonce)
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
-                # it may have been acquired: a release then releases this acquisition, or nothing
-                self._acquired.setdefault(key, nonce)
+                # it may have been acquired: a release then releases this acquisition, the one before, or nothing
+                with self._changing:
+                    self._acquired[key] = (*self._acquired.get(key, ()), nonce)
             raise
         if answer:
-            self._released.pop(key, None)
-            self._acquired[key] = nonce
+            with self._changing:
+                self._released.pop(key, None)
+                self._acquired[key] = (nonce,)
             self._on_event("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
         return answer

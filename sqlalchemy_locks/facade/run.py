@@ -206,7 +206,7 @@ def run_in_autocommit(
                         raise
         except LockTimeout:
             if final and not cheap_autocommit:
-                roll_back(connection)  # its COMMIT has failed: SQLAlchemy's transaction is over, and the server's isn't
+                roll_back(connection)  # a failed COMMIT ends SQLAlchemy's transaction, and not the server's
             raise
         except (DBAPIError, DriverTimeout) as error:
             if final and (isinstance(error, DriverTimeout) or error.connection_invalidated):

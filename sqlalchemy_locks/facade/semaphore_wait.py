@@ -267,7 +267,7 @@ class SemaphoreWaiter:
                         raise
                 except DriverTimeout:
                     pass
-                # its time in the queue is over, or it was disconnected, perhaps after the grant
+                # its time in the queue has ended, or it was disconnected, perhaps after the grant
                 found = self._try_out_of_turn(name)
                 if found is not None:
                     return found
@@ -369,7 +369,7 @@ class SemaphoreWaiter:
         return exhausted_in(rows, self._permits)
 
     def _refuse_ended(self, grant: Grant) -> Grant:
-        """Return the grant. :raises RequestOver: when the request was granted before, and is over."""
+        """Return the grant. :raises RequestOver: when the request was granted before, and its grant has ended."""
         if grant.replayed and not grant.acquired:
             raise RequestOver(
                 f"the request {grant.external_id!r} was granted before and is {grant.state}: it is never "

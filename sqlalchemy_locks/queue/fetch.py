@@ -28,7 +28,7 @@ from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
 from sqlalchemy_locks.queue.acknowledge import Complete, owned_parameters, where_owned
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, ORDER, PAIRS, JobCapture, JobOperation, Jobs
-from sqlalchemy_locks.sql.clock import Began, Now
+from sqlalchemy_locks.sql.clock import Now, StatementStart
 
 _OWNED = (PAIRS, IDS, CLAIMS)
 _AFTER = tuple(f"locks_after_{role}" for role in ORDER)
@@ -54,7 +54,7 @@ class FetchJobs(JobCapture):
             (
                 *self.jobs.in_queue(context),
                 at.started_at.is_(None),
-                at.run_at <= Began(),
+                at.run_at <= StatementStart(),
                 *([tuple_(*order) > tuple_(*after)] if self.after else []),
             ),
             {
@@ -68,7 +68,6 @@ class FetchJobs(JobCapture):
             tuple(order),
             self.jobs.target,
             proof=(at.internal_id, at.claim),
-            steady=True,
         )
 
 
@@ -135,7 +134,7 @@ class Fetch(FetchJobs):
         super().__init__(jobs, "Queue.exchange", after=after)
         self._complete = complete
         self._native: WeakKeyDictionary[Dialect, bool] = WeakKeyDictionary()
-        self._direct: dict[tuple[BuildContext, int], tuple[Executable, int, SimpleResultMetaData]] = {}
+        self._direct: dict[tuple[BuildContext, int], tuple[Executable, int, int, SimpleResultMetaData]] = {}
 
     def _statement(self, context: BuildContext, taking: CaptureSpec) -> Executable | None:
         return self._one_statement(context, taking) if context.backend.writable_ctes else None
@@ -188,17 +187,17 @@ class Fetch(FetchJobs):
         limit = execution.values[LIMIT]
         if (execution.context, limit) not in self._direct:
             spec = replace(self.build_spec(execution.context), limit=limit)
-            payload = self.jobs.at(execution.context).payload
-            columns = list(spec.table.c)
-            statement = self._one_statement(execution.context, spec, payload)
+            at, columns = self.jobs.at(execution.context), list(spec.table.c)
+            statement = self._one_statement(execution.context, spec, at.payload)
             metadata = SimpleResultMetaData([str(column.key) for column in columns])
-            self._direct[execution.context, limit] = statement, columns.index(payload), metadata
-        statement, index, metadata = self._direct[execution.context, limit]
+            places = columns.index(at.internal_id), columns.index(at.payload)
+            self._direct[execution.context, limit] = statement, *places, metadata
+        statement, key, index, metadata = self._direct[execution.context, limit]
         values = {**owned_parameters(execution, self.jobs), "locks_drawn": draw_claim(self.jobs.columns.claim)}
         del values[LIMIT]
         found = execution.by_cursor(statement, values, _fetch_all)
         completed = found[0][-1]
-        if found[0][index] is None:
+        if found[0][key] is None:
             return Fetched([], completed)
         payloads = _parsed([row[index] for row in found], execution.connection.dialect)
         after = index + 1
@@ -218,10 +217,10 @@ def _fetch_all(cursor: Any) -> list[Any]:
     return list(cursor.fetchall())
 
 
-def _parsed(texts: list[str], dialect: Any) -> list[Any]:
-    """Parse JSON texts: as one document, unless the engine was given a function of its own."""
+def _parsed(texts: list[str | None], dialect: Any) -> list[Any]:
+    """Parse JSON texts, or NULL: as one document, unless the engine was given a function of its own."""
     loads = getattr(dialect, "_json_deserializer", None)
     if loads is not None:
-        return [loads(each) for each in texts]
-    parsed: list[Any] = json.loads(f"[{','.join(texts)}]")
+        return [None if each is None else loads(each) for each in texts]
+    parsed: list[Any] = json.loads(f"[{','.join('null' if each is None else each for each in texts)}]")
     return parsed

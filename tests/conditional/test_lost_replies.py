@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import CHAR, Boolean, Column, Engine, MetaData, NullPool, String, Table, Uuid, select
+from sqlalchemy import CHAR, Boolean, Column, Engine, MetaData, NullPool, String, Table, Uuid, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -76,6 +76,27 @@ def test_retried_acquire_recognizes_its_acquisition(servers: Any, other: Engine,
         proxy.lose_answer(final(name))
         assert locks.mutex.acquire_token(id) == 2
         assert (proxy.losses, row(other, id).retries_left) == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"])
+def test_late_first_try_does_not_acquire_again(servers: Any, other: Engine, name: str) -> None:
+    """The server may execute a first try, whose connection died, after the second one and its release."""
+    once = {"locks_nonce": "the call's"}
+    hourly, [id, other_id] = sl.Timeout(every=3600), [unused(), unused()]
+    shipped = tables("lock", "") if other.dialect.name == "postgresql" else tables(None, "lock_")
+    with other.connect() as connection:
+        connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+        connection.execute(mutex.create(id))
+        connection.execute(hourly.create(other_id))
+        for operation in (mutex.acquire(id), hourly.acquire(other_id)):
+            assert connection.execute(operation, execution_options=once).scalar() is True
+        assert connection.scalar(mutex.release(id)) is True
+        connection.execute(update(shipped.task_timeout).where(shipped.task_timeout.c.id == other_id).values(ts=0))
+        with pytest.raises(sl.OutcomeUnknown):
+            connection.execute(mutex.acquire(id), execution_options=once)
+        assert connection.execute(hourly.acquire(other_id), execution_options=once).scalar() is True
+        ended = select(shipped.task_timeout.c.ts).where(shipped.task_timeout.c.id == other_id)
+        assert (row(other, id).acquired, connection.scalar(ended)) == (False, 0)
 
 
 @sync
@@ -238,6 +259,27 @@ def test_release_after_an_unknown_acquisition_frees_only_it(servers: Any, name: 
             assert b.mutex.acquire(id) is True
             assert a.mutex.release(id) is False
             assert row(direct, id).acquired
+
+
+@sync
+@pytest.mark.parametrize("released", [True, False], ids=["released by another", "held"])
+def test_release_after_a_second_unknown_acquisition(servers: Any, name: str, driver: str, released: bool) -> None:
+    """Whichever of the two is the current one, it is released."""
+    id = unused()
+    with connected(installed(servers, name), poolclass=NullPool) as direct:
+        with in_the_clear(servers, name, driver) as (engine, proxy):
+            a, b = sl.Locks(engine), sl.Locks(direct)
+            assert a.mutex.acquire(id) is True
+            assert not released or b.mutex.release(id) is True
+            proxy.lose_answer(final(name), always=True)
+            with pytest.raises(sl.OutcomeUnknown):
+                a.mutex.acquire(id)
+            proxy.answer_all()
+            assert row(direct, id).acquired
+            assert a.mutex.release(id) is True
+            assert not row(direct, id).acquired
+            assert b.mutex.acquire(id) is True
+            assert a.mutex.release(id) is False
 
 
 @sync

@@ -90,7 +90,7 @@ def test_block_holds_and_releases(name: str, engine_to: MakeEngine) -> None:
             assert held(engine, other) == 4
     assert (held(engine, sem), held(engine, other)) == (0, 0)
     assert grant.lost
-    assert grant.lost.why == "its block is over"
+    assert grant.lost.why == "its block has ended"
     with pytest.raises(sl.LockLost, match="the block has ended"):
         grant.check()
     until(lambda: not renewers())

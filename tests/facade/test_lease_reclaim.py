@@ -9,6 +9,8 @@ import pytest
 from sqlalchemy import column, event, table, text, update
 
 import sqlalchemy_locks as sl
+from tests.conftest import Servers
+from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import EVERYWHERE, PATIENCE, all_of, unused
 from tests.fixtures.semaphores import expire_in, held, made, place
@@ -21,6 +23,18 @@ def died(locks: sl.Locks, name: str, ident: str) -> sl.Grant:
 
 def again(locks: sl.Locks, name: str, ident: str, **options: Any) -> Any:
     return locks.semaphore(name, external_id=ident, ttl=3600, timeout=PATIENCE, resume=False, reclaim=True, **options)
+
+
+def test_block_without_an_id_recognizes_its_own_grant(servers: Servers) -> None:
+    """No other caller has its generated id: a grant whose reply was lost is the block's own."""
+    with through_a_proxy(servers, "postgresql15", "psycopg2", **clear("psycopg2")) as (engine, proxy):
+        locks = sl.Locks(engine)
+        room = made(engine, 1)
+        proxy.lose_answer(b"semaphore_in_turn")
+        with locks.semaphore(room, ttl=3600, timeout=PATIENCE, resume=False) as grant:
+            assert (proxy.losses, grant.permits) == (1, {room: 1})
+            assert held(engine, room) == 1
+        assert held(engine, room) == 0
 
 
 @pytest.mark.parametrize("swept", [False, True], ids=["expired", "swept"])

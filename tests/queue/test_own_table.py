@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import (
+    JSON,
     BigInteger,
     Engine,
     Index,
@@ -30,7 +32,7 @@ from sqlalchemy_locks.queue.mixin import JobColumns
 from sqlalchemy_locks.sql.clock import Instant
 from sqlalchemy_locks.sql.tables import ExternalId, Payload
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import async_connected
+from tests.fixtures.parties import async_connected, connected
 from tests.fixtures.queues import ENGINES, silenced
 from tests.fixtures.worker_states import beat, state_for
 
@@ -273,6 +275,34 @@ def test_rows_of_a_class_with_other_attribute_names(engine: Engine) -> None:
         assert session.scalar(letters.complete(rows)) == 2
 
 
+@pytest.mark.parametrize("own_json", [False, True])
+@pytest.mark.parametrize("empty", [0, 1])
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mysql", "sqlite"])
+def test_worker_runs_jobs_with_null_payloads(servers: Servers, name: str, empty: int, own_json: bool) -> None:
+    """The column of an app's own table may be nullable."""
+
+    class Other(DeclarativeBase):
+        pass
+
+    class Note(sl.JobColumns, Other):
+        __tablename__ = "note_without_payload"
+        payload: Mapped[Any] = mapped_column(JSON(none_as_null=True), nullable=True)
+
+    notes = sl.Queue(Note)
+    options: dict[str, Any] = {"json_deserializer": json.loads} if own_json else {}
+    with connected(servers.fresh(name, PLAIN[name]), **options) as engine:
+        Other.metadata.create_all(engine)
+        with Session(engine) as session:
+            for number in range(3):
+                session.add(Note(payload=None if number == empty else {"number": number}))
+                session.flush()
+            session.commit()
+        seen: list[Any] = []
+        worker = sl.Worker(notes, lambda job: seen.append(job.payload), bind=engine, concurrency=1, batch=3, prefetch=3)
+        worker.run(until_empty=True)
+        assert seen == [None if number == empty else {"number": number} for number in range(3)]
+
+
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
 def test_a_timestamp_without_time_zone_is_refused(servers: Servers, name: str) -> None:
     class Other(DeclarativeBase):
@@ -354,7 +384,7 @@ def test_a_table_may_have_the_name_of_a_cte(engine: Engine, name: str) -> None:
         state = state_for(sl.Worker(own, print, bind=engine, batch=2))
         seen = []
         for _ in range(3):
-            state.turn()
+            state.cycle()
             beat(state)
             while (job := state.take()) is not None:
                 seen.append(job._mapping["payload"])
