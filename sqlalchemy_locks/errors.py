@@ -89,7 +89,7 @@ class OutcomeUnknown(LockLost):
 
 
 class RequestOver(LockLost):
-    """The grant of this ``external_id`` is over, and an id is never granted again: use another.
+    """The grant of this ``external_id`` has ended, and an id is never granted again: use another.
 
     A block with ``reclaim=True`` is granted an id whose time ran out before it was released. Where ids are reclaimed,
     pass the grant to ``release``, ``renew`` and ``guarded``, never the id.

@@ -24,7 +24,7 @@ from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
 from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, param_name, retries_left, role_param
 from sqlalchemy_locks.core.typing import MYPY, E, EntityPattern, shaped
-from sqlalchemy_locks.sql.clock import Ago, Now
+from sqlalchemy_locks.sql.clock import Now, SecondsAgo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -301,7 +301,7 @@ class _Expire(CaptureImpl):
         timeout = case(
             (timeout > longest, longest), (timeout < literal_column("0"), literal_column("0")), else_=timeout
         )
-        overdue = (status == inlined(status, self.captured), since < Ago(timeout))
+        overdue = (status == inlined(status, self.captured), since < SecondsAgo(timeout))
         return CaptureSpec(
             at.table, overdue, _stamped(at, literal(self.timed_out, status.type)), (since,), self.rows.target
         )

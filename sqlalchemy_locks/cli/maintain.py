@@ -24,7 +24,7 @@ from sqlalchemy_locks.facade.locks import Locks
 @click.option("--due", is_flag=True, help="Run every sweep and clean-up that is due.")
 @database_command()
 def sweep(screen: Screen, database: Database, stale_after: float, expired_only: bool, due: bool) -> None:
-    """Release abandoned permits: those whose time to live is over, or that are stale.
+    """Release abandoned permits: those whose time to live has ended, or that are stale.
 
     An app that runs `locks.maintenance()` doesn't need this. Otherwise run `sweep --due` from cron every minute, on
     any number of machines: one of them runs each task that is due.

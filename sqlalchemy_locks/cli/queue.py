@@ -189,7 +189,7 @@ _QUEUES = click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
 @_QUEUES
 @database_command()
 def pause(screen: Screen, database: Database, queues: tuple[str, ...]) -> None:
-    """Let no more jobs of these queues be captured. Running jobs go on, and put jobs wait."""
+    """Pause queues: none of their jobs is captured. Running jobs continue, and new jobs wait."""
     paused = Locks(database.engine).run(Queue().pause(*queues)) or 0
     screen.show({"paused": paused}, sentence(f"Paused: {counted(paused, 'queue')}", "green"))
 

@@ -20,7 +20,7 @@ _NAME = click.argument("semaphore_id", metavar="NAME")
 _CAPACITY = click.argument("capacity", type=click.IntRange(min=0))
 _MESSAGES = {
     Released.RELEASED: ("Released", "green"),
-    Released.ALREADY_RELEASED: ("It was released before, or its time to live ended and it was taken back", "yellow"),
+    Released.ALREADY_RELEASED: ("It was released before, or freed after its time to live", "yellow"),
     Released.UNKNOWN: ("There is no such request: it was never acquired, or has been cleaned up", "red"),
 }
 

@@ -59,7 +59,7 @@ Clock = Callable[[], "float | datetime"]
 
 
 class Timeout:
-    """A lock that is free again when its period is over.
+    """A lock that is free again when its period has ended.
 
     :param entity: a mapped class or ``Table`` of your own; without one, the shipped table ``lock.task_timeout``.
     :param every: the period, in whole seconds or as a ``timedelta``; without it, each row's own ``timeout`` column.
@@ -151,7 +151,7 @@ class Timeout:
 
     @shaped(select(literal(True)))
     def acquire(self, id: Any, *, queue: Any = None, nowait: bool = False) -> Operation[Any]:
-        """Acquire a timeout if its period is over and it has a retry left.
+        """Acquire a timeout if its period has ended and it has a retry left.
 
         :param nowait: return ``False`` if another transaction has locked the row. Otherwise wait for that transaction
             to end, for at most the ``locks_wait`` option's seconds.
@@ -211,8 +211,8 @@ class Timeout:
         :param limit: how many at most.
         :param queue: only those of this queue.
 
-        ``every`` is the row's own period in seconds; ``free_in`` is the number of seconds until it is over by the
-        server's clock, negative when it is over already. A window (``windowed=True``) may end sooner. A value is
+        ``every`` is the row's own period in seconds; ``free_in`` is the number of seconds until it ends by the
+        server's clock, negative when it has ended. A window (``windowed=True``) may end sooner. A value is
         ``None`` where there is no such column.
 
         >>> session.execute(sl.Timeout().listed()).all()

@@ -17,7 +17,16 @@ from sqlalchemy_locks.dialects.base import IDLE, Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import closed, driver_calls
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
-from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Instant, Later, Now, NowAfterWait
+from sqlalchemy_locks.sql.clock import (
+    Elapsed,
+    Epoch,
+    Instant,
+    Now,
+    NowAfterWait,
+    PlusSeconds,
+    SecondsAgo,
+    StatementStart,
+)
 from sqlalchemy_locks.sql.elements import (
     DeleteByKey,
     HeldKeys,
@@ -304,17 +313,17 @@ def _instant(element: Instant, compiler: Any, **kw: Any) -> str:
     return "DATETIME(6)"
 
 
-@compiles(Began, "mysql")
-@compiles(Began, "mariadb")
+@compiles(StatementStart, "mysql")
+@compiles(StatementStart, "mariadb")
 @compiles(Now, "mysql")
 @compiles(Now, "mariadb")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "(UTC_TIMESTAMP(6))"
 
 
-@compiles(Later, "mysql")
-@compiles(Later, "mariadb")
-def _later(element: Later, compiler: Any, **kw: Any) -> str:
+@compiles(PlusSeconds, "mysql")
+@compiles(PlusSeconds, "mariadb")
+def _plus_seconds(element: PlusSeconds, compiler: Any, **kw: Any) -> str:
     instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPADD(MICROSECOND, {seconds} * 1000000, {instant})"
 
@@ -355,9 +364,9 @@ def _delete_by_key(element: DeleteByKey, compiler: Any, **kw: Any) -> str:
     return f"{head} USING {table} FORCE INDEX (PRIMARY){where}{rest}"
 
 
-@compiles(Ago, "mysql")
-@compiles(Ago, "mariadb")
-def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
+@compiles(SecondsAgo, "mysql")
+@compiles(SecondsAgo, "mariadb")
+def _seconds_ago(element: SecondsAgo, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPADD(MICROSECOND, ROUND({seconds} * -1000000), UTC_TIMESTAMP(6))"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Later, Now, NowAfterWait
+from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
 from sqlalchemy_locks.sql.tables import Payload
 
@@ -27,9 +27,9 @@ def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "clock_timestamp()"
 
 
-@compiles(Later, "postgresql")
-@compiles(Later, "yugabytedb")
-def _later(element: Later, compiler: Any, **kw: Any) -> str:
+@compiles(PlusSeconds, "postgresql")
+@compiles(PlusSeconds, "yugabytedb")
+def _plus_seconds(element: PlusSeconds, compiler: Any, **kw: Any) -> str:
     instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
     return f"({instant} + {seconds} * interval '1 second')"
 
@@ -59,15 +59,15 @@ def _notify(element: Notify, compiler: Any, **kw: Any) -> str:
     return f"CASE WHEN strpos(version(), '-YB-') = 0 THEN pg_notify{compiler.function_argspec(element, **kw)}::text END"
 
 
-@compiles(Began, "postgresql")
-@compiles(Began, "yugabytedb")
-def _began(element: Began, compiler: Any, **kw: Any) -> str:
+@compiles(StatementStart, "postgresql")
+@compiles(StatementStart, "yugabytedb")
+def _statement_start(element: StatementStart, compiler: Any, **kw: Any) -> str:
     return "statement_timestamp()"
 
 
-@compiles(Ago, "postgresql")
-@compiles(Ago, "yugabytedb")
-def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
+@compiles(SecondsAgo, "postgresql")
+@compiles(SecondsAgo, "yugabytedb")
+def _seconds_ago(element: SecondsAgo, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"statement_timestamp() - make_interval(secs => {seconds})"
 

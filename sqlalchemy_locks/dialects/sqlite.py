@@ -21,7 +21,7 @@ from sqlalchemy_locks.dialects.base import Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
 from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback
-from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Epoch, Later, Now, NowAfterWait
+from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
 if TYPE_CHECKING:
@@ -314,15 +314,15 @@ def _journal_writable(path: str, mode: str) -> bool:
     return os.access(os.path.dirname(path), os.W_OK | os.X_OK)
 
 
-@compiles(Later, "sqlite")
-def _later(element: Later, compiler: Any, **kw: Any) -> str:
+@compiles(PlusSeconds, "sqlite")
+def _plus_seconds(element: PlusSeconds, compiler: Any, **kw: Any) -> str:
     instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
     return f"strftime('%Y-%m-%d %H:%M:%f000', {instant}, round({seconds}, 3) || ' seconds')"
 
 
 # Six digits of a second, as SQLAlchemy writes and reads them; SQLite has three
 @compiles(NowAfterWait, "sqlite")
-@compiles(Began, "sqlite")
+@compiles(StatementStart, "sqlite")
 @compiles(Now, "sqlite")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"
@@ -338,8 +338,8 @@ def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
     return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
 
 
-@compiles(Ago, "sqlite")
-def _ago(element: Ago, compiler: Any, **kw: Any) -> str:
+@compiles(SecondsAgo, "sqlite")
+def _seconds_ago(element: SecondsAgo, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', ROUND(-({seconds}), 3) || ' seconds')"
 

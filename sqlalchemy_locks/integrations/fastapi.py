@@ -182,8 +182,8 @@ def semaphore(
     :return: as :func:`exclusive`; the value is an :class:`~sqlalchemy_locks.AsyncLease`.
 
     A full semaphore is answered 429. A repeated key is answered 409: *in-progress* with ``Retry-After`` while it is
-    held, *key-spent* when its request is over, finished or not (except with ``reclaim``), *another-request* when it was
-    for other permits. A request that was answered 429 may be sent again with its key.
+    held, *key-spent* when its request has ended, finished or not (except with ``reclaim``), *another-request* when it
+    was for other permits. A request that was answered 429 may be sent again with its key.
 
     >>> @app.post("/exports", dependencies=[semaphore("exports", ttl=60, timeout=0)])
     ... async def export() -> FileResponse: ...

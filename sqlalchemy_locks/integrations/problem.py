@@ -73,7 +73,7 @@ ANOTHER_REQUEST = Kind(
     "another-request", 409, "Another request's key", "This idempotency key was used before, for something else."
 )
 KEY_SPENT = Kind(
-    "key-spent", 409, "Key used up", "The request with this idempotency key is over; use a new key for a new request."
+    "key-spent", 409, "Key used up", "The request with this idempotency key has ended; use a new key for a new request."
 )
 HELD = Kind("held", 409, "In use", "Some of this is still in use.", SEMAPHORE_RETRY)
 SUPERSEDED = Kind("superseded", 409, "Superseded", "A newer request has already written; this one changed nothing.")

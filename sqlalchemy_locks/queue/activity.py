@@ -29,12 +29,12 @@ from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, 
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.dialects.mysql import force_index
 from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
-from sqlalchemy_locks.sql.clock import Ago, Began, Elapsed, Instant
+from sqlalchemy_locks.sql.clock import Elapsed, Instant, SecondsAgo, StatementStart
 
 #: the maximum number of queues whose jobs are counted one by one when not all jobs that wait are counted
 QUEUES = 50
 
-_SINCE: Any = Ago(bindparam("locks_older", type_=Float()))
+_SINCE: Any = SecondsAgo(bindparam("locks_older", type_=Float()))
 _LIMIT = bindparam("locks_limit", type_=Integer())
 _LIMIT_EACH = bindparam("locks_limit_each", type_=Integer())
 _LIMIT_QUEUES = bindparam("locks_limit_queues", type_=Integer())
@@ -196,7 +196,7 @@ def _names(context: BuildContext, at: RoleColumns, ours: list[Any]) -> Any:
 
 
 def _due(run_at: Any) -> dict[str, Any]:
-    now, first = Began(), func.min(run_at, type_=Instant())
+    now, first = StatementStart(), func.min(run_at, type_=Instant())
     waiting = func.count(case((run_at <= now, ONE)))
     return {
         "waiting": waiting,

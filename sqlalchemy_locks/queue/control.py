@@ -13,7 +13,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, execute_in_session
 from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping
 from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
-from sqlalchemy_locks.sql.clock import Instant, Later, Now
+from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
 
 #: what a cancelled job has as its ``error``; a completed one has none
 CANCELLED = "cancelled"
@@ -80,7 +80,7 @@ class RescheduleJob(UpdateWaitingJob):
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         if self.when == "at":
             return {at.run_at: bindparam("locks_run_at", type_=Instant())}
-        return {at.run_at: Later(Now(), bindparam("locks_run_in", type_=Float()))}
+        return {at.run_at: PlusSeconds(Now(), bindparam("locks_run_in", type_=Float()))}
 
 
 class ResumeQueues(OperationImpl):

@@ -26,7 +26,7 @@ from sqlalchemy_locks.core.operation import BuildContext, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.queue.acknowledge import end_attempt
 from sqlalchemy_locks.queue.jobs import JobCapture, JobOperation, Jobs
-from sqlalchemy_locks.sql.clock import Ago, Began, Instant, Now
+from sqlalchemy_locks.sql.clock import Instant, Now, SecondsAgo, StatementStart
 
 #: no limit in effect, but one that makes the engine evaluate a subquery by itself
 EVERY: Any = literal_column("1000000000", Integer())
@@ -62,7 +62,7 @@ class Requeue(_Sweep):
 
     def stalled(self, at: RoleColumns) -> list[Any]:
         """Return the conditions on a stalled job."""
-        return [at.heartbeat_at < Ago(bindparam("locks_older", type_=Float()))]
+        return [at.heartbeat_at < SecondsAgo(bindparam("locks_older", type_=Float()))]
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
@@ -132,7 +132,7 @@ class DeleteJobs(_Sweep):
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         ended = at.roles[self.role]
-        conditions = (ended <= Ago(bindparam("locks_older", type_=Float())), *self.chosen(at))
+        conditions = (ended <= SecondsAgo(bindparam("locks_older", type_=Float())), *self.chosen(at))
         return CaptureSpec(at.table, conditions, {}, (ended,), self.jobs.target)
 
 
@@ -146,7 +146,7 @@ class Stats(JobOperation):
         nothing: Any = literal_column("0")
         ours = self.jobs.class_condition()
         instant = cast(null(), Instant())
-        now = Began()
+        now = StatementStart()
 
         def part(condition: Any, *counts: Any) -> Any:
             # a subquery with a limit: SQLite would otherwise scan all jobs in the order of the GROUP BY

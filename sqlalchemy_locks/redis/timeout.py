@@ -212,7 +212,7 @@ class Timeout(Pattern[Client]):
 
         :param limit: how many at most, oldest acquisitions first.
         :return: tuples of ``queue, id, every, free_in, retries``: the id's own period in seconds; the seconds until it
-            is over by the server's clock, negative when it is over already, ``None`` for windows of local time; how
+            ends by the server's clock, negative when it has ended, ``None`` for windows of local time; how
             many acquisitions are left, ``None`` for unlimited.
 
         >>> daily = Timeout(redis.Redis(), every=86400)

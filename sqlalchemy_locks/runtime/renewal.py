@@ -76,7 +76,7 @@ class LostEvent:
 
     def close(self) -> None:
         """Set it since the block has ended, which is no loss."""
-        self._set("its block is over")
+        self._set("its block has ended")
 
     def _set(self, why: str) -> bool:
         with self._once:

@@ -25,7 +25,7 @@ from sqlalchemy_locks.errors import LockLost, OutcomeUnknown, Unsupported
 
 # why a lock is gone, and what has become of the work
 _FAILED = (
-    "the transaction that held the lock has failed or is over, or its connection died: nothing that was done in it is "
+    "the transaction that held the lock has failed or ended, or its connection died: nothing that was done in it is "
     "committed"
 )
 _DIED = (
@@ -299,7 +299,7 @@ def release_cursors(error: BaseException) -> None:
 
 
 def roll_back(connection: Connection) -> None:
-    """Roll back, even after a COMMIT that failed: SQLAlchemy's transaction is over then, and SQLite's isn't.
+    """Roll back, even after a COMMIT that failed: it ends SQLAlchemy's transaction, and not SQLite's.
 
     A connection that dies at that is invalidated.
     """

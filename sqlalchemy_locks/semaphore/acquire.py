@@ -92,7 +92,7 @@ class AcquirePermits(SemaphoreImpl):
     def _insert_request(self, execution: Execution, sql: Any, first: bool) -> int | None:
         """Return the row id of the new request; ``None`` where there is one with its external id."""
         values = {name: execution.values[name] for name in ("external_id", "owner", "ttl_seconds")}
-        # An INSERT that meets a duplicate locks a gap above READ COMMITTED. Once only: a snapshot goes on showing
+        # An INSERT that meets a duplicate locks a gap above READ COMMITTED. Once only: a snapshot still shows
         # what was cleaned up since.
         single_writer = execution.backend.single_writer
         looks = single_writer or (first and not execution.read_committed)

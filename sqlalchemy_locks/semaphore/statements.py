@@ -24,7 +24,7 @@ from sqlalchemy import (
     update,
 )
 
-from sqlalchemy_locks.sql.clock import Instant, Later, Now, NowAfterWait
+from sqlalchemy_locks.sql.clock import Instant, Now, NowAfterWait, PlusSeconds
 from sqlalchemy_locks.sql.elements import InsertAbsent, ReadUncommitted
 from sqlalchemy_locks.sql.tables import Tables
 
@@ -41,9 +41,9 @@ _NAME = bindparam("called", type_=String())
 _ID = bindparam("which", type_=BigInteger())
 
 
-def expiry(request: Any) -> Later:
+def expiry(request: Any) -> PlusSeconds:
     """Return when a request's time runs out; NULL without a time to live."""
-    return Later(request.c.renewed_at, request.c.ttl_seconds)
+    return PlusSeconds(request.c.renewed_at, request.c.ttl_seconds)
 
 
 @cache
@@ -164,7 +164,7 @@ def _sweep_statements(tables: Tables) -> dict[str, Any]:
         .where(per.c.id > bindparam("after", type_=BigInteger()), or_(req.c.id.is_(None), req.c.state != HELD_STATE))
         .order_by(per.c.id)
         .limit(BATCH),
-        "ago": select(Later(Now(), bindparam("seconds", type_=Float()))),
+        "ago": select(PlusSeconds(Now(), bindparam("seconds", type_=Float()))),
         "old": old.where(req.c.updated_at <= cutoff).order_by(req.c.updated_at).limit(BATCH),
         "old_locked": old.where(chosen).with_for_update(skip_locked=True),
         "unused": select(sem.c.id, sem.c.fence)

@@ -45,7 +45,7 @@ class Epoch(FunctionElement[int]):
     inherit_cache = True
 
 
-class Began(FunctionElement[datetime]):
+class StatementStart(FunctionElement[datetime]):
     """The start of this statement, by the server's clock: for conditions.
 
     It is the same for every row, so that an index can be used.
@@ -55,21 +55,21 @@ class Began(FunctionElement[datetime]):
     inherit_cache = True
 
 
-class Ago(FunctionElement[datetime]):
-    """A number of seconds before ``Began``; the argument may have a fraction."""
+class SecondsAgo(FunctionElement[datetime]):
+    """A number of seconds before ``StatementStart``; the argument may have a fraction."""
 
     type = Instant()
     inherit_cache = True
 
 
 class Elapsed(FunctionElement[int]):
-    """Whole seconds from an instant to ``Began``; negative for an instant in the future."""
+    """Whole seconds from an instant to ``StatementStart``; negative for an instant in the future."""
 
     type = BigInteger()
     inherit_cache = True
 
 
-class Later(FunctionElement[datetime]):
+class PlusSeconds(FunctionElement[datetime]):
     """An instant plus a number of seconds, which may be fractional or negative; arguments are the two."""
 
     type = Instant()

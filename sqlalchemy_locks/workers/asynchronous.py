@@ -106,8 +106,8 @@ class AsyncWorker(ObservedWorker):
         #: the worker itself cancels its tasks
         self._cancelling = False
         self._state: WorkerState | None = None
-        #: the turn that is under way
-        self._turning: asyncio.Task[None] | None = None
+        #: the cycle that is under way
+        self._cycle_task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._slot_wakes = [asyncio.Event() for _ in range(self.config.concurrency)] if self.config.hold else []
 
@@ -139,18 +139,18 @@ class AsyncWorker(ObservedWorker):
         """
         self._stop.request()
         self._wake_all()
-        if self._turning is not None:
-            self._abort_after_grace(self._turning)
+        if self._cycle_task is not None:
+            self._abort_after_grace(self._cycle_task)
 
-    def _abort_after_grace(self, turn: asyncio.Task[None]) -> None:
-        """Give a turn up after the grace: the statement that it waits for may never return."""
+    def _abort_after_grace(self, cycle: asyncio.Task[None]) -> None:
+        """Abandon a cycle after the grace: the statement that it waits for may never return."""
         left = self._stop.at + self.config.grace - time.monotonic()
-        self._loop.call_later(max(0.0, left), self._abort, turn)
+        self._loop.call_later(max(0.0, left), self._abort, cycle)
 
-    def _abort(self, turn: asyncio.Task[None]) -> None:
-        if not turn.done() and self._state is not None:
+    def _abort(self, cycle: asyncio.Task[None]) -> None:
+        if not cycle.done() and self._state is not None:
             self._state.database.abort()
-            turn.cancel()
+            cycle.cancel()
 
     def _wake_all(self) -> None:
         self._wake.set()
@@ -174,7 +174,7 @@ class AsyncWorker(ObservedWorker):
         tasks: set[asyncio.Task[None]] = set()
         state.heartbeats.start()
         try:
-            while await self._turn(state, tasks):
+            while await self._cycle(state, tasks):
                 pass
         finally:
             state.stopping = self._cancelling = True
@@ -199,7 +199,7 @@ class AsyncWorker(ObservedWorker):
         closing.cancel()
         await asyncio.wait({closing}, timeout=0.5)
 
-    async def _turn(self, state: WorkerState, tasks: set[asyncio.Task[None]]) -> bool:
+    async def _cycle(self, state: WorkerState, tasks: set[asyncio.Task[None]]) -> bool:
         self._wake.clear()
         if not state.keep_going():
             return False
@@ -212,20 +212,20 @@ class AsyncWorker(ObservedWorker):
         return True
 
     async def _query(self, state: WorkerState) -> None:
-        """Take a turn; a stop gives up one that the database doesn't reply to."""
-        turn = self._turning = asyncio.create_task(greenlet_spawn(state.turn))
+        """Run a cycle; a stop abandons one that the database doesn't reply to."""
+        cycle = self._cycle_task = asyncio.create_task(greenlet_spawn(state.cycle))
         if self._stop.requested:
-            self._abort_after_grace(turn)
+            self._abort_after_grace(cycle)
         try:
-            await asyncio.wait({turn})
+            await asyncio.wait({cycle})
         except asyncio.CancelledError:
-            turn.cancel()
-            await shielded(_join([turn]))
+            cycle.cancel()
+            await shielded(_join([cycle]))
             raise
         finally:
-            self._turning = None
-        if not turn.cancelled():
-            turn.result()
+            self._cycle_task = None
+        if not cycle.cancelled():
+            cycle.result()
 
     async def _run_slot(self, state: WorkerState, job: RunningJob) -> None:
         """Run a job, and those after it while there are any."""

@@ -118,24 +118,24 @@ class Heartbeats:
         engine = engine_with_own_pool(self.config.engine)
         database = WorkerDatabase(self.config, sleep_for(engine), engine)
         if not engine.dialect.is_async:
-            self._repeat(lambda: self.turn(database))
+            self._repeat(lambda: self.beat(database))
             engine.dispose()
             return
         loop = asyncio.new_event_loop()
         try:
-            self._repeat(lambda: loop.run_until_complete(greenlet_spawn(self.turn, database)))
+            self._repeat(lambda: loop.run_until_complete(greenlet_spawn(self.beat, database)))
             loop.run_until_complete(greenlet_spawn(engine.dispose))
         finally:
             loop.close()
 
-    def _repeat(self, turn: Callable[[], float]) -> None:
+    def _repeat(self, beat: Callable[[], float]) -> None:
         while not self._ended:
             self._wake.clear()
-            pause = turn()
+            pause = beat()
             if not self._ended:
                 self._wake.wait(pause)
 
-    def turn(self, database: WorkerDatabase) -> float:
+    def beat(self, database: WorkerDatabase) -> float:
         """Send a heartbeat, and sweep if it is time; return the pause until the next one, in seconds."""
         config = self.config
         asked_at = clock()

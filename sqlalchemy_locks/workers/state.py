@@ -41,7 +41,7 @@ class WorkerState:
     """The jobs of one run of a worker: waiting for a free slot, running, finished.
 
     :param worker: the target of listeners.
-    :param wake: ends the pause between two turns.
+    :param wake: ends the pause between two cycles.
     :param until_empty: end when no job is due and none runs.
     """
 
@@ -94,7 +94,7 @@ class WorkerState:
         #: the last fetch found no job, and none ran meanwhile
         self._empty = False
 
-    # between turns, in any thread
+    # between cycles, in any thread
 
     def take(self) -> RunningJob | None:
         """Return a job to run: if there is one, a slot is free, and the last heartbeat is recent; else ``None``."""
@@ -104,7 +104,7 @@ class WorkerState:
     def done(self, job: RunningJob, error: BaseException | None) -> bool:
         """Note that a handler has returned or raised; never raises.
 
-        :return: whether a turn is due now.
+        :return: whether a cycle is due now.
         """
         if error is None:
             self._report("completed", job)
@@ -152,7 +152,7 @@ class WorkerState:
 
     def _take(self) -> RunningJob | None:
         config = self.config
-        # a stop may be requested while a turn waits for the database
+        # a stop may be requested while a cycle waits for the database
         if self.stopping or self._stop.requested or not self.waiting or len(self.running) >= config.concurrency:
             return None
         if not self.heartbeats.recent():
@@ -166,10 +166,10 @@ class WorkerState:
         self.running.pop(id(job), None)
         return len(self.acks.completed) >= self.config.batch or not self.waiting
 
-    # the turns
+    # the cycles
 
     def keep_going(self) -> bool:
-        """Whether another turn is due: until a stop is requested, then while handlers run and ``grace`` isn't over."""
+        """Whether another cycle is due: until a stop is requested, then while handlers run within ``grace``."""
         if not self._stop.requested:
             return not (self._until_empty and self._empty and not self.running)
         if not self.stopping:
@@ -177,7 +177,7 @@ class WorkerState:
             self._deadline = self._stop.at + self.config.grace
         return bool(self.running) and time.monotonic() < self._deadline
 
-    def turn(self) -> None:
+    def cycle(self) -> None:
         """Report to the database what is due, and fetch jobs; survives an unavailable database.
 
         A step that fails doesn't keep the others from being taken: running jobs stay this worker's although no others
@@ -217,7 +217,7 @@ class WorkerState:
             return 0.0
         times = [self.config.poll if free else self.config.heartbeat, acks.due_in()]
         if self.waiting and not acks.completed:
-            times.append(MAX_ACK_DELAY)  # the first job to be completed wakes no turn
+            times.append(MAX_ACK_DELAY)  # the first job to be completed wakes no cycle
         return max(0.0, min(times))
 
     def close(self) -> None:

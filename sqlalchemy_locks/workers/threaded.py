@@ -219,7 +219,7 @@ class Worker(ObservedWorker):
             threading.Thread(target=self._run_slot, args=(state, jobs), daemon=True).start()
         state.heartbeats.start()
         try:
-            while self._turn(state, jobs):
+            while self._cycle(state, jobs):
                 pass
         finally:
             state.stopping = True
@@ -230,11 +230,11 @@ class Worker(ObservedWorker):
             finally:
                 state.heartbeats.end()
 
-    def _turn(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> bool:
+    def _cycle(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> bool:
         self._wake.clear()
         if not state.keep_going():  # checked after clear(), which may have removed the wake-up of a stop
             return False
-        state.turn()
+        state.cycle()
         while (job := state.take()) is not None:
             jobs.put(job)
         self._wake.wait(state.pause())

@@ -26,7 +26,7 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.sql.clock import Ago, Instant
+from sqlalchemy_locks.sql.clock import Instant, SecondsAgo
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import PATIENCE
 from tests.fixtures.queues import ENGINES, MakeEngine, engine, engine_to, leveled
@@ -433,7 +433,7 @@ def test_absurd_timeouts_of_a_model_do_not_stop_expire(own: Engine) -> None:
         session.add_all([Chore(name="a", timeout=2**62), Chore(name="b", timeout=0)])
         session.commit()
         assert len(session.scalars(chores.capture(2)).all()) == 2
-        session.execute(update(Chore).values(since=Ago(literal_column("5"))))
+        session.execute(update(Chore).values(since=SecondsAgo(literal_column("5"))))
         session.commit()
         assert session.scalar(chores.expire()) == 1
         session.commit()

@@ -50,7 +50,7 @@ def test_a_retried_fetch_does_not_count_as_slow(servers: Any, direct: Engine, na
             connection.exec_driver_sql("SELECT 1")
         proxy.lose_answer(final(name), lambda: time.sleep(0.1))
         asked = time.monotonic()
-        state.turn()
+        state.cycle()
         assert (proxy.losses, time.monotonic() - asked >= 0.1) == (1, True)
         assert state.cursor.after() is None
 
@@ -59,16 +59,16 @@ def test_jobs_before_the_position_are_fetched_later(engine_to: MakeEngine) -> No
     engine = engine_to("postgresql15")
     put(engine, *range(4))
     state = state_of(engine, batch=2, heartbeat=3600)
-    state.turn()
+    state.cycle()
     assert finish_all(state) == [0, 1]
     state.cursor._expires = time.monotonic() + 3600  # as after a slow search
     put(engine, "urgent", priority=-1)
-    state.turn()
+    state.cycle()
     assert finish_all(state) == [2, 3]
     # there is no job after the position, so the next search is from the head, and due immediately
-    state.turn()
+    state.cycle()
     assert state.pause() == 0
-    state.turn()
+    state.cycle()
     assert finish_all(state) == ["urgent"]
-    state.turn()
+    state.cycle()
     assert counts(engine)["completed"] == 5

@@ -31,10 +31,10 @@ def locking(engine: Engine, *jobs: Any) -> Iterator[Connection]:
         connection.rollback()
 
 
-def deferred_turn(state: WorkerState) -> None:
+def deferred_cycle(state: WorkerState) -> None:
     """Take a turn when the deferred jobs are due."""
     state.acks._deferred_due = time.monotonic()
-    state.turn()
+    state.cycle()
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -44,19 +44,19 @@ def test_a_locked_row_delays_its_own_report_only(
     engine = worker_engine(engine_to, name)
     put(engine, *range(6))
     state = state_of(engine, batch=2, concurrency=2)
-    state.turn()
+    state.cycle()
     with locking(engine_to(name), state.waiting[0]):
         assert finish_all(state) == [0, 1]
-        state.turn()
+        state.cycle()
         assert counts(engine)["completed"] == 1
         assert finish_all(state) == [2, 3]  # the next batch was captured
-        deferred_turn(state)
+        deferred_cycle(state)
         assert counts(engine)["completed"] == 3
         assert state.pause() <= 1
         assert [job.payload for job, _ in state.acks.deferred] == [0]
         assert "their rows are locked" in caplog.text
         assert "had another owner" not in caplog.text
-    deferred_turn(state)
+    deferred_cycle(state)
     assert (state.acks.deferred, counts(engine)["completed"]) == ([], 4)
     assert finish_all(state) == [4, 5]
     state.close()
@@ -68,15 +68,15 @@ def test_a_locked_row_of_a_failed_job_does_the_same(engine_to: MakeEngine, name:
     engine = worker_engine(engine_to, name)
     put(engine, *range(4), max_attempts=1)
     state = state_of(engine, batch=2, concurrency=2)
-    state.turn()
+    state.cycle()
     with locking(engine_to(name), state.waiting[0]):
         for _ in range(2):
             state.done(state.take(), ValueError("no"))
-        state.turn()
-        deferred_turn(state)
+        state.cycle()
+        deferred_cycle(state)
         assert counts(engine)["dead"] == 1
         assert finish_all(state) == [2, 3]
-    deferred_turn(state)
+    deferred_cycle(state)
     assert (state.acks.deferred, counts(engine)["dead"]) == ([], 2)
     state.close()
     assert counts(engine) == {"all": 4, "completed": 2, "dead": 2, "running": 0, "waiting": 0}
@@ -89,17 +89,17 @@ def test_a_job_completed_by_the_locker_is_not_reported(
     engine = worker_engine(engine_to, name)
     put(engine, 0, 1)
     state = state_of(engine, batch=2, concurrency=2)
-    state.turn()
+    state.cycle()
     mine = list(state.waiting)
     with locking(engine_to(name), *mine) as connection:
         finish_all(state)
-        state.turn()
+        state.cycle()
         assert len(state.acks.deferred) == 2
         connection.execute(queue.complete(mine[0]))
         connection.commit()
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks.worker"):
         caplog.clear()
-        deferred_turn(state)
+        deferred_cycle(state)
     assert state.acks.deferred == []
     assert "1 jobs were completed or failed elsewhere" in caplog.text
     assert counts(engine)["completed"] == 2
@@ -111,14 +111,14 @@ def test_a_locked_job_of_another_owner_is_dropped(engine_to: MakeEngine, name: s
     engine = worker_engine(engine_to, name)
     put(engine, 0, 1)
     state = state_of(engine, batch=2, concurrency=2)
-    state.turn()
+    state.cycle()
     with engine.begin() as connection:
         silenced(connection)
         assert connection.scalar(queue.requeue_stalled(3600)) == 2
     (other, _) = fetched(engine, [], 2).jobs
     with locking(engine_to(name), other):
         finish_all(state)
-        state.turn()
+        state.cycle()
         assert state.acks.deferred == []
     assert counts(engine)["running"] == 2
 
@@ -128,8 +128,8 @@ def test_deferred_jobs_get_heartbeats(engine_to: MakeEngine, name: str) -> None:
     engine = worker_engine(engine_to, name)
     put(engine, 0)
     state = state_of(engine, batch=1)
-    state.turn()
+    state.cycle()
     with locking(engine_to(name), state.waiting[0]):
         finish_all(state)
-        state.turn()
+        state.cycle()
         assert len(state.jobs()) == 1

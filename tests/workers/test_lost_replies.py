@@ -28,15 +28,15 @@ def test_a_lost_reply_loses_no_job(servers: Any, direct: Engine, name: str, driv
     put(direct, *range(8), max_attempts=1)
     with in_the_clear(servers, name, driver) as (engine, proxy):
         state = state_of(engine, batch=2, host="same")
-        state.turn()
+        state.cycle()
         done = finish_all(state)
         proxy.lose_answer(final(name))
-        state.turn()
+        state.cycle()
         assert proxy.losses == 1
         while state.waiting or counts(direct)["waiting"]:
             beat(state)
             done += finish_all(state)
-            state.turn()
+            state.cycle()
         done += finish_all(state)
         state.close()
     # each ran once, in its only attempt, those of the lost reply included
@@ -49,17 +49,17 @@ def test_only_jobs_of_the_same_run_are_found(engine_to: MakeEngine, name: str) -
     engine = engine_to(name)
     put(engine, *range(6))
     mine, others = state_of(engine, batch=2, host="same"), state_of(engine, batch=2, host="same")
-    mine.turn()
-    others.turn()
+    mine.cycle()
+    others.cycle()
     assert mine.take() is not None  # one of its jobs runs
     lost = fetched(engine, [], 1, host=mine.host).jobs
     mine._reply_lost = True
-    mine.turn()
+    mine.cycle()
     assert mine.take() is None  # before the next heartbeat
     assert [job.payload for job in mine.waiting] == [1, lost[0].payload]
     assert [job.payload for job in others.waiting] == [2, 3]
     for _ in range(2):
-        mine.turn()
+        mine.cycle()
     assert len(mine.waiting) == 2
 
 
@@ -69,14 +69,14 @@ def test_a_late_capture_is_found(engine_to: MakeEngine, name: str) -> None:
     engine = worker_engine(engine_to, name)
     state = state_of(engine, batch=2)
     state._reply_lost = True
-    state.turn()
+    state.cycle()
     assert not state.waiting
     put(engine, 0, max_attempts=1)
     assert len(fetched(engine, [], 1, host=state.host).jobs) == 1
-    state.turn()
+    state.cycle()
     assert not state.waiting
     state._search_again_at = time.monotonic()
-    state.turn()
+    state.cycle()
     assert [job.payload for job in state.waiting] == [0]
     state.close()
     assert counts(engine)["waiting"] == 1
@@ -86,7 +86,7 @@ def test_a_late_capture_is_released_at_a_stop(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     state = state_of(engine, batch=2)
     state._reply_lost = True
-    state.turn()
+    state.cycle()
     put(engine, 0, max_attempts=1)
     assert len(fetched(engine, [], 1, host=state.host).jobs) == 1
     state.close()
@@ -105,7 +105,7 @@ def refuse_connections(proxy: Proxy) -> Callable[[], None]:
 
 
 @sync
-@pytest.mark.parametrize("how", ["close", "turn"])
+@pytest.mark.parametrize("how", ["close", "cycle"])
 def test_unknown_captures_are_released_at_the_end(
     servers: Any, direct: Engine, name: str, driver: str, how: str
 ) -> None:
@@ -117,14 +117,14 @@ def test_unknown_captures_are_released_at_the_end(
             connection.exec_driver_sql("SELECT 1")
         back: list[Callable[[], None]] = []
         proxy.lose_answer(final(name), lambda: back.append(refuse_connections(proxy)))
-        state.turn()
+        state.cycle()
         assert (proxy.losses, len(state.waiting), counts(direct)["running"]) == (1, 0, 2)
         back[0]()
         if how == "close":
             state.close()
         else:
             state.stopping = True
-            state.turn()  # a turn while handlers still run
+            state.cycle()  # a cycle while handlers still run
     assert counts(direct) == {"all": 4, "completed": 0, "dead": 0, "running": 0, "waiting": 4}
 
 

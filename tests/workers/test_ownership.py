@@ -55,7 +55,7 @@ def sweep(state: WorkerState) -> None:
     """Send heartbeats until there is nothing to sweep, as a worker whose heartbeats were on time for ``stalled_after``."""
     heartbeats = state.heartbeats
     heartbeats._contact_since, heartbeats._contact_at = -float("inf"), clock()
-    while heartbeats.turn(state.database) == 0:
+    while heartbeats.beat(state.database) == 0:
         pass
 
 
@@ -85,7 +85,7 @@ def test_no_job_starts_after_missed_heartbeats(lite: Engine) -> None:
     """The process was suspended: its jobs have other owners, though it has them in memory."""
     put(lite, *range(3))
     state = state_of(lite, heartbeat=1, stalled_after=None, batch=3)
-    state.turn()
+    state.cycle()
     assert len(state.waiting) == 3
     with lite.begin() as connection:
         silenced(connection)
@@ -115,6 +115,6 @@ def test_a_forked_process_has_its_own_host(lite: Engine, monkeypatch: pytest.Mon
     worker = sl.Worker(queue, print, bind=lite, stalled_after=None)
     monkeypatch.setattr(os, "getpid", lambda: 12345)
     state = state_for(worker)
-    state.turn()
+    state.cycle()
     (job,) = state.waiting
     assert job.processing_host.split(":")[1] == "12345"

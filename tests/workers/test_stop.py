@@ -96,7 +96,7 @@ def test_jobs_that_finish_during_close_are_reported(engine_to: MakeEngine, error
     engine = engine_to("sqlite")
     put(engine, "runs", "waits", max_attempts=1)
     state = state_for(sl.Worker(sl.Queue(), print, bind=engine, concurrency=1))
-    state.turn()
+    state.cycle()
     job = state.take()
     give_back = state.release_waiting
 
@@ -118,7 +118,7 @@ def test_a_permanent_error_still_releases_jobs(lite: Engine) -> None:
 
     put(lite, *range(5))
     state = state_for(sl.Worker(Wrong(), print, bind=lite, concurrency=2, batch=5))
-    state.turn()
+    state.cycle()
     first, _ = state.take(), state.take()
     state.done(first, None)
     with pytest.raises(DataError):
@@ -130,13 +130,13 @@ def test_no_job_starts_after_a_stop(engine: Engine) -> None:
     put(engine, *range(4))
     worker = sl.Worker(queue, print, bind=engine, batch=2, heartbeat=3600, stalled_after=None)
     state = state_for(worker)
-    state.turn()
+    state.cycle()
     first = state.take()
     worker.stop()  # by another thread while the worker waits for the database
     assert state.take() is None
     state.done(first, None)
     state.waiting.clear()
-    state.turn()
+    state.cycle()
     assert not state.waiting  # and no job is fetched
     assert counts(engine)["waiting"] == 2
 
@@ -327,13 +327,13 @@ def test_a_signal_at_any_moment_stops_run(servers: Servers, engine_to: MakeEngin
 
 def test_a_stop_before_the_wait_is_not_missed(lite: Engine) -> None:
     worker = sl.Worker(queue, print, bind=lite, poll=3600, heartbeat=3600, stalled_after=None)
-    turn = worker._turn
+    cycle = worker._cycle
 
     def late(*given: Any) -> bool:
         worker.stop()  # before the wake-up event is cleared
-        return turn(*given)
+        return cycle(*given)
 
-    worker._turn = late  # type: ignore[method-assign]
+    worker._cycle = late  # type: ignore[method-assign]
     with running(worker) as thread:
         thread.join(PATIENCE)
         assert not thread.is_alive()

@@ -61,7 +61,7 @@ def stalled(engine: Engine) -> int:
 def three_taken(engine: Engine) -> tuple[WorkerState, list[Any]]:
     put(engine, *range(10), max_attempts=1)
     state = state_of(engine, batch=3, concurrency=4, heartbeat=600)
-    state.turn()
+    state.cycle()
     jobs = [state.take(), state.take(), state.take()]
     assert None not in jobs
     return state, jobs
@@ -72,17 +72,17 @@ def test_failing_captures_keep_no_report_from_being_sent(engine: Engine) -> None
     state.done(jobs[0], None)
     age_heartbeats(engine, state)
     with refusing(engine, CAPTURE):
-        state.turn()
+        state.cycle()
     assert state._error_pause > 0  # the capture was refused
     assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 2, "waiting": 7}
     assert stalled(engine) == 0
     state.done(jobs[1], RuntimeError("wrong"))
     state.done(jobs[2], None)
     with refusing(engine, CAPTURE):
-        state.turn()
+        state.cycle()
     assert counts(engine) == {"all": 10, "completed": 2, "dead": 1, "running": 0, "waiting": 7}
     while counts(engine)["waiting"] or state.waiting:
-        state.turn()
+        state.cycle()
         beat(state)
         finish_all(state)
     state.close()
@@ -95,13 +95,13 @@ def test_failing_reports_keep_no_heartbeat_from_being_sent(engine: Engine) -> No
     state.done(jobs[1], RuntimeError("wrong"))
     age_heartbeats(engine, state)
     with refusing(engine, COMPLETE, FAIL):
-        state.turn()
+        state.cycle()
         assert counts(engine)["running"] == 3
     assert stalled(engine) == 0
     with refusing(engine, FAIL):
-        state.turn()
+        state.cycle()
     assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 5, "waiting": 4}
-    state.turn()
+    state.cycle()
     assert counts(engine) == {"all": 10, "completed": 1, "dead": 1, "running": 4, "waiting": 4}
 
 
@@ -110,7 +110,7 @@ def test_the_error_pause_is_limited(engine: Engine) -> None:
     state = state_of(engine)
     with refusing(engine, CAPTURE):
         for _ in range(8):
-            state.turn()
+            state.cycle()
     assert state.pause() == 5
 
 
@@ -128,7 +128,7 @@ def test_close_takes_every_step_that_succeeds(engine: Engine) -> None:
 def test_lost_jobs_are_dropped_after_a_failed_attempt(lite: Engine) -> None:
     put(lite, *range(4))
     state = state_of(lite, batch=4)
-    state.turn()
+    state.cycle()
     jobs = list(state.waiting)
     with lite.begin() as connection:
         assert connection.scalar(queue.complete(jobs[1])) == 1
@@ -160,10 +160,10 @@ def test_a_standby_is_retried(lite: Engine) -> None:
         raise sl.NotWritable("a standby")
 
     state.database.perform = standby  # type: ignore[method-assign]
-    state.turn()
+    state.cycle()
     assert state.pause() > 0
     state.database.perform = perform  # type: ignore[method-assign]
-    state.turn()
+    state.cycle()
     assert state.take() is not None
 
 

@@ -198,8 +198,8 @@ def test_a_completed_job_is_reported_within_a_second(lite: Engine) -> None:
 def test_no_turn_is_due_while_all_slots_are_busy(lite: Engine) -> None:
     put(lite, 1, 2)
     state = state_of(lite, concurrency=2, batch=2, stalled_after=None, heartbeat=3600)
-    state.turn()
+    state.cycle()
     assert state.take() is not None
     assert state.take() is not None
-    state.turn()
+    state.cycle()
     assert state.pause() > 5
