@@ -2,7 +2,7 @@
 
     make bench NAME='lock [postgresql+psycopg://user:password@host/database]'
 
-Without a URL a server is started (see tests/servers) and pinned, with this process, to one processor: on two,
+Without a URL a durable server is started (see tests/servers) and pinned, with this process, to one processor: on two,
 the speed of the same operation varies. With a URL, the database ``locks_benchmark`` is made there and dropped.
 
 Every figure is a ratio within one run, the median of alternating rounds; only such ratios are comparable.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic import ops
 from sqlalchemy_locks.alembic.steps import STEPS
 
+from .report import durable, judge
 from .wire import Wire
 
 DATABASE = "locks_benchmark"
@@ -126,14 +126,6 @@ def measured(pairs: dict[str, Pair]) -> dict[str, list[float]]:
     return rounds
 
 
-def verdict(ratio: float, must: float | None, aim: float | None) -> str:
-    """Compare a ratio with its target."""
-    if must is None or aim is None:
-        return ""
-    met = "aim met" if ratio <= aim else "must met" if ratio <= must else "MISSED"
-    return f"must {must:g}, aim {aim:g}: {met}"
-
-
 def report_ratios(url: URL, synchronous_commit: str) -> None:
     """Print each variant's time and the ratios."""
     print(f"\nLock and unlock, synchronous_commit {synchronous_commit}")
@@ -143,7 +135,7 @@ def report_ratios(url: URL, synchronous_commit: str) -> None:
         print(f"  {name:6} {statistics.median(times):7.0f} µs")
     for target in TARGETS:
         ratio = statistics.median(a / b for a, b in zip(rounds[target.of], rounds[target.against], strict=True))
-        print(f"  {target.what:46} {ratio:5.2f}   {verdict(ratio, target.must, target.aim)}")
+        judge(target.what, ratio, target.must, target.aim)
 
 
 def report_round_trips(url: URL) -> None:
@@ -160,7 +152,7 @@ def report_round_trips(url: URL) -> None:
         before = wire.round_trips
         for _ in range(10):
             pair()
-        print(f"  {name:46} {(wire.round_trips - before) / 10:5.1f}")
+        judge(name, (wire.round_trips - before) / 10)
 
     def with_timeout() -> None:
         with locks.exclusive(KEY, timeout=5):
@@ -197,7 +189,7 @@ def report_imports() -> None:
         print(f"  {name:17} {statistics.median(times[name]) * 1e3:4.0f} ms")
     for against, must, aim in (("sqlalchemy", 1.3, 1.1), ("sqlalchemy.orm", None, None)):
         ratio = statistics.median(a / b for a, b in zip(times["sqlalchemy_locks"], times[against], strict=True))
-        print(f"  {f'sqlalchemy_locks / {against}':46} {ratio:5.2f}   {verdict(ratio, must, aim)}")
+        judge(f"import sqlalchemy_locks / {against}", ratio, must, aim)
 
 
 @contextlib.contextmanager
@@ -220,12 +212,7 @@ def database(server: URL) -> Iterator[URL]:
 @contextlib.contextmanager
 def a_server() -> Iterator[URL]:
     """Start a PostgreSQL server on the same processor as this process."""
-    from tests import servers
-
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # inherited by the server
-    with servers.start("postgresql15") as server:
-        assert isinstance(server, servers.SQLServer)
+    with durable("postgresql15") as server:
         yield make_url(server.url("psycopg"))
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -34,7 +33,8 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic import ops
 from sqlalchemy_locks.alembic.steps import STEPS
 
-from .lock import Pair, Target, verdict
+from .lock import Pair, Target
+from .report import durable, judge
 from .wire import Wire
 
 DATABASE = "mutex_benchmark"
@@ -230,7 +230,7 @@ def report_ratios(title: str, url: URL, options: dict[str, Any], targets: tuple[
         print(f"  {name:14} {statistics.median(times):7.0f} µs")
     for target in targets:
         ratio = statistics.median(a / b for a, b in zip(rounds[target.of], rounds[target.against], strict=True))
-        print(f"  {target.what:50} {ratio:5.2f}   {verdict(ratio, target.must, target.aim)}")
+        judge(target.what, ratio, target.must, target.aim)
 
 
 def report_round_trips(url: URL, must: int | None) -> None:
@@ -250,9 +250,7 @@ def report_round_trips(url: URL, must: int | None) -> None:
             does()
             trips.append(wire.round_trips - before)
             undoes()
-        counted = statistics.median(trips)
-        met = "" if must is None else f"must {must}: {'met' if counted <= must else 'MISSED'}"
-        print(f"  {name:50} {counted:5.1f}   {met}")
+        judge(f"{name}, round trips", statistics.median(trips), must, must)
 
     print("\nRound trips of an operation, counted on the wire")
     count("locks.mutex.acquire", lambda: locks.mutex.acquire("one"), lambda: locks.mutex.release("one"))
@@ -278,13 +276,7 @@ def report_round_trips(url: URL, must: int | None) -> None:
 @contextlib.contextmanager
 def database(name: str) -> Iterator[URL]:
     """Start a server on the same processor as this process, and install the tables."""
-    from tests import servers
-
-    made: servers.SQLServer = {"mysql": servers.MySQL, "mariadb": servers.MariaDB}.get(name, servers.PostgreSQL)()
-    if isinstance(made, servers.PostgreSQL):
-        # the tests' servers run without fsync, where synchronous_commit makes no difference
-        made.settings = {**made.settings, "fsync": "on", "full_page_writes": "on"}
-    with made.start() as server:
+    with durable(name) as server:
         server.create_database(DATABASE)
         url = make_url(server.url(DRIVERS[name], DATABASE))
         engine = create_engine(url, poolclass=NullPool)
@@ -306,8 +298,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutex", description=__doc__.splitlines()[0])
     parser.add_argument("server", nargs="?", choices=list(DRIVERS), help="which; all of them without")
     asked: str | None = parser.parse_args().server
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # inherited by the servers
     for name in [asked] if asked else DRIVERS:
         with database(name) as url:
             print(f"\n{name}")

@@ -2,10 +2,9 @@
 
     make bench NAME=queue
 
-A server is started (see tests/servers) and pinned, with this process, to one processor: on two, one and the same
-operation has two speeds. The CPU time of this process and of the server is counted together: on an idle processor it
-equals the elapsed time, and other load doesn't change it. Every figure is a ratio within one run, of the best of
-alternating rounds.
+A durable server is started (see tests/servers) and pinned, with this process, to one processor: on two, one and the
+same operation has two speeds. Every figure is a ratio within one run, the median of alternating rounds. Growth is
+counted in CPU time, of this process and the server together, which other load doesn't change.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,13 +25,12 @@ from sqlalchemy import URL, Engine, create_engine, make_url, text
 
 import sqlalchemy_locks as sl
 
-from .lock import verdict
 from .mutex import database
 from .queue_peers import pgqueuer, procrastinates
+from .report import judge
 from .wire import Wire
 
-# CPU time is counted in hundredths of a second
-ROUNDS, JOBS = 4, 10_000
+ROUNDS, JOBS = 5, 10_000
 #: the ratio of jobs per second to a peer's, for each batch size: must, aim
 TARGETS = {("pgqueuer", 10): (2, 3), ("pgqueuer", 100): (3, 4.5), ("procrastinate", 10): (12, 22)}
 TARGETS["procrastinate", 100] = (40, 60)
@@ -167,33 +166,27 @@ def variants(url: URL, commit: str) -> Iterator[dict[str, Measured]]:
 
 def report_ratios(url: URL, commit: str) -> None:
     print(f"\ncaptured and completed, synchronous_commit {commit}")
-    engine = create_engine(url)
-    now = Processor(engine)
     with variants(url, commit) as made:
         for batch in (1, 10, 100):
             spent: dict[str, list[float]] = {name: [] for name in made}
             for _ in range(ROUNDS):
                 for name, (refill, work, jobs) in made.items():
                     refill(jobs)
-                    began = now()
+                    began = time.perf_counter()
                     work(batch)
-                    spent[name].append((now() - began) / jobs * 1e6)
-            best = {name: min(each) for name, each in spent.items()}
-            for name, each in best.items():
-                told = f"{each / best['raw']:5.2f} x raw" if name != "raw" else ""
-                print(
-                    f"  batch {batch:3}  {name:18} {each:7.1f} us a job  {told:12} {_beside(name, batch, each, best)}"
-                )
+                    spent[name].append((time.perf_counter() - began) / jobs * 1e6)
+            for name, each in spent.items():
+                print(f"  batch {batch:3}  {name:18} {statistics.median(each):7.1f} us a job", flush=True)
+            for name in made:
+                if name == WORKER:
+                    judge(f"{WORKER} / raw, batch {batch}, {commit}", _ratio(spent[WORKER], spent["raw"]))
+                elif (name, batch) in TARGETS:
+                    what = f"jobs a second, {WORKER} / {name}, batch {batch}, {commit}"
+                    judge(what, _ratio(spent[name], spent[WORKER]), *TARGETS[name, batch], least=True)
 
 
-def _beside(name: str, batch: int, each: float, best: dict[str, float]) -> str:
-    """Compare a worker with the peers."""
-    if (name, batch) not in TARGETS:
-        return ""
-    must, aim = TARGETS[name, batch]
-    times = each / best[WORKER]
-    met = "aim met" if times >= aim else "must met" if times >= must else "MISSED"
-    return f"Worker does {times:5.1f} x as many, must {must}, aim {aim}: {met}"
+def _ratio(some: list[float], others: list[float]) -> float:
+    return statistics.median(one / other for one, other in zip(some, others, strict=True))
 
 
 def report_round_trips(url: URL) -> None:
@@ -213,7 +206,7 @@ def report_round_trips(url: URL) -> None:
             before = wire.round_trips
             connection.execute(operation)
             trips = wire.round_trips - before
-            print(f"  {name:18} {trips}  {verdict(trips, 1, 1)}")
+            judge(f"{name}, round trips", trips, 1, 1)
     through.dispose()
     engine.dispose()
     wire.close()
@@ -234,12 +227,9 @@ def report_growth(url: URL) -> None:
                 for _ in range(80):
                     connection.execute(queue.capture(10)).all()
                 spent.append((now() - began) / 80)
-        best = min(spent[1:])
-        first = first or best
-        print(
-            f"  {waiting:9,} wait, {finished:9,} done  {best * 1e6:6.0f} us  {best / first:5.2f} x the first  "
-            f"{verdict(best / first, 1.5, 1.15)}"
-        )
+        took = statistics.median(spent[1:])
+        first = first or took
+        judge(f"capture beside {waiting:,} waiting, {finished:,} done / 5,000, 0", took / first, 1.5, 1.15)
     engine.dispose()
 
 
@@ -256,8 +246,8 @@ def report_old_snapshot(url: URL) -> None:
         quarters = [(after - before) / (jobs / 40) * 1e6 for before, after in itertools.pairwise(ended)]
         growth = quarters[-1] / quarters[0]
         told = " -> ".join(f"{quarter:.0f}" for quarter in quarters)
-        must = verdict(growth, 1.5, 1.1) if name.startswith("Worker") else ""
-        print(f"  {name:24} {told} us a batch, last / first {growth:.2f}  {must}")
+        print(f"  {name:24} {told} us a batch")
+        judge(f"{name}, last quarter / first", growth, *((1.5, 1.1) if name.startswith("Worker") else ()))
     engine.dispose()
 
 
@@ -293,8 +283,6 @@ def main() -> None:
     """Run the command line."""
     assert __doc__ is not None
     argparse.ArgumentParser(prog="python -m benchmarks.queue", description=__doc__.splitlines()[0]).parse_args()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # inherited by the server
     with database("postgresql15") as url:
         url = make_url(str(url.render_as_string(hide_password=False)))
         report_round_trips(url)

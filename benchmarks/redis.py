@@ -24,6 +24,7 @@ import redis.asyncio
 
 from sqlalchemy_locks.redis import Mutex
 
+from .report import judge
 from .wire import Wire
 
 KEY = "locks_benchmark"
@@ -38,8 +39,7 @@ def report(title: str, rounds: dict[str, list[float]]) -> None:
     for name, times in rounds.items():
         print(f"  {name:6} {statistics.median(times):7.0f} µs")
     ratio = statistics.median(a / b for a, b in zip(rounds["mutex"], rounds["zadd"], strict=True))
-    met = "aim met" if ratio <= AIM else "must met" if ratio <= MUST else "MISSED"
-    print(f"  {'acquire and release / ZADD twice':46} {ratio:5.2f}   must {MUST:g}, aim {AIM:g}: {met}")
+    judge(f"acquire and release / ZADD twice, {title}", ratio, MUST, AIM)
 
 
 def synchronous(url: str) -> None:
@@ -113,7 +113,7 @@ def report_round_trips(url: str) -> None:
         before = wire.round_trips
         for _ in range(10):
             call("task")
-        print(f"  {name:46} {(wire.round_trips - before) / 10:5.1f}")
+        judge(f"{name}, round trips", (wire.round_trips - before) / 10)
     client.close()
     wire.close()
 

@@ -2,12 +2,12 @@
 
     make bench NAME='semaphore [postgresql+psycopg://user:password@host/database]'
 
-Without a URL servers are started (see tests/servers): one for the eight processes, then one that is pinned, with this
-process, to one processor: on two, the speed of the same operation varies. With a URL, a database is
-made there and dropped.
+Without a URL durable servers are started (see tests/servers): one for the eight processes, then one that is pinned,
+with this process, to one processor: on two, the speed of the same operation varies. With a URL, a database is made
+there and dropped.
 
-A pair is an acquire and a release of one permit. Plain is the pattern written by hand: select the request, begin,
-lock the row, sum, insert, insert, commit; select, update, update. Every figure is a ratio within one run, the median of
+A pair is an acquire and a release of one permit. Plain is the pattern written by hand, ten round trips: begin, lock the
+row, sum, insert, insert, commit; begin, update, update, commit. Every figure is a ratio within one run, the median of
 alternating rounds; only such ratios are comparable.
 """
 
@@ -28,19 +28,21 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.sql.clock import Now
 from sqlalchemy_locks.sql.tables import tables
 
-from .lock import Pair, Target, a_server, database, engine_at, verdict
+from .lock import Pair, a_server, database, engine_at
+from .report import durable, judge
 from .wire import Wire
 
 ROUNDS, PAIRS = 15, 100
-PROCESSES, SECONDS = 8, 2.0
+PROCESSES, SECONDS, CROWDS = 8, 2.0, 5
 RELEASED = (1_000, 1_000_000)
 ALTERNATIONS = 4
 SEMAPHORE = "hot"
 
+NAMES = {"ours": "locks.run", "locks.acquire": "locks.acquire"}
 #: the speed-up: the least allowed one (must), and the desired one (aim)
 FASTER = {"off": (3.5, 7.0), "on": (2.5, 5.0)}
 CROWDED = {"off": (5.0, 9.0), "on": (3.5, 8.0)}
-GROWTH = Target("pair beside 1,000,000 / 1,000 released permits", "many", "few", 1.2, 1.05)
+GROWTH = "a pair beside 1,000,000 / 1,000 released permits", 1.2, 1.05
 
 _ids = itertools.count()
 _here = tables("lock", "")
@@ -55,8 +57,6 @@ def plain(engine: Engine, ident: str) -> bool:
     """The pattern, with statements built at each use."""
     sem, request, permit = _here.semaphore, _here.permit_request, _here.permit
     with engine.begin() as connection:
-        if connection.execute(select(request.c.id).where(request.c.external_id == ident)).first():
-            return False
         row = connection.execute(
             select(sem.c.id, sem.c.capacity).where(sem.c.name == SEMAPHORE).with_for_update()
         ).one()
@@ -66,10 +66,10 @@ def plain(engine: Engine, ident: str) -> bool:
         if used + 1 > row.capacity:
             return False
         made = connection.execute(insert(request).values(external_id=ident, state="ACQUIRED").returning(request.c.id))
-        values = {"semaphore_id": row.id, "permit_request_id": made.scalar_one(), "count": 1, "fence": 0}
+        found = made.scalar_one()
+        values = {"semaphore_id": row.id, "permit_request_id": found, "count": 1, "fence": 0}
         connection.execute(insert(permit).values(**values, state="ACQUIRED"))
     with engine.begin() as connection:
-        found = connection.execute(select(request.c.id).where(request.c.external_id == ident)).scalar_one()
         freed = update(permit).where(permit.c.permit_request_id == found, permit.c.state != "RELEASED")
         connection.execute(freed.values(state="RELEASED"))
         ended = update(request).where(request.c.id == found)
@@ -114,13 +114,6 @@ def microseconds(pair: Pair, pairs: int = PAIRS) -> float:
     return (time.perf_counter() - began) / pairs * 1e6
 
 
-def faster(ratio: float, targets: tuple[float, float]) -> str:
-    """Compare a speed-up with its target."""
-    must, aim = targets
-    met = "aim met" if ratio >= aim else "must met" if ratio >= must else "MISSED"
-    return f"must {must:g}, aim {aim:g}: {met}"
-
-
 def report_pairs(url: URL, synchronous_commit: str) -> None:
     """One client."""
     engine = engine_at(url, synchronous_commit)
@@ -134,7 +127,7 @@ def report_pairs(url: URL, synchronous_commit: str) -> None:
         print(f"  {name:14} {statistics.median(times):7.0f} µs")
     for name in ("ours", "locks.acquire"):
         ratio = statistics.median(a / b for a, b in zip(rounds["plain"], rounds[name], strict=True))
-        print(f"  {f'plain Core / {name}':46} {ratio:5.2f}   {faster(ratio, FASTER[synchronous_commit])}")
+        judge(f"plain Core / {NAMES[name]}, {synchronous_commit}", ratio, *FASTER[synchronous_commit], least=True)
     engine.dispose()
 
 
@@ -142,8 +135,8 @@ def turns(url: URL, synchronous_commit: str, kind: str) -> int:
     """Count the pairs of one of several processes."""
     engine = engine_at(url, synchronous_commit)
     locks = sl.Locks(engine)
-    way = partial(plain, engine) if kind == "plain" else partial(ours, locks)
-    done = 0
+    ways = {"plain": partial(plain, engine), "ours": partial(ours, locks), "locks.acquire": partial(waiting, locks)}
+    way, done = ways[kind], 0
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         done += way(fresh())
@@ -152,10 +145,14 @@ def turns(url: URL, synchronous_commit: str, kind: str) -> int:
 
 def report_crowd(url: URL, synchronous_commit: str) -> None:
     """Run eight processes on one semaphore with permits for all of them."""
-    done = {kind: sum(crowd(url, synchronous_commit, kind)) for kind in ("plain", "ours")}
-    ratio = done["ours"] / done["plain"]
-    what = f"{PROCESSES} processes, one semaphore, {synchronous_commit}: plain / ours"
-    print(f"  {what:46} {ratio:5.2f}   {faster(ratio, CROWDED[synchronous_commit])}")
+    done: dict[str, list[int]] = {"plain": [], "ours": [], "locks.acquire": []}
+    for _ in range(CROWDS):
+        for kind, found in done.items():
+            found.append(sum(crowd(url, synchronous_commit, kind)))
+    for kind in ("ours", "locks.acquire"):
+        ratio = statistics.median(a / b for a, b in zip(done[kind], done["plain"], strict=True))
+        what = f"{PROCESSES} processes, one semaphore: plain / {NAMES[kind]}, {synchronous_commit}"
+        judge(what, ratio, *CROWDED[synchronous_commit], least=True)
 
 
 def crowd(url: URL, synchronous_commit: str, kind: str) -> Iterator[int]:
@@ -182,11 +179,10 @@ def report_round_trips(url: URL) -> None:
     locks = sl.Locks(engine)
     print("\nRound trips, counted on the wire")
     for name, way in variants(engine).items():
-        print(f"  {f'{name}: acquire and release':46} {counted(wire, way):5.1f}")
+        judge(f"{name}: acquire and release", counted(wire, way))
     locks.run(sl.semaphore.acquire({SEMAPHORE: 1}, external_id="kept"))
-    denied = counted(wire, lambda: locks.run(sl.semaphore.acquire({"closed": 1})))
-    print(f"  {'a request that is denied':46} {denied:5.1f}")
-    print(f"  {'renew':46} {counted(wire, lambda: locks.renew('kept')):5.1f}")
+    judge("a request that is denied", counted(wire, lambda: locks.run(sl.semaphore.acquire({"closed": 1}))))
+    judge("renew", counted(wire, lambda: locks.renew("kept")))
     locks.release("kept")
     engine.dispose()
     wire.close()
@@ -226,17 +222,15 @@ def report_growth(url: URL) -> None:
         microseconds(lambda: ours(locks, fresh()))
         times[released].append(statistics.median(microseconds(lambda: ours(locks, fresh())) for _ in range(ROUNDS)))
     few, many_ = (statistics.median(found) for found in times.values())
-    print(f"\n  {GROWTH.what:46} {many_ / few:5.2f}   {verdict(many_ / few, GROWTH.must, GROWTH.aim)}")
+    what, must, aim = GROWTH
+    judge(what, many_ / few, must, aim)
     engine.dispose()
 
 
 @contextlib.contextmanager
 def unpinned_server() -> Iterator[URL]:
     """Start a PostgreSQL server on all processors, for eight processes."""
-    from tests import servers
-
-    with servers.start("postgresql15") as server:
-        assert isinstance(server, servers.SQLServer)
+    with durable("postgresql15", pinned=False) as server:
         yield make_url(server.url("psycopg"))
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "Unavailable",
     "YugabyteDB",
     "YugabyteDBCluster",
+    "make",
     "start",
     "stop_all",
 ]
@@ -50,6 +51,11 @@ _MAKERS: dict[str, Callable[[], Server]] = {
 NAMES = ("postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb", "redis")
 
 
+def make(name: str) -> Server:
+    """Make a new server, to be started; raise `Unavailable` if something that it needs is missing."""
+    return _MAKERS[name]()
+
+
 def start(name: str) -> Server:
     """Start a new server; raise `Unavailable` if something that it needs is missing."""
-    return _MAKERS[name]().start()
+    return make(name).start()

@@ -22,6 +22,8 @@ class MySQLCompatible(SQLServer):
 
     own_driver = "pymysql"
     first_database = "mysql"
+    #: flush the log at each commit (1), or once a second (2)
+    flush = 2
 
     def _quoted(self, name: str) -> str:
         return "`" + name.replace("`", "``") + "`"
@@ -47,7 +49,7 @@ class MySQLCompatible(SQLServer):
             f"--tmpdir={self.directory}",
             f"--init-file={self.directory}/account.sql",
             "--character-set-server=utf8mb4",
-            "--innodb-flush-log-at-trx-commit=2",
+            f"--innodb-flush-log-at-trx-commit={self.flush}",
             "--innodb-buffer-pool-size=128M",
             "--max-connections=300",
             # a machine may be paused for as long as the default of 50 seconds
