@@ -29,6 +29,7 @@ from sqlalchemy import NullPool, create_engine, make_url
 from sqlalchemy_locks.alembic import ops  # noqa: F401  (registers op.upgrade_locks)
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests import servers as real
+from tests.servers import place
 
 SQLITE_DRIVERS = {"pysqlite": "sqlite", "aiosqlite": "sqlite+aiosqlite"}
 #: a synchronous driver of each engine, for what the tests themselves do there
@@ -50,6 +51,7 @@ class Servers:
         self._started: dict[str, real.SQLServer | real.Unavailable] = {}
         self._numbers = itertools.count()
         self._installed: dict[tuple[str, str], str] = {}
+        self._fresh: list[tuple[real.PostgreSQL, str]] = []
 
     def server(self, name: str) -> real.SQLServer:
         """The server of that name, as ``tests.servers`` calls it."""
@@ -105,8 +107,17 @@ class Servers:
         return name
 
     def fresh(self, engine_name: str, driver: str) -> str:
-        """The URL of a new, empty database."""
-        return self.url(engine_name, driver, self.database(engine_name))
+        """The URL of a new, empty database; it is that of the module's tests, not of later ones."""
+        name = self.database(engine_name)
+        if engine_name != "sqlite" and isinstance(server := self.server(engine_name), real.PostgreSQL):
+            self._fresh.append((server, name))
+        return self.url(engine_name, driver, name)
+
+    def drop_fresh(self) -> None:
+        """Drop what ``fresh()`` has made on PostgreSQL, where each database takes 8 MB."""
+        while self._fresh:
+            server, name = self._fresh.pop()
+            server.drop_database(name)
 
     def installed(self, engine_name: str, driver: str, locking: str = "native") -> str:
         """The URL of a database with the locks in it; one for the whole run."""
@@ -134,11 +145,11 @@ def install(url: str, **options: str) -> None:
     engine.dispose()
 
 
-def in_memory() -> str | None:
-    """A folder in which SQLite doesn't wait for a disk, if there is one with enough space."""
-    place = Path("/dev/shm")
-    roomy = os.access(place, os.W_OK) and shutil.disk_usage(place).free > 2**30
-    return str(place) if roomy else None
+def in_memory(needed: int = 2**30) -> str | None:
+    """A folder in which databases don't wait for a disk, if there is one with so many bytes free."""
+    folder = Path("/dev/shm")
+    roomy = os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > needed
+    return str(folder) if roomy else None
 
 
 #: seconds within which the threads of a test must end after it
@@ -191,12 +202,8 @@ def collect_what_is_left_of(error: BaseException | None) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_of_a_module_is_left_open() -> Iterator[None]:
-    """Collect what the tests of a module share at the end of the module.
-
-    The collector examines only the objects that they create, not all that was imported before.
-    """
+    """Wait for the threads of what the tests of a module share."""
     gc.collect()
-    gc.freeze()
     threads = set(threading.enumerate())
     yield
     expect_the_end_of(threads)
@@ -208,9 +215,10 @@ def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
 
     Where it shares something with the other tests of its module, as an engine whose pool has a thread for each
     connection, the threads are those of the module. A connection that nothing refers to any more is a ResourceWarning as
-    soon as it is collected, which is done for those only who have other files open than before.
+    soon as it is collected. The collector examines only the objects that the test has created.
     """
-    threads, files = set(threading.enumerate()), open_files()
+    gc.freeze()
+    threads = set(threading.enumerate())
     yield
     if request.node.stash.get(_FAILED, False):
         return  # its error keeps what it left, until it has been reported
@@ -219,8 +227,7 @@ def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
         made[-1].scope in ("function", "session") for name, made in known.items() if not name.startswith("nothing_")
     ):
         expect_the_end_of(threads)
-    if open_files() - files:
-        gc.collect()
+    gc.collect()
 
 
 #: threads that have failed a test already
@@ -238,9 +245,11 @@ def expect_the_end_of(threads_before: set[threading.Thread]) -> None:
     assert not alive, f"threads of this test are still at work: {alive}"
 
 
-def open_files() -> set[str]:
-    """The numbers of the files and sockets that are open here."""
-    return set(os.listdir("/dev/fd"))
+@pytest.fixture(scope="session", autouse=True)
+def servers_in_memory() -> None:
+    """Start the servers in memory: half of the time for a new database is that for its 300 files on a disk."""
+    if folder := in_memory(8 * 2**30):
+        place.root = Path(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -259,6 +268,12 @@ def no_certificates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl.SSLContext, "load_default_certs", lambda self, purpose=None: None)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_on_the_servers(servers: Servers) -> Iterator[None]:
+    yield
+    servers.drop_fresh()
 
 
 @pytest.fixture(scope="session")

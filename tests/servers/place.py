@@ -6,16 +6,19 @@ from pathlib import Path
 
 from tests.servers.process import own, reachable
 
+#: Where the folders are made; `None`: where temporary files are.
+root: Path | None = None
+
 
 def temporary_folder(name: str) -> Path:
     """A new folder for a server, where its account can reach it.
 
     Its path is short, because that of a Unix socket has at most 107 bytes.
     """
-    root = Path(tempfile.gettempdir())
-    if len(str(root)) > 50 or not reachable(root):
-        root = Path("/var/tmp")
-    path = Path(tempfile.mkdtemp(prefix=f"locks-{name}-", dir=root))
+    parent = root or Path(tempfile.gettempdir())
+    if len(str(parent)) > 50 or not reachable(parent):
+        parent = Path("/var/tmp")
+    path = Path(tempfile.mkdtemp(prefix=f"locks-{name}-", dir=parent))
     own(path)
     return path
 

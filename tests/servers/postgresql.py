@@ -26,6 +26,7 @@ SETTINGS = {
     "deadlock_timeout": "200ms",
     "wal_level": "replica",
     "max_wal_senders": "4",
+    "max_wal_size": "256MB",
     "wal_keep_size": "64MB",  # A standby can be down for a while.
     "hot_standby": "on",
     "wal_retrieve_retry_interval": "100ms",  # It reconnects to a restarted primary soon.
