@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy_locks.core.operation import Operation
+from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.dialects.connections import abort
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.workers.config import WorkerConfig
@@ -60,11 +60,12 @@ class HeldJob:
 
     def _unread(self) -> list[Any]:
         """Capture a job and read it; mark it as dead where it can't be decoded."""
-        connection, queue, config = self._transaction.connection, self.config.queue, self.config
-        if not connection.scalar(queue._capture_unread(1, queue=config.name, host=config.host)):
+        connection, queue, name = self._transaction.connection, self.config.queue, self.config.name
+        # which no other capture has: jobs that others have captured with the configured host may be committed
+        host = f"{self.config.host}:{fresh_nonce()[:8]}"
+        if not connection.scalar(queue._capture_unread(1, queue=name, host=host)):
             return []
-        # jobs that others hold are not visible
-        pairs = [tuple(pair) for pair in connection.execute(queue._running_on(config.host, queue=config.name))]
+        pairs = [tuple(pair) for pair in connection.execute(queue._running_on(host, queue=name))]
         try:
             return list(connection.execute(queue._read(pairs)))
         except Exception as error:

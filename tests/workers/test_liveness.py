@@ -156,6 +156,9 @@ def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str, hold: b
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
     try:
+        with engine.begin() as connection:
+            connection.execute(own.put("the app's"))
+            theirs = connection.execute(own.capture(1, host="web-1")).all()
         with Session(engine) as session, session.begin():
             session.add_all(Typed(payload=number, word="bad" if number in (2, 3) else "good") for number in range(6))
         done: list[Any] = []
@@ -166,12 +169,12 @@ def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str, hold: b
                 ended = table.c.completed_at.is_(None) & table.c.failed_at.is_(None)
                 return len(connection.execute(select(table.c.internal_id).where(ended)).all())
 
-        worker = sl.Worker(
-            own, lambda job: done.append(job.payload), bind=engine, concurrency=4, hold=hold, poll=0.05, heartbeat=0.5
-        )
-        with running(worker):
-            until(lambda: left() == 0)
+        options: dict[str, Any] = {"concurrency": 4, "hold": hold, "host": "web-1", "poll": 0.05, "heartbeat": 0.5}
+        with running(sl.Worker(own, lambda job: done.append(job.payload), bind=engine, **options)):
+            until(lambda: left() == 1)
         assert sorted(done) == [0, 1, 4, 5]
+        with engine.begin() as connection:
+            assert connection.scalar(own.complete(theirs)) == 1
         with engine.connect() as connection:
             stored = connection.execute(select(table.c.error).where(table.c.failed_at.is_not(None))).scalars().all()
         assert len(stored) == 2
