@@ -36,7 +36,8 @@ def commands(folder: Path) -> list[str]:
 def environment(**changes: str) -> dict[str, str]:
     """Return the environment, with the commands of this virtual environment first on PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
+    own = ("PYTEST", "COV", "DATABASE_URL", "FLASK_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", **changes}
 
 

@@ -8,15 +8,9 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
-import re
-import shutil
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +22,11 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers
-from tests.docs.pages import ROOT, blocks
+from tests.examples.served import EXAMPLES, Server, commands, copied, done, running
 from tests.fixtures.parties import PATIENCE, later, until
 from tests.fixtures.semaphores import expire_in
 
-EXAMPLE = ROOT / "examples" / "shop"
+EXAMPLE = EXAMPLES / "shop"
 NAMES = ["O'Hara", '"; DROP TABLE customers; --', "<img src=x onerror=alert(1)>", "Zoë 🎉", "y" * 255]
 
 
@@ -50,78 +44,14 @@ class Export(Base):
     fence: Mapped[int] = mapped_column(BigInteger)
 
 
-@dataclass(frozen=True)
-class Copy:
-    """The example in a folder of its own, with a database of its own, or without a URL the file that it makes."""
-
-    folder: Path
-    url: str
-
-    @property
-    def environment(self) -> dict[str, str]:
-        clean = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("DATABASE_URL", "FLASK_", "SHOP_", "PYTEST_"))
-        }
-        path = f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}"
-        database = {"DATABASE_URL": self.url} if self.url else {}
-        return {**clean, **database, "PATH": path, "PYTHONUNBUFFERED": "1"}
-
-    def __call__(self, command: str) -> str:
-        done = subprocess.run(
-            ["sh", "-ec", command],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    @contextlib.contextmanager
-    def serving(self, command: str, **environment: str) -> Iterator[httpx.Client]:
-        """Run a server command, and yield a client at the address that it prints."""
-        log = self.folder / "server.log"
-        with log.open("w") as written:
-            process = subprocess.Popen(
-                ["sh", "-ec", f"exec {command}"],
-                cwd=self.folder,
-                env={**self.environment, **environment},
-                stdout=written,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            said = re.compile(r"(?:Running on|Listening at:) (http://127\.0\.0\.1:\d+)")
-            until(lambda: said.search(log.read_text()) or process.poll() is not None, pause=0.05)
-            found = said.search(log.read_text())
-            assert found is not None, log.read_text()
-            with httpx.Client(base_url=found[1], timeout=PATIENCE) as client:
-                yield client
-            process.terminate()
-            process.wait(PATIENCE)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(PATIENCE)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    ignored = shutil.ignore_patterns("__pycache__", "instance", ".pytest_cache")
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "shop", ignore=ignored))
+    return copied("shop", tmp_path)
 
 
-@pytest.fixture
-def shop(servers: Servers, folder: Path) -> Copy:
-    return Copy(folder, servers.fresh("postgresql15", PLAIN["postgresql15"]))
-
-
-def commands() -> tuple[str, str]:
+def set_up_and_serve(folder: Path) -> tuple[str, str]:
     """Return the README's two commands: set-up, without pip, and server."""
-    first, second = next(block for block in blocks(EXAMPLE / "README.md") if block.language == "sh").text.splitlines()
+    first, second = commands(folder)
     install, make = first.split(" && ")
     # of the checkout, and not of whatever an index has
     assert install == "pip install -e '../..[flask,dashboard]' -r requirements.txt"
@@ -135,23 +65,22 @@ def test_imports_match_requirements() -> None:
 
 
 def test_own_tests_pass(folder: Path) -> None:
-    assert " passed" in Copy(folder, "")("python -m pytest -q -W error")
+    assert " passed" in done("python -m pytest -q -W error", folder)
 
 
 def test_readme_commands_run(folder: Path) -> None:
-    shop = Copy(folder, "")
-    make, serve = commands()
-    shop(make)
+    make, serve = set_up_and_serve(folder)
+    done(make, folder)
     assert (folder / "instance" / "shop.db").is_file()
-    with shop.serving(f"{serve} --port 0") as client:
+    with running(f"{serve} --port 0", folder) as server, opened(server) as client:
         customers(client)
         for name in NAMES:
             ordered = client.post("/orders", data={"customer": "1", "item": name, "price": "19.90"})
             assert ordered.status_code == 303, ordered.text
         paid_at_once(client)
-        assert "order 1: SHOP-00000001" in shop("flask ship")
+        assert "order 1: SHOP-00000001" in done("flask ship", folder)
         assert "SHOP-00000001" in client.get("/").text
-        assert shop("flask report").startswith("1 orders, 19.9")
+        assert done("flask report", folder).startswith("1 orders, 19.9")
         assert client.get("/reports").text.count("19.9") == 1
         assert client.post("/exports/").status_code == 303
         exported = client.get("/exports/orders.csv").text
@@ -164,6 +93,10 @@ def test_readme_commands_run(folder: Path) -> None:
         assert "Zoë 🎉" in shown
         assert client.get("/invoices/77").status_code == 404
         assert ">exports<" in client.get("/locks/").text
+
+
+def opened(server: Server) -> httpx.Client:
+    return httpx.Client(base_url=server.address(), timeout=PATIENCE)
 
 
 def customers(client: httpx.Client) -> None:
@@ -231,13 +164,18 @@ class _Takes(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_permit_of_a_killed_worker_is_released(shop: Copy) -> None:
-    shop(commands()[0])
-    engine = create_engine(shop.url, poolclass=NullPool)
+def test_permit_of_a_killed_worker_is_released(servers: Servers, folder: Path) -> None:
+    url = servers.fresh("postgresql15", PLAIN["postgresql15"])
+    done(set_up_and_serve(folder)[0], folder, DATABASE_URL=url)
+    engine = create_engine(url, poolclass=NullPool)
     locks = sl.Locks(engine)
-    server = "gunicorn --preload --workers 2 --threads 2 --timeout 3600 --bind 127.0.0.1:0 --no-control-socket wsgi:app"
-    with Storage() as storage, shop.serving(server, SHOP_EXPORT_URL=storage.url, SHOP_EXPORT_TTL="3600") as client:
-        with httpx.Client(base_url=client.base_url, timeout=PATIENCE) as doomed:
+    serve = "gunicorn --preload --workers 2 --threads 2 --timeout 3600 --bind 127.0.0.1:0 --no-control-socket wsgi:app"
+    with contextlib.ExitStack() as stack:
+        storage = stack.enter_context(Storage())
+        changes = {"DATABASE_URL": url, "SHOP_EXPORT_URL": storage.url, "SHOP_EXPORT_TTL": "3600"}
+        server = stack.enter_context(running(serve, folder, **changes))
+        client = stack.enter_context(opened(server))
+        with opened(server) as doomed:
             asked = later(doomed.post, "/exports/", headers={"Idempotency-Key": "the dead one's"})
             until(storage.asked.is_set, unless=asked)  # it holds the permit, and is in the middle
             (dead,) = locks.run(sl.semaphore.holders("exports"))
@@ -247,7 +185,7 @@ def test_permit_of_a_killed_worker_is_released(shop: Copy) -> None:
         refused = client.post("/exports/")
         assert (refused.status_code, refused.headers["Content-Type"]) == (429, "application/problem+json")
         assert int(refused.headers["Retry-After"]) >= 1
-        expire_in(engine, dead)  # its hour is over
+        expire_in(engine, dead)  # its hour has ended
         assert client.post("/exports/").status_code == 303
         assert late_writes(engine, dead) == ["StaleToken", "LockLost"]
         with Session(engine) as session:

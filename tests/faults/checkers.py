@@ -290,15 +290,24 @@ def periods(history: History) -> list[Violation]:
 def survivors(history: History, flags: Mapping[str, bool]) -> list[Violation]:
     """What was acknowledged last is in the table: a mutex that was acquired is held, one that was released is free.
 
+    A statement that was cancelled after it was sent may be executed after everything else.
+
     :param flags: which mutexes the table says are held.
     """
     found = []
     for key, held in flags.items():
-        calls = [call for call in history.calls.values() if key in call.on and call.what in ("acquire", "release")]
-        changes = [call for call in calls if call.ended is None or call.error is not None or call.answer]
+        calls = [call for call in history.calls.values() if key in call.on]
+        cancelled = any(call.what == "cancelled" and call.answer != "done" for call in calls)
+        changes = [
+            call
+            for call in calls
+            if call.what in ("acquire", "release") and (call.ended is None or call.error is not None or call.answer)
+        ]
         if any(call.ended is None or call.error is not None for call in changes) or not changes:
             continue  # one of them may have taken effect after all others
         last = max(changes, key=lambda call: call.began)
+        if held and cancelled and last.what == "release":
+            continue
         if all(call is last or (call.ended or 0) <= last.began for call in changes) and held != (
             last.what == "acquire"
         ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -301,18 +302,21 @@ def replaced_while(watch: Callable[[str], Watch], engine: Engine, tries: int) ->
             if "FOR UPDATE" in statement:
                 looks.append(None)
                 if 1 < len(looks) <= tries:
-                    read(holder, Customer)  # the next transaction locks it before the next attempt reads it
+                    with one_thread:  # the other one may still be in the commit that ended the wait
+                        read(holder, Customer)  # the next transaction locks it before the next attempt reads it
             elif "'lock_timeout'" in statement and "wait" in parameters:
                 limits.append(parameters["wait"])
 
         looks: list[None] = []
+        one_thread = threading.Lock()
         with Session(engine) as second:
             waiting = later(read, second, Customer, locks_wait=PATIENCE)
             for number in range(1, tries + 1):
                 until(lambda number=number: len(looks) == number, unless=waiting)
                 watched.until_waiting(waiting)
-                replace(holder.connection(), Customer, "again")
-                holder.commit()
+                with one_thread:
+                    replace(holder.connection(), Customer, "again")
+                    holder.commit()
             return waiting.exception(PATIENCE) or waiting.result(), limits
 
 

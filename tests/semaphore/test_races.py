@@ -93,6 +93,21 @@ def run(engine: Engine, operation: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_semaphores_are_locked_in_one_order(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    """A request that waits for its first semaphore has not locked the others, in whatever order it names them."""
+    engine, watcher = engine_to(name, isolation_level="READ COMMITTED"), watch(name)
+    first, second = sorted([made(engine, 4), made(engine, 4)])
+    with engine.connect() as connection:
+        assert connection.scalar(sl.semaphore.acquire({first: 1}))
+        waiting = later(run, engine, sl.semaphore.acquire({second: 1, first: 1}))
+        watcher.until_waiting(waiting)
+        bounded = sl.semaphore.acquire({second: 1}).execution_options(locks_wait=BRIEFLY[name])
+        assert run(engine, bounded).acquired
+        connection.rollback()
+    assert waiting.result(PATIENCE).acquired
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
 def test_release_waits_for_no_acquire(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level="READ COMMITTED")
     sem = made(engine, 2)

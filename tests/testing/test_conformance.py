@@ -13,7 +13,7 @@ from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import EVERYWHERE, connected
 
 
-@pytest.fixture(scope="session", params=[*PLAIN])
+@pytest.fixture(scope="module", params=[*PLAIN])
 def engine_of_the_app(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Engine]:
     """An app's engine, whose tables are in a schema and under a prefix of its own."""
     options = {"schema_translate_map": {"lock": "locks_of_mine"}, "locks_prefix": "my_"}

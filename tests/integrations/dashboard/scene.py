@@ -12,7 +12,7 @@ from sqlalchemy import Engine, insert, select, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.sql.clock import Ago, Later, Now
+from sqlalchemy_locks.sql.clock import Now, PlusSeconds, SecondsAgo
 from tests.fixtures.parties import PATIENCE, later, until
 
 #: name, capacity, and of each holder: who, how many, since when and for how long, in seconds
@@ -55,11 +55,11 @@ def _semaphores(engine: Engine, locks: sl.Locks) -> None:
         for who, count, since, ttl in holders:
             external_id = f"{name}/{who}"
             assert locks.acquire({name: count}, external_id=external_id, owner=who, ttl=ttl)
-            began = {column: Ago(since) for column in ("created_at", "renewed_at", "updated_at")}
+            began = {column: SecondsAgo(since) for column in ("created_at", "renewed_at", "updated_at")}
             with engine.begin() as connection:
                 connection.execute(update(request).where(request.c.external_id == external_id).values(began))
     with engine.begin() as connection:
-        connection.execute(update(history).values(changed_at=Ago(9 * 86400)))
+        connection.execute(update(history).values(changed_at=SecondsAgo(9 * 86400)))
     locks.run(sl.semaphore.resize("api-calls", 50, by="alice@example.org"))
     locks.run(sl.semaphore.resize("api-calls", 40, by="bob@example.org"))
 
@@ -79,19 +79,23 @@ def _queues(engine: Engine) -> None:
                     continue
                 # nobody works on them: they would stall, all of them, while a slow machine looks
                 ids = [each.internal_id for each in jobs]
-                lively = update(job).where(job.c.internal_id.in_(ids)).values(heartbeat_at=Later(Now(), 3600.0))
+                lively = update(job).where(job.c.internal_id.in_(ids)).values(heartbeat_at=PlusSeconds(Now(), 3600.0))
                 connection.execute(lively)
                 if stalled:
                     old = job.c.internal_id.in_([each.internal_id for each in jobs[:stalled]])
-                    connection.execute(update(job).where(old).values(heartbeat_at=Ago(900)))
+                    connection.execute(update(job).where(old).values(heartbeat_at=SecondsAgo(900)))
             if waiting:
                 connection.execute(queue.put(*range(waiting), queue=name))
             if scheduled:
                 connection.execute(queue.put(*range(scheduled), queue=name))
                 newest = select(job.c.internal_id).order_by(job.c.internal_id.desc()).limit(scheduled)
                 ids = list(connection.execute(newest).scalars())
-                connection.execute(update(job).where(job.c.internal_id.in_(ids)).values(run_at=Later(Now(), 3600.0)))
-        connection.execute(update(job).where(job.c.started_at.is_(None), job.c.run_at < Now()).values(run_at=Ago(140)))
+                connection.execute(
+                    update(job).where(job.c.internal_id.in_(ids)).values(run_at=PlusSeconds(Now(), 3600.0))
+                )
+        connection.execute(
+            update(job).where(job.c.started_at.is_(None), job.c.run_at < Now()).values(run_at=SecondsAgo(140))
+        )
     _completed(engine, job)
 
 
@@ -107,8 +111,8 @@ def _completed(engine: Engine, job: Any) -> None:
                         external_id=uuid.uuid4(),
                         queue_id=name,
                         payload={},
-                        started_at=Ago(minute * 60 + 31.0),
-                        completed_at=Ago(minute * 60 + 30.0),
+                        started_at=SecondsAgo(minute * 60 + 31.0),
+                        completed_at=SecondsAgo(minute * 60 + 30.0),
                     )
                 )
 

@@ -17,7 +17,7 @@ from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.integrations import dashboard
 from sqlalchemy_locks.integrations.dashboard import auth as guards
 from sqlalchemy_locks.integrations.dashboard import queries
-from sqlalchemy_locks.sql.clock import Ago
+from sqlalchemy_locks.sql.clock import SecondsAgo
 from tests.fixtures.parties import unused
 from tests.integrations.dashboard.conftest import ENGINES, ORIGIN, Door, MakeDoor
 
@@ -100,7 +100,7 @@ def test_requeue_dead_and_stalled_jobs(engine: str, door_to: MakeDoor) -> None:
         jobs = list(connection.execute(QUEUE.capture(3, queue=name, host="h")))
         connection.execute(QUEUE.fail(jobs[:2], error="no", retry=False))
         old = job.c.internal_id == jobs[2].internal_id
-        connection.execute(update(job).where(old).values(heartbeat_at=Ago(1000)))
+        connection.execute(update(job).where(old).values(heartbeat_at=SecondsAgo(1000)))
     token = page.token()
     assert "Requeued 2 dead jobs" in said(page, page.post("requeue", token=token, queue=name, what="dead"))
     assert "Requeued 1 stalled job of" in said(page, page.post("requeue", token=token, queue=name, what="stalled"))

@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations import dashboard
 from sqlalchemy_locks.integrations.dashboard import queries
-from sqlalchemy_locks.sql.clock import Ago, Instant
+from sqlalchemy_locks.sql.clock import Instant, SecondsAgo
 from tests.fixtures.parties import connected
 from tests.integrations.dashboard.conftest import ENGINES, Door, MakeDoor
 from tests.integrations.dashboard.test_actions import alice, said
@@ -67,7 +67,7 @@ def own(databases: Callable[[str], tuple[str, str]]) -> Iterator[Callable[[str],
         dead, _ = locks.run(MAIL.capture(2, queue="letters", host="web-1"))
         locks.run(MAIL.fail(dead, error="it was"))
         with engine.begin() as connection:
-            connection.execute(update(Mail).where(Mail.heartbeat_at.is_not(None)).values(heartbeat_at=Ago(3600)))
+            connection.execute(update(Mail).where(Mail.heartbeat_at.is_not(None)).values(heartbeat_at=SecondsAgo(3600)))
         locks.run(IMPORTS.create("nightly"))
         assert locks.run(IMPORTS.acquire("nightly", owner="worker-3"))
         locks.run(REPORTS.create("weekly"))

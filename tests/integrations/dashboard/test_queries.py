@@ -14,7 +14,7 @@ from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.integrations.dashboard import queries
 from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.semaphore.queries import oldest_holders
-from sqlalchemy_locks.sql.clock import Ago
+from sqlalchemy_locks.sql.clock import SecondsAgo
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import connected
 from tests.integrations.dashboard.conftest import DOORS, ENGINES, MakeDoor
@@ -160,7 +160,7 @@ def test_queue_with_only_completed_jobs(engine: Engine) -> None:
     with connected(engine.url) as other, other.begin() as connection:
         connection.execute(sl.Queue().put({}, queue="once"))
         connection.execute(
-            update(job).where(job.c.queue_id == "once").values(started_at=Ago(1.0), completed_at=Ago(1.0))
+            update(job).where(job.c.queue_id == "once").values(started_at=SecondsAgo(1.0), completed_at=SecondsAgo(1.0))
         )
     try:
         assert "once" not in [row["queue_id"] for row in overview.queues(sl.Locks(engine))]
