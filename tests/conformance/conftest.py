@@ -147,8 +147,8 @@ class World:
                 )
             )
 
-    def expire(self, grant: Any) -> None:
-        """Have the time of a grant run out: as if it had been made a day ago."""
+    def age(self, grant: Any) -> None:
+        """Make a grant a day older, as if it had been renewed a day earlier."""
         day_ago = {
             "mysql": "renewed_at - INTERVAL 1 DAY",
             "mariadb": "renewed_at - INTERVAL 1 DAY",
