@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sqlalchemy
-from sqlalchemy import Table, delete, false
+from sqlalchemy import Engine, Table, delete, false
 from sqlalchemy.engine import Connection, CursorResult, Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
@@ -49,6 +49,17 @@ class BuildContext(NamedTuple):
 
 def build_context(dialect: Dialect, options: Mapping[str, Any]) -> BuildContext:
     return BuildContext(backend_for(dialect), options.get("locks_prefix", DEFAULT_PREFIX))
+
+
+def installation(engine: Engine) -> str:
+    """Return what tells the tables of one schema or prefix from those of another in the same database.
+
+    Copies of an engine with other options (``engine.execution_options(locks_prefix="app_")``) may have other tables.
+    """
+    options = engine.get_execution_options()
+    table = build_context(engine.dialect, options).tables.semaphore
+    schema = (options.get("schema_translate_map") or {}).get(table.schema, table.schema)
+    return f"{schema}.{table.name}"
 
 
 class DialectCache:

@@ -57,6 +57,8 @@ _QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
 #: a deadlock, a row changed since the snapshot (MariaDB), a full lock table: InnoDB rolls the whole transaction back
 _ROLLED_BACK = (1213, 1020, 1206)
+#: the transaction's level can't be set while it is in progress
+_IN_PROGRESS = 1568
 _LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
 
 
@@ -166,13 +168,23 @@ class MySQL(Backend):
             with driver_calls(connection):
                 raw.autocommit(False)
         try:
-            transaction = connection.begin()
-            # for the next transaction only: the session's own level stays as it is
-            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        except BaseException:
+            try:
+                transaction = _begin_read_committed(connection)
+            except DBAPIError as error:
+                if _errno(error) != _IN_PROGRESS:
+                    raise
+                # the app's connect or checkout listener has read something, and left its transaction open
+                connection.rollback()
+                transaction = _begin_read_committed(connection)
+        except BaseException as error:
             if not connection.invalidated:
                 connection.rollback()
                 restore()
+            if isinstance(error, DBAPIError) and _errno(error) == _IN_PROGRESS:
+                raise Unsupported(
+                    'a listener of SQLAlchemy\'s event "begin" opens the transaction before Locks sets its isolation '
+                    f'level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
+                ) from error
             raise
         # the server's variable still has the session's level, so the connection has to remember this one
         connection.execution_options(locks_read_committed=True)
@@ -264,6 +276,13 @@ class MySQL(Backend):
         finally:
             if not connection.invalidated:
                 connection.execute(_RESTORE)
+
+
+def _begin_read_committed(connection: Connection) -> RootTransaction:
+    transaction = connection.begin()
+    # for the next transaction only: the session's own level stays as it is
+    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    return transaction
 
 
 def _errno(error: DBAPIError) -> Any:

@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds
+from sqlalchemy_locks.core.execution import installation
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -189,8 +190,9 @@ class LeaseContext:
             raise ReentryError("this block is entered already: make one for each use")
         grant, began = None, 0.0
         try:
-            caller, dialect = reentry.current_owner(), self._semaphores.engine.dialect
-            held = self._held_by(caller, dialect)
+            caller, engine = reentry.current_owner(), self._semaphores.engine
+            where = engine.dialect, installation(engine)
+            held = self._held_by(caller, where)
             self._claim_id()
             grant, asked_at, ttl = self._acquire(held)
             began = time.monotonic()
@@ -216,7 +218,7 @@ class LeaseContext:
                 self._release_id()
                 self._use.release()
             raise
-        entry = reentry.enter("permits", caller, {(dialect, name): count for name, count in self._permits.items()})
+        entry = reentry.enter("permits", caller, {(where, name): count for name, count in self._permits.items()})
         self._entered = grant, renewable, entry, began
         return grant, renewable
 
@@ -259,12 +261,12 @@ class LeaseContext:
             self._release_id()
             self._emit("released", grant, held=time.monotonic() - began, error=outcome)
 
-    def _held_by(self, caller: tuple[Any, ...], dialect: Any) -> dict[str, int]:
+    def _held_by(self, caller: tuple[Any, ...], where: tuple[Any, str]) -> dict[str, int]:
         """Return how many permits of its semaphores the caller holds in blocks."""
         held: dict[str, int] = {}
         for entry in reentry.held_by("permits", caller):
-            for (where, name), count in entry.held.items():
-                if where is dialect and name in self._permits:
+            for (there, name), count in entry.held.items():
+                if there == where and name in self._permits:
                     held[name] = held.get(name, 0) + count
         if self._single and held:
             raise ReentryError(
@@ -384,8 +386,7 @@ class LeaseContext:
         return claims
 
     def _claim_key(self, ident: str) -> Any:
-        options = self._semaphores.engine.get_execution_options()
-        return os.getpid(), options.get("locks_prefix"), str(options.get("schema_translate_map")), ident
+        return os.getpid(), installation(self._semaphores.engine), ident
 
     def _emit(self, what: str, grant: Grant, **labels: Any) -> None:
         labels |= {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}

@@ -16,7 +16,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.operation import Operation, build_context, fresh_nonce
+from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
@@ -42,7 +42,6 @@ class Semaphores:
         #: the app's isolation level makes operations fail in autocommit: they have transactions of their own
         self._in_transactions = False
         self._renewals = RenewalThread()
-        self._installation: tuple[Mapping[str, Any], str] | None = None
 
     def acquire(
         self,
@@ -142,16 +141,6 @@ class Semaphores:
         if self._renewals.process != os.getpid():
             self._renewals = RenewalThread()
         return self._renewals
-
-    def installation(self) -> str:
-        """Return what tells the semaphores of one schema or prefix from those of another in the same database."""
-        options = self.engine.get_execution_options()
-        known = self._installation
-        if known is None or known[0] is not options:
-            table = build_context(self.engine.dialect, options).tables.semaphore
-            schema = (options.get("schema_translate_map") or {}).get(table.schema, table.schema)
-            self._installation = known = options, f"{schema}.{table.name}"
-        return known[1]
 
     def _emit(self, what: str, request: str | Grant) -> None:
         if isinstance(request, Grant):

@@ -88,7 +88,8 @@ def test_renew_extends_a_held_request(world: World) -> None:
     grant = run(a, sl.semaphore.acquire({name: 1}, ttl=2 * 86_400))
     world.age(grant)
     aged = run(a, sl.semaphore.acquire({name: 1}, external_id=grant.external_id))
-    assert aged.acquired and aged.expires_at < grant.expires_at
+    assert aged.acquired
+    assert aged.expires_at < grant.expires_at
     assert run(a, sl.semaphore.renew(grant)) is True
     # SQLite's clock counts milliseconds, and all of this may pass in one
     assert run(a, sl.semaphore.acquire({name: 1}, external_id=grant.external_id)).expires_at >= grant.expires_at

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -408,6 +408,42 @@ def test_autocommit_is_restored_when_begin_failed(engine_to: MakeEngine) -> None
         with engine.connect() as connection:
             raw: Any = connection.connection.dbapi_connection
             assert raw.autocommit if name == "postgresql15" else raw.get_autocommit()
+
+
+@pytest.mark.parametrize("what", ["connect", "checkout"])
+@pytest.mark.parametrize("name", SERVERS)
+def test_listener_that_leaves_a_transaction_open(engine_to: MakeEngine, name: str, what: str) -> None:
+    engine, key = engine_to(name), unused()
+    table = "lock_semaphore" if name in INNODB else "lock.semaphore"
+
+    def reads(raw: Any, *_: Any) -> None:
+        with contextlib.closing(raw.cursor()) as cursor:
+            cursor.execute(f"SELECT count(*) FROM {table}")
+
+    event.listen(engine, what, reads)
+    locks = sl.Locks(engine)
+    for _ in range(2):  # with a new connection, and with a pooled one
+        with locks.exclusive(key, timeout=0) as held:
+            assert held.session.scalar(text("SELECT 1")) == 1
+            held.check()
+        with locks.lease(key, timeout=0) as grant:
+            grant.check()
+        assert locks.mutex.acquire(key)
+        assert locks.mutex.release(key)
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_begin_listener_that_reads_is_refused(engine_to: MakeEngine, name: str) -> None:
+    engine, key = engine_to(name), unused()
+
+    def reads(connection: Connection) -> None:
+        connection.exec_driver_sql("SELECT count(*) FROM lock_semaphore")
+
+    event.listen(engine, "begin", reads)
+    with pytest.raises(sl.Unsupported, match='in a listener of "checkout" instead'), sl.Locks(engine).exclusive(key):
+        pass
+    event.remove(engine, "begin", reads)
+    assert free_at_all(sl.Locks(engine), key)
 
 
 def test_async_locks_without_greenlet_name_the_extra() -> None:

@@ -10,6 +10,8 @@ import pytest
 from sqlalchemy import Engine, NullPool, event
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.execution import installation
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.facade import semaphore_wait as waits
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from tests.facade.test_lease_loss import Holder
@@ -310,13 +312,17 @@ def test_hundred_tasks_on_pool_of_five(servers: Any) -> None:
 
 
 def test_other_schema_is_another_installation(engine_to: MakeEngine) -> None:
-    for name, option in (
-        ("postgresql15", {"schema_translate_map": {"lock": "other"}}),
-        ("mysql", {"locks_prefix": "o_"}),
+    for name, option, same in (
+        ("postgresql15", {"schema_translate_map": {"lock": "other"}}, False),
+        ("postgresql15", {"schema_translate_map": {"unrelated": "other"}}, True),
+        ("postgresql15", {"locks_prefix": "o_"}, True),
+        ("mysql", {"locks_prefix": "o_"}, False),
+        ("mysql", {"schema_translate_map": {None: "other"}}, False),
+        ("mysql", {"locks_prefix": "lock_", "schema_translate_map": {"lock": "other"}}, True),
     ):
         engine = engine_to(name)
         moved = engine.execution_options(**option)
-        assert len({sl.Locks(each)._semaphores.installation() for each in (engine, moved)}) == 2
+        assert (installation(moved) == installation(engine)) is same
 
 
 def test_timed_out_thread_wakes_next(engine_to: MakeEngine) -> None:
@@ -350,17 +356,36 @@ def test_installations_have_separate_queues(name: str, engine_to: MakeEngine) ->
     assert first.queued_semaphore() is None
 
 
-def test_schemas_have_separate_key_queues(engine_to: MakeEngine) -> None:
-    engine, key = engine_to("mysql"), unused()
-    turn = local_queues(engine.dialect).ticket(("key", None, sl.lock.key(key)))
-    assert turn.wait(0)
+@pytest.mark.parametrize("name", ENGINES)
+def test_installations_have_separate_blocks(name: str, engine_to: MakeEngine) -> None:
+    """What a caller holds in one schema or prefix isn't held in another: entering it there is no deadlock."""
+    engine, unit = engine_to(name), unused()
+    backend = backend_for(engine.dialect)
+    moved = engine.execution_options(**MOVED.get(name, {"schema_translate_map": {"lock": "elsewhere"}}))
+    elsewhere = sl.metadata(schema="elsewhere") if backend.schemas else sl.metadata(prefix="o_")
+    elsewhere.create_all(engine)
     try:
-        with sl.Locks(engine.execution_options(schema_translate_map={"unrelated": "x"})).exclusive(
-            key, timeout=PATIENCE
+        locks, others = sl.Locks(engine), sl.Locks(moved)
+        with (
+            locks.lease(unit),
+            others.lease(unit, timeout=PATIENCE),
+            pytest.raises(sl.ReentryError, match="already"),
         ):
-            pass
+            others.lease(unit).__enter__()
+        with locks.exclusive(unit):
+            turn = local_queues(engine.dialect).ticket(("key", installation(engine), sl.lock.key(unit)))
+            assert turn.wait(0)
+            try:
+                if backend.key_rows:
+                    with others.exclusive(unit, timeout=PATIENCE):
+                        pass
+                else:
+                    with pytest.raises(sl.ReentryError, match="already"):
+                        others.exclusive(unit).__enter__()
+            finally:
+                turn.leave()
     finally:
-        turn.leave()
+        elsewhere.drop_all(engine)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -392,7 +417,7 @@ def test_attempt_despite_hanging_front_of_queue(
     engine = engine_to(name)
     sem = made(engine, 1)
     locks = sl.Locks(engine)
-    where = locks._semaphores.installation()
+    where = installation(engine)
     hangs = local_queues(engine.dialect).ticket(("queue", where, sem))
     assert hangs.wait(0)
     try:

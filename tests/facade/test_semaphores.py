@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, Text, create_engine, insert, select, update
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.execution import installation
 from sqlalchemy_locks.runtime.local_queue import LocalQueues, local_queues
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, installed, later, until
@@ -88,7 +89,7 @@ def test_wait_in_the_queue_for_rows_is_bounded(engine_to: MakeEngine) -> None:
     engine = engine_to("sqlite")
     locks, queues = sl.Locks(engine), local_queues(engine.dialect)
     first, second, third = sorted(made(engine, 1) for _ in range(3))
-    ticket = queues.ticket(("rows", locks._semaphores.installation(), second))
+    ticket = queues.ticket(("rows", installation(engine), second))
     assert ticket.wait(0)
     locks.release(locks.acquire({third: 1}, timeout=0))
     for permits in ({second: 1}, {first: 1, second: 1}):
