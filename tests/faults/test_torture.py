@@ -90,7 +90,7 @@ def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypa
     assert place.run(episode).violations == []
     both = threading.Barrier(2)
     real: Any = ExclusiveBlock._acquire_key
-    monkeypatch.setattr(ExclusiveBlock, "_queue_and_acquire", lambda self, one, started: self._acquire(None, None))
+    monkeypatch.setattr(ExclusiveBlock, "_queue_and_acquire", lambda self, *_: self._acquire(None, None))
     monkeypatch.setattr(ExclusiveBlock, "_acquire_key", lambda self, short, key, deadline: meet(both))
     outcome = place.run(episode)
     assert {violation.checker for violation in outcome.violations} >= {"exclusion"}
