@@ -23,7 +23,8 @@ from functools import partial
 import psycopg
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url, text
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 from sqlalchemy_dlock import create_sadlock
 
@@ -38,6 +39,7 @@ DATABASE = "locks_benchmark"
 KEY = 4711
 ROUNDS = 21
 PAIRS = 300
+WORK = text("SELECT 1")
 IMPORTS = 15
 
 Pair = Callable[[], object]
@@ -59,6 +61,8 @@ TARGETS = (
     Target("held connection, begin() / raw psycopg", "held", "raw", None, None),
     Target("with locks.exclusive() / sqlalchemy-dlock", "locks", "dlock", 0.5, 0.35),
     Target("held connection, begin() / sqlalchemy-dlock", "held", "dlock", None, None),
+    Target("with a statement listener / without", "listener", "locks", 1.15, 1.15),
+    Target("work in held.session / in an own session with the lock", "session", "own session", 1.25, 1.1),
 )
 
 
@@ -71,7 +75,9 @@ def engine_at(url: URL, synchronous_commit: str) -> Engine:
 def variants(url: URL, synchronous_commit: str) -> Iterator[dict[str, Pair]]:
     """Yield the variants of acquiring and releasing a lock, connected and warmed up."""
     engine = engine_at(url, synchronous_commit)
-    locks = sl.Locks(engine)
+    watched = engine_at(url, synchronous_commit)
+    event.listen(watched, "before_cursor_execute", lambda *_: None)
+    locks, listened = sl.Locks(engine), sl.Locks(watched)
     with (
         psycopg.connect(
             host=url.host,
@@ -101,12 +107,34 @@ def variants(url: URL, synchronous_commit: str) -> Iterator[dict[str, Pair]]:
             with engine.connect() as connection, create_sadlock(connection, KEY):
                 pass
 
-        pairs: dict[str, Pair] = {"raw": raw, "locks": with_locks, "held": on_held, "dlock": dlock}
+        def with_listener() -> None:
+            with listened.exclusive(KEY):
+                pass
+
+        def session() -> None:
+            with locks.exclusive(KEY) as lock:
+                lock.session.execute(WORK)
+
+        def own_session() -> None:
+            with Session(engine) as own, own.begin():
+                own.execute(sl.lock.exclusive(KEY))
+                own.execute(WORK)
+
+        pairs: dict[str, Pair] = {
+            "raw": raw,
+            "locks": with_locks,
+            "held": on_held,
+            "dlock": dlock,
+            "listener": with_listener,
+            "session": session,
+            "own session": own_session,
+        }
         for pair in pairs.values():
             for _ in range(20):  # psycopg prepares a statement at its sixth execution
                 pair()
         yield pairs
     engine.dispose()
+    watched.dispose()
 
 
 def microseconds(pair: Pair) -> float:
@@ -132,7 +160,7 @@ def report_ratios(url: URL, synchronous_commit: str) -> None:
     with variants(url, synchronous_commit) as pairs:
         rounds = measured(pairs)
     for name, times in rounds.items():
-        print(f"  {name:6} {statistics.median(times):7.0f} µs")
+        print(f"  {name:11} {statistics.median(times):7.0f} µs")
     for target in TARGETS:
         ratio = statistics.median(a / b for a, b in zip(rounds[target.of], rounds[target.against], strict=True))
         judge(target.what, ratio, target.must, target.aim)

@@ -18,7 +18,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, NoReturn
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
@@ -26,6 +26,8 @@ from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util.queue import Empty
 
 from sqlalchemy_locks.errors import PoolTimeout
+
+_LISTENING = "_sqlalchemy_locks_listening"
 
 
 def raise_translated(
@@ -68,6 +70,42 @@ def on_driver_error(connection: Connection, listener: Callable[[BaseException], 
         handle(error, *rest, **named)
 
     private._handle_dbapi_exception = intercept
+
+
+def on_statement_and_commit(
+    connection: Connection, before_statement: Callable[[], object], on_commit: Callable[[], object]
+) -> None:
+    """Call listeners before each statement of this connection, and when it commits.
+
+    Two calls of ``event.listen`` would cost a block as much as three checkouts. Here they are made once for each
+    engine, and joined to this connection's own listeners as SQLAlchemy joins the engine's.
+    """
+    private: Any = connection
+    engine = connection.engine
+    private._sqlalchemy_locks_listeners = before_statement, on_commit
+    if private._has_events:
+        # the app listens to this very connection, or to all: what it has stays
+        event.listen(connection, "before_cursor_execute", _before_statement)
+        event.listen(connection, "commit", _on_commit)
+        return
+    listening: Any = engine.__dict__.get(_LISTENING)
+    if listening is None:
+        listening = object.__new__(type(connection))
+        listening.dispatch = listening.dispatch._join(engine.dispatch)
+        event.listen(listening, "before_cursor_execute", _before_statement)
+        event.listen(listening, "commit", _on_commit)
+        engine.__dict__[_LISTENING] = listening
+    del private.dispatch  # which has the listeners of the engine only, and is made anew by the next look at it
+    private.dispatch = private.dispatch._join(listening.dispatch)
+    private._has_events = True
+
+
+def _before_statement(connection: Any, *_: Any) -> None:
+    connection._sqlalchemy_locks_listeners[0]()
+
+
+def _on_commit(connection: Any) -> None:
+    connection._sqlalchemy_locks_listeners[1]()
 
 
 def autobegin(connection: Connection) -> None:

@@ -13,14 +13,20 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.core.operation import translated
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, driver_calls, on_driver_error, return_to_pool
+from sqlalchemy_locks.dialects.connections import (
+    connect,
+    driver_calls,
+    on_driver_error,
+    on_statement_and_commit,
+    return_to_pool,
+)
 from sqlalchemy_locks.errors import LockLost, OutcomeUnknown, Unsupported
 
 # why a lock is gone, and what has become of the work
@@ -174,7 +180,7 @@ class ShortTransaction:
         connection = self.connection
         self._sent = 0
 
-        def before_statement(*_: Any) -> None:
+        def before_statement() -> None:
             assert self._sent is not None
             if (why := self.loss(poll=False)) is not None:
                 error = LockLost(why)
@@ -189,12 +195,10 @@ class ShortTransaction:
                     if self.backend.error_rolled_back(error) and self.backend.transaction_ended(connection):
                         self._rolled_back = True
 
-        def on_commit(_: Connection) -> None:
+        def on_commit() -> None:
             self._ending = True
 
-        # each listener costs a block as much as its checkout: no more than these two
-        event.listen(connection, "before_cursor_execute", before_statement)
-        event.listen(connection, "commit", on_commit)
+        on_statement_and_commit(connection, before_statement, on_commit)
         on_driver_error(connection, on_error)
 
     def check(self) -> None:

@@ -14,7 +14,14 @@ from sqlalchemy.sql.base import CompileState
 from sqlalchemy.util.queue import Empty
 
 import sqlalchemy_locks
-from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect, on_driver_error, return_to_pool
+from sqlalchemy_locks.dialects.connections import (
+    autobegin,
+    begin_failed,
+    connect,
+    on_driver_error,
+    on_statement_and_commit,
+    return_to_pool,
+)
 
 PACKAGE = pathlib.Path(sqlalchemy_locks.__file__).parent
 #: of a Connection, an Engine, a Dialect or a pool, and the only module that uses it
@@ -106,6 +113,36 @@ def test_a_listener_that_raises_replaces_the_error() -> None:
         on_driver_error(connection, interrupted)
         with pytest.raises(KeyboardInterrupt):
             connection.execute(text("nonsense"))
+
+
+def test_listeners_of_one_connection_join_those_of_its_engine() -> None:
+    engine = create_engine("sqlite://")
+    heard: list[str] = []
+
+    def statement(who: str, where: Any) -> None:
+        event.listen(where, "before_cursor_execute", lambda *_: heard.append(f"{who}: statement"))
+
+    def listened(who: str, own: bool) -> list[str]:
+        heard.clear()
+        with engine.connect() as connection:
+            if own:  # before, and after
+                statement("app", connection)
+            on_statement_and_commit(connection, lambda: heard.append(who), lambda: heard.append(f"{who}: commit"))
+            statement("session", connection)
+            connection.execute(text("SELECT 1"))
+            connection.commit()
+        return sorted(heard)
+
+    assert listened("a", own=False) == ["a", "a: commit", "session: statement"]
+    assert listened("b", own=True) == ["app: statement", "b", "b: commit", "session: statement"]
+    statement("engine", engine)
+    for who in ("c", "d"):
+        assert listened(who, own=False) == [who, f"{who}: commit", "engine: statement", "session: statement"]
+    heard.clear()
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+        connection.commit()
+    assert heard == ["engine: statement"]
 
 
 def test_a_begin_listener_is_called_again_after_it_failed() -> None:
