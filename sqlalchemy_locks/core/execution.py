@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sqlalchemy
@@ -21,7 +21,13 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.connections import StatementForm, driver_calls, raise_translated, statement_form
+from sqlalchemy_locks.dialects.connections import (
+    StatementForm,
+    cursor_with_events,
+    driver_calls,
+    raise_translated,
+    statement_form,
+)
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -176,8 +182,8 @@ class Execution:
         """Run one statement and return what ``read`` takes from its cursor.
 
         It is the driver's own cursor, at a third of the cost of a prebuilt statement, unless that could be noticed.
-        With listeners that see statements, a log of them, a ``schema_translate_map``, or inside ``begin_nested()``,
-        ``read`` is given SQLAlchemy's cursor result.
+        With listeners that see constructs, a log of statements, a ``schema_translate_map``, or inside
+        ``begin_nested()``, ``read`` is given SQLAlchemy's cursor result.
 
         :param plain: all values are numbers and texts, which every driver takes as they are.
         """
@@ -185,8 +191,8 @@ class Execution:
         how = statement_form(connection) if plain and not self.schema_translated else StatementForm.CONSTRUCT
         if how is StatementForm.CONSTRUCT:
             return read(self.execute(statement, values))
-        own = how is StatementForm.DRIVER_CALL and (self.in_autocommit or connection.in_transaction())
-        send = self._by_cursor if own else self._by_text
+        own = how <= StatementForm.CURSOR_EVENTS and (self.in_autocommit or connection.in_transaction())
+        send = partial(self._by_cursor, how) if own else self._by_text
         if self.first_writes:
             return self.backend.take_write_lock(connection, lambda: send(statement, values, read))
         return send(statement, values, read)
@@ -207,13 +213,19 @@ class Execution:
         with translated(self.backend, self.operation._impl.needs_installation):
             return read(self.connection.exec_driver_sql(sql, parameters, execution_options=self.options))
 
-    def _by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+    def _by_cursor(
+        self, how: StatementForm, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]
+    ) -> T:
         connection: Any = self.connection
         sql, parameters = self._compiled(statement, values)
         cursor = None
+        if how is StatementForm.CURSOR_EVENTS:
+            with translated(self.backend, self.operation._impl.needs_installation):
+                cursor = cursor_with_events(connection, sql, parameters, self.options)
         try:
-            cursor = connection.connection.cursor()
-            cursor.execute(sql, parameters)
+            if cursor is None:
+                cursor = connection.connection.cursor()
+                cursor.execute(sql, parameters)
             found = read(cursor)
         except BaseException as error:
             with translated(self.backend, self.operation._impl.needs_installation):

@@ -13,12 +13,12 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from functools import cache
 from typing import Any, NoReturn
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
@@ -26,8 +26,6 @@ from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util.queue import Empty
 
 from sqlalchemy_locks.errors import PoolTimeout
-
-_LISTENING = "_sqlalchemy_locks_listening"
 
 
 def raise_translated(
@@ -77,35 +75,27 @@ def on_statement_and_commit(
 ) -> None:
     """Call listeners before each statement of this connection, and when it commits.
 
-    Two calls of ``event.listen`` would cost a block as much as three checkouts. Here they are made once for each
-    engine, and joined to this connection's own listeners as SQLAlchemy joins the engine's.
+    Two calls of ``event.listen`` would cost a block as much as three checkouts, and each statement more.
     """
     private: Any = connection
-    engine = connection.engine
-    private._sqlalchemy_locks_listeners = before_statement, on_commit
-    if private._has_events:
-        # the app listens to this very connection, or to all: what it has stays
-        event.listen(connection, "before_cursor_execute", _before_statement)
-        event.listen(connection, "commit", _on_commit)
-        return
-    listening: Any = engine.__dict__.get(_LISTENING)
-    if listening is None:
-        listening = object.__new__(type(connection))
-        listening.dispatch = listening.dispatch._join(engine.dispatch)
-        event.listen(listening, "before_cursor_execute", _before_statement)
-        event.listen(listening, "commit", _on_commit)
-        engine.__dict__[_LISTENING] = listening
-    del private.dispatch  # which has the listeners of the engine only, and is made anew by the next look at it
-    private.dispatch = private.dispatch._join(listening.dispatch)
-    private._has_events = True
+    commit = private._commit_impl
 
+    def intercept_commit() -> None:
+        on_commit()
+        commit()
 
-def _before_statement(connection: Any, *_: Any) -> None:
-    connection._sqlalchemy_locks_listeners[0]()
+    def intercepting(execute: Callable[..., Any]) -> Callable[..., Any]:
+        def intercept(*given: Any, **named: Any) -> Any:
+            before_statement()
+            return execute(*given, **named)
 
+        return intercept
 
-def _on_commit(connection: Any) -> None:
-    connection._sqlalchemy_locks_listeners[1]()
+    private._commit_impl = intercept_commit
+    # these call the event's listeners
+    private._exec_single_context = intercepting(private._exec_single_context)
+    private._exec_insertmany_context = intercepting(private._exec_insertmany_context)
+    private._cursor_execute = intercepting(private._cursor_execute)
 
 
 def autobegin(connection: Connection) -> None:
@@ -173,10 +163,12 @@ class StatementForm(IntEnum):
 
     #: nothing sees it: the driver's own cursor suffices
     DRIVER_CALL = 0
+    #: listeners of the cursor's events see it: :func:`cursor_with_events`
+    CURSOR_EVENTS = 1
     #: the text that is sent
-    TEXT = 1
+    TEXT = 2
     #: the construct that it was compiled from
-    CONSTRUCT = 2
+    CONSTRUCT = 3
 
 
 def statement_form(connection: Connection) -> StatementForm:
@@ -186,18 +178,42 @@ def statement_form(connection: Connection) -> StatementForm:
     statement, or are called wherever it is sent.
     """
     private: Any = connection
+    # inside a block of Locks, every statement is preceded by a look at its lock
+    form = StatementForm.CURSOR_EVENTS if "_cursor_execute" in private.__dict__ else StatementForm.DRIVER_CALL
     if private._has_events or private.engine._has_events:
-        dispatch = private.dispatch
+        # a connection joins each event of its engine's when it is first looked at
+        dispatch = private.dispatch if private._has_events else private.engine.dispatch
         if dispatch.before_execute or dispatch.after_execute:
             return StatementForm.CONSTRUCT
         if dispatch.before_cursor_execute or dispatch.after_cursor_execute:
-            return StatementForm.TEXT
+            form = StatementForm.CURSOR_EVENTS
     if private.dialect._has_events:
         dispatch = private.dialect.dispatch
         if dispatch.do_execute or dispatch.do_execute_no_params or dispatch.do_setinputsizes:
             return StatementForm.TEXT
     # inside begin_nested() SQLAlchemy raises for a savepoint that an error has ended
-    return StatementForm.TEXT if private._echo or private._nested_transaction is not None else StatementForm.DRIVER_CALL
+    return StatementForm.TEXT if private._echo or private._nested_transaction is not None else form
+
+
+def cursor_with_events(connection: Connection, sql: str, parameters: Any, options: Mapping[str, Any]) -> Any:
+    """Execute a text on a cursor of the driver's, and call the listeners of the cursor's events.
+
+    SQLAlchemy executes defaults of columns in this way; its ``exec_driver_sql`` costs as much again as the cursor.
+
+    :param parameters: as the driver takes them.
+    :raises DBAPIError: as SQLAlchemy raises the driver's errors.
+    """
+    private: Any = connection
+    context = private.dialect.execution_ctx_cls._init_statement(
+        private.dialect,
+        connection,
+        connection.connection,
+        connection.get_execution_options().merge_with(options),
+        sql,
+        [parameters],
+    )
+    private._cursor_execute(context.cursor, sql, parameters, context)
+    return context.cursor
 
 
 def has_room(engine: Engine) -> bool:

@@ -263,9 +263,9 @@ class PostgreSQL(Backend):
         # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never
         # know. Nor would code that has sent a COMMIT itself.
         driver: Any = connection.connection.driver_connection
-        info: Any = getattr(driver, "info", None)
-        if info is not None:
-            return bool(info.transaction_status != _IN_TRANSACTION)
+        status = _transaction_status(driver)
+        if status is not None:
+            return status != _IN_TRANSACTION
         if not driver.is_in_transaction():
             return True
         try:
@@ -279,12 +279,11 @@ class PostgreSQL(Backend):
     def transaction_ended(self, connection: Connection) -> bool:
         # psycopg begins another transaction by itself after a COMMIT that was executed as a statement
         driver: Any = connection.connection.driver_connection
-        info: Any = getattr(driver, "info", None)
-        return info.transaction_status == _IDLE if info is not None else not driver.is_in_transaction()
+        status = _transaction_status(driver)
+        return status == _IDLE if status is not None else not driver.is_in_transaction()
 
     def transaction_aborted(self, connection: Connection) -> bool:
-        info: Any = getattr(connection.connection.driver_connection, "info", None)
-        return info is not None and bool(info.transaction_status == _IN_ERROR)
+        return _transaction_status(connection.connection.driver_connection) == _IN_ERROR
 
     def check_after_error(self, connection: Connection, error: Exception) -> bool:
         # asyncpg doesn't show whether its transaction is aborted, and not every error of its own aborts one
@@ -394,6 +393,14 @@ def join_by_row(connection: Connection, key: int, wait: str) -> None:
     """Wait for the head of the queue of a key, by a lock of its row (YugabyteDB)."""
     was = connection.execute(_LIMIT, {"wait": wait}).scalar()
     connection.execute(_JOIN_BY_ROW, {"key": key, "was": was})
+
+
+def _transaction_status(driver: Any) -> int | None:
+    """Return libpq's state of the transaction; ``None`` with asyncpg, which has none."""
+    if (pgconn := getattr(driver, "pgconn", None)) is not None:  # psycopg's info is made anew at each look
+        return int(pgconn.transaction_status)
+    info = getattr(driver, "info", None)
+    return None if info is None else int(info.transaction_status)
 
 
 def _set_autocommit(raw: Any) -> None:

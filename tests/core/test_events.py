@@ -62,7 +62,10 @@ LISTENERS: dict[str, tuple[Callable[[Engine], Any], StatementForm]] = {
     "options": (lambda engine: engine.execution_options(isolation_level="SERIALIZABLE"), StatementForm.DRIVER_CALL),
     "before_execute": (lambda engine: event.listen(engine, "before_execute", lambda *_: None), StatementForm.CONSTRUCT),
     "after_execute": (lambda engine: event.listen(engine, "after_execute", lambda *_: None), StatementForm.CONSTRUCT),
-    "cursor": (lambda engine: event.listen(engine, "after_cursor_execute", lambda *_: None), StatementForm.TEXT),
+    "cursor": (
+        lambda engine: event.listen(engine, "after_cursor_execute", lambda *_: None),
+        StatementForm.CURSOR_EVENTS,
+    ),
     "do_execute": (lambda engine: event.listen(engine, "do_execute", lambda *_: None), StatementForm.TEXT),
 }
 

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, QueuePool, Select, create_engine, event, select, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Integer,
+    MetaData,
+    QueuePool,
+    Select,
+    Table,
+    create_engine,
+    event,
+    insert,
+    select,
+    text,
+)
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import CompileState
@@ -39,6 +53,11 @@ OF_CONNECTIONS = {
     "_has_events": "dialects/connections.py",
     "_nested_transaction": "dialects/connections.py",
     "_echo": "dialects/connections.py",
+    "_commit_impl": "dialects/connections.py",
+    "_exec_single_context": "dialects/connections.py",
+    "_exec_insertmany_context": "dialects/connections.py",
+    "_cursor_execute": "dialects/connections.py",
+    "_init_statement": "dialects/connections.py",
     "_execute_on_connection": "core/operation.py",
     "_execute_on_scalar": "core/operation.py",
     "_get_plugin_class_for_plugin": "core/operation.py",
@@ -115,34 +134,38 @@ def test_a_listener_that_raises_replaces_the_error() -> None:
             connection.execute(text("nonsense"))
 
 
-def test_listeners_of_one_connection_join_those_of_its_engine() -> None:
-    engine = create_engine("sqlite://")
+def test_statements_and_commits_of_one_connection_are_heard() -> None:
+    """As often as SQLAlchemy's own events, by whichever of its methods a statement is executed."""
+    engine, items = create_engine("sqlite://"), MetaData()
+    item = Table(
+        "item",
+        items,
+        Column("id", Integer, primary_key=True),
+        Column("n", Integer, default=select(1).scalar_subquery()),
+    )
+    events: list[str] = []
     heard: list[str] = []
+    with engine.connect() as connection, engine.connect() as other:
+        event.listen(connection, "before_cursor_execute", lambda *_: events.append("statement"))
+        event.listen(connection, "commit", lambda _: events.append("commit"))
+        on_statement_and_commit(connection, lambda: heard.append("statement"), lambda: heard.append("commit"))
 
-    def statement(who: str, where: Any) -> None:
-        event.listen(where, "before_cursor_execute", lambda *_: heard.append(f"{who}: statement"))
+        def at_once(execute: Callable[[], object]) -> None:
+            before = len(events)
+            execute()
+            assert events == heard
+            assert len(events) > before
 
-    def listened(who: str, own: bool) -> list[str]:
-        heard.clear()
-        with engine.connect() as connection:
-            if own:  # before, and after
-                statement("app", connection)
-            on_statement_and_commit(connection, lambda: heard.append(who), lambda: heard.append(f"{who}: commit"))
-            statement("session", connection)
-            connection.execute(text("SELECT 1"))
-            connection.commit()
-        return sorted(heard)
-
-    assert listened("a", own=False) == ["a", "a: commit", "session: statement"]
-    assert listened("b", own=True) == ["app: statement", "b", "b: commit", "session: statement"]
-    statement("engine", engine)
-    for who in ("c", "d"):
-        assert listened(who, own=False) == [who, f"{who}: commit", "engine: statement", "session: statement"]
-    heard.clear()
-    with engine.connect() as connection:
-        connection.execute(text("SELECT 1"))
-        connection.commit()
-    assert heard == ["engine: statement"]
+        at_once(lambda: items.create_all(connection))
+        at_once(lambda: connection.execute(insert(item)))
+        at_once(lambda: connection.execute(insert(item).returning(item.c.id), [{"n": 1}, {"n": 2}]))
+        at_once(lambda: connection.exec_driver_sql("SELECT 1"))
+        at_once(lambda: connection.scalar(item.c.n.default))
+        at_once(lambda: connection.begin_nested().rollback())
+        at_once(connection.commit)
+        other.execute(select(1))
+        other.commit()
+        assert events == heard
 
 
 def test_a_begin_listener_is_called_again_after_it_failed() -> None:
