@@ -212,8 +212,15 @@ def cursor_with_events(connection: Connection, sql: str, parameters: Any, option
         sql,
         [parameters],
     )
-    private._cursor_execute(context.cursor, sql, parameters, context)
-    return context.cursor
+    cursor = context.cursor
+    try:
+        private._cursor_execute(cursor, sql, parameters, context)
+    except BaseException:
+        # a listener may raise after the execution; an open cursor of SQLite's keeps its lock
+        with contextlib.suppress(Exception):
+            cursor.close()
+        raise
+    return cursor
 
 
 def has_room(engine: Engine) -> bool:

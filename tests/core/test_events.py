@@ -95,6 +95,35 @@ def test_listeners_see_text_and_parameters(engine_to: MakeEngine, name: str) -> 
     assert any(key in (values.values() if isinstance(values, dict) else values) for sql, values in calls)
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_cursor_listeners_keep_a_span_and_change_the_text(engine_to: MakeEngine, name: str) -> None:
+    engine, mutex, key = engine_to(name), sl.Mutex(), unused("mutex")
+    with engine.begin() as connection:
+        connection.execute(mutex.create(key))
+    ended: list[tuple[str, str]] = []
+
+    def before(_: Any, cursor: Any, sql: str, values: Any, context: Any, many: bool) -> tuple[str, Any]:
+        context.span = sql
+        return f"{sql} /* app */", values
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("the listener's")
+
+    event.listen(engine, "before_cursor_execute", before, retval=True)
+    event.listen(engine, "after_cursor_execute", lambda _, cursor, sql, *rest: ended.append((rest[1].span, sql)))
+    with engine.begin() as connection:
+        assert connection.scalar(mutex.acquire(key)) is True
+    assert ended
+    assert all(sql == f"{span} /* app */" for span, sql in ended)
+    event.listen(engine, "after_cursor_execute", fails)
+    with engine.connect() as connection:
+        with pytest.raises(RuntimeError, match="the listener's"):
+            connection.scalar(mutex.release(key))
+        connection.rollback()
+        event.remove(engine, "after_cursor_execute", fails)
+        assert connection.scalar(mutex.acquire(key)) is False
+
+
 @pytest.mark.parametrize(
     "make", [lambda: sl.lock.exclusive(unused()), lambda: sl.lock.row(Note, 1)], ids=["key", "row"]
 )
