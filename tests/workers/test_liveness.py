@@ -244,7 +244,8 @@ def test_a_held_job_whose_connection_is_cut_is_lost(engine_to: MakeEngine, name:
 def holder(connection: Any, name: str) -> int:
     """Return the session that holds a job."""
     if name == "postgresql15":
-        found = "SELECT pid FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
+        # of those in a transaction, the one that has written
+        found = "SELECT pid FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND datname = current_database()"
     else:
         found = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx WHERE trx_rows_modified > 0"
     ((session,),) = connection.exec_driver_sql(found).all()
