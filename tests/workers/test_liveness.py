@@ -245,7 +245,8 @@ def holder(connection: Any, name: str) -> int:
     """Return the session that holds a job."""
     if name == "postgresql15":
         # of those in a transaction, the one that has written
-        found = "SELECT pid FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND datname = current_database()"
+        found = """SELECT pid FROM pg_stat_activity WHERE backend_xid IS NOT NULL
+            AND backend_type = 'client backend' AND datname = current_database()"""
     else:
         found = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx WHERE trx_rows_modified > 0"
     ((session,),) = connection.exec_driver_sql(found).all()
