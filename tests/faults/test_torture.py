@@ -73,14 +73,6 @@ def test_seed_gives_the_same_episode() -> None:
     assert draw(43, "mysql") != draw(42, "mysql")
 
 
-def meet(both: threading.Barrier) -> None:
-    """Wait for the other client, which may have no block left."""
-    try:
-        both.wait(1)
-    except threading.BrokenBarrierError:
-        both.reset()
-
-
 def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypatch: pytest.MonkeyPatch) -> None:
     block = {"what": "block", "keys": [0], "shared": False, "timeout": 5, "body": ["write"], "end": "commit"}
     listing = {"what": "holders", "key": 0}
@@ -91,10 +83,11 @@ def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypa
     both = threading.Barrier(2)
     real: Any = ExclusiveBlock._acquire_key
     monkeypatch.setattr(ExclusiveBlock, "_queue_and_acquire", lambda self, *_: self._acquire(None, None))
-    monkeypatch.setattr(ExclusiveBlock, "_acquire_key", lambda self, short, key, deadline: meet(both))
-    outcome = place.run(episode)
-    assert {violation.checker for violation in outcome.violations} >= {"exclusion"}
-    smallest = shrink(place, outcome, seconds=PATIENCE, candidates=1)
+    monkeypatch.setattr(ExclusiveBlock, "_acquire_key", lambda self, short, key, deadline: both.wait(PATIENCE))
+    # a busy machine may let one block end before the other goes on
+    outcomes = (place.run(episode) for _ in range(100))
+    outcome = next(each for each in outcomes if any(found.checker == "exclusion" for found in each.violations))
+    smallest = shrink(place, outcome, seconds=PATIENCE, candidates=1, attempts=100)
     assert smallest.steps < episode.steps
     monkeypatch.setattr(ExclusiveBlock, "_acquire_key", real)
     assert json.loads(dataclasses.replace(smallest).to_json())["seed"] == 1
