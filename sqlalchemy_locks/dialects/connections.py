@@ -18,7 +18,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, NoReturn
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
@@ -84,18 +84,33 @@ def on_statement_and_commit(
         on_commit()
         commit()
 
-    def intercepting(execute: Callable[..., Any]) -> Callable[..., Any]:
-        def intercept(*given: Any, **named: Any) -> Any:
+    def intercept_statement(dialect: Any, context: Any, *given: Any) -> Any:
+        try:
             before_statement()
-            return execute(*given, **named)
+        except BaseException:
+            context.cursor.close()
+            raise
+        return execute(dialect, context, *given)
 
-        return intercept
+    def intercept_batches(dialect: Any, context: Any) -> Any:
+        def before_batch(*_: Any) -> None:
+            before_statement()
 
-    private._commit_impl = intercept_commit
-    # these call the event's listeners
-    private._exec_single_context = intercepting(private._exec_single_context)
-    private._exec_insertmany_context = intercepting(private._exec_insertmany_context)
-    private._cursor_execute = intercepting(private._cursor_execute)
+        event.listen(connection, "before_cursor_execute", before_batch)
+        try:
+            return execute_batches(dialect, context)
+        finally:
+            event.remove(connection, "before_cursor_execute", before_batch)
+
+    def intercept_cursor(*given: Any, **named: Any) -> None:
+        before_statement()
+        cursor_execute(*given, **named)
+
+    # these call the events' listeners
+    execute, execute_batches = private._exec_single_context, private._exec_insertmany_context
+    cursor_execute = private._cursor_execute
+    private._commit_impl, private._cursor_execute = intercept_commit, intercept_cursor
+    private._exec_single_context, private._exec_insertmany_context = intercept_statement, intercept_batches
 
 
 def autobegin(connection: Connection) -> None:
@@ -204,17 +219,21 @@ def cursor_with_events(connection: Connection, sql: str, parameters: Any, option
     :raises DBAPIError: as SQLAlchemy raises the driver's errors.
     """
     private: Any = connection
-    context = private.dialect.execution_ctx_cls._init_statement(
-        private.dialect,
-        connection,
-        connection.connection,
-        connection.get_execution_options().merge_with(options),
-        sql,
-        [parameters],
-    )
+    # SQLAlchemy 2.0 raises an error of a listener as it is; and a driver may refuse to make a cursor
+    with driver_calls(connection):
+        context = private.dialect.execution_ctx_cls._init_statement(
+            private.dialect,
+            connection,
+            connection.connection,
+            connection.get_execution_options().merge_with(options),
+            sql,
+            [parameters],
+        )
     cursor = context.cursor
     try:
-        private._cursor_execute(cursor, sql, parameters, context)
+        with driver_calls(connection):
+            context.pre_exec()
+            private._cursor_execute(cursor, sql, parameters, context)
     except BaseException:
         # a listener may raise after the execution; an open cursor of SQLite's keeps its lock
         with contextlib.suppress(Exception):

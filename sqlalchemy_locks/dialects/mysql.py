@@ -182,8 +182,8 @@ class MySQL(Backend):
                 restore()
             if isinstance(error, DBAPIError) and _errno(error) == _IN_PROGRESS:
                 raise Unsupported(
-                    'a listener of SQLAlchemy\'s event "begin" opens the transaction before Locks sets its isolation '
-                    f'level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
+                    'a listener of "begin" or "before_cursor_execute" opens the transaction before Locks sets its '
+                    f'isolation level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
                 ) from error
             raise
         # the server's variable still has the session's level, so the connection has to remember this one

@@ -192,14 +192,10 @@ class ExclusiveBlock:
             raise ReentryError("this block is entered already: make one for each use")
         started = time.monotonic()
         try:
-            engine = self._locks._engine
-            backend = backend_for(engine.dialect)
-            one_lock = backend.single_writer
-            # elsewhere a key is one of the whole database, in whatever schema or prefix the tables are
-            where = installation(engine) if backend.key_rows else None
-            entry = self._enter_context(one_lock, where)
+            one_lock = backend_for(self._locks._engine.dialect).single_writer
+            entry = self._enter_context(one_lock)
             try:
-                held = self._queue_and_acquire(one_lock, where, started)
+                held = self._queue_and_acquire(one_lock, started)
             except BaseException as error:
                 reentry.leave(entry)
                 if isinstance(error, LockTimeout):
@@ -241,15 +237,16 @@ class ExclusiveBlock:
     def _emit(self, event: str, **details: Any) -> None:
         self._locks._emit(event, "lock", self._names.values(), shared=self._shared, **details)
 
-    def _enter_context(self, one_lock: bool, where: str | None) -> reentry.HeldEntry:
+    def _enter_context(self, one_lock: bool) -> reentry.HeldEntry:
         """Record the keys as held by this thread or task.
 
         :param one_lock: any two keys are one lock.
-        :param where: the installation that the keys belong to, if they are rows of its table.
         :raises ReentryError: when it holds one of them already, so that acquiring it again would deadlock.
         """
-        dialect, owner = self._locks._engine.dialect, reentry.current_owner()
-        wanted = dict.fromkeys(zip(repeat((dialect, where)), (0,) if one_lock else self._names), 1)
+        engine, owner = self._locks._engine, reentry.current_owner()
+        # elsewhere a key may be one of the whole database, in whatever schema or prefix the tables are
+        where = reentry.tables_of(engine) if backend_for(engine.dialect).key_rows else None
+        wanted = dict.fromkeys(zip(repeat((engine.dialect, where)), (0,) if one_lock else self._names), 1)
         for entry in reentry.held_by("key", owner):
             for held in entry.held:
                 if held in wanted:
@@ -257,14 +254,17 @@ class ExclusiveBlock:
                     raise ReentryError(f"this thread or task holds {name!r} already: acquiring it again would deadlock")
         return reentry.enter("key", owner, wanted)
 
-    def _queue_and_acquire(self, one_lock: bool, where: str | None, started: float) -> Held:
+    def _queue_and_acquire(self, one_lock: bool, started: float) -> Held:
         """Wait in the queue of this process for the first key, then in the database."""
         deadline = None if self._timeout is None else started + self._timeout
         # sharers don't wait for one another, unless all keys are one lock; and timeout=0 doesn't wait
         if (self._shared and not one_lock) or self._timeout == 0:
             return self._acquire(deadline, None)
+        engine = self._locks._engine
+        # the options decide in which table the key is
+        where = installation(engine) if engine.get_execution_options() else None
         first = 0 if one_lock else next(iter(self._names))
-        ticket = local_queues(self._locks._engine.dialect).ticket(("key", where, first))
+        ticket = local_queues(engine.dialect).ticket(("key", where, first))
         try:
             if not ticket.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise self._timed_out(self._holders_now())

@@ -191,7 +191,7 @@ class LeaseContext:
         grant, began = None, 0.0
         try:
             caller, engine = reentry.current_owner(), self._semaphores.engine
-            where = engine.dialect, installation(engine)
+            where = engine.dialect, reentry.tables_of(engine)
             held = self._held_by(caller, where)
             self._claim_id()
             grant, asked_at, ttl = self._acquire(held)

@@ -16,6 +16,10 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from sqlalchemy import Engine
+
+from sqlalchemy_locks.core.execution import build_context
+
 
 class _ThreadToken:
     """A thread's identity; its number may be reused when it has ended."""
@@ -57,6 +61,20 @@ def current_owner() -> tuple[Any, ...]:
         running = None if current is None or current.parent is None else current
     # not id(), which is reused after this one's end; and no reference that would keep a task alive
     return os.getpid(), _local.token, None if running is None else weakref.ref(running)
+
+
+def tables_of(engine: Engine) -> str:
+    """Return what tells the tables of an engine from those of its copies with other options.
+
+    Where it isn't certain that they are others, it is the same: a needless error is better than a deadlock.
+    """
+    options = engine.get_execution_options()
+    table = build_context(engine.dialect, options).tables.semaphore
+    if table.schema is None:
+        # another database of the server may be this one, by its name
+        return table.name.lower()
+    schema = (options.get("schema_translate_map") or {}).get(table.schema, table.schema)
+    return str(schema or table.schema)
 
 
 def held_by(kind: str, owner: tuple[Any, ...]) -> list[HeldEntry]:

@@ -244,8 +244,7 @@ class ShortTransaction:
         :raises OutcomeUnknown: when work was done in it, and the connection died during COMMIT.
         """
         try:
-            # the end of a block has looked at the socket just now
-            why = self.loss(poll=self._sent is None) if self.used or not self.active else None
+            why = self.loss() if self.used or not self.active else None
             try:
                 if why is None and self.used and self.backend.marker_lost(self.connection):
                     why = self._marker_loss if self.backend.marker_is_savepoint else _FAILED

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Delete, Engine, Insert, Select, event, func, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, ORMExecuteState, Session, mapped_column
 
 import sqlalchemy_locks as sl
@@ -245,3 +246,22 @@ def test_the_session_continues_after_an_operation(engine: Engine) -> None:
         assert statements == []
         session.rollback()
         assert session.scalar(select(func.count()).select_from(Note)) == 0
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_a_driver_that_knows_of_its_end_raises_sqlalchemys_error(engine_to: MakeEngine, driver: str) -> None:
+    """It refuses to make a cursor, where SQLAlchemy's own call would have been the first to notice."""
+    engine, others = engine_to("postgresql15", driver), engine_to("postgresql15")
+    event.listen(engine, "before_cursor_execute", lambda *_: None)
+    with engine.connect() as connection:
+        backend = connection.scalar(select(func.pg_backend_pid()))
+        with others.connect() as other:
+            assert other.scalar(select(func.pg_terminate_backend(backend, 5000)))
+        raw = connection.connection.cursor()
+        with pytest.raises(connection.dialect.loaded_dbapi.Error):
+            raw.execute("SELECT 1")
+        with pytest.raises(DBAPIError):
+            connection.scalar(sl.lock.try_exclusive(unused()))
+        assert connection.invalidated
+    with engine.connect() as connection:
+        assert connection.scalar(sl.lock.try_exclusive(unused()))

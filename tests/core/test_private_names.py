@@ -158,7 +158,10 @@ def test_statements_and_commits_of_one_connection_are_heard() -> None:
 
         at_once(lambda: items.create_all(connection))
         at_once(lambda: connection.execute(insert(item)))
-        at_once(lambda: connection.execute(insert(item).returning(item.c.id), [{"n": 1}, {"n": 2}]))
+        batches = insert(item).returning(item.c.id).execution_options(insertmanyvalues_page_size=2)
+        before = len(heard)
+        at_once(lambda: connection.execute(batches, [{"n": n} for n in range(6)]))
+        assert len(heard) == before + 3
         at_once(lambda: connection.exec_driver_sql("SELECT 1"))
         at_once(lambda: connection.scalar(item.c.n.default))
         at_once(lambda: connection.begin_nested().rollback())

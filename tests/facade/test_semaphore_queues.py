@@ -373,7 +373,7 @@ def test_installations_have_separate_blocks(name: str, engine_to: MakeEngine) ->
         ):
             others.lease(unit).__enter__()
         with locks.exclusive(unit):
-            turn = local_queues(engine.dialect).ticket(("key", installation(engine), sl.lock.key(unit)))
+            turn = local_queues(engine.dialect).ticket(("key", None, sl.lock.key(unit)))
             assert turn.wait(0)
             try:
                 if backend.key_rows:
@@ -386,6 +386,17 @@ def test_installations_have_separate_blocks(name: str, engine_to: MakeEngine) ->
                 turn.leave()
     finally:
         elsewhere.drop_all(engine)
+
+
+@pytest.mark.parametrize("name", ["sqlite", "mysql", "mariadb"])
+def test_another_name_of_the_same_tables_is_a_reentry(name: str, engine_to: MakeEngine) -> None:
+    engine, unit = engine_to(name), unused()
+    database = "main" if name == "sqlite" else engine.url.database
+    locks, others = sl.Locks(engine), sl.Locks(engine.execution_options(schema_translate_map={None: database}))
+    with locks.lease(unit), pytest.raises(sl.ReentryError, match="already"):
+        others.lease(unit).__enter__()
+    with locks.exclusive(unit), pytest.raises(sl.ReentryError, match="already"):
+        others.exclusive(unit).__enter__()
 
 
 @pytest.mark.parametrize("same", [True, False])
