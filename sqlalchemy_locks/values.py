@@ -57,6 +57,8 @@ class Grant:
     #: identifies this request among all, those with the same id included: a nonce, since a row's number is used again
     #: when the transaction that inserted it was rolled back
     token: str | None = None
+    #: the capacity of each semaphore when the permits were acquired; empty when it repeats an earlier answer
+    capacities: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return self.acquired

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sqlalchemy
 from sqlalchemy import Engine, Table, delete, false
-from sqlalchemy.engine import Connection, CursorResult, Dialect
+from sqlalchemy.engine import Connection, CursorResult, Dialect, Result
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
@@ -85,21 +85,22 @@ class DialectCache:
 class Execution:
     """One execution of one operation: what its implementation may ask and do.
 
-    :param options: execution options of the operation and of the call.
-    :param values: the values of this call, by the names of the statement's parameters.
+    :param options: the execution options of this call, besides those of the operation.
     """
 
     def __init__(
         self,
         connection: Connection,
-        options: Mapping[str, Any],
-        values: dict[str, Any],
         operation: Any,
+        options: Mapping[str, Any],
         session: Session | None = None,
         bind_arguments: dict[str, Any] | None = None,
     ) -> None:
-        self.connection, self.values, self.operation = connection, values, operation
+        self.connection, self.operation = connection, operation
+        #: the values of this call, by the names of the statement's parameters
+        self.values: dict[str, Any] = operation._values
         self.session, self.bind_arguments = session, {} if bind_arguments is None else bind_arguments
+        options = operation._execution_options.merge_with(options)
         every: Mapping[str, Any] = connection.get_execution_options()
         if options:
             every = {**every, **options}
@@ -123,12 +124,29 @@ class Execution:
         #: an earlier attempt at this very call may have come into effect, its reply lost
         self.is_retry = bool(every.get("locks_again"))
         #: the driver is in autocommit for this one statement: there is no transaction
-        self.in_autocommit = "locks_alone" in every
+        self.in_autocommit = False
         #: the first statement of a transaction may have to wait for its turn to write
         self.first_writes: bool = operation._impl.writes and cache.backend.single_writer
         wait = every.get("locks_wait")
         #: the longest wait for a lock, in seconds; ``None``: as long as the server allows
         self.wait = None if wait is None else seconds(wait, "locks_wait")
+
+    def perform(self) -> Any:
+        """Do what the operation says; return a ``Result``, or the value that becomes the one row of one."""
+        connection, impl = self.connection, self.operation._impl
+        if self.first_writes:
+            with translated(self.backend):
+                self.backend.prepare(connection, self.wait)
+        if not self.cache.verified:
+            self.backend.verify(connection)
+            self.cache.verified = True
+        impl.check_connection(self)
+        return impl.run(self)
+
+    def value(self) -> Any:
+        """Do what the operation says; return its one value, or the list of its rows."""
+        outcome = self.perform()
+        return self.operation._unpack(outcome) if isinstance(outcome, Result) else outcome
 
     @cached_property
     def nonce(self) -> str:

@@ -206,38 +206,20 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
     def _execute_on_connection(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
         if distilled_params:
             _refuse_parameters(distilled_params)
-        return self._result(self._perform(connection, self._execution_options.merge_with(execution_options)))
+        return self._result(Execution(connection, self, execution_options).perform())
 
     def _execute_on_scalar(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
         if distilled_params:
             _refuse_parameters(distilled_params)
-        outcome = self._perform(connection, self._execution_options.merge_with(execution_options))
+        outcome = Execution(connection, self, execution_options).perform()
         return outcome.scalar() if isinstance(outcome, Result) else outcome
 
     def value(self, connection: Connection, execution_options: Mapping[str, Any]) -> Any:
         """Execute it and return its one value, or the list of its rows, without a ``Result`` around it."""
-        outcome = self._perform(connection, self._execution_options.merge_with(execution_options))
-        return self._unpack(outcome) if isinstance(outcome, Result) else outcome
+        return Execution(connection, self, execution_options).value()
 
     def _unpack(self, result: Result[Any]) -> Any:
         return result.scalar()
-
-    def _perform(
-        self,
-        connection: Connection,
-        options: Mapping[str, Any],
-        session: Session | None = None,
-        bind_arguments: dict[str, Any] | None = None,
-    ) -> Any:
-        impl, execution = self._impl, Execution(connection, options, self._values, self, session, bind_arguments)
-        if execution.first_writes:
-            with translated(execution.backend):
-                execution.backend.prepare(connection, execution.wait)
-        if not execution.cache.verified:
-            execution.backend.verify(connection)
-            execution.cache.verified = True
-        impl.check_connection(execution)
-        return impl.run(execution)
 
     def _result(self, outcome: Any) -> Result[Any]:
         """Return a ``Result`` as it is, and any other value as the one row of one."""
@@ -304,7 +286,8 @@ class _InSession:
         bind_arguments: dict[str, Any],
         conn: Connection,
     ) -> Result[Any]:
-        return statement._result(statement._perform(conn, execution_options, session, bind_arguments))
+        execution = Execution(conn, statement, execution_options, session, bind_arguments)
+        return statement._result(execution.perform())
 
 
 def execute_in_session(execution: Execution, statement: Any, values: Mapping[str, Any]) -> Result[Any]:

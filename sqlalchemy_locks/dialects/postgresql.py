@@ -243,7 +243,11 @@ class PostgreSQL(Backend):
             try:
                 if changed:
                     # psycopg yields to the event loop after the change, so that a cancellation can be raised here
-                    _set_autocommit(raw)
+                    try:
+                        raw.autocommit = True  # psycopg2 sends the engine's isolation level along
+                    except Exception:
+                        raw.rollback()  # the app's connect listener has left a transaction open
+                        raw.autocommit = True
             except connection.dialect.loaded_dbapi.Error as error:
                 raise_translated(connection, error)
             yield
@@ -401,14 +405,6 @@ def _transaction_status(driver: Any) -> int | None:
         return int(pgconn.transaction_status)
     info = getattr(driver, "info", None)
     return None if info is None else int(info.transaction_status)
-
-
-def _set_autocommit(raw: Any) -> None:
-    try:
-        raw.autocommit = True  # psycopg2 sends the engine's isolation level along
-    except Exception:
-        raw.rollback()  # the app's connect listener has executed something, and left its transaction open
-        raw.autocommit = True
 
 
 def yugabyte_findings(connection: Connection, level: str) -> Iterator[Finding]:

@@ -22,7 +22,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds
-from sqlalchemy_locks.core.execution import installation
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -191,7 +190,7 @@ class LeaseContext:
         grant, began = None, 0.0
         try:
             caller, engine = reentry.current_owner(), self._semaphores.engine
-            where = engine.dialect, reentry.tables_of(engine)
+            where = engine.dialect, self._semaphores.tables
             held = self._held_by(caller, where)
             self._claim_id()
             grant, asked_at, ttl = self._acquire(held)
@@ -324,8 +323,11 @@ class LeaseContext:
     def _refuse_several(self, grant: Grant) -> None:
         """Refuse a lease on a semaphore of more than one permit.
 
-        It is asked each time, with the permit held: permits acquired before the semaphore was resized are counted.
+        The acquisition has counted the permits that were acquired before the semaphore was resized. Of one that was
+        repeated, its reply lost, the capacity isn't known: then both are read, with the permit held.
         """
+        if grant.capacities == (1,):
+            return
         for row in self._semaphores.run(availability(grant)):
             if row.capacity != 1 or row.used > 1:
                 raise Unsupported(
@@ -386,7 +388,7 @@ class LeaseContext:
         return claims
 
     def _claim_key(self, ident: str) -> Any:
-        return os.getpid(), installation(self._semaphores.engine), ident
+        return os.getpid(), self._semaphores.installation, ident
 
     def _emit(self, what: str, grant: Grant, **labels: Any) -> None:
         labels |= {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}

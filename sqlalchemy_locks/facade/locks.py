@@ -76,7 +76,7 @@ class Locks(LockHost):
         self._process = 0, ""
         #: runs one operation in a transaction of its own
         self._run = OperationRunner(engine, maker, self._sleep, self._emit_retried).run
-        self._mutex = Mutexes(self._run, lambda: self.owner, on_event=self._emit)
+        self._mutex = Mutexes(self)
         self._semaphores = Semaphores(self)
 
     @property
@@ -109,7 +109,7 @@ class Locks(LockHost):
         >>> imports = locks.mutexes(sl.Mutex(Import, id=Import.name, acquired=Import.locked, token=Import.nonce))
         >>> imports.acquire("prices")
         """
-        return Mutexes(self._run, lambda: self.owner, mutex, on_event=self._emit)
+        return Mutexes(self, mutex)
 
     def once_per(
         self,

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.errors import OutcomeUnknown, UnknownTask
+
+if TYPE_CHECKING:
+    from sqlalchemy_locks.facade.locks import Locks
 
 #: how many released acquisitions are remembered
 _MAX_RELEASED = 10_000
@@ -26,15 +29,8 @@ class Mutexes:
     ...     locks.mutex.release("task_a")
     """
 
-    def __init__(
-        self,
-        run: Callable[[Operation[Any], str], Any],
-        owner: Callable[[], str],
-        mutex: Mutex | None = None,
-        *,
-        on_event: Callable[..., object],
-    ) -> None:
-        self._run, self._owner, self._on_event = run, owner, on_event
+    def __init__(self, locks: Locks, mutex: Mutex | None = None) -> None:
+        self._locks, self._run = locks, locks._run
         #: rows of the shipped table have no columns that only the app could fill
         self._creates = mutex is None
         self._mutex = mutex or Mutex()
@@ -96,12 +92,12 @@ class Mutexes:
                     if len(self._released) > _MAX_RELEASED:
                         del self._released[next(iter(self._released))]
         if released:
-            self._on_event("released", "mutex", (id,), owner=owner)
+            self._locks._emit("released", "mutex", (id,), owner=owner)
         return released
 
     def _acquire(self, acquire: Callable[..., Operation[Any]], id: Any, queue: Any, owner: str | None) -> Any:
         if owner is None and self._stores_owner:
-            owner = self._owner()
+            owner = self._locks.owner
         operation = acquire(id, queue=queue, owner=owner)
         nonce, key = fresh_nonce(), (queue or DEFAULT_QUEUE, id)
         try:
@@ -122,5 +118,5 @@ class Mutexes:
             with self._changing:
                 self._released.pop(key, None)
                 self._acquired[key] = (nonce,)
-            self._on_event("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
+            self._locks._emit("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
         return answer

@@ -11,8 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks._validation import seconds
-from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation, build_context, listed, translated
+from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, listed, translated
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect, return_to_pool
@@ -88,29 +87,30 @@ class OperationRunner:
         return retried(attempt, self._engine, self._sleep, repeatable=repeatable, on_retry=on_retry)
 
     def _attempt(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool, short: bool) -> Any:
-        engine, impl = self._engine, operation._impl
-        given = operation.get_execution_options()
-        every: Mapping[str, Any] = {**engine.get_execution_options(), **given} if given else engine._execution_options
-        context = build_context(engine.dialect, every)
-        wait = every.get("locks_wait")
-        deadline = None if wait is None else time.monotonic() + seconds(wait, "locks_wait")
-        within = every.get("locks_checkout")
+        began, impl = time.monotonic(), operation._impl
         entities = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
-        if not short and not entities and impl.statement(context) is not None:
-            connection = self._check_out(0 if repeatable else _MAX_STALE, within)
-            committed = False
-            try:
+        connection = self._check_out(operation, 0 if repeatable else _MAX_STALE)
+        finished, committed = True, False
+        try:
+            execution = Execution(connection, operation, options)
+            deadline = None if execution.wait is None else began + execution.wait
+            if not short and not entities and impl.statement(execution.context) is not None:
                 # a wait that is not sent along is set before the statement, and restored after it
-                if context.backend.allows_autocommit(connection, wait is not None and not impl.sends_wait):
-                    value = run_in_autocommit(connection, operation, options, deadline)
+                bounded = deadline is not None and not impl.sends_wait
+                if execution.backend.allows_autocommit(connection, bounded):
+                    value = run_in_autocommit(execution, deadline)
                     committed = True
                     return value
-            finally:
+            finished = False
+        finally:
+            if finished:
                 return_to_pool(connection, committed=committed)
-        return self._run_in_transaction(operation, options, context, deadline, within, entities)
+        transaction = ShortTransaction(self._engine, connection)
+        return self._run_in_transaction(transaction, operation, options, deadline, entities)
 
-    def _check_out(self, stale: int, within: float | None) -> Connection:
+    def _check_out(self, operation: Operation[Any], stale: int) -> Connection:
         """Check a connection out, replacing as many as ``stale`` that the server is known to have closed."""
+        within = operation._execution_options.get("locks_checkout")
         while True:
             connection = connect(self._engine, within)
             try:
@@ -125,15 +125,13 @@ class OperationRunner:
 
     def _run_in_transaction(
         self,
+        transaction: ShortTransaction,
         operation: Operation[Any],
         options: Mapping[str, Any],
-        context: BuildContext,
         deadline: float | None,
-        within: float | None,
         entities: bool,
     ) -> Any:
-        impl, transaction = operation._impl, ShortTransaction(self._engine)
-        transaction.check_out(within)
+        impl = operation._impl
         try:
             try:
                 transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
@@ -172,9 +170,7 @@ class OperationRunner:
         return found
 
 
-def run_in_autocommit(
-    connection: Connection, operation: Operation[Any], options: Mapping[str, Any], deadline: float | None
-) -> Any:
+def run_in_autocommit(execution: Execution, deadline: float | None) -> Any:
     """Run an operation of one statement: without BEGIN and COMMIT where autocommit takes no round trip.
 
     Once the reply to what commits is there, it is the result: a connection that dies while its settings are restored is
@@ -184,18 +180,16 @@ def run_in_autocommit(
     :raises LockTimeout: when it was not; it is rolled back.
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
-    backend = backend_for(connection.dialect)
-    cheap_autocommit = backend.cheap_autocommit
+    connection, backend = execution.connection, execution.backend
+    cheap_autocommit = execution.in_autocommit = backend.cheap_autocommit
     #: the statement commits; what was sent last commits
     commits = final = cheap_autocommit or backend.autocommit(connection)
-    if cheap_autocommit:
-        options = {**options, "locks_alone": True}
     with backend.autocommitted(connection) if cheap_autocommit else contextlib.nullcontext():
         try:
             if not cheap_autocommit:
                 with translated(backend):
                     connection.begin()
-            value = operation.value(connection, options)
+            value = execution.value()
             if connection.in_transaction():
                 try:
                     final = True
@@ -210,8 +204,9 @@ def run_in_autocommit(
             raise
         except (DBAPIError, DriverTimeout) as error:
             if final and (isinstance(error, DriverTimeout) or error.connection_invalidated):
+                name = execution.operation.name
                 raise OutcomeUnknown(
-                    f"{operation.name}: the connection died before the reply arrived: it was done, or it was not"
+                    f"{name}: the connection died before the reply arrived: it was done, or it was not"
                 ) from error
             roll_back(connection)
             raise

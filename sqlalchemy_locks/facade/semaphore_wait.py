@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks.core.execution import installation
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
@@ -87,7 +86,7 @@ class SemaphoreWaiter:
         self._backend = backend_for(self._engine.dialect)
         self._queues = local_queues(self._engine.dialect)
         #: semaphores of another schema or prefix have other queues
-        self.installation = installation(self._engine)
+        self.installation = semaphores.installation
         self._keys = {name: queue_key("sqlalchemy_locks.semaphore", self.installation, name) for name in self._permits}
         #: the last attempt ended without an answer, since others had the rows locked
         self._busy = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import DBAPIError
@@ -16,11 +17,13 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import timeout_seconds
+from sqlalchemy_locks.core.execution import installation
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
 from sqlalchemy_locks.runtime.cancellation import shielded
+from sqlalchemy_locks.runtime.reentry import tables_of
 from sqlalchemy_locks.runtime.renewal import RenewalThread
 from sqlalchemy_locks.semaphore.sweep import end_orphans, overdue_requests, owned_requests, release_unchanged, stale_age
 from sqlalchemy_locks.values import Grant, Released
@@ -42,6 +45,16 @@ class Semaphores:
         #: the app's isolation level makes operations fail in autocommit: they have transactions of their own
         self._in_transactions = False
         self._renewals = RenewalThread()
+
+    @cached_property
+    def installation(self) -> str:
+        """What tells the tables of this engine from those of another schema or prefix; see :func:`installation`."""
+        return installation(self.engine)
+
+    @cached_property
+    def tables(self) -> str:
+        """As :attr:`installation`, for re-entry; see :func:`~sqlalchemy_locks.runtime.reentry.tables_of`."""
+        return tables_of(self.engine)
 
     def acquire(
         self,
@@ -127,10 +140,10 @@ class Semaphores:
 
     def renewal_of(self, grant: Grant) -> Callable[[], bool]:
         """Return what renews a grant in the background. It keeps no reference to the block."""
-        # not longer than that behind a guarded write: the renewals of other leases wait meanwhile
-        operation = semaphore.renew(grant).execution_options(locks_wait=ROW_TIMEOUT)
 
         def renew() -> bool:
+            # not longer than that behind a guarded write: the renewals of other leases wait meanwhile
+            operation = semaphore.renew(grant).execution_options(locks_wait=ROW_TIMEOUT)
             with disposing_replaced_pool(self.engine):
                 return bool(self.run(operation))
 

@@ -58,8 +58,11 @@ class ShortTransaction:
     backend: Backend
     transaction: RootTransaction
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, connection: Connection | None = None) -> None:
+        """:param connection: checked out of the engine's pool; without it :meth:`check_out` does so."""
         self.engine = engine
+        if connection is not None:
+            self.connection, self.backend = connection, backend_for(connection.dialect)
         #: other work than the lock is done in it
         self.used = False
         #: a transaction was open at the last look at the driver; before it, only the first statement may begin one

@@ -45,7 +45,7 @@ from sqlalchemy_locks.values import Grant
 #: attempts at a request that others insert and clean up
 _ROUNDS = 100
 _QUOTED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"
-_ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted")
+_ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted", "capacities")
 _ARGUMENTS = (
     cast(bindparam("names", type_=Text()), ARRAY(Text())),
     cast(bindparam("counts", type_=Text()), ARRAY(Integer())),
@@ -67,10 +67,10 @@ class AcquirePermits(SemaphoreImpl):
         return select(*(granted.c[name] for name in _ANSWER))
 
     def answer(self, execution: Execution, row: Any) -> Grant:
-        state, replayed, token, expires_at, fences, exhausted = row
+        state, replayed, token, expires_at, fences, exhausted, capacities = row
         if state in (UNKNOWN, CONFLICT):
             raise _refused(execution, state, exhausted)
-        return _grant(execution, state, token, expires_at, fences or (), exhausted or (), replayed)
+        return _grant(execution, state, token, expires_at, fences or (), exhausted or (), replayed, capacities or ())
 
     def run_statements(self, execution: Execution, sql: Any) -> Grant:
         for attempt in range(_ROUNDS):
@@ -153,7 +153,8 @@ class AcquirePermits(SemaphoreImpl):
         execution.execute(sql.stamp, {"which": request, "now": now})
         ttl = execution.values["ttl_seconds"]
         until = None if ttl is None else now + timedelta(seconds=ttl)
-        return _grant(execution, ACQUIRED, execution.nonce, until, [row.fence + 1 for row in rows], (), False)
+        fences, capacities = [row.fence + 1 for row in rows], [row.capacity for row in rows]
+        return _grant(execution, ACQUIRED, execution.nonce, until, fences, (), False, capacities)
 
 
 class AcquireInTurn(AcquirePermits):
@@ -188,7 +189,14 @@ def _refused(execution: Execution, state: str, names: Any) -> Exception:
 
 
 def _grant(
-    execution: Execution, state: str, token: str | None, until: Any, fences: Any, exhausted: Any, replayed: bool
+    execution: Execution,
+    state: str,
+    token: str | None,
+    until: Any,
+    fences: Any,
+    exhausted: Any,
+    replayed: bool,
+    capacities: Iterable[int] = (),
 ) -> Grant:
     permits = execution.values["permits"]
     return Grant(
@@ -201,6 +209,7 @@ def _grant(
         replayed=replayed,
         expires_at=utc(until) if state in (ACQUIRED, EXPIRED) else None,
         token=token,
+        capacities=tuple(capacities),
     )
 
 

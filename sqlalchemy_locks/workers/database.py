@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 
-from sqlalchemy_locks.core.operation import Operation, build_context
+from sqlalchemy_locks.core.operation import Execution, Operation, build_context
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import abort, connected
@@ -23,7 +23,6 @@ from sqlalchemy_locks.workers.config import WorkerConfig
 
 logger = logging.getLogger("sqlalchemy_locks.worker")
 
-_ALONE = {"locks_alone": True}
 #: what is stored instead of an error that the database can't store
 UNSTORABLE = "the error could not be stored: see the log of the worker"
 
@@ -53,8 +52,10 @@ class WorkerDatabase:
                 with connected(engine) as connection:
                     self._connection = connection
                     if context.backend.allows_autocommit(connection, False):
+                        execution = Execution(connection, operation, {})
+                        execution.in_autocommit = True
                         with context.backend.autocommitted(connection):
-                            return operation.value(connection, _ALONE)
+                            return execution.value()
             with transaction(engine) as short:
                 self._connection = short.connection
                 return operation.value(short.connection, {})

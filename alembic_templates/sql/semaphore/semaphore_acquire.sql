@@ -2,7 +2,7 @@ CREATE OR REPLACE FUNCTION lock.semaphore_acquire(names text[], counts integer[]
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
   lock_wait text DEFAULT NULL::text, OUT acquired boolean, OUT state text, OUT replayed boolean,
   OUT token text, OUT expires_at timestamp with time zone, OUT semaphores text[],
-  OUT fences bigint[], OUT exhausted text[]) RETURNS record
+  OUT fences bigint[], OUT exhausted text[], OUT capacities integer[]) RETURNS record
 LANGUAGE plpgsql
 SET enable_seqscan = 'off'
 AS $body$
@@ -13,7 +13,6 @@ DECLARE
   request bigint;
   began timestamptz;
   ids bigint[];
-  capacities integer[];
   sem record;
   used bigint;
   held record;
@@ -142,6 +141,7 @@ BEGIN
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
     token := NULL;
     fences := NULL;
+    capacities := NULL;
   END;
   acquired := coalesce(state = 'ACQUIRED', false);
 END

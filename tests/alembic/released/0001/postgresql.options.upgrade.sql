@@ -559,7 +559,7 @@ CREATE OR REPLACE FUNCTION "elsewhere".semaphore_acquire(names text[], counts in
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
   lock_wait text DEFAULT NULL::text, OUT acquired boolean, OUT state text, OUT replayed boolean,
   OUT token text, OUT expires_at timestamp with time zone, OUT semaphores text[],
-  OUT fences bigint[], OUT exhausted text[]) RETURNS record
+  OUT fences bigint[], OUT exhausted text[], OUT capacities integer[]) RETURNS record
 LANGUAGE plpgsql
 SET enable_seqscan = 'off'
 AS $body$
@@ -570,7 +570,6 @@ DECLARE
   request bigint;
   began timestamptz;
   ids bigint[];
-  capacities integer[];
   sem record;
   used bigint;
   held record;
@@ -699,6 +698,7 @@ BEGIN
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
     token := NULL;
     fences := NULL;
+    capacities := NULL;
   END;
   acquired := coalesce(state = 'ACQUIRED', false);
 END
@@ -708,7 +708,7 @@ CREATE OR REPLACE FUNCTION "elsewhere".semaphore_in_turn(lines bigint[], names t
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
   lock_wait text DEFAULT NULL::text, OUT acquired boolean, OUT state text, OUT replayed boolean,
   OUT token text, OUT expires_at timestamp with time zone, OUT semaphores text[],
-  OUT fences bigint[], OUT exhausted text[]) RETURNS record
+  OUT fences bigint[], OUT exhausted text[], OUT capacities integer[]) RETURNS record
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
@@ -738,7 +738,8 @@ BEGIN
     semaphores := names;
     RETURN;
   END IF;
-  SELECT granted.* INTO acquired, state, replayed, token, expires_at, semaphores, fences, exhausted
+  SELECT granted.* INTO acquired, state, replayed, token, expires_at, semaphores, fences, exhausted,
+    capacities
   FROM "elsewhere".semaphore_acquire(names, counts, semaphore_in_turn.external_id, semaphore_in_turn.owner,
     semaphore_in_turn.ttl_seconds, semaphore_in_turn.lock_wait) AS granted;
 END
