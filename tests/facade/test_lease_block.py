@@ -19,6 +19,7 @@ from sqlalchemy import (
     NullPool,
     Table,
     Text,
+    event,
     insert,
     select,
     update,
@@ -28,6 +29,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade import semaphores
 from sqlalchemy_locks.runtime.renewal import clock
+from tests.conftest import Servers
+from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import (
     ASYNC,
@@ -359,6 +362,28 @@ def test_lease_counts_permits_from_before_resize(name: str, engine_to: MakeEngin
         with pytest.raises(sl.Unsupported, match="is a semaphore of 2"):
             later(locks.lease(lease).__enter__).result(PATIENCE)
         assert held(engine, lease) == 1
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
+def test_lease_counts_permits_although_its_grant_is_repeated(name: str, servers: Servers) -> None:
+    """The answer to the first attempt is lost, and the semaphore is resized before the second."""
+    driver = {"postgresql15": "psycopg2", "mysql": "pymysql"}[name]
+    with through_a_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
+        lease = unused("lease")
+        with connected(installed(servers, name, driver)) as direct:
+            with sl.Locks(direct).lease(lease):
+                pass
+
+            def resize(*_: Any) -> None:
+                sl.Locks(direct).run(sl.semaphore.resize(lease, 2))
+
+            locks = sl.Locks(engine)
+            event.listen(locks, "retried", resize)
+            proxy.lose_answer(b"semaphore_in_turn" if name == "postgresql15" else b"COMMIT")
+            with pytest.raises(sl.Unsupported, match="is a semaphore of 2"):
+                locks.lease(lease, timeout=PATIENCE).__enter__()
+            assert proxy.losses == 1
+            assert held(direct, lease) == 0
 
 
 @pytest.mark.parametrize("place", ["postgresql15/asyncpg", "sqlite/aiosqlite"])

@@ -27,10 +27,15 @@ def semaphore(locks: sl.Locks, name: str) -> None:
     locks.release(locks.acquire({name: 1}, ttl=60))
 
 
+def lease(locks: sl.Locks, name: str) -> None:
+    with locks.lease(name):
+        pass
+
+
 @pytest.mark.parametrize(
     ("name", "driver"), [("postgresql15", "psycopg"), ("postgresql15", "psycopg2"), ("postgresql18", "psycopg")]
 )
-@pytest.mark.parametrize(("pair", "expected"), [(mutex, 2), (exclusive, 3), (semaphore, 2)])
+@pytest.mark.parametrize(("pair", "expected"), [(mutex, 2), (exclusive, 3), (semaphore, 2), (lease, 2)])
 def test_round_trips_of_a_pair(
     servers: Any, name: str, driver: str, pair: Callable[[sl.Locks, str], None], expected: int
 ) -> None:
