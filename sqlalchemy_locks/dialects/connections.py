@@ -140,7 +140,19 @@ def closed(connection: Connection) -> bool:
         return False
     try:
         descriptor = owner.fileno()
-        readable, ended = _events(descriptor)
+        monkey = sys.modules.get("gevent.monkey")
+        poll = getattr(select, "poll", None) if monkey is None else monkey.get_original("select", "poll")
+        ended = False
+        if poll is None:  # Windows; elsewhere, select() takes no number above 1023
+            readable = bool(select.select([descriptor], [], [], 0)[0])
+        else:
+            # macOS reports as POLLHUP what Linux reports only when asked for POLLRDHUP
+            end = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
+            asked = poll()
+            asked.register(descriptor, select.POLLIN | end)
+            found = asked.poll(0)
+            events = found[0][1] if found else 0
+            readable, ended = bool(events & select.POLLIN), bool(events & end)
         if ended or not readable or hasattr(select, "POLLRDHUP"):
             return ended
         twin = socket.socket(fileno=descriptor)
@@ -150,20 +162,6 @@ def closed(connection: Connection) -> bool:
             twin.detach()
     except Exception:  # each driver has its own error for a closed socket
         return True
-
-
-def _events(descriptor: int) -> tuple[bool, bool]:
-    """Return whether there is something to read, and whether the other end is known to have closed the connection."""
-    monkey = sys.modules.get("gevent.monkey")
-    poll = getattr(select, "poll", None) if monkey is None else monkey.get_original("select", "poll")
-    if poll is None:  # Windows; elsewhere, select() takes no number above 1023
-        return bool(select.select([descriptor], [], [], 0)[0]), False
-    # macOS reports as POLLHUP what Linux reports only when asked for POLLRDHUP
-    end = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
-    asked = poll()
-    asked.register(descriptor, select.POLLIN | end)
-    events = sum(found for _, found in asked.poll(0))
-    return bool(events & select.POLLIN), bool(events & end)
 
 
 def pool_capacity(pool: Any) -> float:

@@ -26,7 +26,7 @@ from sqlalchemy_locks import lock
 from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.core.execution import installation
 from sqlalchemy_locks.core.operation import Operation
-from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connected, has_room
 from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
@@ -192,8 +192,9 @@ class ExclusiveBlock:
             raise ReentryError("this block is entered already: make one for each use")
         started = time.monotonic()
         try:
-            one_lock = backend_for(self._locks._engine.dialect).single_writer
-            entry = self._enter_context(one_lock)
+            backend = backend_for(self._locks._engine.dialect)
+            one_lock = backend.single_writer
+            entry = self._enter_context(backend)
             try:
                 held = self._queue_and_acquire(one_lock, started)
             except BaseException as error:
@@ -237,16 +238,16 @@ class ExclusiveBlock:
     def _emit(self, event: str, **details: Any) -> None:
         self._locks._emit(event, "lock", self._names.values(), shared=self._shared, **details)
 
-    def _enter_context(self, one_lock: bool) -> reentry.HeldEntry:
+    def _enter_context(self, backend: Backend) -> reentry.HeldEntry:
         """Record the keys as held by this thread or task.
 
-        :param one_lock: any two keys are one lock.
         :raises ReentryError: when it holds one of them already, so that acquiring it again would deadlock.
         """
         engine, owner = self._locks._engine, reentry.current_owner()
         # elsewhere a key may be one of the whole database, in whatever schema or prefix the tables are
-        where = reentry.tables_of(engine) if backend_for(engine.dialect).key_rows else None
-        wanted = dict.fromkeys(zip(repeat((engine.dialect, where)), (0,) if one_lock else self._names), 1)
+        where = reentry.tables_of(engine) if backend.key_rows else None
+        keys = (0,) if backend.single_writer else self._names  # any two keys may be one lock
+        wanted = dict.fromkeys(zip(repeat((engine.dialect, where)), keys), 1)
         for entry in reentry.held_by("key", owner):
             for held in entry.held:
                 if held in wanted:

@@ -81,9 +81,11 @@ class Mutexes:
         if owner is not None or nonces is None:
             released = bool(self._run(self._mutex.release(id, queue=queue, owner=owner), fresh_nonce()))
         else:
-            released = any(
-                self._run(self._mutex._release_acquisition(id, queue, nonce), nonce) for nonce in reversed(nonces)
-            )
+            released = False
+            for nonce in reversed(nonces):
+                if self._run(self._mutex._release_acquisition(id, queue, nonce), nonce):
+                    released = True
+                    break
             with self._changing:
                 # unless another thread has acquired it since
                 if self._acquired.get(key) is nonces:

@@ -140,7 +140,7 @@ class OperationRunner:
                     raise
                 transaction.abandon()
                 return impl.refused
-            transaction.use()
+            transaction.use(marker=entities)  # an operation passes over no error that ends its transaction
             if entities:
                 value = self._entities(transaction, operation, options)
             else:

@@ -65,6 +65,8 @@ class ShortTransaction:
             self.connection, self.backend = connection, backend_for(connection.dialect)
         #: other work than the lock is done in it
         self.used = False
+        #: the server, or the driver, can tell this transaction from a later one
+        self._marked = False
         #: a transaction was open at the last look at the driver; before it, only the first statement may begin one
         self._seen_open = False
         #: how many statements were sent since it is guarded
@@ -168,11 +170,15 @@ class ShortTransaction:
         at = self._aborted_at
         return (at is not None and at == self._sent) or self.backend.transaction_aborted(self.connection)
 
-    def use(self) -> None:
-        """Detect the end of the transaction from here on: other work is about to be done in it."""
+    def use(self, *, marker: bool = True) -> None:
+        """Detect the end of the transaction from here on: other work is about to be done in it.
+
+        :param marker: code that may pass over an error, or end the transaction, does that work.
+        """
         if not self.used:
-            self.backend.set_marker(self.connection)
-            self.used = True
+            if marker:
+                self.backend.set_marker(self.connection)
+            self.used, self._marked = True, marker or not self.backend.marker_is_savepoint
             self._seen_open = not self.backend.transaction_ended(self.connection)
 
     def guard(self, on_lost: Callable[[LockLost], object]) -> None:
@@ -218,7 +224,7 @@ class ShortTransaction:
                 "savepoint: ask before it, or after it"
             )
         try:
-            if why is None and self.used and self.backend.marker_is_savepoint:
+            if why is None and self._marked and self.backend.marker_is_savepoint:
                 if self.backend.marker_lost(self.connection):
                     why = self._loss = self._marker_loss
                 else:
@@ -249,7 +255,7 @@ class ShortTransaction:
         try:
             why = self.loss() if self.used or not self.active else None
             try:
-                if why is None and self.used and self.backend.marker_lost(self.connection):
+                if why is None and self._marked and self.backend.marker_lost(self.connection):
                     why = self._marker_loss if self.backend.marker_is_savepoint else _FAILED
             except DBAPIError as error:
                 raise LockLost(_FAILED) from error

@@ -134,7 +134,7 @@ class AcquirePermits(SemaphoreImpl):
         if unknown:
             execution.execute(sql.forget, {"which": request})
             raise _refused(execution, UNKNOWN, unknown)
-        sums, now = read_usage(execution, sql, rows)
+        sums, now, began = read_usage(execution, sql, rows, request)
         exhausted = []
         for (name, count), row in zip(permits.items(), rows, strict=True):
             if sums[row.id] + count > row.capacity and may_have_room(execution, sql, row.id, row.capacity - count):
@@ -149,10 +149,13 @@ class AcquirePermits(SemaphoreImpl):
             mark_changed(execution, row.id)
             permit = {"semaphore_id": row.id, "permit_request_id": request, "count": count}
             execution.execute(sql.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
-        # the lease counts from after the waits
-        execution.execute(sql.stamp, {"which": request, "now": now})
-        ttl = execution.values["ttl_seconds"]
-        until = None if ttl is None else now + timedelta(seconds=ttl)
+        ttl, until = execution.values["ttl_seconds"], None
+        if ttl is not None:
+            if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):
+                # the lease starts now, not before the waits
+                execution.execute(sql.stamp, {"which": request, "now": now})
+                began = now
+            until = began + timedelta(seconds=ttl)
         fences, capacities = [row.fence + 1 for row in rows], [row.capacity for row in rows]
         return _grant(execution, ACQUIRED, execution.nonce, until, fences, (), False, capacities)
 

@@ -129,7 +129,7 @@ class DeleteSemaphore(SemaphoreImpl):
         row = lock_semaphore(execution, sql, execution.values["name"])
         if row is None:
             raise unknown(execution)
-        in_use = read_usage(execution, sql, [row])[0][row.id]
+        in_use = read_usage(execution, sql, [row]).sums[row.id]
         if in_use and may_have_room(execution, sql, row.id, 0):
             in_use = read_current_usage(execution, sql, row)[0]
         if in_use:

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Text, bindparam, select
@@ -151,7 +151,18 @@ def mark_changed(execution: Execution, semaphore: int) -> None:
         _CHANGED.setdefault(transaction, set()).add(semaphore)
 
 
-def read_usage(execution: Execution, sql: Any, rows: Iterable[Any]) -> tuple[dict[int, float], Any]:
+class Usage(NamedTuple):
+    """What was read of locked semaphores, after the locks."""
+
+    #: how many permits of each are held, at most
+    sums: dict[int, float]
+    #: the instant of the read
+    now: Any
+    #: when the request was inserted, before the waits
+    began: Any
+
+
+def read_usage(execution: Execution, sql: Any, rows: Iterable[Any], request: int | None = None) -> Usage:
     """Return how many permits of locked semaphores are held, at most, and the instant: read after the locks.
 
     A plain read of InnoDB may be as old as its transaction's snapshot. Another's grant that it doesn't show has changed
@@ -160,10 +171,11 @@ def read_usage(execution: Execution, sql: Any, rows: Iterable[Any]) -> tuple[dic
     :func:`read_current_usage` ask again.
     """
     rows = list(rows)
-    found = {row.id: row for row in execution.execute(sql.used, {"ids": [row.id for row in rows]})}
+    read = execution.execute(sql.used, {"ids": [row.id for row in rows], "which": request})
+    found = {row.id: row for row in read}
     changed = _CHANGED.get(execution.connection.get_transaction(), ())
     sums: dict[int, float] = {}
-    now = None
+    now = began = None
     for row in rows:
         seen = found.get(row.id)
         # READ UNCOMMITTED shows a release that may be rolled back; a snapshot from before a semaphore doesn't show it
@@ -172,15 +184,15 @@ def read_usage(execution: Execution, sql: Any, rows: Iterable[Any]) -> tuple[dic
             sums[row.id] = math.inf
         else:
             sums[row.id] = int(seen.used)
-            now = now or seen.now
-    return sums, now
+            now, began = now or seen.now, seen.began
+    return Usage(sums, now, began)
 
 
 def read_current_usage(execution: Execution, sql: Any, row: Any) -> tuple[int, Any]:
     """As :func:`read_usage`, of one semaphore, current in any snapshot; it may lock, so it precedes a refusal only."""
     if not reads_snapshot(execution):
-        sums, now = read_usage(execution, sql, [row])
-        return int(sums[row.id]), now
+        usage = read_usage(execution, sql, [row])
+        return int(usage.sums[row.id]), usage.now
     total: Any = execution.execute(sql.used_now, {"which": row.id}).scalar_one()
     # in a later statement, since the first one may have waited for a release
     return int(total), execution.execute(sql.clock, {}).scalar_one()

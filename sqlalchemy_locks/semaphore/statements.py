@@ -82,6 +82,7 @@ def statements(tables: Tables, *, stale_reads: bool) -> Any:
             sem.c.fence,
             select(total).where(held).scalar_subquery().label("used"),
             Now().label("now"),
+            select(req.c.renewed_at).where(chosen).scalar_subquery().label("began"),
         ).where(sem.c.id.in_(bindparam("ids", expanding=True))),
         held_of=held_of,
         used_now=held_of.with_for_update(read=True),
