@@ -25,6 +25,7 @@ from sqlalchemy_locks.dialects.connections import (
     StatementForm,
     cursor_with_events,
     driver_calls,
+    driver_cursor,
     raise_translated,
     statement_form,
 )
@@ -242,7 +243,7 @@ class Execution:
                 cursor = cursor_with_events(connection, sql, parameters, self.options)
         try:
             if cursor is None:
-                cursor = connection.connection.cursor()
+                cursor = driver_cursor(connection)
                 cursor.execute(sql, parameters)
             found = read(cursor)
         except BaseException as error:

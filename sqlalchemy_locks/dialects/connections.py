@@ -38,6 +38,9 @@ def raise_translated(
     contemporaries.
     """
     private: Any = connection
+    stale = getattr(connection.dialect.loaded_dbapi, "InvalidCachedStatementError", None)
+    if stale is not None and isinstance(error, stale):
+        private.dialect._invalidate_schema_cache()
     private._handle_dbapi_exception(error, sql, parameters, cursor, None)
     raise AssertionError("SQLAlchemy raises every error that it is given")
 
@@ -49,6 +52,18 @@ def driver_calls(connection: Connection) -> Iterator[None]:
         yield
     except connection.dialect.loaded_dbapi.Error as error:
         raise_translated(connection, error)
+
+
+def driver_cursor(connection: Connection) -> Any:
+    """Return a cursor of the driver's.
+
+    With asyncpg it prepares a statement again that was prepared before a change of the schema was noticed.
+    """
+    cursor: Any = connection.connection.cursor()
+    noticed = getattr(connection.dialect, "_invalidate_schema_cache_asof", None)
+    if noticed is not None:
+        cursor._invalidate_schema_cache_asof = noticed
+    return cursor
 
 
 def on_driver_error(connection: Connection, listener: Callable[[BaseException], object]) -> None:

@@ -118,8 +118,10 @@ class PostgreSQL(Backend):
         return _sqlstate(error) in ("42883", "42P01", "3F000")
 
     def transient(self, error: DBAPIError) -> bool:
-        # "aborted while waiting for locks": YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE
-        return _sqlstate(error) in ("40001", "40P01") or "aborted while waiting for locks" in str(error.orig)
+        # YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE; and asyncpg of a statement that it prepared
+        # before a change of the schema, and prepares again
+        phrases = ("aborted while waiting for locks", "cached statement plan is invalid")
+        return _sqlstate(error) in ("40001", "40P01") or any(phrase in str(error.orig) for phrase in phrases)
 
     def serialize_install(self, connection: Connection, key: int) -> None:
         # IF NOT EXISTS and OR REPLACE fail if two sessions look at the same time and neither finds the object

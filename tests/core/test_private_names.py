@@ -58,6 +58,8 @@ OF_CONNECTIONS = {
     "_exec_insertmany_context": "dialects/connections.py",
     "_cursor_execute": "dialects/connections.py",
     "_init_statement": "dialects/connections.py",
+    "_invalidate_schema_cache": "dialects/connections.py",
+    "_invalidate_schema_cache_asof": "dialects/connections.py",
     "_execute_on_connection": "core/operation.py",
     "_execute_on_scalar": "core/operation.py",
     "_get_plugin_class_for_plugin": "core/operation.py",
