@@ -232,8 +232,8 @@ def cursor_with_events(connection: Connection, sql: str, parameters: Any, option
     :raises DBAPIError: as SQLAlchemy raises the driver's errors.
     """
     private: Any = connection
-    # SQLAlchemy 2.0 raises an error of a listener as it is; and a driver may refuse to make a cursor
-    with driver_calls(connection):
+    cursor = None
+    try:
         context = private.dialect.execution_ctx_cls._init_statement(
             private.dialect,
             connection,
@@ -242,15 +242,17 @@ def cursor_with_events(connection: Connection, sql: str, parameters: Any, option
             sql,
             [parameters],
         )
-    cursor = context.cursor
-    try:
-        with driver_calls(connection):
-            context.pre_exec()
-            private._cursor_execute(cursor, sql, parameters, context)
-    except BaseException:
+        cursor = context.cursor
+        context.pre_exec()
+        private._cursor_execute(cursor, sql, parameters, context)
+    except BaseException as error:
         # a listener may raise after the execution; an open cursor of SQLite's keeps its lock
-        with contextlib.suppress(Exception):
-            cursor.close()
+        if cursor is not None:
+            with contextlib.suppress(Exception):
+                cursor.close()
+        # SQLAlchemy 2.0 raises an error of a listener as it is; and a driver may refuse to make a cursor
+        if isinstance(error, connection.dialect.loaded_dbapi.Error):
+            raise_translated(connection, error)
         raise
     return cursor
 

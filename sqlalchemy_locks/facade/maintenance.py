@@ -45,11 +45,14 @@ class MaintenanceTask:
     run: Callable[[Locks, Alive | None], int]
 
 
-def _until_none(operation: Operation[Any]) -> Callable[[Locks, Alive | None], int]:
-    """Return a clean-up that runs an operation until its batch is empty."""
+def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[Locks, Alive | None], int]:
+    """Return a clean-up that runs an operation until its batch is empty.
+
+    :param make: makes the operation when it is due; the tables that it names load SQLAlchemy's dialects.
+    """
 
     def run(locks: Locks, alive: Alive | None) -> int:
-        done = 0
+        operation, done = make(), 0
         while removed := locks.run(operation):
             done += removed
         return done
@@ -58,10 +61,10 @@ def _until_none(operation: Operation[Any]) -> Callable[[Locks, Alive | None], in
 
 
 TASKS = (
-    MaintenanceTask("tasks", 60, _until_none(StateTransition().expire())),
+    MaintenanceTask("tasks", 60, _until_none(lambda: StateTransition().expire())),
     MaintenanceTask("orphans", 300, lambda locks, alive: locks.sweep(stale_after=DAY, alive=alive)),
-    MaintenanceTask("requests", 4 * 3600, _until_none(semaphore.clean(older_than=7 * DAY))),
-    MaintenanceTask("leases", DAY, _until_none(semaphore.clean_leases(older_than=7 * DAY))),
+    MaintenanceTask("requests", 4 * 3600, _until_none(lambda: semaphore.clean(older_than=7 * DAY))),
+    MaintenanceTask("leases", DAY, _until_none(lambda: semaphore.clean_leases(older_than=7 * DAY))),
     MaintenanceTask("history", DAY, lambda locks, alive: locks.run(semaphore.clean_history(older_than=30 * DAY)) or 0),
     MaintenanceTask("keys", DAY, lambda locks, alive: locks.run(lock.vacuum()) or 0),
 )

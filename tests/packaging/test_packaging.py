@@ -115,9 +115,13 @@ def test_no_other_module_is_importable(installed: Environment, project: Path) ->
     assert installed("-c", code, cwd=project).strip() == "[]"
 
 
-def test_importing_the_library_loads_no_alembic(installed: Environment, project: Path) -> None:
-    code = "import sys, sqlalchemy_locks; print('alembic' in sys.modules, 'sqlalchemy_locks.alembic' in sys.modules)"
-    assert installed("-c", code, cwd=project).strip() == "False False"
+def test_importing_the_library_loads_no_alembic_and_no_dialect(installed: Environment, project: Path) -> None:
+    code = (
+        "import sys, sqlalchemy_locks\n"
+        "unwanted = ('alembic', 'sqlalchemy_locks.alembic', 'sqlalchemy.dialects.')\n"
+        "print([name for name in sys.modules if name.startswith(unwanted)])"
+    )
+    assert installed("-c", code, cwd=project).strip() == "[]"
 
 
 def test_the_command_line(installed: Environment, project: Path) -> None:
