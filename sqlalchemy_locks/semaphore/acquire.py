@@ -151,7 +151,7 @@ class AcquirePermits(SemaphoreImpl):
             execution.execute(sql.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
         ttl, until = execution.values["ttl_seconds"], None
         if ttl is not None:
-            if began is None or now - began > timedelta(seconds=min(1, ttl / 100)):
+            if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):
                 # the lease starts now, not before the waits
                 execution.execute(sql.stamp, {"which": request, "now": now})
                 began = now

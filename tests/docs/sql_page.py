@@ -85,8 +85,9 @@ OPERATIONS: dict[str, dict[str, Any]] = {
     "Semaphore": {
         'semaphore.create("slots", 10)': lambda: sl.semaphore.create("slots", 10),
         'semaphore.resize("slots", 12)': lambda: sl.semaphore.resize("slots", 12),
-        'semaphore.acquire({"slots": 1}, external_id="job-2", ttl=60)': lambda: sl.semaphore.acquire(
-            {"slots": 1}, external_id="job-2", ttl=60
+        # with a ttl, how many statements they are depends on the time that they take
+        'semaphore.acquire({"slots": 1}, external_id="job-2")': lambda: sl.semaphore.acquire(
+            {"slots": 1}, external_id="job-2"
         ),
         'semaphore.renew("job-1")': lambda: sl.semaphore.renew("job-1"),
         'semaphore.release("job-1")': lambda: sl.semaphore.release("job-1"),

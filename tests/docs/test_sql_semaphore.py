@@ -15,7 +15,7 @@ from tests.docs.test_sql import dialect, executed, plain, statements
 
 BLOCKS = blocks(ROOT / "docs" / "semaphore.md")
 SHOWN: dict[str, sl.Operation[Any]] = {
-    "semaphore.acquire": sl.semaphore.acquire({"backup-slots": 1}, external_id="job-2", owner="web-1", ttl=60),
+    "semaphore.acquire": sl.semaphore.acquire({"backup-slots": 1}, external_id="job-2", owner="web-1"),
     "semaphore.release": sl.semaphore.release("job-1"),
 }
 

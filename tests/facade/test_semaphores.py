@@ -189,7 +189,7 @@ def test_ttl_counts_from_after_wait(name: str, engine_to: MakeEngine, watch: Any
         assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
         waiting = later(sl.Locks(engine).acquire, {sem: 1}, ttl=3600)
         watcher.until_waiting(waiting)
-        # PostgreSQL's function doesn't count a wait of up to 10 ms
+        # a wait of up to 10 ms isn't counted
         keeper.exec_driver_sql(sleep)
         waited_until = keeper.exec_driver_sql(f"SELECT {clock}").scalar()
         keeper.commit()
