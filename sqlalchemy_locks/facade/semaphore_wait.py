@@ -276,7 +276,7 @@ class SemaphoreWaiter:
 
     def _poll_at_head(self, short: ShortTransaction, name: str) -> Grant | str:
         """As :meth:`_wait_in_queue`, at the head of the server's queue, on the connection that is there."""
-        backoff, options = Backoff(0.0005), {"locks_nonce": fresh_nonce(), "locks_wait": ROW_TIMEOUT}
+        backoff, options = Backoff(0.0003), {"locks_nonce": fresh_nonce(), "locks_wait": ROW_TIMEOUT}
         while True:
             exhausted = self._exhausted_in(availability(self._request).value(short.connection, {}))
             if not exhausted:
