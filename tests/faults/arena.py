@@ -165,7 +165,7 @@ class Arena:
             self._face = None  # they have it
             return [*crashed, Violation("hang", f"{len(hung)} clients have not ended after {DEADLINE} s")]
         pool: Any = face.engine.pool
-        leaked = pool.checkedout() - history.kept if hasattr(pool, "checkedout") else 0
+        leaked = pool.checkedout() if hasattr(pool, "checkedout") else 0
         if leaked > 0:
             crashed.append(Violation("leak", f"{leaked} connections were not given back: {pool.status()}"))
         face.empty()

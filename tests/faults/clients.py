@@ -265,9 +265,11 @@ class Client:
         try:
             self.face.transact(act)
         except Exception as error:
-            # SQLAlchemy doesn't return a connection to the pool that dies as it resets the isolation level
+            # SQLAlchemy doesn't return a connection to the pool that dies as it resets the isolation level. Without
+            # this, a pool of one connection is empty from then on.
             if any(frame.name == "_reset_characteristics" for frame in traceback.extract_tb(error.__traceback__)):
-                self.recorder.emit({"event": "kept"})
+                pool: Any = self.face.engine.pool
+                pool._dec_overflow()
             raise
 
     def _act(self, session: Session, what: str, keys: list[str], shared: bool, answer: Answer) -> None:

@@ -78,8 +78,6 @@ class History:
     holds: dict[str, Hold] = field(default_factory=dict)
     #: ``(what, from, until)`` of each injected fault
     faults: list[tuple[str, int, int]] = field(default_factory=list)
-    #: so many connections SQLAlchemy itself has kept checked out
-    kept: int = 0
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def apply(self, event: dict[str, Any]) -> None:
@@ -104,9 +102,6 @@ class History:
 
     def _fault(self, what: str, at: int, until: int) -> None:
         self.faults.append((what, at, until))
-
-    def _kept(self) -> None:
-        self.kept += 1
 
     @property
     def operations(self) -> int:
