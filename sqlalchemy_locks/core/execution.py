@@ -289,10 +289,14 @@ class translated:
 
 
 @contextlib.contextmanager
-def side_connection(execution: Execution) -> Iterator[Connection]:
+def side_connection(execution: Execution, *, within: float | None = None) -> Iterator[Connection]:
     """Open a second connection in autocommit, for what the transaction can't do or see itself.
 
     It isn't checked out of the app's pool, which may have no connection left.
+
+    :param within: how long its statements may wait for a table, in seconds; without it, as long as for a row. An ALTER
+        that waits for this transaction blocks them, and the server doesn't detect that deadlock.
+    :raises LockTimeout: when that was not enough.
     """
     app = execution.connection.engine
     aside = sqlalchemy.Engine(app.pool.recreate(), app.dialect, app.url)
@@ -303,6 +307,7 @@ def side_connection(execution: Execution) -> Iterator[Connection]:
                     **{**execution.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
                 )
             connection.detach()  # else the pool resets the isolation level, and raises the driver's error untranslated
+            execution.backend.limit_table_waits(connection, within)
             yield connection
     finally:
         aside.dispose()

@@ -312,6 +312,13 @@ class Backend:
         raise NotImplementedError
         yield
 
+    def limit_table_waits(self, connection: Connection, seconds: float | None) -> None:
+        """Limit, for the rest of a connection's life, how long it waits for a table that another session alters.
+
+        :param seconds: the longest wait; ``None`` for the limit of a wait for a row.
+        """
+        raise NotImplementedError
+
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         """Wait for the head of the queue of a key.
 

@@ -277,6 +277,10 @@ class MySQL(Backend):
             if not connection.invalidated:
                 connection.execute(_RESTORE)
 
+    def limit_table_waits(self, connection: Connection, seconds: float | None) -> None:
+        limit = "@@session.innodb_lock_wait_timeout" if seconds is None else self.wait_value(seconds)
+        connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {limit}")
+
 
 def _begin_read_committed(connection: Connection) -> RootTransaction:
     transaction = connection.begin()

@@ -106,7 +106,7 @@ def wait_for_inserter(execution: Execution, key: int) -> bool:
 @contextlib.contextmanager
 def _read_committed_connection(execution: Execution) -> Iterator[Connection]:
     """A side connection that locks no gap, not even while a statement runs."""
-    with side_connection(execution) as connection:
+    with side_connection(execution, within=execution.wait) as connection:
         connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         yield connection
 

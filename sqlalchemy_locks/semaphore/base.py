@@ -19,7 +19,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, side_connection
-from sqlalchemy_locks.errors import Unsupported
+from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.semaphore.statements import statements
 from sqlalchemy_locks.sql.elements import LockFunction, ReadCommitted
 from sqlalchemy_locks.values import Grant
@@ -129,7 +129,7 @@ def _lock_request(execution: Execution, look: Any, by_row_id: Any, by_external_i
         seen = execution.execute(look, values).scalar()
         if seen is None and not execution.execute(_read_committed, {}).scalar():
             # where it is absent, a locking read would lock the gap: other ids couldn't be asked for
-            with contextlib.suppress(DBAPIError), side_connection(execution) as connection:
+            with contextlib.suppress(DBAPIError, LockTimeout), side_connection(execution, within=1) as connection:
                 seen = connection.execute(look, values, execution_options=execution.options).scalar()
                 if seen is None:
                     return None
@@ -208,11 +208,11 @@ def may_have_room(execution: Execution, sql: Any, semaphore: int, most: int) -> 
     if not reads_snapshot(execution):
         return release_expired(execution, sql, semaphore) > 0
     try:
-        with side_connection(execution) as connection:
+        with side_connection(execution, within=1) as connection:
             values, options = {"which": semaphore}, execution.options
             expired = connection.execute(sql.expired_of, values, execution_options=options).all()
             held = connection.execute(sql.held_of, values, execution_options=options).scalar_one()
-    except DBAPIError:
+    except (DBAPIError, LockTimeout):
         # without that connection, only the locking read can tell
         release_expired(execution, sql, semaphore)
         return True
