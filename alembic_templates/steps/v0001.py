@@ -172,6 +172,7 @@ _TABLES: Mapping[str, Mapping[str, str]] = {
         "name": "{text255}",
         "capacity": "INTEGER NULL",
         "fence": "BIGINT DEFAULT 0",
+        "used_at_most": "BIGINT NULL",
         "on_demand": "{boolean} DEFAULT {false}",
         "created_at": "{instant} DEFAULT {now}",
         "updated_at": "{instant} DEFAULT {now}",

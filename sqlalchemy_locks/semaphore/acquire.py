@@ -4,10 +4,14 @@ The order of work: the request's row, the guard for all that ask with its id; th
 later statement, the sum of what is held, with the rows' fences. Where that is too much, what has expired is released,
 and it is summed again. A grant raises the fences, so that a snapshot from before it fails instead of over-granting. A
 denial leaves no trace.
+
+The row has a bound: no more permits are held. A grant raises it, and no release lowers it, since that would wait for the
+row. While the bound leaves room nothing is summed; where it leaves none, the sum decides, and becomes the bound.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import typing
 from collections.abc import Iterable, Mapping
@@ -27,6 +31,7 @@ from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSem
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,
     SemaphoreImpl,
+    Usage,
     delete_request,
     external_id_of,
     lock_request_shared,
@@ -134,7 +139,15 @@ class AcquirePermits(SemaphoreImpl):
         if unknown:
             execution.execute(sql.forget, {"which": request})
             raise _refused(execution, UNKNOWN, unknown)
-        sums, now, began = read_usage(execution, sql, rows, request)
+        ttl, until = execution.values["ttl_seconds"], None
+        # a release lowers no bound: one that leaves no room says nothing
+        bounds = {row.id: math.inf if row.used_at_most is None else row.used_at_most for row in rows}
+        fit = all(bounds[row.id] + count <= row.capacity for row, count in zip(rows, permits.values(), strict=True))
+        if fit and ttl is None:
+            sums, now, began = Usage(bounds, None, None)
+        else:
+            sums, now, began = read_usage(execution, sql, rows, request)
+            sums = {semaphore: min(used, bounds[semaphore]) for semaphore, used in sums.items()}
         exhausted = []
         for (name, count), row in zip(permits.items(), rows, strict=True):
             if sums[row.id] + count > row.capacity and may_have_room(execution, sql, row.id, row.capacity - count):
@@ -145,12 +158,12 @@ class AcquirePermits(SemaphoreImpl):
             execution.execute(sql.forget, {"which": request})
             return _denied(execution, exhausted)
         for row, count in zip(rows, permits.values(), strict=True):
-            execution.execute(sql.bump, {"which": row.id})
+            execution.execute(sql.bump, {"which": row.id, "used": int(sums[row.id]) + count})
             mark_changed(execution, row.id)
             permit = {"semaphore_id": row.id, "permit_request_id": request, "count": count}
             execution.execute(sql.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
-        ttl, until = execution.values["ttl_seconds"], None
         if ttl is not None:
+            now = now or execution.execute(sql.clock, {}).scalar_one()
             if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):
                 # the lease starts now, not before the waits
                 execution.execute(sql.stamp, {"which": request, "now": now})

@@ -53,9 +53,8 @@ def statements(tables: Tables, *, stale_reads: bool) -> Any:
     dirty = ReadUncommitted() if stale_reads else literal_column("0", Integer())
     held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
     total = func.coalesce(func.sum(per.c.count), 0)
-    names = select(sem.c.id, sem.c.capacity, sem.c.fence, sem.c.on_demand, dirty.label("dirty")).where(
-        sem.c.name == _NAME
-    )
+    columns = (sem.c.id, sem.c.capacity, sem.c.fence, sem.c.used_at_most, sem.c.on_demand)
+    names = select(*columns, dirty.label("dirty")).where(sem.c.name == _NAME)
     floor = select(sem.c.id, sem.c.fence).where(sem.c.name == "")
     called, chosen = req.c.external_id == _NAME, req.c.id == _ID
     state = select(req.c.id, req.c.state, req.c.token)
@@ -87,7 +86,9 @@ def statements(tables: Tables, *, stale_reads: bool) -> Any:
         held_of=held_of,
         used_now=held_of.with_for_update(read=True),
         clock=select(Now()),
-        bump=update(sem).where(sem.c.id == _ID).values(fence=sem.c.fence + 1, updated_at=Now()),
+        bump=update(sem)
+        .where(sem.c.id == _ID)
+        .values(fence=sem.c.fence + 1, used_at_most=bindparam("used", type_=BigInteger()), updated_at=Now()),
         grant=insert(per),
         stamp=update(req).where(req.c.id == _ID).values(renewed_at=bindparam("now", type_=Instant())),
         # the end of a request

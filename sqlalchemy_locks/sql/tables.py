@@ -227,6 +227,8 @@ def _semaphore(metadata: MetaData, prefix: str) -> Table:
         # NULL: deleted, and the row kept for its fence
         Column("capacity", Integer()),
         Column("fence", BigInteger(), nullable=False, server_default=text("0")),
+        # no more permits are held than this: raised by each grant, and lowered by one that sums them; NULL: not known
+        Column("used_at_most", BigInteger()),
         # created by a lease at its first use, and deleted when it is no longer used
         Column("on_demand", Boolean(), nullable=False, server_default=false()),
         *_stamps("created_at", "updated_at"),

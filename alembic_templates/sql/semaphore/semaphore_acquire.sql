@@ -14,6 +14,7 @@ DECLARE
   began timestamptz;
   ids bigint[];
   sem record;
+  at_most bigint[];
   used bigint;
   held record;
 BEGIN
@@ -94,10 +95,12 @@ BEGIN
     ELSE
       FOR i IN 1 .. cardinality(semaphores) LOOP
         -- The update is the lock: a snapshot from before the last grant fails here. A denial undoes it.
-        UPDATE lock.semaphore AS s SET fence = s.fence + 1, updated_at = clock_timestamp()
+        UPDATE lock.semaphore AS s
+        SET fence = s.fence + 1, used_at_most = s.used_at_most + wanted[i], updated_at = clock_timestamp()
         WHERE s.name = semaphores[i] AND s.capacity IS NOT NULL
-        RETURNING s.id, s.capacity, s.fence INTO sem;
+        RETURNING s.id, s.capacity, s.fence, s.used_at_most INTO sem;
         ids[i] := sem.id;
+        at_most[i] := sem.used_at_most;
         capacities[i] := sem.capacity;
         fences[i] := sem.fence;
         IF sem.id IS NULL THEN  -- no semaphore of that name, or a deleted one
@@ -107,6 +110,8 @@ BEGIN
       END LOOP;
       -- In statements after the locking ones: only these see what the previous holder has committed.
       FOR i IN 1 .. CASE WHEN state IS NULL THEN cardinality(semaphores) ELSE 0 END LOOP
+        -- A release lowers no bound: one that leaves no room says nothing.
+        CONTINUE WHEN at_most[i] <= capacities[i];
         FOR attempt IN 1 .. 2 LOOP
           SELECT coalesce(sum(p.count), 0) INTO used FROM lock.permit AS p
           WHERE p.semaphore_id = ids[i] AND p.state = 'ACQUIRED';
@@ -116,6 +121,10 @@ BEGIN
             EXIT;
           END IF;
         END LOOP;
+        -- Where some further grants will need no sum.
+        IF used + 5 * wanted[i] <= capacities[i] THEN
+          UPDATE lock.semaphore AS s SET used_at_most = used + wanted[i] WHERE s.id = ids[i];
+        END IF;
       END LOOP;
       IF exhausted IS NOT NULL THEN
         state := coalesce(state, 'DENIED');

@@ -12,7 +12,7 @@ CREATE TABLE IF NOT EXISTS "lock_job" (internal_id INTEGER NOT NULL PRIMARY KEY 
 
 CREATE TABLE IF NOT EXISTS "lock_paused_queue" (id VARCHAR(255) NOT NULL, paused_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), PRIMARY KEY (id));
 
-CREATE TABLE IF NOT EXISTS "lock_semaphore" (id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, name VARCHAR(255) NOT NULL, capacity INTEGER, fence BIGINT NOT NULL DEFAULT 0, on_demand BOOLEAN NOT NULL DEFAULT 0, created_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), updated_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), CONSTRAINT "lock_semaphore_by_name" UNIQUE (name));
+CREATE TABLE IF NOT EXISTS "lock_semaphore" (id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, name VARCHAR(255) NOT NULL, capacity INTEGER, fence BIGINT NOT NULL DEFAULT 0, used_at_most BIGINT, on_demand BOOLEAN NOT NULL DEFAULT 0, created_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), updated_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), CONSTRAINT "lock_semaphore_by_name" UNIQUE (name));
 
 CREATE TABLE IF NOT EXISTS "lock_permit_request" (id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, external_id VARCHAR(255) NOT NULL, owner VARCHAR(255), state VARCHAR(16) NOT NULL, ttl_seconds DOUBLE, token VARCHAR(32), renewed_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), created_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), updated_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), CONSTRAINT "lock_request_by_id" UNIQUE (external_id));
 

@@ -1,0 +1,93 @@
+"""The bound of a semaphore, above which no permits are held: while it leaves room, they aren't summed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+import sqlalchemy_locks as sl
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.semaphores import EVERYWHERE, held, made, place, unused
+
+
+def bound_of(engine: Engine, name: str) -> int | None:
+    with engine.connect() as connection:
+        of = text(f"SELECT used_at_most FROM {place(engine, 'semaphore')} WHERE name = :name")
+        bound: int | None = connection.scalar(of, {"name": name})
+        return bound
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_random_walk_grants_exactly_what_fits(name: str, engine_to: MakeEngine) -> None:
+    """Grants, releases, denials, rollbacks and resizes of one client; the bound never is too low."""
+    engine, chance = engine_to(name), random.Random(name)
+    locks, capacity = sl.Locks(engine), 12
+    sem, grants = made(engine, capacity), list[sl.Grant]()
+    for _ in range(120):
+        before, what = held(engine, sem), chance.choice(["acquire"] * 3 + ["release"] * 2 + ["roll back", "resize"])
+        count = chance.choice([1, 1, 2, 5])
+        acquire = sl.semaphore.acquire({sem: count}, ttl=chance.choice([None, 3600]))
+        if what == "acquire":
+            grant = locks.run(acquire)
+            assert grant.acquired == (before + count <= capacity)
+            grants += [grant] if grant else []
+        elif what == "release" and grants:
+            assert locks.release(grants.pop(chance.randrange(len(grants)))) is sl.Released.RELEASED
+        elif what == "roll back":
+            with engine.connect() as connection, connection.begin():
+                outer = connection.begin_nested()
+                if grants:
+                    connection.execute(sl.semaphore.release(chance.choice(grants)))
+                connection.execute(acquire)
+                outer.rollback()
+        elif what == "resize":
+            capacity = chance.choice([3, 12, 40])
+            locks.run(sl.semaphore.resize(sem, capacity))
+        bound = bound_of(engine, sem)
+        assert bound is None or bound >= held(engine, sem)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_permits_without_a_bound_are_summed(name: str, engine_to: MakeEngine) -> None:
+    """Rows that were inserted by hand, before the first grant."""
+    engine = engine_to(name)
+    sem = made(engine, 2)
+    with engine.begin() as connection:
+        requests, permits, semaphores = (place(engine, each) for each in ("permit_request", "permit", "semaphore"))
+        request = {"id": unused("request")}
+        connection.execute(text(f"INSERT INTO {requests} (external_id, state) VALUES (:id, 'ACQUIRED')"), request)
+        connection.execute(
+            text(
+                f"INSERT INTO {permits} (semaphore_id, permit_request_id, count, fence, state)"
+                f" SELECT s.id, r.id, 2, 1, 'ACQUIRED' FROM {semaphores} AS s, {requests} AS r"
+                " WHERE s.name = :name AND r.external_id = :id"
+            ),
+            {"name": sem, **request},
+        )
+    assert not sl.Locks(engine).run(sl.semaphore.acquire({sem: 1}))
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_held_permits_are_not_read_while_there_is_room(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    locks, sem = sl.Locks(engine), made(engine, 1000)
+    for _ in range(60):
+        assert locks.run(sl.semaphore.acquire({sem: 2}))
+    sent: list[str] = []
+    scans = text("SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'permit'")
+    postgresql = name.startswith("postgresql")
+
+    def note(*given: Any) -> None:
+        sent.append(given[2])
+
+    with engine.begin() as connection:
+        before = connection.scalar(scans) if postgresql else None
+        event.listen(connection, "before_cursor_execute", note)
+        assert connection.scalar(sl.semaphore.acquire({sem: 2}))
+        event.remove(connection, "before_cursor_execute", note)
+        assert before == (connection.scalar(scans) if postgresql else None)
+    assert not any("sum(" in statement for statement in sent)
+    assert held(engine, sem) == 122
