@@ -3,8 +3,8 @@
 
 .PHONY: bench demo test torture
 
-bench: # run a benchmark: NAME=lock, or with arguments NAME='waiting sqlite'; without NAME, list them
-	@tools/bench $(value NAME)
+bench: # run the benchmarks, compared with other libraries; ONLY='lock redis' runs these
+	@tools/bench $(value ONLY)
 
 demo: # eight processes compete for three keys; URL=postgresql+psycopg://... runs it on a server
 	@tools/demo '$(value URL)'

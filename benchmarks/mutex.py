@@ -1,6 +1,6 @@
 """The cost of a mutex, compared with the raw driver: psycopg 3, asyncpg, and pymysql on MySQL and MariaDB.
 
-    make bench NAME='mutex [postgresql15 | mysql | mariadb]'
+    make bench ONLY='mutex[:postgresql15|mysql|mariadb]'
 
 Servers are started (see tests/servers), one after the other, and pinned, with this process, to one processor: on
 two, the speed of the same operation varies.
@@ -229,8 +229,8 @@ def report_ratios(title: str, url: URL, options: dict[str, Any], targets: tuple[
     for name, times in rounds.items():
         print(f"  {name:14} {statistics.median(times):7.0f} µs")
     for target in targets:
-        ratio = statistics.median(a / b for a, b in zip(rounds[target.of], rounds[target.against], strict=True))
-        judge(target.what, ratio, target.must, target.aim)
+        ratios = [a / b for a, b in zip(rounds[target.of], rounds[target.against], strict=True)]
+        judge(target.what, ratios, target.must, target.aim)
 
 
 def report_round_trips(url: URL, must: int | None) -> None:

@@ -1,6 +1,6 @@
 """The time of `sqlalchemy-locks status` and of the page, and of each of their parts, in a large database.
 
-    make bench NAME='page [engine ...]'
+    make bench ONLY='page[:engine,...]'
 
 The engines are those of tests/servers (postgresql15, mysql, mariadb), and sqlite; without one, all of them. There are
 10,000 semaphores (half of them leases), 100,000 permits, half of which are held, 1,000,000 jobs in 251 queues, 10,000

@@ -1,6 +1,6 @@
 """The cost of a job on PostgreSQL, captured and completed: raw psycopg, pgqueuer and procrastinate compared.
 
-    make bench NAME=queue
+    make bench ONLY=queue
 
 A durable server is started (see tests/servers) and pinned, with this process, to one processor: on two, one and the
 same operation has two speeds. Every figure is a ratio within one run, the median of alternating rounds. Growth is
@@ -54,16 +54,15 @@ queue = sl.Queue()
 Variant = Callable[[int], object]
 
 
-def fill(engine: Engine, number: int, *, finished: int = 0) -> None:
+def fill(engine: Engine, number: int) -> None:
     with engine.begin() as connection:
         connection.execute(text("TRUNCATE lock.job"))
-        for ended, many in (("clock_timestamp()", finished), ("NULL", number)):
-            connection.execute(
-                text(
-                    "INSERT INTO lock.job (external_id, payload, started_at, completed_at)"
-                    f" SELECT gen_random_uuid(), '{{}}', {ended}, {ended} FROM generate_series(1, {many})"
-                )
+        connection.execute(
+            text(
+                "INSERT INTO lock.job (external_id, payload)"
+                f" SELECT gen_random_uuid(), '{{}}' FROM generate_series(1, {number})"
             )
+        )
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE lock.job"))
 
@@ -179,14 +178,14 @@ def report_ratios(url: URL, commit: str) -> None:
                 print(f"  batch {batch:3}  {name:18} {statistics.median(each):7.1f} us a job", flush=True)
             for name in made:
                 if name == WORKER:
-                    judge(f"{WORKER} / raw, batch {batch}, {commit}", _ratio(spent[WORKER], spent["raw"]))
+                    judge(f"{WORKER} / raw, batch {batch}, {commit}", _ratios(spent[WORKER], spent["raw"]))
                 elif (name, batch) in TARGETS:
                     what = f"jobs a second, {WORKER} / {name}, batch {batch}, {commit}"
-                    judge(what, _ratio(spent[name], spent[WORKER]), *TARGETS[name, batch], least=True)
+                    judge(what, _ratios(spent[name], spent[WORKER]), *TARGETS[name, batch], least=True)
 
 
-def _ratio(some: list[float], others: list[float]) -> float:
-    return statistics.median(one / other for one, other in zip(some, others, strict=True))
+def _ratios(some: list[float], others: list[float]) -> list[float]:
+    return [one / other for one, other in zip(some, others, strict=True)]
 
 
 def report_round_trips(url: URL) -> None:
@@ -210,27 +209,6 @@ def report_round_trips(url: URL) -> None:
     through.dispose()
     engine.dispose()
     wire.close()
-
-
-def report_growth(url: URL) -> None:
-    """Time a capture of 10 with few and many waiting jobs, and with many completed ones."""
-    engine = create_engine(url)
-    now = Processor(engine)
-    print("\ngrowth of a capture of 10")
-    first = 0.0
-    for waiting, finished in ((5000, 0), (100_000, 0), (1_000_000, 0), (100_000, 1_000_000)):
-        fill(engine, waiting, finished=finished)
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            spent = []
-            for _ in range(5):
-                began = now()
-                for _ in range(80):
-                    connection.execute(queue.capture(10)).all()
-                spent.append((now() - began) / 80)
-        took = statistics.median(spent[1:])
-        first = first or took
-        judge(f"capture beside {waiting:,} waiting, {finished:,} done / 5,000, 0", took / first, 1.5, 1.15)
-    engine.dispose()
 
 
 def report_old_snapshot(url: URL) -> None:
@@ -286,7 +264,6 @@ def main() -> None:
     with database("postgresql15") as url:
         url = make_url(str(url.render_as_string(hide_password=False)))
         report_round_trips(url)
-        report_growth(url)
         report_old_snapshot(url)
         for commit in ("off", "on"):
             report_ratios(url, commit)

@@ -1,6 +1,6 @@
 """What pausable queues and unique keys cost where nothing is paused and no job has a key.
 
-    make bench NAME='queue_columns [postgresql15|mysql|mariadb|sqlite]'
+    make bench ONLY='queue_columns[:postgresql15|mysql|mariadb|sqlite]'
 
 The same table of jobs is worked off, in batches, by a queue with a table of paused queues and by one without; and jobs
 are put into a table with a column for unique keys, and its index, and into one without. A server is started (see

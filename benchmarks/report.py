@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tests import servers
 
@@ -30,15 +33,31 @@ def durable(name: str, *, pinned: bool = True) -> Iterator[servers.SQLServer]:
         yield server
 
 
-def judge(what: str, found: float, must: float | None = None, aim: float | None = None, *, least: bool = False) -> None:
-    """Print a figure, and whether it meets its targets.
+def judge(
+    what: str,
+    found: float | Sequence[float],
+    must: float | None = None,
+    aim: float | None = None,
+    *,
+    least: bool = False,
+) -> None:
+    """Print a figure, and whether it meets its targets; append it to the file that ``BENCHMARK_RECORD`` names.
 
+    :param found: the figure, or that of each round: then their median is printed, with their quartiles.
     :param must: the largest allowed figure, and ``aim`` the desired one.
     :param least: the targets are the smallest ones.
     """
-    judged = ""
+    rounds = [found] if isinstance(found, (int, float)) else list(found)
+    figure = statistics.median(rounds)
+    low, _, high = statistics.quantiles(rounds, n=4) if len(rounds) > 1 else (figure, figure, figure)
+    met, judged = None, ""
     if must is not None and aim is not None:
         sign = -1 if least else 1
-        met = "aim met" if sign * found <= sign * aim else "must met" if sign * found <= sign * must else "MISSED"
+        met = "aim met" if sign * figure <= sign * aim else "must met" if sign * figure <= sign * must else "MISSED"
         judged = f"   must {'>=' if least else '<='} {must:g}, aim {aim:g}: {met}"
-    print(f"  {what:58} {found:7.2f}{judged}", flush=True)
+    spread = f"{low:.2f}-{high:.2f}" if len(rounds) > 1 else ""
+    print(f"  {what:66} {figure:7.2f} {spread:>11}{judged}", flush=True)
+    if path := os.environ.get("BENCHMARK_RECORD"):
+        record = {"what": what, "found": figure, "low": low, "high": high, "must": must, "aim": aim}
+        with Path(path).open("a") as file:
+            file.write(json.dumps({**record, "least": least, "met": met}) + "\n")

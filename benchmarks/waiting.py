@@ -1,6 +1,6 @@
 """Wait times for a lock and for a semaphore with one permit, and fairness among the waiters.
 
-    make bench NAME='waiting [engine ...]'
+    make bench ONLY='waiting[:engine,...]'
 
 The engines are those of tests/servers (postgresql15, yugabytedb, mysql, mariadb), and sqlite; without one, all of them.
 ``pgbouncer-2`` is postgresql15 behind a PgBouncer in transaction mode with two server connections.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 
@@ -13,10 +14,13 @@ class Wire:
 
     A round trip begins when the client sends after the server has sent (or for the first time). Everything that the
     client sends before the next answer belongs to the same one, as in a pipeline.
+
+    :param delay: the time that a round trip takes besides, in seconds.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, delay: float = 0) -> None:
         self._server = host, port
+        self.delay = delay
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.round_trips = 0
@@ -65,6 +69,8 @@ class _Conversation:
                 if speaker == "client" and self._speaker == "server":
                     self._wire.round_trips += 1
                 self._speaker = speaker
+                if self._wire.delay:
+                    time.sleep(self._wire.delay / 2)
                 target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):
