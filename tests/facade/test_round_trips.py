@@ -28,23 +28,37 @@ def semaphore(locks: sl.Locks, name: str) -> None:
 
 
 def lease(locks: sl.Locks, name: str) -> None:
-    with locks.lease(name):
+    with locks.lease(f"lease of {name}"):
         pass
 
 
+def semaphore_without_ttl(locks: sl.Locks, name: str) -> None:
+    locks.release(locks.acquire({name: 1}))
+
+
+PAIRS = (mutex, exclusive, semaphore, semaphore_without_ttl, lease)
+#: of each driver, in the order of the pairs
+EXPECTED = {
+    "postgresql15/psycopg": (2, 3, 2, 2, 2),
+    "postgresql15/psycopg2": (2, 3, 2, 2, 2),
+    "postgresql18/psycopg": (2, 3, 2, 2, 2),
+    "mysql/pymysql": (4, 3, 16, 15, 16),
+    "mariadb/mariadb+pymysql": (4, 3, 16, 15, 16),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "driver"), [("postgresql15", "psycopg"), ("postgresql15", "psycopg2"), ("postgresql18", "psycopg")]
+    ("where", "pair", "expected"),
+    [(where, *each) for where, counts in EXPECTED.items() for each in zip(PAIRS, counts, strict=True)],
 )
-@pytest.mark.parametrize(("pair", "expected"), [(mutex, 2), (exclusive, 3), (semaphore, 2), (lease, 2)])
-def test_round_trips_of_a_pair(
-    servers: Any, name: str, driver: str, pair: Callable[[sl.Locks, str], None], expected: int
-) -> None:
+def test_round_trips_of_a_pair(servers: Any, where: str, pair: Callable[[sl.Locks, str], None], expected: int) -> None:
+    name, driver = where.split("/")
     url, used = make_url(installed(servers, name, driver)), unused()
     wire = Wire(url.host or "", url.port or 0)
     try:
         with connected(url.set(port=wire.port).render_as_string(hide_password=False)) as engine:
             locks = sl.Locks(engine)
-            locks.run(sl.semaphore.create(used, 1))
+            locks.run(sl.semaphore.create(used, 10))
             for _ in range(2):  # prepared statements, the pool's first connection, settings that are read once
                 pair(locks, used)
             before = wire.round_trips
