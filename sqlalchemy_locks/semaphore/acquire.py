@@ -5,8 +5,8 @@ later statement, the sum of what is held, with the rows' fences. Where that is t
 and it is summed again. A grant raises the fences, so that a snapshot from before it fails instead of over-granting. A
 denial leaves no trace.
 
-The row has a bound: no more permits are held. A grant raises it; no release lowers it, since that would wait for the row.
-While the bound leaves room nothing is summed; where it leaves none, the sum decides, and becomes the bound.
+The row has a bound: no more permits are held. A grant raises it; no release lowers it, since that would wait for the
+row. While the bound leaves room nothing is summed; where it leaves none, the sum decides, and becomes the bound.
 """
 
 from __future__ import annotations
