@@ -16,6 +16,7 @@ A pattern that captures makes a :class:`CaptureSpec` of what it wants; the rest 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 from sqlalchemy import inspect, select, update
@@ -60,7 +61,8 @@ class CaptureImpl(OperationImpl):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        self._specs: dict[BuildContext, CaptureSpec] = {}
+        #: what ``build_spec`` returns, built once per context
+        self.spec: Callable[[BuildContext], CaptureSpec] = cache(self.build_spec)
         self._loading: dict[tuple[BuildContext, bool], Any] = {}
         self._steps: dict[BuildContext, tuple[Any, Any]] = {}
         self._reading: dict[tuple[BuildContext, bool], Any] = {}
@@ -68,12 +70,6 @@ class CaptureImpl(OperationImpl):
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         """Build the specification of what is captured, with the tables of a build context."""
         raise NotImplementedError
-
-    def spec(self, context: BuildContext) -> CaptureSpec:
-        """Return what ``build_spec`` returns, built once per context."""
-        if context not in self._specs:
-            self._specs[context] = self.build_spec(context)
-        return self._specs[context]
 
     def build(self, context: BuildContext) -> Executable | None:
         return self._statement(context, self.spec(context))
@@ -102,11 +98,6 @@ class CaptureImpl(OperationImpl):
         if context.backend.update_returning:
             return "where the rows to delete are searched first"
         return "which can't return the rows that it updates"
-
-    def check_connection(self, execution: Execution) -> None:
-        super().check_connection(execution)
-        if self.statement(execution.context) is None and execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
 
     def run(self, execution: Execution) -> Any:
         spec = self.spec(execution.context)
@@ -185,6 +176,8 @@ class CaptureImpl(OperationImpl):
 
     def _in_steps(self, execution: Execution, spec: CaptureSpec) -> Keys:
         """Lock the rows, then change them by primary key; return the keys in order."""
+        if execution.backend.autocommit(execution.connection):
+            raise execution.backend.refuse_autocommit(self.name)
         if execution.context not in self._steps:
             locking = _select(execution, spec, (), locks=execution.backend.row_locks)
             self._steps[execution.context] = locking, _changing(spec).where(where_keys(spec.table))

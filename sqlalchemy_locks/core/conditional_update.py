@@ -16,7 +16,7 @@ from typing import Any, cast
 from sqlalchemy import Select, Update, and_, func, or_, select, true, update
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, fetch_one
 from sqlalchemy_locks.core.roles import (
     ID_PARAM,
     NONCE_PARAM,
@@ -77,14 +77,12 @@ class ConditionalUpdate(OperationImpl):
         """Return what the UPDATE sets, the version of a mapped class included."""
         return self.changes(columns) | self.mapping.version_bump()
 
-    def check_connection(self, execution: Execution) -> None:
-        if not self.mapping.unique and execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
-
     def route(self) -> dict[str, Any]:
         return self.mapping.route()
 
     def run(self, execution: Execution) -> Any:
+        if not self.mapping.unique and execution.backend.autocommit(execution.connection):
+            raise execution.backend.refuse_autocommit(self.name)
         started, wait = time.monotonic(), execution.wait
         row: Any = None
         for _ in range(_MAX_TRIES):
@@ -304,7 +302,7 @@ class ConditionalAcquire(ConditionalUpdate):
         if not self.returns_token:
             return execution.by_cursor(statement, values, _rowcount, plain=plain) > 0
         if execution.backend.update_returning:
-            row = execution.by_cursor(statement, values, _fetch_one, plain=plain)
+            row = execution.by_cursor(statement, values, fetch_one, plain=plain)
             return None if row is None else row[0]
         changed, token = execution.by_cursor(statement, values, _rowcount_and_id, plain=plain)
         return token if changed else None
@@ -316,7 +314,3 @@ class ConditionalAcquire(ConditionalUpdate):
                 raise OutcomeUnknown(f"{self.name}: acquired, but the reply was lost and it has since been released")
             return row.fence if self.returns_token else True
         return self.refused
-
-
-def _fetch_one(cursor: Any) -> Any:
-    return cursor.fetchone()

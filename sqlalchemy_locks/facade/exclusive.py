@@ -24,11 +24,10 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import lock
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.execution import installation
-from sqlalchemy_locks.core.operation import Operation
+from sqlalchemy_locks.core.operation import Execution, Operation, installation
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connected, has_room
+from sqlalchemy_locks.dialects.connections import connect, connected, has_room
 from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock.key_holders import holders_now
@@ -258,31 +257,28 @@ class ExclusiveBlock:
     def _queue_and_acquire(self, one_lock: bool, started: float) -> Held:
         """Wait in the queue of this process for the first key, then in the database."""
         deadline = None if self._timeout is None else started + self._timeout
-        # sharers don't wait for one another, unless all keys are one lock; and timeout=0 doesn't wait
-        if (self._shared and not one_lock) or self._timeout == 0:
-            return self._acquire(deadline, None)
-        engine = self._locks._engine
-        # the options decide in which table the key is
-        where = installation(engine) if engine.get_execution_options() else None
-        first = 0 if one_lock else next(iter(self._names))
-        ticket = local_queues(engine.dialect).ticket(("key", where, first))
-        try:
-            if not ticket.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                raise self._timed_out(self._holders_now())
-            return self._acquire(deadline, ticket)
-        finally:
-            ticket.leave()
-
-    def _acquire(self, deadline: float | None, ticket: Ticket | None) -> Held:
-        locks = self._locks
+        engine, sleep, ticket = self._locks._engine, self._locks._sleep, None
 
         def on_retry(error: BaseException, count: int) -> None:
             self._emit("retried", error=error, count=count)
 
-        held = None
-        while held is None:
-            held = retried(partial(self._attempt, deadline, ticket), locks._engine, locks._sleep, on_retry=on_retry)
-        return held
+        try:
+            # sharers don't wait for one another, unless all keys are one lock; and timeout=0 doesn't wait
+            if (one_lock or not self._shared) and self._timeout != 0:
+                # the options decide in which table the key is
+                where = installation(engine) if engine.get_execution_options() else None
+                first = 0 if one_lock else next(iter(self._names))
+                ticket = local_queues(engine.dialect).ticket(("key", where, first))
+                if not ticket.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    raise self._timed_out(self._holders_now())
+            held = None
+            while held is None:
+                held = retried(partial(self._attempt, deadline, ticket), engine, sleep, on_retry=on_retry)
+            return held
+        except BaseException:
+            if ticket is not None:
+                ticket.leave()
+            raise
 
     def _attempt(self, deadline: float | None, ticket: Ticket | None) -> Held | None:
         """Acquire the keys in a new transaction.
@@ -290,9 +286,9 @@ class ExclusiveBlock:
         :return: ``None`` when a limit that the database sets itself ended the wait, and the caller set none.
         :raises LockTimeout: when the caller's has ended. :raises PoolTimeout: when no connection was free until then.
         """
-        locks, short = self._locks, ShortTransaction(self._locks._engine)
+        locks, engine = self._locks, self._locks._engine
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        short.check_out(left)
+        short = ShortTransaction(engine, connect(engine, left))
         # Setting the level takes about a round trip's time, and most apps run at READ COMMITTED. Where the server
         # refuses another level, it is set from the first refusal on.
         keep_isolation = short.backend.refuses_stale_snapshots and not locks._sets_isolation
@@ -328,12 +324,12 @@ class ExclusiveBlock:
         if left is not None and left <= 0:
             # a free key is acquired, however late this is
             operation = lock.try_shared(key) if self._shared else lock.try_exclusive(key)
-            if not operation.value(short.connection, {}):
+            if not Execution(short.connection, operation, {}).value():
                 raise LockTimeout(f"the key {key} is locked")
             return
         operation = lock.shared(key) if self._shared else lock.exclusive(key)
         try:
-            operation.value(short.connection, {} if left is None else {"locks_wait": left})
+            Execution(short.connection, operation, {} if left is None else {"locks_wait": left}).value()
         except DriverTimeout as error:
             raise LockTimeout("the driver's own limit of a statement ended the wait for the lock") from error
 

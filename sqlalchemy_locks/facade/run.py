@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
-from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, listed, translated
-from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect, return_to_pool
 from sqlalchemy_locks.errors import (
@@ -89,10 +87,16 @@ class OperationRunner:
     def _attempt(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool, short: bool) -> Any:
         began, impl = time.monotonic(), operation._impl
         entities = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
-        connection = self._check_out(operation, 0 if repeatable else _MAX_STALE)
+        within, stale = operation._execution_options.get("locks_checkout"), 0 if repeatable else _MAX_STALE
+        connection = connect(self._engine, within)
         finished, committed = True, False
         try:
             execution = Execution(connection, operation, options)
+            while stale and execution.backend.server_closed(connection):
+                connection.invalidate()  # nothing was sent yet, and so nothing is lost
+                return_to_pool(connection)
+                connection, stale = connect(self._engine, within), stale - 1
+                execution = Execution(connection, operation, options)
             deadline = None if execution.wait is None else began + execution.wait
             if not short and not entities and impl.statement(execution.context) is not None:
                 # a wait that is not sent along is set before the statement, and restored after it
@@ -107,21 +111,6 @@ class OperationRunner:
                 return_to_pool(connection, committed=committed)
         transaction = ShortTransaction(self._engine, connection)
         return self._run_in_transaction(transaction, operation, options, deadline, entities)
-
-    def _check_out(self, operation: Operation[Any], stale: int) -> Connection:
-        """Check a connection out, replacing as many as ``stale`` that the server is known to have closed."""
-        within = operation._execution_options.get("locks_checkout")
-        while True:
-            connection = connect(self._engine, within)
-            try:
-                if not stale or not backend_for(connection.dialect).server_closed(connection):
-                    return connection
-                connection.invalidate()  # nothing was sent yet, and so nothing is lost
-            except BaseException:
-                return_to_pool(connection)
-                raise
-            return_to_pool(connection)
-            stale -= 1
 
     def _run_in_transaction(
         self,
@@ -144,7 +133,7 @@ class OperationRunner:
             if entities:
                 value = self._entities(transaction, operation, options)
             else:
-                value = operation.value(transaction.connection, options)
+                value = Execution(transaction.connection, operation, options).value()
         except BaseException:
             transaction.abandon()
             raise

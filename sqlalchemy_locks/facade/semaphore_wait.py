@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks.core.operation import Operation, fresh_nonce
+from sqlalchemy_locks.core.operation import Execution, Operation, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import has_room
+from sqlalchemy_locks.dialects.connections import connect, has_room
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockTimeout,
@@ -278,10 +278,10 @@ class SemaphoreWaiter:
         """As :meth:`_wait_in_queue`, at the head of the server's queue, on the connection that is there."""
         backoff, options = Backoff(0.0003), {"locks_nonce": fresh_nonce(), "locks_wait": ROW_TIMEOUT}
         while True:
-            exhausted = self._exhausted_in(availability(self._request).value(short.connection, {}))
+            exhausted = self._exhausted_in(Execution(short.connection, availability(self._request), {}).value())
             if not exhausted:
                 self.asked_at = clock()
-                grant = self._refuse_ended(self._request.value(short.connection, options))
+                grant = self._refuse_ended(Execution(short.connection, self._request, options).value())
                 if grant.acquired:
                     self._unanswered = True
                     try:
@@ -339,15 +339,14 @@ class SemaphoreWaiter:
                 self._semaphores.run(availability(self._request).execution_options(locks_checkout=self._left()))
             )
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
-        short = ShortTransaction(self._engine)
-        short.check_out(self._left())
+        short = ShortTransaction(self._engine, connect(self._engine, self._left()))
         try:
             try:
                 short.begin(writes=False, wait=self._row_timeout())
             except LockTimeout:
                 self._busy = True
                 return [name]
-            return self._exhausted_in(availability(self._request).value(short.connection, {}))
+            return self._exhausted_in(Execution(short.connection, availability(self._request), {}).value())
         finally:
             short.abandon()
 

@@ -17,8 +17,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.execution import installation
-from sqlalchemy_locks.core.operation import Operation, fresh_nonce
+from sqlalchemy_locks.core.operation import Operation, fresh_nonce, installation
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter

@@ -6,7 +6,7 @@ Each statement compares ``(internal_id, claim)``: a job that has another owner b
 from __future__ import annotations
 
 from copy import copy
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -61,7 +61,7 @@ class UpdateOwnedJobs(JobOperation):
     def skip_locked(self) -> Self:
         """The same operation, skipping locked rows."""
         twin = copy(self)
-        twin.skips_locked, twin._built, twin._steps = True, {}, {}
+        twin.skips_locked, twin.statement, twin._steps = True, cache(twin.build), {}
         return twin
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:

@@ -114,16 +114,6 @@ class Enqueue(JobOperation):
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "where the driver is passed one row after another"
 
-    def check_connection(self, execution: Execution) -> None:
-        super().check_connection(execution)
-        if self.unique and self.statement(execution.context) is None:
-            if not execution.backend.transaction_begun(execution.connection):
-                with execution.waiting():
-                    execution.take_write_lock(self.jobs.at(execution.context).table)
-            begun = execution.backend.transaction_begun(execution.connection)
-            if not begun or execution.backend.autocommit(execution.connection):
-                raise execution.backend.refuse_autocommit("Queue.put(unique=)")
-
     def _common(self, at: RoleColumns) -> dict[Any, Any]:
         """Return the columns whose value all jobs of a batch share."""
         run_at: Any = {
@@ -140,7 +130,8 @@ class Enqueue(JobOperation):
 
     def run(self, execution: Execution) -> Any:
         common = execution.values.copy()
-        payloads = self._serialized(execution, common.pop("locks_payloads"))
+        statement = self.statement(execution.context)
+        payloads = self._serialized(execution, common.pop("locks_payloads"), in_rows=statement is None)
         # random ids: others at each execution, and the same ones where one and the same call is retried
         ids: Sequence[UUID] = common.pop(IDS) or [
             UUID(bytes=hashlib.sha256(f"{execution.nonce}:{number}".encode()).digest()[:16], version=4)
@@ -153,9 +144,10 @@ class Enqueue(JobOperation):
             jobs.sort(key=lambda job: job[0].bytes)
         elif self.unique:
             jobs.sort(key=lambda job: job[2])
-        statement = self.statement(execution.context)
         with execution.waiting() if self.unique else contextlib.nullcontext():
             if statement is None:
+                if self.unique:
+                    self._begin(execution)
                 found = self._insert_rows(execution, common, jobs)
             else:
                 parts = [
@@ -170,7 +162,15 @@ class Enqueue(JobOperation):
         named = [(found.get(key, id),) for id, key in zip(ids, keys, strict=True)]
         return IteratorResult(SimpleResultMetaData(["external_id"]), iter(named))
 
-    def _serialized(self, execution: Execution, payloads: Sequence[Any]) -> Sequence[Any]:
+    def _begin(self, execution: Execution) -> None:
+        """Begin SQLite's transaction by taking its write lock, and refuse a connection in autocommit."""
+        if not execution.backend.transaction_begun(execution.connection):
+            execution.take_write_lock(self.jobs.at(execution.context).table)
+        begun = execution.backend.transaction_begun(execution.connection)
+        if not begun or execution.backend.autocommit(execution.connection):
+            raise execution.backend.refuse_autocommit("Queue.put(unique=)")
+
+    def _serialized(self, execution: Execution, payloads: Sequence[Any], *, in_rows: bool) -> Sequence[Any]:
         """Return the payloads as the texts that are sent.
 
         A payload is serialized here and not by SQLAlchemy, since its text is checked before any SQL; only for a column
@@ -180,7 +180,7 @@ class Enqueue(JobOperation):
         """
         dialect = execution.connection.dialect
         serialize = getattr(dialect, "_json_serializer", None) or json.dumps
-        if self.statement(execution.context) is None:
+        if in_rows:
             of_column = self.jobs.at(execution.context).payload.type
             if not isinstance(of_column, JSON):
                 return payloads

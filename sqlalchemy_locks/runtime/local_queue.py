@@ -37,11 +37,12 @@ class LocalQueues:
 
     def ticket(self, key: Any) -> Ticket:
         """Return a ticket for the queue of a key; it takes its position with the first :meth:`Ticket.wait`."""
-        return Ticket(self, (key, self._loop()))
+        # a future wakes tasks of its own event loop only
+        return Ticket(self, (key, asyncio.get_running_loop() if self.asynchronous else None))
 
     def first_occupied(self, keys: Iterable[Any]) -> Any:
         """Return the first of the keys whose queue has a ticket in it, or ``None``."""
-        loop = self._loop()
+        loop = asyncio.get_running_loop() if self.asynchronous else None
         for key in keys:
             if (key, loop) in self.front:
                 return key
@@ -61,10 +62,6 @@ class LocalQueues:
         finally:
             with self.guard:
                 self.waiting_connections -= spare
-
-    def _loop(self) -> Any:
-        # a future wakes tasks of its own event loop only
-        return asyncio.get_running_loop() if self.asynchronous else None
 
 
 class Ticket:

@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks.core.execution import build_context
+from sqlalchemy_locks.core.operation import build_context
 
 
 class _ThreadToken:

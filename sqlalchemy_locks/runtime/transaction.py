@@ -59,7 +59,7 @@ class ShortTransaction:
     transaction: RootTransaction
 
     def __init__(self, engine: Engine, connection: Connection | None = None) -> None:
-        """:param connection: checked out of the engine's pool; without it :meth:`check_out` does so."""
+        """:param connection: checked out of the engine's pool; without it :meth:`open` does so."""
         self.engine = engine
         if connection is not None:
             self.connection, self.backend = connection, backend_for(connection.dialect)
@@ -83,23 +83,20 @@ class ShortTransaction:
         self._process = os.getpid()
 
     def open(self, *, writes: bool = True, wait: float | None = None, within: float | None = None) -> None:
-        """Check a connection out, and begin; see :meth:`check_out` and :meth:`begin`."""
-        self.check_out(within)
-        try:
-            self.begin(writes=writes, wait=wait)
-        except BaseException:
-            self.abandon()
-            raise
+        """Check a connection out, and begin.
 
-    def check_out(self, within: float | None = None) -> None:
-        """Check a connection out.
-
+        :param writes: and ``wait``: as :meth:`begin`.
         :param within: how long to wait for a free connection of the pool, in seconds; without it the pool's own limit.
         :raises PoolTimeout: when none was free in time.
         """
         self.connection = connect(self.engine, within)
         # certain only now: a mysql:// URL may lead to MariaDB
         self.backend = backend_for(self.connection.dialect)
+        try:
+            self.begin(writes=writes, wait=wait)
+        except BaseException:
+            self.abandon()
+            raise
 
     def begin(self, *, writes: bool = True, keep_isolation: bool = False, wait: float | None = None) -> None:
         """Begin on the connection.

@@ -18,7 +18,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, side_connection
+from sqlalchemy_locks.core.operation import (
+    BuildContext,
+    Execution,
+    Operation,
+    OperationImpl,
+    fetch_one,
+    side_connection,
+)
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.semaphore.statements import statements
 from sqlalchemy_locks.sql.elements import LockFunction, ReadCommitted
@@ -55,14 +62,6 @@ class SemaphoreImpl(OperationImpl):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True  # run again, it finds what it did
 
-    def check_connection(self, execution: Execution) -> None:
-        if (
-            self.writes
-            and self.statement(execution.context) is None
-            and execution.backend.autocommit(execution.connection)
-        ):
-            raise self._refuse_autocommit(execution)
-
     def _refuse_autocommit(self, execution: Execution) -> Unsupported:
         return Unsupported(
             f"{self.name} is several statements on {execution.backend.name}, which must be one transaction, and this "
@@ -74,8 +73,10 @@ class SemaphoreImpl(OperationImpl):
         if statement is not None:
             wait = None if execution.wait is None else execution.backend.wait_value(execution.wait)
             return self.answer(
-                execution, execution.by_cursor(statement, {**execution.values, "lock_wait": wait}, _first)
+                execution, execution.by_cursor(statement, {**execution.values, "lock_wait": wait}, fetch_one)
             )
+        if self.writes and execution.backend.autocommit(execution.connection):
+            raise self._refuse_autocommit(execution)
         with execution.waiting():
             if self.writes and execution.backend.single_writer:
                 self._lock_file(execution)
@@ -97,10 +98,6 @@ class SemaphoreImpl(OperationImpl):
             execution.take_write_lock(execution.context.tables.semaphore)
         if not execution.backend.transaction_begun(execution.connection):
             raise self._refuse_autocommit(execution)
-
-
-def _first(cursor: Any) -> Any:
-    return cursor.fetchone()
 
 
 def lock_semaphore(execution: Execution, sql: Any, name: str) -> Any:

@@ -58,7 +58,7 @@ class WorkerDatabase:
                             return execution.value()
             with transaction(engine) as short:
                 self._connection = short.connection
-                return operation.value(short.connection, {})
+                return Execution(short.connection, operation, {}).value()
 
         def pause(delay: float) -> None:
             self.retried = True

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, event
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.execution import installation
+from sqlalchemy_locks.core.operation import installation
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.facade import semaphore_wait as waits
 from sqlalchemy_locks.runtime.local_queue import local_queues

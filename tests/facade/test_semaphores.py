@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, Text, create_engine, insert, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.execution import installation
+from sqlalchemy_locks.core.operation import installation
 from sqlalchemy_locks.runtime.local_queue import LocalQueues, local_queues
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, installed, later, until

@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core import execution
 from tests.conftest import PLAIN
 from tests.fixtures.library import ABSENT, STOCK, Base, Customer, Engineer, Manager, Order, Person, fill
 from tests.fixtures.parties import PATIENCE, Watch, async_connected, connected, later, seen, until
@@ -334,7 +333,7 @@ def test_next_attempt_waits_for_the_rest_of_locks_wait(
 def test_row_that_is_replaced_repeatedly_times_out(
     kept: Callable[..., Engine], watch: Callable[[str], Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "_MAX_REPLACED", 2)
+    monkeypatch.setattr("sqlalchemy_locks.core.operation._MAX_REPLACED", 2)
     refused, _ = replaced_while(watch, kept("postgresql15"), 2)
     assert isinstance(refused, sl.LockTimeout)
     assert str(refused) == "the row 2 of Customer was replaced each time that it was waited for: nothing was locked"
