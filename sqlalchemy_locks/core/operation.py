@@ -43,10 +43,8 @@ from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.connections import (
     StatementForm,
-    cursor_with_events,
     driver_calls,
-    driver_cursor,
-    raise_translated,
+    execute_by_cursor,
     statement_form,
 )
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
@@ -478,53 +476,26 @@ class Execution:
         how = statement_form(connection) if plain and not self.schema_translated else StatementForm.CONSTRUCT
         if how is StatementForm.CONSTRUCT:
             return read(self.execute(statement, values))
-        own = how <= StatementForm.CURSOR_EVENTS and (self.in_autocommit or connection.in_transaction())
-        send = partial(self._by_cursor, how) if own else self._by_text
-        if self.first_writes:
-            return self.backend.take_write_lock(connection, lambda: send(statement, values, read))
-        return send(statement, values, read)
-
-    def _compiled(self, statement: Executable, values: Mapping[str, Any]) -> tuple[str, Any]:
-        """Return the SQL of a statement, and its parameters as the driver takes them."""
         compiled = self.cache.compiled.get(statement)
         if compiled is None:
-            made: Any = statement.compile(dialect=self.connection.dialect)  # type: ignore[attr-defined]
+            made: Any = statement.compile(dialect=connection.dialect)  # type: ignore[attr-defined]
             compiled = made.string, made.params, made.positiontup if made.positional else None
             self.cache.compiled[statement] = compiled
         sql, given, names = compiled
         named = {**given, **values}
-        return sql, named if names is None else tuple(named[name] for name in names)
-
-    def _by_text(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]) -> T:
-        sql, parameters = self._compiled(statement, values)
-        with translated(self.backend, self.operation._impl.needs_installation):
-            return read(self.connection.exec_driver_sql(sql, parameters, execution_options=self.options))
-
-    def _by_cursor(
-        self, how: StatementForm, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T]
-    ) -> T:
-        connection: Any = self.connection
-        sql, parameters = self._compiled(statement, values)
-        cursor = None
-        if how is StatementForm.CURSOR_EVENTS:
-            with translated(self.backend, self.operation._impl.needs_installation):
-                cursor = cursor_with_events(connection, sql, parameters, self.options)
+        parameters: Any = named if names is None else tuple([named[name] for name in names])
+        if how <= StatementForm.CURSOR_EVENTS and (self.in_autocommit or connection.in_transaction()):
+            send = partial(execute_by_cursor, connection, how, sql, parameters, self.options, read)
+        else:
+            send = partial(self._by_text, sql, parameters, read)
         try:
-            if cursor is None:
-                cursor = driver_cursor(connection)
-                cursor.execute(sql, parameters)
-            found = read(cursor)
-        except BaseException as error:
+            return self.backend.take_write_lock(connection, send) if self.first_writes else send()
+        except DBAPIError:
             with translated(self.backend, self.operation._impl.needs_installation):
-                if isinstance(error, connection.dialect.loaded_dbapi.Error):
-                    raise_translated(connection, error, sql, parameters, cursor)
-                connection.invalidate(error)  # the server's reply would be read as the next statement's
                 raise
-        try:
-            cursor.close()
-        except Exception as error:
-            connection.invalidate(error)  # the answer has been read
-        return found
+
+    def _by_text(self, sql: str, parameters: Any, read: Callable[[Any], T]) -> T:
+        return read(self.connection.exec_driver_sql(sql, parameters, execution_options=self.options))
 
 
 def fresh_nonce() -> str:

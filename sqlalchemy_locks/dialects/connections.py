@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
@@ -26,6 +26,8 @@ from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util.queue import Empty
 
 from sqlalchemy_locks.errors import PoolTimeout
+
+T = TypeVar("T")
 
 
 def raise_translated(
@@ -52,18 +54,6 @@ def driver_calls(connection: Connection) -> Iterator[None]:
         yield
     except connection.dialect.loaded_dbapi.Error as error:
         raise_translated(connection, error)
-
-
-def driver_cursor(connection: Connection) -> Any:
-    """Return a cursor of the driver's.
-
-    With asyncpg it prepares a statement again that was prepared before a change of the schema was noticed.
-    """
-    cursor: Any = connection.connection.cursor()
-    noticed = getattr(connection.dialect, "_invalidate_schema_cache_asof", None)
-    if noticed is not None:
-        cursor._invalidate_schema_cache_asof = noticed
-    return cursor
 
 
 def on_driver_error(connection: Connection, listener: Callable[[BaseException], object]) -> None:
@@ -191,7 +181,7 @@ class StatementForm(IntEnum):
 
     #: nothing sees it: the driver's own cursor suffices
     DRIVER_CALL = 0
-    #: listeners of the cursor's events see it: :func:`cursor_with_events`
+    #: listeners of the cursor's events see it: :func:`execute_by_cursor`
     CURSOR_EVENTS = 1
     #: the text that is sent
     TEXT = 2
@@ -223,7 +213,45 @@ def statement_form(connection: Connection) -> StatementForm:
     return StatementForm.TEXT if private._echo or private._nested_transaction is not None else form
 
 
-def cursor_with_events(connection: Connection, sql: str, parameters: Any, options: Mapping[str, Any]) -> Any:
+def execute_by_cursor(
+    connection: Connection,
+    how: StatementForm,
+    sql: str,
+    parameters: Any,
+    options: Mapping[str, Any],
+    read: Callable[[Any], T],
+) -> T:
+    """Execute a text on a cursor of the driver's, and return what ``read`` takes from it.
+
+    :param how: whether the listeners of the cursor's events are called.
+    :param parameters: as the driver takes them.
+    :raises DBAPIError: as SQLAlchemy raises the driver's errors.
+    """
+    cursor: Any = None
+    if how is StatementForm.CURSOR_EVENTS:
+        cursor = _cursor_with_events(connection, sql, parameters, options)
+    try:
+        if cursor is None:
+            cursor = connection.connection.cursor()
+            # with asyncpg, what was prepared before a change of the schema was noticed is prepared again
+            noticed = getattr(connection.dialect, "_invalidate_schema_cache_asof", None)
+            if noticed is not None:
+                cursor._invalidate_schema_cache_asof = noticed
+            cursor.execute(sql, parameters)
+        found = read(cursor)
+    except BaseException as error:
+        if isinstance(error, connection.dialect.loaded_dbapi.Error):
+            raise_translated(connection, error, sql, parameters, cursor)
+        connection.invalidate(error)  # the server's reply would be read as the next statement's
+        raise
+    try:
+        cursor.close()
+    except Exception as error:
+        connection.invalidate(error)  # the answer has been read
+    return found
+
+
+def _cursor_with_events(connection: Connection, sql: str, parameters: Any, options: Mapping[str, Any]) -> Any:
     """Execute a text on a cursor of the driver's, and call the listeners of the cursor's events.
 
     SQLAlchemy executes defaults of columns in this way; its ``exec_driver_sql`` costs as much again as the cursor.
