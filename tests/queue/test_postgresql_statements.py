@@ -129,7 +129,7 @@ def test_capture_sees_changes_made_before_its_lock(
     held_up = sl.Queue()
     take = held_up._capture
     chosen = take.build_spec
-    take.build_spec = lambda context: replace(chosen(context), where=(*chosen(context).where, paused()))  # type: ignore[method-assign]
+    take.spec = lambda context: replace(chosen(context), where=(*chosen(context).where, paused()))
     watch = Watch(servers, name)
 
     def capture() -> list[Any]:
