@@ -82,7 +82,7 @@ def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypa
     assert place.run(episode).violations == []
     both = threading.Barrier(2)
     real: Any = ExclusiveBlock._acquire_key
-    monkeypatch.setattr(ExclusiveBlock, "_queue_and_acquire", lambda self, *_: self._acquire(None, None))
+    monkeypatch.setattr(ExclusiveBlock, "_queue_and_acquire", lambda self, *_: self._attempt(None, None))
     monkeypatch.setattr(ExclusiveBlock, "_acquire_key", lambda self, short, key, deadline: both.wait(PATIENCE))
     # a busy machine may let one block end before the other goes on
     outcomes = (place.run(episode) for _ in range(100))
