@@ -542,7 +542,7 @@ def side_connection(execution: Execution, *, within: float | None = None) -> Ite
                     **{**execution.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
                 )
             connection.detach()  # else the pool resets the isolation level, and raises the driver's error untranslated
-            execution.backend.limit_table_waits(connection, within)
+            execution.backend.limit_table_waits(connection, within, execution.connection)
             yield connection
     finally:
         aside.dispose()

@@ -312,10 +312,10 @@ class Backend:
         raise NotImplementedError
         yield
 
-    def limit_table_waits(self, connection: Connection, seconds: float | None) -> None:
+    def limit_table_waits(self, connection: Connection, seconds: float | None, caller: Connection) -> None:
         """Limit, for the rest of a connection's life, how long it waits for a table that another session alters.
 
-        :param seconds: the longest wait; ``None`` for the limit of a wait for a row.
+        :param seconds: the longest wait; ``None`` for the limit that ``caller`` has for a row.
         """
         raise NotImplementedError
 

@@ -266,7 +266,8 @@ class MySQL(Backend):
         return _errno(error) in (1317, 3024, 1969)
 
     def wait_value(self, seconds: float) -> int:
-        return max(1, math.ceil(min(seconds, 1073741824)))  # InnoDB waits in whole seconds
+        # InnoDB waits in whole seconds; in a strict sql_mode MariaDB refuses more than three years
+        return max(1, math.ceil(min(seconds, 100_000_000)))
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
@@ -277,8 +278,11 @@ class MySQL(Backend):
             if not connection.invalidated:
                 connection.execute(_RESTORE)
 
-    def limit_table_waits(self, connection: Connection, seconds: float | None) -> None:
-        limit = "@@session.innodb_lock_wait_timeout" if seconds is None else self.wait_value(seconds)
+    def limit_table_waits(self, connection: Connection, seconds: float | None, caller: Connection) -> None:
+        if seconds is None:
+            seconds = float(caller.exec_driver_sql("SELECT @@session.innodb_lock_wait_timeout").scalar_one())
+        # more than a year is refused in a strict sql_mode
+        limit = min(31_536_000, self.wait_value(seconds))
         connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {limit}")
 
 

@@ -144,7 +144,7 @@ def _acquire_by_guarded_insert(execution: Execution, key: int, shared: bool) -> 
                 if rows is not None:
                     return rows
             else:
-                state = ensure_row(execution, key, may_insert=guarded)
+                state = ensure_row(execution, key, may_insert=guarded, within=execution.wait)
         inserted += state is RowState.INSERTED
         guard_timeouts += not guarded
         if state is RowState.UNCOMMITTED:
@@ -204,7 +204,7 @@ def _insert_nowait(execution: Execution, key: int, shared: bool) -> int | None:
 
 
 def _try_acquire(execution: Execution, key: int, shared: bool) -> bool:
-    """Lock the key if it is free; never wait."""
+    """Lock the key if it is free; never wait, or a second for a table that another session alters."""
     if execution.backend.bounded_insert:
         return _insert_nowait(execution, key, shared) is not None
     table = execution.context.tables.locked_keys
@@ -215,7 +215,7 @@ def _try_acquire(execution: Execution, key: int, shared: bool) -> bool:
             if execution.read_committed or at_read_committed:
                 # a transaction that has the guard is inserting the row, to hold it
                 return guarded and _lock_or_insert(execution, key, shared, tries=True) is not None
-            state = ensure_row(execution, key, may_insert=guarded)
+            state = ensure_row(execution, key, may_insert=guarded, within=1)
             if state is RowState.ABSENT:
                 return False
             locked = _lock_row_at_any_level(execution, key, shared)

@@ -52,15 +52,17 @@ class RowState(Enum):
     COMMITTED = "committed before"
 
 
-def ensure_row(execution: Execution, key: int, *, may_insert: bool) -> RowState:
+def ensure_row(execution: Execution, key: int, *, may_insert: bool, within: float | None) -> RowState:
     """Insert a key's row if it is absent, and commit it.
 
     On a side connection: above READ COMMITTED the transaction's own read of an absent row would lock the gap, and its
     own first row could be rolled back under the transactions that wait for it.
+
+    :param within: how long to wait for the table, in seconds, where another session alters it.
     """
     exists, lock_nowait, _, insert = _row_statements(execution.context.tables.locked_keys)
     values = {"lock_key": key}
-    with _read_committed_connection(execution) as connection:
+    with _read_committed_connection(execution, within) as connection:
         # without a lock where that suffices: this connection's must not block the transaction's own
         if connection.execute(exists, values, execution_options=execution.options).first() is not None:
             return RowState.COMMITTED
@@ -91,7 +93,7 @@ def wait_for_inserter(execution: Execution, key: int) -> bool:
     """
     exists, _, lock, _ = _row_statements(execution.context.tables.locked_keys)
     values = {"lock_key": key}
-    with _read_committed_connection(execution) as connection:
+    with _read_committed_connection(execution, execution.wait) as connection:
         if connection.execute(exists, values, execution_options=execution.options).first() is not None:
             return True
         bounded = (
@@ -104,9 +106,9 @@ def wait_for_inserter(execution: Execution, key: int) -> bool:
 
 
 @contextlib.contextmanager
-def _read_committed_connection(execution: Execution) -> Iterator[Connection]:
+def _read_committed_connection(execution: Execution, within: float | None) -> Iterator[Connection]:
     """A side connection that locks no gap, not even while a statement runs."""
-    with side_connection(execution, within=execution.wait) as connection:
+    with side_connection(execution, within=within) as connection:
         connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         yield connection
 

@@ -6,7 +6,7 @@ and it is summed again. A grant raises the fences, so that a snapshot from befor
 denial leaves no trace.
 
 The row has a bound: no more permits are held. A grant raises it; no release lowers it, since that would wait for the
-row. While the bound leaves room nothing is summed; where it leaves none, the sum decides, and becomes the bound.
+row. Where it leaves room nothing needs to be summed; where it leaves none, the sum decides, and becomes the bound.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from sqlalchemy_locks.semaphore.base import (
     permit_count,
     read_current_usage,
     read_usage,
+    reads_snapshot,
 )
 from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
 from sqlalchemy_locks.sql.clock import utc
@@ -147,18 +148,24 @@ class AcquirePermits(SemaphoreImpl):
             sums, now, began = Usage(bounds, None, None)
         else:
             sums, now, began = read_usage(execution, sql, rows, request)
-            sums = {semaphore: min(used, bounds[semaphore]) for semaphore, used in sums.items()}
+            if reads_snapshot(execution):
+                # no other caller relies on it: a sum of READ UNCOMMITTED, which may be hidden, is too low
+                sums = {semaphore: min(used, bounds[semaphore]) for semaphore, used in sums.items()}
+            else:
+                bounds = dict(sums)
         exhausted = []
         for (name, count), row in zip(permits.items(), rows, strict=True):
             if sums[row.id] + count > row.capacity and may_have_room(execution, sql, row.id, row.capacity - count):
-                sums[row.id], now = read_current_usage(execution, sql, row)
+                bounds[row.id], now = read_current_usage(execution, sql, row)
+                sums[row.id] = bounds[row.id]
             if sums[row.id] + count > row.capacity:
                 exhausted.append(name)
         if exhausted:
             execution.execute(sql.forget, {"which": request})
             return _denied(execution, exhausted)
         for row, count in zip(rows, permits.values(), strict=True):
-            execution.execute(sql.bump, {"which": row.id, "used": int(sums[row.id]) + count})
+            bound = bounds[row.id] + count
+            execution.execute(sql.bump, {"which": row.id, "used": None if bound == math.inf else int(bound)})
             mark_changed(execution, row.id)
             permit = {"semaphore_id": row.id, "permit_request_id": request, "count": count}
             execution.execute(sql.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})

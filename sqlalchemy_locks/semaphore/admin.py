@@ -50,7 +50,10 @@ class CreateSemaphore(SemaphoreImpl):
                 # the row of a deleted semaphore keeps its fence, from which a new one of that name continues
                 values = {"which": row.id, "size": capacity, "first_use": on_demand}
                 semaphore = row.id if execution.execute(sql.revive, values).rowcount else None
-            elif on_demand or not row.on_demand or execution.execute(sql.keep, {"which": row.id}).rowcount:
+            elif on_demand or not row.on_demand:
+                return False
+            elif execution.execute(sql.keep, {"which": row.id}).rowcount:
+                mark_changed(execution, row.id)
                 return False
             if semaphore is not None:
                 mark_changed(execution, semaphore)
@@ -106,6 +109,7 @@ class ResizeSemaphore(SemaphoreImpl):
             record(execution, sql, row.id, row.capacity, capacity)
         elif row.on_demand:
             execution.execute(sql.keep, {"which": row.id})  # created explicitly from now on, though nothing has changed
+            mark_changed(execution, row.id)
         return int(row.capacity)
 
 

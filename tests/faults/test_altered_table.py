@@ -58,3 +58,24 @@ def test_new_key_times_out(engine_to: MakeEngine) -> None:
             with pytest.raises(sl.LockTimeout):
                 later(caller.execute, new_key).result(PATIENCE)
             caller.rollback()
+
+
+def test_try_of_new_key_is_refused(engine_to: MakeEngine) -> None:
+    engine = engine_to("mysql", isolation_level="REPEATABLE READ")
+    with engine.connect() as caller:
+        caller.execute(sl.lock.exclusive(unused()))
+        caller.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {2 * PATIENCE}")
+        with waiting_alter(engine, "lock_locked_keys"):
+            assert later(caller.scalar, sl.lock.try_exclusive(unused())).result(PATIENCE) is False
+            caller.rollback()
+
+
+def test_new_key_waits_as_long_as_the_caller_for_a_row(engine_to: MakeEngine) -> None:
+    engine = engine_to("mysql", isolation_level="REPEATABLE READ")
+    with engine.connect() as caller:
+        caller.execute(sl.lock.exclusive(unused()))
+        caller.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
+        with waiting_alter(engine, "lock_locked_keys"):
+            with pytest.raises(sl.LockTimeout):
+                later(caller.execute, sl.lock.exclusive(unused())).result(PATIENCE)
+            caller.rollback()

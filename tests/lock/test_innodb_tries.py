@@ -190,3 +190,13 @@ def test_neighbour_key_after_a_wait_for_a_deleted_row(
                 assert c.scalar(make(neighbour)) is not False
             c.rollback()
         assert c.scalar(sl.lock.try_exclusive(number)) is False
+
+
+@databases
+def test_longest_waits_in_a_strict_sql_mode(engine_to: MakeEngine, name: str) -> None:
+    """The server refuses a limit above its maximum there."""
+    engine = engine_to(name, isolation_level="REPEATABLE READ")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SET SESSION sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 100000000")
+        for wait in (None, 40_000_000, 2**31):
+            connection.execute(sl.lock.exclusive(unused()).execution_options(locks_wait=wait))

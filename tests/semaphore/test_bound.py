@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event, text
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.semaphores import EVERYWHERE, held, made, place, unused
+from tests.fixtures.semaphores import EVERYWHERE, INNODB, held, made, place, unused
 
 
 def bound_of(engine: Engine, name: str) -> int | None:
@@ -91,3 +91,22 @@ def test_held_permits_are_not_read_while_there_is_room(name: str, engine_to: Mak
         assert before == (connection.scalar(scans) if postgresql else None)
     assert not any("sum(" in statement for statement in sent)
     assert held(engine, sem) == 122
+
+
+@pytest.mark.parametrize("ttl", [None, 3600])
+@pytest.mark.parametrize("name", INNODB)
+def test_uncommitted_release_lowers_no_bound(name: str, ttl: float | None, engine_to: MakeEngine) -> None:
+    """A level that no variable shows: the transaction's own grant is legitimate, and misleads no other caller."""
+    engine = engine_to(name)
+    locks, sem = sl.Locks(engine), made(engine, 100)
+    big = locks.acquire({sem: 90})
+    locks.release(locks.acquire({sem: 10}))
+    with engine.connect() as releasing, engine.connect() as hidden:
+        releasing.execute(sl.semaphore.release(big))
+        hidden.execute(text("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED"))
+        assert hidden.scalar(sl.semaphore.acquire({sem: 1}, ttl=ttl))
+        hidden.commit()
+        releasing.rollback()
+    while locks.run(sl.semaphore.acquire({sem: 3})):
+        pass
+    assert held(engine, sem) == 100

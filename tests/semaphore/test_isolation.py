@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.semaphore.admin import create_for_lease
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, later
 from tests.fixtures.semaphores import INNODB, SERVERS, expire, held, made, place, unused
@@ -398,3 +399,28 @@ def test_ttl_counts_from_after_wait_for_release(name: str, engine_to: MakeEngine
         got = waiting.result(PATIENCE)
         assert got.expires_at.replace(tzinfo=None) - timedelta(seconds=60) >= after
         caller.commit()
+
+
+@pytest.mark.parametrize("change", ["create", "resize"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", PLACES)
+def test_grant_after_snapshot_is_counted_after_own_change(
+    name: str, level: str, change: str, engine_to: MakeEngine
+) -> None:
+    """The transaction keeps a lease's semaphore, and so sees its own version of the row beside older permits."""
+    engine, locks, sem = engine_to(name, isolation_level=level), sl.Locks(engine_to(name)), unused()
+    locks.run(create_for_lease(sem))
+    with engine.connect() as connection:
+        look(connection)
+        locks.acquire({sem: 1}, ttl=3600)
+        try:
+            connection.execute(getattr(sl.semaphore, change)(sem, 1))
+            with pytest.raises(sl.SemaphoreHeld):
+                connection.execute(sl.semaphore.delete(sem))
+            assert not connection.scalar(sl.semaphore.acquire({sem: 1}))
+        except DBAPIError as error:
+            if level == "READ COMMITTED" or not backend_for(connection.dialect).transient(error):
+                raise
+        else:
+            connection.commit()
+    assert held(engine, sem) == 1
