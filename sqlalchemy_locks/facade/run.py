@@ -56,6 +56,7 @@ class OperationRunner:
         :param nonce: identifies this call in all its attempts.
         :param short: in a short transaction, even where autocommit would be one round trip.
         :raises OutcomeUnknown: when it is not known whether it was done, and it can't be repeated.
+        :raises LockLost: when its transaction ended before COMMIT, at each attempt.
         """
         impl = operation._impl
         options: dict[str, Any] = {"locks_nonce": nonce}
@@ -82,7 +83,10 @@ class OperationRunner:
         def on_retry(error: BaseException, count: int) -> None:
             self._on_retry(operation.name, error, count)
 
-        return retried(attempt, self._engine, self._sleep, repeatable=repeatable, on_retry=on_retry)
+        try:
+            return retried(attempt, self._engine, self._sleep, repeatable=repeatable, on_retry=on_retry)
+        except NotCommitted as error:
+            raise LockLost(str(error)) from error
 
     def _attempt(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool, short: bool) -> Any:
         began, impl = time.monotonic(), operation._impl

@@ -1,4 +1,4 @@
-"""A block whose connection dies at the last statement before COMMIT: nothing of it is committed."""
+"""A connection that dies before COMMIT: nothing of the block, or of the operation, is committed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sqlalchemy import Engine, event, text
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import Watch, backend_statement, unused
+from tests.fixtures.semaphores import held, made
 
 SYNC = [("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")]
 LAST = "RELEASE SAVEPOINT sqlalchemy_locks"
@@ -41,7 +42,29 @@ def test_block_raises_lock_lost(engine_to: MakeEngine, watch: Callable[[str], Wa
     engine, watched = engine_to(name, driver), watch(name)
     with dying(engine, watched) as cut:
         with pytest.raises(sl.LockLost, match="nothing that was done in it is committed$") as raised:
-            with sl.Locks(engine).exclusive(unused()) as held:
-                mine = held.session.scalar(text(backend_statement(name)))
+            with sl.Locks(engine).exclusive(unused()) as lock:
+                mine = lock.session.scalar(text(backend_statement(name)))
     assert type(raised.value) is sl.LockLost
     assert cut == [mine]
+
+
+@pytest.mark.parametrize(("name", "driver"), SYNC)
+def test_operation_that_dies_at_each_attempt_raises_lock_lost(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str
+) -> None:
+    """Killed after its last statement: COMMIT is not sent, and nothing is granted."""
+    engine, watched, sem = engine_to(name, driver), watch(name), made(engine_to(name, driver), 1)
+    killed: list[int] = []
+
+    def after(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if statement.startswith("INSERT INTO lock_permit "):
+            killed.append(watched.backend(connection))
+            watched.kill(killed[-1])
+
+    event.listen(engine, "after_cursor_execute", after)
+    with pytest.raises(sl.LockLost, match="nothing that was done in it is committed$") as raised:
+        sl.Locks(engine).run(sl.semaphore.acquire({sem: 1}))
+    event.remove(engine, "after_cursor_execute", after)
+    assert type(raised.value) is sl.LockLost
+    assert len(killed) == len(set(killed)) == 4
+    assert held(engine, sem) == 0
