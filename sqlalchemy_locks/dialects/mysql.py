@@ -44,6 +44,7 @@ _MARKER = "sqlalchemy_locks"
 _WAIT = text(
     "SET @sqlalchemy_locks_wait = @@session.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :wait"
 )
+_ROW_WAIT = text("SELECT @@session.innodb_lock_wait_timeout")
 _RESTORE = text("SET SESSION innodb_lock_wait_timeout = @sqlalchemy_locks_wait")
 
 _QUEUE_NAME = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256)"
@@ -280,7 +281,7 @@ class MySQL(Backend):
 
     def limit_table_waits(self, connection: Connection, seconds: float | None, caller: Connection) -> None:
         if seconds is None:
-            seconds = float(caller.exec_driver_sql("SELECT @@session.innodb_lock_wait_timeout").scalar_one())
+            seconds = float(caller.execute(_ROW_WAIT).scalar_one())
         # more than a year is refused in a strict sql_mode
         limit = min(31_536_000, self.wait_value(seconds))
         connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {limit}")

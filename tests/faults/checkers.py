@@ -28,9 +28,14 @@ class Violation:
 
 
 def exclusion(history: History) -> list[Violation]:
-    """Nobody believes to hold what another client holds exclusively."""
+    """Nobody believes to hold what another client holds exclusively.
+
+    After a fault, an answer alone doesn't prove a hold that ends with its connection: the connection may have died before
+    the client read the answer. A commit proves it, or a sample.
+    """
     found = []
-    for key, holds in _by_key(history).items():
+    for key, every in _by_key(history).items():
+        holds = [hold for hold in every if _proven(history, hold)]
         # the holds that end last decide: an earlier one may enclose many later ones
         for index, hold in enumerate(holds):
             for other in holds[index + 1 :]:
@@ -376,6 +381,13 @@ def guarded_writes(history: History) -> list[Violation]:
     return found
 
 
+def _proven(history: History, hold: Hold) -> bool:
+    call = history.calls.get(hold.call or "")
+    of_connection = call is not None and call.what in ("block", "session")
+    only_answered = not hold.released and hold.until == hold.began
+    return not (of_connection and only_answered and any(at <= hold.began for _, at, _ in history.faults))
+
+
 def _by_key(history: History) -> dict[str, list[Hold]]:
     found: dict[str, list[Hold]] = defaultdict(list)
     for hold in sorted(history.holds.values(), key=lambda hold: hold.began):
@@ -391,8 +403,14 @@ def _over(history: History, call: Call) -> float:
         return call.ended
     if call.details.get("passes"):
         return call.ended
-    ends = [other.ended for other in history.calls.values() if other.details.get("ends") == call.number]
-    return max((end or float("inf") for end in ends), default=float("inf"))
+    ends = [
+        # a release that failed may have released nothing; a block is left whatever its work raises
+        None if other.error is not None and other.what != "work" else other.ended
+        for other in history.calls.values()
+        if other.details.get("ends") == call.number
+    ]
+    known = [end for end in ends if end is not None]
+    return max(known, default=float("inf"))
 
 
 def _beside(history: History, kind: str) -> list[tuple[str, Hold, Hold]]:

@@ -132,6 +132,24 @@ class TestLock:
             block.__exit__(None, None, None)
         found(checkers.exclusion(tale.history), ours)
 
+    @pytest.mark.parametrize("known", [False, True], ids=["fault unknown", "fault known"])
+    def test_answer_that_is_read_after_its_connection_died(
+        self, story: Callable[..., Story], watch: Callable[[str], Watch], engine_to: MakeEngine, known: bool
+    ) -> None:
+        tale, server, key = story("postgresql15"), watch("postgresql15"), unused()
+        block = sl.Locks(tale.engine).exclusive(key)
+        with tale.recorder.call("a", "block", key) as entered:
+            held = block.__enter__()
+        with tale.recorder.fault("terminate") if known else ExitStack():
+            server.kill(server.backend(held.session.connection()))
+        with sl.Locks(engine_to("postgresql15")).exclusive(key, timeout=PATIENCE):
+            second = tale.recorder.hold("b", key)
+            tale.recorder.hold("a", key, call=entered.call)  # as if the client had been slow to read the answer
+            second.leave()
+        with suppress(sl.LockLost):
+            block.__exit__(None, None, None)
+        found(checkers.exclusion(tale.history), ours=known)
+
     @OURS
     def test_try_that_waits(self, story: Callable[..., Story], watch: Callable[[str], Watch], ours: bool) -> None:
         tale, waiters = story("postgresql15-table"), watch("postgresql15-table")
