@@ -21,8 +21,6 @@ from alembic.operations import Operations
 from sqlalchemy_locks.alembic.options import Options, Refused
 from sqlalchemy_locks.alembic.script import Family, InstallScript
 
-_ACQUIRE = "text[], integer[], text, text, double precision, text"
-
 #: The functions of the locks, with the types of their arguments. Their bodies differ between servers.
 _LOCK_FUNCTIONS = {
     "refuse": "boolean",
@@ -40,8 +38,7 @@ _COMMON_FUNCTIONS = {
     "key": "text[]",
     "semaphore_checked": "text, text",
     "semaphore_take_back": "bigint",
-    "semaphore_acquire": _ACQUIRE,
-    "semaphore_in_turn": f"bigint[], {_ACQUIRE}",
+    "semaphore_acquire": "text[], integer[], text, text, double precision, text, bigint[]",
     "semaphore_release": "text, text, text",
     "semaphore_renew": "text, text, text",
     "semaphore_create": "text, integer, text, text, boolean",

@@ -184,8 +184,8 @@ class AcquireInTurn(AcquirePermits):
     """As ``AcquirePermits``; denied while others queue for one of the semaphores."""
 
     def call(self) -> LockFunction:
-        keys = cast(bindparam("lines", type_=Text()), ARRAY(BigInteger()))
-        return LockFunction("semaphore_in_turn", keys, *_ARGUMENTS, type_=NullType())
+        keys = cast(bindparam("queue_keys", type_=Text()), ARRAY(BigInteger()))
+        return LockFunction("semaphore_acquire", *_ARGUMENTS, keys, type_=NullType())
 
     def run_statements(self, execution: Execution, sql: Any) -> Grant:
         keys = execution.values["keys"].items() if execution.backend.server_queues else ()
@@ -316,4 +316,4 @@ def acquire_in_turn(request: Operation[Any], keys: Mapping[str, int]) -> Operati
 
     :param keys: of each semaphore's queue, in the order of the request's permits.
     """
-    return Operation(_IN_TURN, {**request._values, "keys": keys, "lines": _array(map(str, keys.values()))})
+    return Operation(_IN_TURN, {**request._values, "keys": keys, "queue_keys": _array(map(str, keys.values()))})

@@ -42,7 +42,6 @@ INVENTED = {
     "semaphore_checked": "SELECT lock.semaphore_checked('invented', 'what')",
     "semaphore_take_back": "SELECT lock.semaphore_take_back(id) FROM lock.semaphore",
     "semaphore_acquire": "SELECT lock.semaphore_acquire('{slots}', '{1}', 'invented')",
-    "semaphore_in_turn": "SELECT lock.semaphore_in_turn('{}', '{slots}', '{1}', 'invented, too')",
     "semaphore_release": "SELECT lock.semaphore_release('held', 'invented')",
     "semaphore_renew": "SELECT lock.semaphore_renew('held', 'invented')",
     "semaphore_create": "SELECT lock.semaphore_create('slots', 1)",

@@ -18,12 +18,6 @@ def marked(kind: str) -> list[Block]:
     return [block for block in BLOCKS if block.mark.startswith(f"{kind}: ")]
 
 
-@pytest.mark.parametrize("block", marked("file"), ids=lambda block: block.id)
-def test_shown_sql_is_shipped_sql(block: Block) -> None:
-    path = block.mark.removeprefix("file: ")
-    assert block.text == (ROOT / "alembic_templates" / "sql" / path).read_text()
-
-
 @pytest.mark.parametrize("block", marked("waiting"), ids=lambda block: block.mark)
 def test_shown_sql_is_executed_sql(block: Block, servers: Servers) -> None:
     assert waiting(block.mark.removeprefix("waiting: "), servers) == statements(block)
@@ -57,5 +51,4 @@ def waiting(name: str, servers: Servers) -> list[str]:
 
 
 def test_pages_have_sql_to_compare() -> None:
-    assert marked("file")
     assert marked("waiting")

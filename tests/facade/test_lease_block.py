@@ -379,7 +379,7 @@ def test_lease_counts_permits_although_its_grant_is_repeated(name: str, servers:
 
             locks = sl.Locks(engine)
             event.listen(locks, "retried", resize)
-            proxy.lose_answer(b"semaphore_in_turn" if name == "postgresql15" else b"COMMIT")
+            proxy.lose_answer(b"semaphore_acquire" if name == "postgresql15" else b"COMMIT")
             with pytest.raises(sl.Unsupported, match="is a semaphore of 2"):
                 locks.lease(lease, timeout=PATIENCE).__enter__()
             assert proxy.losses == 1

@@ -30,7 +30,7 @@ def test_block_without_an_id_recognizes_its_own_grant(servers: Servers) -> None:
     with through_a_proxy(servers, "postgresql15", "psycopg2", **clear("psycopg2")) as (engine, proxy):
         locks = sl.Locks(engine)
         room = made(engine, 1)
-        proxy.lose_answer(b"semaphore_in_turn")
+        proxy.lose_answer(b"semaphore_acquire")
         with locks.semaphore(room, ttl=3600, timeout=PATIENCE, resume=False) as grant:
             assert (proxy.losses, grant.permits) == (1, {room: 1})
             assert held(engine, room) == 1

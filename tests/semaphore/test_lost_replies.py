@@ -27,8 +27,7 @@ def final(name: str, function: str) -> bytes:
     """The request whose execution completes the operation."""
     if name in INNODB:
         return b"\x03COMMIT"
-    # the first attempt checks whether others wait
-    return b"semaphore_in_turn" if function == "acquire" else f"semaphore_{function}".encode()
+    return f"semaphore_{function}".encode()
 
 
 @sync

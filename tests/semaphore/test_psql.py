@@ -16,7 +16,7 @@ from tests.fixtures.semaphores import made, unused
 LONG = "x" * 256
 ACQUIRE = "SELECT * FROM lock.semaphore_acquire(:names, :counts, :id, :owner, :ttl)"
 ARRAYS = "SELECT * FROM lock.semaphore_acquire(CAST(:names AS text[]), CAST(:counts AS integer[]), :id, :owner, :ttl)"
-IN_TURN = "SELECT * FROM lock.semaphore_in_turn('{1,2}', CAST(:names AS text[]), CAST(:counts AS integer[]), :id, :owner, :ttl)"
+IN_TURN = ARRAYS.replace(":ttl)", ":ttl, queue_keys => '{1,2}')")
 GIVEN: dict[str, Any] = {"names": ["s"], "counts": [1], "id": "job", "owner": None, "ttl": None}
 CREATE, RESIZE = (
     "SELECT lock.semaphore_create(:name, :capacity, :by)",

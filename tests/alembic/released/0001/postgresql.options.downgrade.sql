@@ -8,9 +8,7 @@ DROP FUNCTION IF EXISTS "elsewhere".semaphore_renew(text, text, text);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_release(text, text, text);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text);
-
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text, bigint[]);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_take_back(bigint);
 

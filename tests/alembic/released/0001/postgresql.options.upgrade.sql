@@ -557,14 +557,16 @@ $body$;
 
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_acquire(names text[], counts integer[], external_id text,
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
-  lock_wait text DEFAULT NULL::text, OUT acquired boolean, OUT state text, OUT replayed boolean,
-  OUT token text, OUT expires_at timestamp with time zone, OUT semaphores text[],
-  OUT fences bigint[], OUT exhausted text[], OUT capacities integer[]) RETURNS record
+  lock_wait text DEFAULT NULL::text, queue_keys bigint[] DEFAULT NULL::bigint[],
+  OUT acquired boolean, OUT state text, OUT replayed boolean, OUT token text,
+  OUT expires_at timestamp with time zone, OUT semaphores text[], OUT fences bigint[],
+  OUT exhausted text[], OUT capacities integer[]) RETURNS record
 LANGUAGE plpgsql
 SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
+  free boolean;
   previous text;
   wanted bigint[] := counts;
   request bigint;
@@ -599,6 +601,34 @@ BEGIN
         'a count of permits is from 1 to 2147483647, not ' || coalesce(counts[i]::text, 'NULL');
     END IF;
   END LOOP;
+  -- A request that gives the keys of the semaphores' queues must not overtake the waiters.
+  IF queue_keys IS NOT NULL THEN
+    FOR i IN 1 .. cardinality(names) LOOP
+      IF strpos(version(), '-YB-') = 0 THEN
+        -- Waiters for permits hold this lock or wait for it: the try fails in both cases.
+        free := pg_try_advisory_xact_lock_shared(queue_keys[i]);
+      ELSE
+        -- The lock of a row, which exists once a session has waited; the first waiter holds it.
+        free := NOT EXISTS (SELECT FROM "elsewhere".locked_keys AS queue WHERE queue.key = queue_keys[i])
+          OR "elsewhere".try_shared(queue_keys[i], true);
+      END IF;
+      IF NOT free THEN
+        exhausted := exhausted || names[i];
+      END IF;
+    END LOOP;
+    IF exhausted IS NOT NULL THEN
+      -- A request that was granted already must not queue behind the waiters.
+      IF NOT EXISTS (
+        SELECT FROM "elsewhere".permit_request AS r WHERE r.external_id = semaphore_acquire.external_id)
+      THEN
+        acquired := false;
+        state := 'DENIED';
+        replayed := false;
+        RETURN;
+      END IF;
+      exhausted := NULL;
+    END IF;
+  END IF;
   IF cardinality(names) > 1 THEN
     -- Sorted independently of the collation, so that two requests can't deadlock; each name once.
     SELECT array_agg(given.name ORDER BY given.name COLLATE "C"), array_agg(given.count ORDER BY given.name COLLATE "C")
@@ -710,47 +740,6 @@ BEGIN
     capacities := NULL;
   END;
   acquired := coalesce(state = 'ACQUIRED', false);
-END
-$body$;
-
-CREATE OR REPLACE FUNCTION "elsewhere".semaphore_in_turn(lines bigint[], names text[], counts integer[], external_id text,
-  owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
-  lock_wait text DEFAULT NULL::text, OUT acquired boolean, OUT state text, OUT replayed boolean,
-  OUT token text, OUT expires_at timestamp with time zone, OUT semaphores text[],
-  OUT fences bigint[], OUT exhausted text[], OUT capacities integer[]) RETURNS record
-LANGUAGE plpgsql
-AS $body$
--- sqlalchemy_locks 0001
-DECLARE
-  free boolean;
-BEGIN
-  FOR i IN 1 .. coalesce(cardinality(names), 0) LOOP
-    IF strpos(version(), '-YB-') = 0 THEN
-      -- Waiters for permits hold this lock or wait for it: the try fails in both cases.
-      free := pg_try_advisory_xact_lock_shared(lines[i]);
-    ELSE
-      -- The lock of a row, which exists once a session has waited; the first waiter holds it.
-      free := NOT EXISTS (SELECT FROM "elsewhere".locked_keys AS line WHERE line.key = lines[i])
-        OR "elsewhere".try_shared(lines[i], true);
-    END IF;
-    IF NOT free THEN
-      exhausted := exhausted || names[i];
-    END IF;
-  END LOOP;
-  -- A request that was granted already must not queue behind the waiters.
-  IF exhausted IS NOT NULL AND NOT EXISTS (
-    SELECT FROM "elsewhere".permit_request AS r WHERE r.external_id = semaphore_in_turn.external_id)
-  THEN
-    acquired := false;
-    state := 'DENIED';
-    replayed := false;
-    semaphores := names;
-    RETURN;
-  END IF;
-  SELECT granted.* INTO acquired, state, replayed, token, expires_at, semaphores, fences, exhausted,
-    capacities
-  FROM "elsewhere".semaphore_acquire(names, counts, semaphore_in_turn.external_id, semaphore_in_turn.owner,
-    semaphore_in_turn.ttl_seconds, semaphore_in_turn.lock_wait) AS granted;
 END
 $body$;
 
@@ -991,9 +980,7 @@ REVOKE ALL ON FUNCTION "elsewhere".semaphore_checked(text, text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION "elsewhere".semaphore_take_back(bigint) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION "elsewhere".semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text, bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION "elsewhere".semaphore_release(text, text, text) FROM PUBLIC;
 
@@ -1029,9 +1016,7 @@ GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_checked(text, text) TO "app";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_take_back(bigint) TO "app";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text) TO "app";
-
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text) TO "app";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text, bigint[]) TO "app";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_release(text, text, text) TO "app";
 
@@ -1097,9 +1082,7 @@ GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_checked(text, text) TO "other";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_take_back(bigint) TO "other";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text) TO "other";
-
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_in_turn(bigint[], text[], integer[], text, text, double precision, text) TO "other";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text, bigint[]) TO "other";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_release(text, text, text) TO "other";
 
