@@ -289,7 +289,7 @@ class LeaseContext:
                     raise
                 # it may be made again: a clean-up may remove it before it is used
                 make = create_for_lease(*self._permits)
-                self._semaphores.run(make.execution_options(locks_checkout=self._timeout))
+                self._semaphores.run(make, checkout=self._timeout)
         else:
             waiter = SemaphoreWaiter(self._semaphores, request, self._timeout, **options)
             grant = waiter.wait()

@@ -50,21 +50,33 @@ class OperationRunner:
     ) -> None:
         self._engine, self._session_maker, self._sleep, self._on_retry = engine, session_maker, sleep, on_retry
 
-    def run(self, operation: Operation[Any], nonce: str, short: bool = False) -> Any:
+    def run(
+        self,
+        operation: Operation[Any],
+        nonce: str,
+        *,
+        short: bool = False,
+        wait: float | None = None,
+        checkout: float | None = None,
+    ) -> Any:
         """Run an operation, and again after an error that leaves nothing behind.
 
         :param nonce: identifies this call in all its attempts.
         :param short: in a short transaction, even where autocommit would be one round trip.
+        :param wait: the longest wait for a lock, in seconds; ``None``: the operation's own, or the server's.
+        :param checkout: the longest wait for a connection, in seconds; ``None``: the pool's own.
         :raises OutcomeUnknown: when it is not known whether it was done, and it can't be repeated.
         :raises LockLost: when its transaction ended before COMMIT, at each attempt.
         """
         impl = operation._impl
         options: dict[str, Any] = {"locks_nonce": nonce}
+        if wait is not None:
+            options["locks_wait"] = wait
         repeatable = impl.repeatable(operation)
 
         def attempt() -> Any:
             try:
-                return self._attempt(operation, options, repeatable, short)
+                return self._attempt(operation, options, repeatable, short, checkout)
             except OutcomeUnknown as error:
                 if not impl.writes and error.__cause__ is not None:
                     raise error.__cause__ from None  # it has nothing to do
@@ -88,18 +100,25 @@ class OperationRunner:
         except NotCommitted as error:
             raise LockLost(str(error)) from error
 
-    def _attempt(self, operation: Operation[Any], options: Mapping[str, Any], repeatable: bool, short: bool) -> Any:
+    def _attempt(
+        self,
+        operation: Operation[Any],
+        options: Mapping[str, Any],
+        repeatable: bool,
+        short: bool,
+        checkout: float | None,
+    ) -> Any:
         began, impl = time.monotonic(), operation._impl
         entities = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
-        within, stale = operation._execution_options.get("locks_checkout"), 0 if repeatable else _MAX_STALE
-        connection = connect(self._engine, within)
+        stale = 0 if repeatable else _MAX_STALE
+        connection = connect(self._engine, checkout)
         finished, committed = True, False
         try:
             execution = Execution(connection, operation, options)
             while stale and execution.backend.server_closed(connection):
                 connection.invalidate()  # nothing was sent yet, and so nothing is lost
                 return_to_pool(connection)
-                connection, stale = connect(self._engine, within), stale - 1
+                connection, stale = connect(self._engine, checkout), stale - 1
                 execution = Execution(connection, operation, options)
             deadline = None if execution.wait is None else began + execution.wait
             if not short and not entities and impl.statement(execution.context) is not None:

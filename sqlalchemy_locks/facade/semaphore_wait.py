@@ -205,8 +205,7 @@ class SemaphoreWaiter:
                 if not ticket.wait(max(0.0, deadline - time.monotonic())):
                     return None
             self.asked_at = clock()
-            request = request.execution_options(locks_wait=timeout, locks_checkout=self._left())
-            grant = self._refuse_ended(self._semaphores.run(request))
+            grant = self._refuse_ended(self._semaphores.run(request, wait=timeout, checkout=self._left()))
             self._busy = False
             return grant
         except PoolTimeout:
@@ -335,9 +334,7 @@ class SemaphoreWaiter:
     def _find_exhausted(self, name: str) -> list[str]:
         """Return which of the semaphores have no room, by a plain read; ``name`` where that was locked out."""
         if not self._backend.single_writer:
-            return self._exhausted_in(
-                self._semaphores.run(availability(self._request).execution_options(locks_checkout=self._left()))
-            )
+            return self._exhausted_in(self._semaphores.run(availability(self._request), checkout=self._left()))
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
         short = ShortTransaction(self._engine, connect(self._engine, self._left()))
         try:
@@ -382,8 +379,7 @@ class SemaphoreWaiter:
         """Forget an earlier request whose time ran out; return whether to ask again."""
         operation = forget_expired(self._request._values["external_id"])
         try:
-            options = {"locks_wait": self._row_timeout(), "locks_checkout": self._left()}
-            return bool(self._semaphores.run(operation.execution_options(**options)))
+            return bool(self._semaphores.run(operation, wait=self._row_timeout(), checkout=self._left()))
         except PoolTimeout:
             raise
         except LockTimeout as error:

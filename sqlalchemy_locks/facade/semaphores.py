@@ -112,24 +112,25 @@ class Semaphores:
             after = found[-1][0]
         return dead
 
-    def run(self, operation: Operation[Any]) -> Any:
-        """Run an operation, in autocommit where that is one round trip, unless the app's isolation level forbids it."""
+    def run(self, operation: Operation[Any], *, wait: float | None = None, checkout: float | None = None) -> Any:
+        """Run an operation, in autocommit where that is one round trip, unless the app's isolation level forbids it.
+
+        :param wait: :param checkout: as :meth:`OperationRunner.run` takes them.
+        """
         if not self._in_transactions:
             try:
-                return self.locks._run(operation, fresh_nonce())
+                return self.locks._run(operation, fresh_nonce(), wait=wait, checkout=checkout)
             except DBAPIError as error:
                 # at REPEATABLE READ an operation that waited for a row fails to serialize, at each retry
                 if not backend_for(self.engine.dialect).transient(error):
                     raise
             self._in_transactions = True
-        return self.locks._run(operation, fresh_nonce(), short=True)
+        return self.locks._run(operation, fresh_nonce(), short=True, wait=wait, checkout=checkout)
 
     def run_on_request(self, operation: Operation[Any]) -> Any:
         """As :meth:`run`, for what may wait for a ``guarded`` write of the request, not longer than ``ROW_TIMEOUT``."""
         # where it would be two more round trips, the server has a limit of its own
-        if backend_for(self.engine.dialect).calls_functions:
-            operation = operation.execution_options(locks_wait=ROW_TIMEOUT)
-        return self.run(operation)
+        return self.run(operation, wait=ROW_TIMEOUT if backend_for(self.engine.dialect).calls_functions else None)
 
     def shield(self, run: Callable[[Operation[Any]], Any], operation: Operation[Any]) -> Any:
         """Call ``run(operation)`` to its end, for a task that was cancelled, and may be so at each ``await``."""
@@ -142,9 +143,8 @@ class Semaphores:
 
         def renew() -> bool:
             # not longer than that behind a guarded write: the renewals of other leases wait meanwhile
-            operation = semaphore.renew(grant).execution_options(locks_wait=ROW_TIMEOUT)
             with disposing_replaced_pool(self.engine):
-                return bool(self.run(operation))
+                return bool(self.run(semaphore.renew(grant), wait=ROW_TIMEOUT))
 
         return renew
 
