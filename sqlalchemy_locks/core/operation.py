@@ -339,7 +339,6 @@ class DialectCache:
 
     def __init__(self, dialect: Dialect) -> None:
         self.backend = backend_for(dialect)
-        self.is_mariadb: Any = getattr(dialect, "is_mariadb", False)
         #: the backend has checked the server's settings
         self.verified = False
         #: statements as the dialect compiles them: SQL, their own values, the order of the parameters
@@ -376,7 +375,7 @@ class Execution:
         dialect: Any = connection.dialect
         cache: DialectCache | None = dialect.__dict__.get(_CACHE)
         # through a second pool, a thread may execute while another one's first connection finds out that it is MariaDB
-        if cache is None or cache.is_mariadb is not getattr(dialect, "is_mariadb", False):
+        if cache is None or cache.backend is not backend_for(dialect):
             cache = dialect.__dict__[_CACHE] = DialectCache(dialect)
         self.cache = cache
         self.backend = cache.backend

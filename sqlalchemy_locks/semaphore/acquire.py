@@ -30,8 +30,8 @@ from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,
+    LockedUsage,
     SemaphoreImpl,
-    Usage,
     delete_request,
     external_id_of,
     lock_request_shared,
@@ -145,7 +145,7 @@ class AcquirePermits(SemaphoreImpl):
         bounds = {row.id: math.inf if row.used_at_most is None else row.used_at_most for row in rows}
         fit = all(bounds[row.id] + count <= row.capacity for row, count in zip(rows, permits.values(), strict=True))
         if fit and ttl is None:
-            sums, now, began = Usage(bounds, None, None)
+            sums, now, began = LockedUsage(bounds, None, None)
         else:
             sums, now, began = read_usage(execution, sql, rows, request)
             if reads_snapshot(execution):

@@ -148,7 +148,7 @@ def mark_changed(execution: Execution, semaphore: int) -> None:
         _CHANGED.setdefault(transaction, set()).add(semaphore)
 
 
-class Usage(NamedTuple):
+class LockedUsage(NamedTuple):
     """What was read of locked semaphores, after the locks."""
 
     #: how many permits of each are held, at most
@@ -159,7 +159,7 @@ class Usage(NamedTuple):
     began: Any
 
 
-def read_usage(execution: Execution, sql: Any, rows: Iterable[Any], request: int | None = None) -> Usage:
+def read_usage(execution: Execution, sql: Any, rows: Iterable[Any], request: int | None = None) -> LockedUsage:
     """Return how many permits of locked semaphores are held, at most, and the instant: read after the locks.
 
     A plain read of InnoDB may be as old as its transaction's snapshot. Another's grant that it doesn't show has changed
@@ -182,7 +182,7 @@ def read_usage(execution: Execution, sql: Any, rows: Iterable[Any], request: int
         else:
             sums[row.id] = int(seen.used)
             now, began = now or seen.now, seen.began
-    return Usage(sums, now, began)
+    return LockedUsage(sums, now, began)
 
 
 def read_current_usage(execution: Execution, sql: Any, row: Any) -> tuple[int, Any]:
