@@ -172,8 +172,8 @@ class Jobs:
 
     def owned_rows(self, jobs: Sequence[Any]) -> dict[str, Any]:
         """Return the same for whole rows, as a fetch returns them, or for pairs."""
-        by_id, by_claim = self._positions[:2]
-        return owned_values(sorted([(job[by_id], job[by_claim]) if len(job) > 2 else tuple(job) for job in jobs]))
+        pair_of = itemgetter(*self._positions[:2])
+        return owned_values(sorted([pair_of(job) if len(job) > 2 else tuple(job) for job in jobs]))
 
     def position(self, job: Row[Any]) -> tuple[Any, ...]:
         """Return the position of a captured row in the order of its queue."""
