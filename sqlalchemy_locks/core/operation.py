@@ -40,7 +40,7 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
 
 from sqlalchemy_locks._validation import seconds
-from sqlalchemy_locks.dialects import Backend, backend_for
+from sqlalchemy_locks.dialects import KIND_FLAG, Backend, backend_for
 from sqlalchemy_locks.dialects.connections import (
     StatementForm,
     driver_calls,
@@ -339,6 +339,7 @@ class DialectCache:
 
     def __init__(self, dialect: Dialect) -> None:
         self.backend = backend_for(dialect)
+        self.kind: Any = getattr(dialect, KIND_FLAG, False)
         #: the backend has checked the server's settings
         self.verified = False
         #: statements as the dialect compiles them: SQL, their own values, the order of the parameters
@@ -375,7 +376,7 @@ class Execution:
         dialect: Any = connection.dialect
         cache: DialectCache | None = dialect.__dict__.get(_CACHE)
         # through a second pool, a thread may execute while another one's first connection finds out that it is MariaDB
-        if cache is None or cache.backend is not backend_for(dialect):
+        if cache is None or cache.kind is not getattr(dialect, KIND_FLAG, False):
             cache = dialect.__dict__[_CACHE] = DialectCache(dialect)
         self.cache = cache
         self.backend = cache.backend

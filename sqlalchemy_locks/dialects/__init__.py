@@ -18,6 +18,10 @@ _BACKENDS: dict[str, Backend] = {
     "sqlite": sqlite.BACKEND,
 }
 
+#: the attribute of a dialect that its first connection may change, and with it what :func:`backend_for` returns: a
+#: ``mysql://`` URL may lead to MariaDB
+KIND_FLAG = "is_mariadb"
+
 
 def backend_for(dialect: Dialect) -> Backend:
     """Return the backend for a dialect.
@@ -25,8 +29,7 @@ def backend_for(dialect: Dialect) -> Backend:
     :raises Unsupported: for an engine that this library doesn't support.
     """
     any_dialect: Any = dialect
-    # a mysql:// URL may lead to MariaDB: SQLAlchemy knows from the first connection on
-    name = "mariadb" if getattr(any_dialect, "is_mariadb", False) else dialect.name
+    name = "mariadb" if getattr(any_dialect, KIND_FLAG, False) else dialect.name
     return _BACKENDS.get(name) or backend_named(name)
 
 
@@ -40,4 +43,4 @@ def backend_named(name: str) -> Backend:
     return _BACKENDS[name]
 
 
-__all__ = ["Backend", "backend_for", "backend_named"]
+__all__ = ["KIND_FLAG", "Backend", "backend_for", "backend_named"]
