@@ -457,12 +457,18 @@ class Execution:
         """
         self.execute(delete(table).where(false()), {})
 
-    def scalar(self, statement: Executable, values: Mapping[str, Any]) -> Any:
+    def scalar(self, statement: Executable, values: Mapping[str, Any], *, simple: bool = False) -> Any:
         """Return the one value of one statement, as :meth:`by_cursor`."""
-        return self.by_cursor(statement, values, fetch_one)[0]
+        return self.by_cursor(statement, values, fetch_one, simple=simple)[0]
 
     def by_cursor(
-        self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T], *, plain: bool = True
+        self,
+        statement: Executable,
+        values: Mapping[str, Any],
+        read: Callable[[Any], T],
+        *,
+        plain: bool = True,
+        simple: bool = False,
     ) -> T:
         """Run one statement and return what ``read`` takes from its cursor.
 
@@ -471,6 +477,7 @@ class Execution:
         ``begin_nested()``, ``read`` is given SQLAlchemy's cursor result.
 
         :param plain: all values are numbers and texts, which every driver takes as they are.
+        :param simple: as for :func:`execute_by_cursor`.
         """
         connection = self.connection
         how = statement_form(connection) if plain and not self.schema_translated else StatementForm.CONSTRUCT
@@ -485,7 +492,7 @@ class Execution:
         named = {**given, **values}
         parameters: Any = named if names is None else tuple([named[name] for name in names])
         if how <= StatementForm.CURSOR_EVENTS and (self.in_autocommit or connection.in_transaction()):
-            send = partial(execute_by_cursor, connection, how, sql, parameters, self.options, read)
+            send = partial(execute_by_cursor, connection, how, sql, parameters, self.options, read, simple)
         else:
             send = partial(self._by_text, sql, parameters, read)
         try:

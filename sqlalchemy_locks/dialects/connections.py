@@ -1,7 +1,7 @@
 """Connections: how one is checked out and returned, how a driver's error is raised, whether the server closed it.
 
-What SQLAlchemy keeps private of a ``Connection`` and of a pool is used in this module, and pinned by
-``tests/core/test_private_names.py``.
+What SQLAlchemy keeps private of a ``Connection`` and of a pool, and psycopg of a connection, is used in this module,
+and pinned by ``tests/core/test_private_names.py``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from sqlalchemy.util.queue import Empty
 from sqlalchemy_locks.errors import PoolTimeout
 
 T = TypeVar("T")
+
+_IDLE = 0  # libpq's PQTRANS_IDLE
 
 
 def raise_translated(
@@ -220,16 +222,19 @@ def execute_by_cursor(
     parameters: Any,
     options: Mapping[str, Any],
     read: Callable[[Any], T],
+    simple: bool = False,
 ) -> T:
     """Execute a text on a cursor of the driver's, and return what ``read`` takes from it.
 
     :param how: whether the listeners of the cursor's events are called.
     :param parameters: as the driver takes them.
+    :param simple: the statement is planned quickly, and all parameters are integers or single words: psycopg may send
+        it together with BEGIN.
     :raises DBAPIError: as SQLAlchemy raises the driver's errors.
     """
     cursor: Any = None
     if how is StatementForm.CURSOR_EVENTS:
-        cursor = _cursor_with_events(connection, sql, parameters, options)
+        cursor = _cursor_with_events(connection, sql, parameters, options, simple)
     try:
         if cursor is None:
             cursor = connection.connection.cursor()
@@ -237,6 +242,8 @@ def execute_by_cursor(
             noticed = getattr(connection.dialect, "_invalidate_schema_cache_asof", None)
             if noticed is not None:
                 cursor._invalidate_schema_cache_asof = noticed
+            if simple and _begins_transaction(connection):
+                cursor = _BeginningCursor(cursor)
             cursor.execute(sql, parameters)
         found = read(cursor)
     except BaseException as error:
@@ -251,16 +258,52 @@ def execute_by_cursor(
     return found
 
 
-def _cursor_with_events(connection: Connection, sql: str, parameters: Any, options: Mapping[str, Any]) -> Any:
+def _begins_transaction(connection: Connection) -> bool:
+    """Return whether psycopg would send BEGIN before a statement, which is a round trip of its own."""
+    if connection.dialect.driver != "psycopg" or connection.dialect.is_async:
+        return False
+    driver: Any = connection.connection.dbapi_connection
+    return not driver.autocommit and driver.pgconn.transaction_status == _IDLE
+
+
+class _BeginningCursor:
+    """A cursor of psycopg that sends psycopg's own BEGIN and a statement in one round trip."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def execute(self, sql: str, parameters: Mapping[str, Any]) -> None:
+        # a listener may have added others
+        if not all(isinstance(value, int) or str(value).isalnum() for value in parameters.values()):
+            self._cursor.execute(sql, parameters)
+            return
+        driver = self._cursor.connection
+        begin = driver._get_tx_start_command().decode()
+        # a text of several statements can have no parameters
+        statement = sql % {name: f"'{value}'" for name, value in parameters.items()}
+        # in autocommit, as psycopg would send BEGIN itself; its setter refuses to change that in a transaction
+        driver._autocommit = True
+        try:
+            self._cursor.execute(f"{begin}; {statement}", prepare=False)
+        finally:
+            driver._autocommit = False
+        self._cursor.nextset()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+def _cursor_with_events(
+    connection: Connection, sql: str, parameters: Any, options: Mapping[str, Any], simple: bool
+) -> Any:
     """Execute a text on a cursor of the driver's, and call the listeners of the cursor's events.
 
     SQLAlchemy executes defaults of columns in this way; its ``exec_driver_sql`` costs as much again as the cursor.
 
-    :param parameters: as the driver takes them.
-    :raises DBAPIError: as SQLAlchemy raises the driver's errors.
+    Parameters and errors as :func:`execute_by_cursor`.
     """
     private: Any = connection
-    cursor = None
+    cursor: Any = None
     try:
         context = private.dialect.execution_ctx_cls._init_statement(
             private.dialect,
@@ -270,7 +313,7 @@ def _cursor_with_events(connection: Connection, sql: str, parameters: Any, optio
             sql,
             [parameters],
         )
-        cursor = context.cursor
+        cursor = _BeginningCursor(context.cursor) if simple and _begins_transaction(connection) else context.cursor
         context.pre_exec()
         private._cursor_execute(cursor, sql, parameters, context)
     except BaseException as error:

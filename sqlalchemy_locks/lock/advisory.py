@@ -35,7 +35,7 @@ class FunctionLocks(KeyLocks):
         if execution.wait is not None and not mode.tries:
             statement = _with_lock_timeout(mode)
             values = {**values, "wait": execution.backend.wait_value(execution.wait)}
-        held: bool | None = execution.scalar(statement, values)
+        held: bool | None = execution.scalar(statement, values, simple=True)
         return held if mode.tries else None
 
     def unlock_statement(self) -> Executable | None:

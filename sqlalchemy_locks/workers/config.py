@@ -116,7 +116,7 @@ class WorkerConfig:
 
 
 class StopRequest:
-    """Whether and when a worker was told to stop.
+    """Whether and when a worker was asked to stop.
 
     Plain attributes: a signal handler sets them, which must not acquire a lock that the interrupted thread may hold.
     """

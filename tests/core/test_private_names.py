@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import (
     Column,
@@ -60,6 +61,8 @@ OF_CONNECTIONS = {
     "_init_statement": "dialects/connections.py",
     "_invalidate_schema_cache": "dialects/connections.py",
     "_invalidate_schema_cache_asof": "dialects/connections.py",
+    "_get_tx_start_command": "dialects/connections.py",
+    "_autocommit": "dialects/connections.py",
     "_execute_on_connection": "core/operation.py",
     "_execute_on_scalar": "core/operation.py",
     "_get_plugin_class_for_plugin": "core/operation.py",
@@ -214,3 +217,11 @@ def test_committed_connection_needs_no_rollback(committed: bool) -> None:
     with engine.connect() as again:
         assert again.scalar(text("SELECT 1")) == 1
     assert pool.checkedout() == 0
+
+
+def test_psycopg_has_a_begin_and_a_flag_of_autocommit() -> None:
+    connection: Any = psycopg.Connection(psycopg.pq.PGconn())
+    assert (connection._autocommit, connection.autocommit) == (False, False)
+    connection._autocommit = True
+    assert connection.autocommit is True
+    assert connection._get_tx_start_command() == b"BEGIN"
