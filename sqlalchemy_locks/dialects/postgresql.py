@@ -244,12 +244,10 @@ class PostgreSQL(Backend):
         try:
             try:
                 if changed:
+                    if not self.transaction_ended(connection):
+                        raw.rollback()  # a listener of the app's has left a transaction open
                     # psycopg yields to the event loop after the change, so that a cancellation can be raised here
-                    try:
-                        raw.autocommit = True  # psycopg2 sends the engine's isolation level along
-                    except Exception:
-                        raw.rollback()  # the app's connect listener has left a transaction open
-                        raw.autocommit = True
+                    raw.autocommit = True  # psycopg2 sends the engine's isolation level along
             except connection.dialect.loaded_dbapi.Error as error:
                 raise_translated(connection, error)
             yield

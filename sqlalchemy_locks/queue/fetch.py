@@ -172,6 +172,8 @@ class Fetch(FetchJobs):
     def run(self, execution: Execution) -> Fetched:
         statement = self.statement(execution.context)
         if statement is None:
+            if execution.backend.autocommit(execution.connection):
+                raise execution.backend.refuse_autocommit(self.name)
             return self._in_two_steps(execution)
         if self._reads_natively(execution.context, execution.connection.dialect):
             return self._by_cursor(execution)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 import typing
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -20,7 +21,7 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import ARRAY, BigInteger, Float, Integer, Text, bindparam, cast, column, literal, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
@@ -84,9 +85,10 @@ class AcquirePermits(SemaphoreImpl):
             if request is not None:
                 try:
                     return self._decide(execution, sql, request)
-                except LockTimeout:
+                except (LockTimeout, DBAPIError) as error:
                     # InnoDB undoes only the statement: a caller that continues and commits would keep half a request
-                    delete_request(execution, sql, request)
+                    if isinstance(error, LockTimeout) or execution.backend.statement_interrupted(error):
+                        delete_request(execution, sql, request)
                     raise
             known = self._replay(execution, sql)
             if known is not None:
@@ -141,6 +143,7 @@ class AcquirePermits(SemaphoreImpl):
             execution.execute(sql.forget, {"which": request})
             raise _refused(execution, UNKNOWN, unknown)
         ttl, until = execution.values["ttl_seconds"], None
+        before = time.monotonic()
         # a release lowers no bound: one that leaves no room says nothing
         bounds = {row.id: math.inf if row.used_at_most is None else row.used_at_most for row in rows}
         fit = all(bounds[row.id] + count <= row.capacity for row, count in zip(rows, permits.values(), strict=True))
@@ -170,7 +173,9 @@ class AcquirePermits(SemaphoreImpl):
             permit = {"semaphore_id": row.id, "permit_request_id": request, "count": count}
             execution.execute(sql.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
         if ttl is not None:
-            now = now or execution.execute(sql.clock, {}).scalar_one()
+            if now is None or time.monotonic() - before > min(1, max(0.01, ttl / 100)):
+                # the statement that read the clock, or one after it, has waited
+                now = execution.execute(sql.clock, {}).scalar_one()
             if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):
                 # the lease starts now, not before the waits
                 execution.execute(sql.stamp, {"which": request, "now": now})
@@ -182,6 +187,10 @@ class AcquirePermits(SemaphoreImpl):
 
 class AcquireInTurn(AcquirePermits):
     """As ``AcquirePermits``; denied while others queue for one of the semaphores."""
+
+    def run(self, execution: Execution) -> Any:
+        # the first attempt of a retry may be about to be granted: a denial by the queue would hide that
+        return _ACQUIRE.run(execution) if execution.is_retry else super().run(execution)
 
     def call(self) -> LockFunction:
         keys = cast(bindparam("queue_keys", type_=Text()), ARRAY(BigInteger()))

@@ -83,7 +83,9 @@ def availability(request: Operation[Any] | Grant) -> RowsOperation[Any]:
 def exhausted_in(rows: Any, permits: Mapping[str, int]) -> list[str]:
     """Return those of the semaphores that have no room; empty also where only an attempt can tell."""
     found = {row.name: row for row in rows}
-    if found.keys() != permits.keys() or any(row.known or row.capacity is None for row in rows):
+    # the sum of a statement that was killed is NULL, without an error
+    unclear = any(row.known or row.capacity is None or row.used is None for row in rows)
+    if unclear or found.keys() != permits.keys():
         return []
     return [name for name, count in permits.items() if found[name].used + count > found[name].capacity]
 

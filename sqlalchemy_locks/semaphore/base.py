@@ -68,6 +68,12 @@ class SemaphoreImpl(OperationImpl):
             "connection is in autocommit: execute it inside a transaction, or use Locks"
         )
 
+    def check_connection(self, execution: Execution) -> None:
+        super().check_connection(execution)
+        several = self.writes and self.statement(execution.context) is None
+        if several and execution.backend.autocommit(execution.connection):
+            raise self._refuse_autocommit(execution)
+
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         if statement is not None:
@@ -75,8 +81,6 @@ class SemaphoreImpl(OperationImpl):
             return self.answer(
                 execution, execution.by_cursor(statement, {**execution.values, "lock_wait": wait}, fetch_one)
             )
-        if self.writes and execution.backend.autocommit(execution.connection):
-            raise self._refuse_autocommit(execution)
         with execution.waiting():
             if self.writes and execution.backend.single_writer:
                 self._lock_file(execution)
@@ -177,7 +181,8 @@ def read_usage(execution: Execution, sql: Any, rows: Iterable[Any], request: int
         seen = found.get(row.id)
         # READ UNCOMMITTED shows a release that may be rolled back; a snapshot from before a semaphore doesn't show it
         dirty = row.dirty and not execution.read_committed
-        if dirty or seen is None or row.fence != seen.fence or row.id in changed:
+        # the sum of a statement that was killed is NULL, without an error
+        if dirty or seen is None or seen.used is None or row.fence != seen.fence or row.id in changed:
             sums[row.id] = math.inf
         else:
             sums[row.id] = int(seen.used)

@@ -15,7 +15,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.sql.tables import tables
 from tests.faults.drivers import asynchronous, clear, sync, through_a_proxy, through_an_async_proxy
 from tests.faults.proxy import Proxy
-from tests.fixtures.parties import PATIENCE, Watch, connected, installed, later, until, unused
+from tests.fixtures.parties import EVERYWHERE, PATIENCE, Watch, connected, installed, later, until, unused
 
 mutex = sl.Mutex()
 
@@ -293,6 +293,23 @@ def test_error_after_a_lost_reply_is_outcome_unknown(servers: Any, name: str, dr
             locks.mutex.acquire(id)
     with connected(installed(servers, name), poolclass=NullPool) as direct:
         assert row(direct, id).acquired
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_lost_reply_about_an_unknown_name_is_no_doubt(servers: Any, name: str) -> None:
+    """No attempt has done anything, the one without a reply included."""
+    unknown: list[tuple[Any, bytes, type[Exception]]] = [
+        (mutex.acquire(unused()), b"UPDATE", sl.UnknownTask),
+        (sl.semaphore.acquire({unused("semaphore"): 1}), b"semaphore_acquire", sl.UnknownSemaphore),
+    ]
+    for operation, request, error in unknown:
+        with in_the_clear(servers, name, EVERYWHERE[name]) as (engine, proxy):
+            locks = sl.Locks(engine)
+            locks.run(mutex.held())
+            proxy.lose_answer(request)
+            with pytest.raises(error):
+                locks.run(operation)
+            assert proxy.losses == 1
 
 
 @sync

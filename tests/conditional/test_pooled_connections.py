@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 
 import sqlalchemy_locks as sl
-from tests.fixtures.parties import ENGINES, connected, installed, unused
+from tests.fixtures.parties import ENGINES, async_connected, connected, installed, unused
 
 mutex = sl.Mutex()
 
@@ -56,3 +57,30 @@ def test_connection_is_returned_without_a_reset_round_trip(servers: Any, name: s
             with connection.begin():
                 assert connection.execute(mutex.acquire(id)).scalar() is True
         assert len(resets) >= 3
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize("what", ["connect", "checkout"])
+def test_async_listener_that_leaves_a_transaction_open(servers: Any, driver: str, what: str) -> None:
+    """An acquisition in autocommit is committed, though the listener's transaction was open."""
+    url, id = installed(servers, "postgresql15", driver), unused()
+
+    def reads(raw: Any, *_: Any) -> None:
+        cursor = raw.cursor()
+        cursor.execute("SELECT 1")
+        cursor.close()
+
+    async def acquires() -> None:
+        async with async_connected(url) as engine:
+            event.listen(engine.sync_engine, what, reads)
+            locks = sl.AsyncLocks(engine)
+            await locks.run(mutex.create(id))
+            async with engine.connect(), engine.connect():
+                pass  # more than the first connection of the engine
+            assert await locks.mutex.acquire(id) is True
+            async with engine.connect() as connection:
+                await connection.rollback()
+
+    asyncio.run(acquires())
+    with connected(installed(servers, "postgresql15")) as engine:
+        assert sl.Locks(engine).mutex.acquire(id) is False

@@ -118,6 +118,20 @@ def test_fence_goes_on_after_removal(name: str, engine_to: MakeEngine) -> None:
         assert connection.scalar(sl.semaphore.create(unused("made"), 1)) is True
 
 
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_removal_of_smaller_fence_keeps_the_greatest(name: str, engine_to: MakeEngine) -> None:
+    """A lease that was used less, and is removed later."""
+    engine = engine_to(name)
+    often, seldom = unused("lease"), unused("lease")
+    leased(engine, seldom)
+    token = [leased(engine, often) for _ in range(3)][-1]
+    for each in (often, seldom):
+        aged(engine, each)
+        cleaned(engine)
+    assert there(engine, often, seldom) == []
+    assert leased(engine, often) > token
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_remembered_request_prevents_removal(name: str, engine_to: MakeEngine) -> None:
     """A repeated id gets the state of its request, and the semaphores that it was for."""

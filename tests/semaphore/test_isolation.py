@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, column, table, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlalchemy_locks as sl
@@ -292,6 +292,25 @@ def test_statements_in_autocommit_are_refused(name: str, engine_to: MakeEngine) 
                 connection.scalar(operation)
 
 
+@pytest.mark.parametrize("name", [*PLACES, "sqlite"])
+def test_guarded_write_in_autocommit_is_refused(name: str, engine_to: MakeEngine) -> None:
+    """The lock of the check would end before the write."""
+    engine = engine_to(name)
+    grant = sl.Locks(engine).acquire({made(engine, 1): 1}, ttl=3600)
+    semaphores = table(place(name, "semaphore").rpartition(".")[2], column("name"))
+    if "." in place(name, "semaphore"):
+        semaphores.schema = "lock"
+    write = sl.guarded(update(semaphores).where(column("name") == unused()).values(name=unused()), grant)
+    with engine.connect() as connection:
+        assert connection.scalar(write) is False  # no such row
+        connection.rollback()
+    with (
+        engine_to(name, isolation_level="AUTOCOMMIT").connect() as connection,
+        pytest.raises(sl.Unsupported, match="guarded is several statements on .*, which must be one transaction"),
+    ):
+        connection.scalar(write)
+
+
 def test_function_call_in_autocommit_is_allowed(engine_to: MakeEngine) -> None:
     with engine_to("postgresql15", isolation_level="AUTOCOMMIT").connect() as connection:
         name = unused("semaphore")
@@ -399,6 +418,45 @@ def test_ttl_counts_from_after_wait_for_release(name: str, engine_to: MakeEngine
         got = waiting.result(PATIENCE)
         assert got.expires_at.replace(tzinfo=None) - timedelta(seconds=60) >= after
         caller.commit()
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_ttl_counts_from_after_wait_of_sum(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    """At SERIALIZABLE the sum itself waits for a release, and its own clock is read before that."""
+    engine, watcher = engine_to(name), watch(name)
+    sem, locks = made(engine, 2), sl.Locks(engine)
+    grant = locks.acquire({sem: 1})
+    with engine_to(name, isolation_level="SERIALIZABLE").connect() as caller, engine.connect() as releasing:
+        releasing.scalar(sl.semaphore.release(grant))
+        waiting = later(caller.scalar, sl.semaphore.acquire({sem: 1}, ttl=1))
+        watcher.until_waiting(waiting)
+        releasing.execute(text("SELECT SLEEP(0.2)"))
+        after = releasing.scalar(text("SELECT UTC_TIMESTAMP(6)"))
+        releasing.commit()
+        got = waiting.result(PATIENCE)
+        assert got.expires_at.replace(tzinfo=None) - timedelta(seconds=1) >= after
+        caller.commit()
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_killed_statement_leaves_no_half_request(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    """The caller passes over the error, and commits."""
+    engine, watcher, ident = engine_to(name, isolation_level="READ COMMITTED"), watch(name), unused("job")
+    sem = made(engine, 1)
+    count = f"SELECT count(*) FROM {place(name, 'permit_request')} WHERE external_id = :id"
+    with engine.connect() as holder, engine.connect() as caller:
+        holder.execute(text(f"SELECT * FROM {place(name, 'semaphore')} WHERE name = :name FOR UPDATE"), {"name": sem})
+        backend = watcher.backend(caller)
+        waiting = later(caller.scalar, sl.semaphore.acquire({sem: 1}, external_id=ident))
+        watcher.until_waiting(waiting)
+        watcher.ask(f"KILL QUERY {backend}")
+        with pytest.raises(DBAPIError) as raised:
+            waiting.result(PATIENCE)
+        assert backend_for(engine.dialect).statement_interrupted(raised.value)
+        caller.commit()
+        assert caller.scalar(text(count), {"id": ident}) == 0
+        holder.rollback()
+    assert sl.Locks(engine).acquire({sem: 1}, external_id=ident).replayed is False
 
 
 @pytest.mark.parametrize("change", ["create", "resize"])

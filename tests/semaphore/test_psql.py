@@ -74,6 +74,11 @@ NULLS = [
     (ARRAYS, {**GIVEN, "names": "{a,a}", "counts": "{2147483647,1}"}, "the counts of 'a' add up to 2147483648"),
     (IN_TURN, {**GIVEN, "names": None}, "needs at least one semaphore, and one count for each name"),
     (IN_TURN, {**GIVEN, "names": "[2:3]={a,b}", "counts": "{1,1}"}, "one-dimensional arrays whose indexes begin at 1"),
+    *[
+        (ARRAYS.replace(":ttl)", f":ttl, queue_keys => '{keys}')"), {**GIVEN, "names": "{a,b}", "counts": "{1,1}"},
+         "queue_keys is NULL, or has one key for each name")
+        for keys in ("{1}", "{}", "{1,NULL}", "[0:1]={1,2}")
+    ],
     (RESIZE, {**NAMED, "name": "never made"}, "there is no semaphore 'never made': make it with semaphore.create"),
     (ACQUIRE, {**GIVEN, "names": [None]}, "a semaphore's name must not be NULL"),
     (ACQUIRE, {**GIVEN, "counts": [None]}, "a count of permits is from 1 to 2147483647, not NULL"),

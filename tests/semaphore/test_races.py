@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -238,6 +239,22 @@ def test_fences_rise_in_order_of_grants(name: str, engine_to: MakeEngine) -> Non
             locks.run(sl.semaphore.delete(sem))
             locks.run(sl.semaphore.create(sem, 1))
     assert tokens == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_ttl_counts_from_after_wait_for_semaphore(name: str, engine_to: MakeEngine, watch: Any) -> None:
+    engine, watcher = engine_to(name, isolation_level="READ COMMITTED"), watch(name)
+    sem = made(engine, 2)
+    with engine.connect() as first, engine.connect() as caller:
+        assert first.scalar(sl.semaphore.acquire({sem: 1})).acquired
+        waiting = later(caller.scalar, sl.semaphore.acquire({sem: 1}, ttl=60))
+        watcher.until_waiting(waiting)
+        begun = now(engine)
+        until(lambda: now(engine) > begun + timedelta(seconds=0.02))  # a wait of 0.01 seconds may count
+        after = now(engine)
+        first.commit()
+        assert waiting.result(PATIENCE).expires_at >= after + timedelta(seconds=60)
+        caller.commit()
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])

@@ -71,6 +71,19 @@ def test_stalled_jobs_of_other_queues_are_left(lite: Engine) -> None:
     assert (counts(lite)["running"], counts(lite)["waiting"]) == (1, 1)
 
 
+def test_stalled_jobs_without_a_host_are_requeued(lite: Engine) -> None:
+    """The sweep leaves only the jobs of workers that run in its process, and there is one."""
+    put(lite, 1)
+    put(lite, 2, queue="other")
+    with lite.begin() as connection:
+        connection.execute(queue.capture()).all()
+        silenced(connection)
+    with running(sl.Worker(queue, print, bind=lite, name="other", stalled_after=None, poll=0.05)):
+        until(lambda: counts(lite)["completed"] == 1)
+        sweep(state_of(lite, heartbeat=1, stalled_after=3600))
+    assert counts(lite)["waiting"] == 1
+
+
 def test_a_sweep_requeues_every_batch(lite: Engine) -> None:
     put(lite, *range(1005))
     with lite.begin() as connection:

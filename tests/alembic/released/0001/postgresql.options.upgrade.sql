@@ -587,6 +587,11 @@ BEGIN
   ELSIF (array_ndims(names), array_ndims(counts), array_lower(names, 1), array_lower(counts, 1)) <> (1, 1, 1, 1) THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
       'names and counts must be one-dimensional arrays whose indexes begin at 1';
+  ELSIF queue_keys IS NOT NULL AND (cardinality(queue_keys) <> cardinality(names)
+    OR array_position(queue_keys, NULL) IS NOT NULL OR (array_ndims(queue_keys), array_lower(queue_keys, 1)) <> (1, 1))
+  THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+      'queue_keys is NULL, or has one key for each name';
   ELSIF NOT (ttl_seconds BETWEEN 0.001 AND 3155760000) THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'ttl ' || CASE
       WHEN ttl_seconds <= 0 THEN 'must be more than 0 seconds'
@@ -601,9 +606,23 @@ BEGIN
         'a count of permits is from 1 to 2147483647, not ' || coalesce(counts[i]::text, 'NULL');
     END IF;
   END LOOP;
-  -- A request that gives the keys of the semaphores' queues must not overtake the waiters.
-  IF queue_keys IS NOT NULL THEN
-    FOR i IN 1 .. cardinality(names) LOOP
+  IF cardinality(names) > 1 THEN
+    -- Sorted independently of the collation, so that two requests can't deadlock; each name once.
+    SELECT array_agg(given.name ORDER BY given.name COLLATE "C"), array_agg(given.count ORDER BY given.name COLLATE "C")
+    INTO semaphores, wanted
+    FROM (SELECT u.name, sum(u.count) AS count
+          FROM unnest(names, counts) AS u (name, count) GROUP BY u.name) AS given;
+    FOR i IN 1 .. cardinality(wanted) LOOP
+      IF wanted[i] > 2147483647 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the counts of '
+          || quote_literal(semaphores[i]) || ' add up to ' || wanted[i] || ', and the maximum is 2147483647';
+      END IF;
+    END LOOP;
+  END IF;
+  -- A denial rolls this block back: it leaves no row, and its locks are released immediately.
+  BEGIN
+    -- A request that gives the keys of the semaphores' queues must not overtake the waiters.
+    FOR i IN 1 .. coalesce(cardinality(queue_keys), 0) LOOP
       IF strpos(version(), '-YB-') = 0 THEN
         -- Waiters for permits hold this lock or wait for it: the try fails in both cases.
         free := pg_try_advisory_xact_lock_shared(queue_keys[i]);
@@ -621,29 +640,12 @@ BEGIN
       IF NOT EXISTS (
         SELECT FROM "elsewhere".permit_request AS r WHERE r.external_id = semaphore_acquire.external_id)
       THEN
-        acquired := false;
         state := 'DENIED';
         replayed := false;
-        RETURN;
+        RAISE EXCEPTION USING ERRCODE = 'SL010', MESSAGE = 'denied';
       END IF;
       exhausted := NULL;
     END IF;
-  END IF;
-  IF cardinality(names) > 1 THEN
-    -- Sorted independently of the collation, so that two requests can't deadlock; each name once.
-    SELECT array_agg(given.name ORDER BY given.name COLLATE "C"), array_agg(given.count ORDER BY given.name COLLATE "C")
-    INTO semaphores, wanted
-    FROM (SELECT u.name, sum(u.count) AS count
-          FROM unnest(names, counts) AS u (name, count) GROUP BY u.name) AS given;
-    FOR i IN 1 .. cardinality(wanted) LOOP
-      IF wanted[i] > 2147483647 THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the counts of '
-          || quote_literal(semaphores[i]) || ' add up to ' || wanted[i] || ', and the maximum is 2147483647';
-      END IF;
-    END LOOP;
-  END IF;
-  -- A denial rolls this block back: it leaves no row, and its locks are released immediately.
-  BEGIN
     IF lock_wait IS NOT NULL THEN
       previous := current_setting('lock_timeout');
       PERFORM set_config('lock_timeout', lock_wait, true);
