@@ -207,7 +207,6 @@ def _try_acquire(execution: Execution, key: int, shared: bool) -> bool:
     """Lock the key if it is free; never wait, or a second for a table that another session alters."""
     if execution.backend.bounded_insert:
         return _insert_nowait(execution, key, shared) is not None
-    table = execution.context.tables.locked_keys
     try:
         if _lock_row(execution, key, shared, nowait=True):
             return True
@@ -218,14 +217,8 @@ def _try_acquire(execution: Execution, key: int, shared: bool) -> bool:
             state = ensure_row(execution, key, may_insert=guarded, within=1)
             if state is RowState.ABSENT:
                 return False
-            locked = _lock_row_at_any_level(execution, key, shared)
-            if locked is not None:
-                return locked
-            if not guarded:
-                return False  # deleted between the two statements
-            with execution.backend.bounded(execution.connection, 1):
-                execution.execute(insert_or_lock(table, shared))
-            return True
+            # absent: a vacuum has deleted it meanwhile, and to insert it now, with the gap locked, could deadlock
+            return _lock_row_at_any_level(execution, key, shared) is True
     except LockTimeout:
         return False
 
