@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import select
 import socket
 import sys
@@ -30,6 +31,7 @@ from sqlalchemy_locks.errors import PoolTimeout
 T = TypeVar("T")
 
 _IDLE = 0  # libpq's PQTRANS_IDLE
+_WORD = re.compile(r"[A-Za-z0-9_]+")
 
 
 def raise_translated(
@@ -274,7 +276,7 @@ class _BeginningCursor:
 
     def execute(self, sql: str, parameters: Mapping[str, Any]) -> None:
         # a listener may have added others
-        if not all(isinstance(value, int) or str(value).isalnum() for value in parameters.values()):
+        if not all(isinstance(value, int) or _WORD.fullmatch(str(value)) for value in parameters.values()):
             self._cursor.execute(sql, parameters)
             return
         driver = self._cursor.connection

@@ -23,6 +23,11 @@ def exclusive(locks: sl.Locks, name: str) -> None:
         pass
 
 
+def exclusive_within(locks: sl.Locks, name: str) -> None:
+    with locks.exclusive(name, timeout=60):
+        pass
+
+
 def semaphore(locks: sl.Locks, name: str) -> None:
     locks.release(locks.acquire({name: 1}, ttl=60))
 
@@ -36,15 +41,15 @@ def semaphore_without_ttl(locks: sl.Locks, name: str) -> None:
     locks.release(locks.acquire({name: 1}))
 
 
-PAIRS = (mutex, exclusive, semaphore, semaphore_without_ttl, lease)
+PAIRS = (mutex, exclusive, exclusive_within, semaphore, semaphore_without_ttl, lease)
 #: of each driver, in the order of the pairs
 EXPECTED = {
     # psycopg sends BEGIN together with the lock
-    "postgresql15/psycopg": (2, 2, 2, 2, 2),
-    "postgresql15/psycopg2": (2, 3, 2, 2, 2),
-    "postgresql18/psycopg": (2, 2, 2, 2, 2),
-    "mysql/pymysql": (4, 3, 16, 15, 16),
-    "mariadb/mariadb+pymysql": (4, 3, 16, 15, 16),
+    "postgresql15/psycopg": (2, 2, 2, 2, 2, 2),
+    "postgresql15/psycopg2": (2, 3, 3, 2, 2, 2),
+    "postgresql18/psycopg": (2, 2, 2, 2, 2, 2),
+    "mysql/pymysql": (4, 3, 5, 16, 15, 16),
+    "mariadb/mariadb+pymysql": (4, 3, 5, 16, 15, 16),
 }
 
 
