@@ -289,8 +289,11 @@ def capture_returning(spec: CaptureSpec) -> Executable:
     return select(*(captured.c[column.key] for column in spec.table.c)).order_by(*order)
 
 
-def captured_cte(spec: CaptureSpec) -> tuple[Any, list[Any]]:
-    """Return the CTE that captures rows, and the expressions that put them in order; with ``writable_ctes``."""
+def captured_cte(spec: CaptureSpec, read: Iterable[Column[Any]] | None = None) -> tuple[Any, list[Any]]:
+    """Return the CTE that captures rows, and the expressions that put them in order; with ``writable_ctes``.
+
+    :param read: the columns that it returns; by default all.
+    """
     candidates = _candidates_cte(spec)
     changing = update(spec.table).values(spec.changed)
     # materialised: otherwise the planner sees through the numbers, and selective_condition() has no effect
@@ -300,7 +303,7 @@ def captured_cte(spec: CaptureSpec) -> tuple[Any, list[Any]]:
     pairs = (column == key for column, key in zip(spec.table.primary_key, numbered.c, strict=False))
     captured = (
         changing.where(*pairs, selective_condition(numbered.c[NUMBER]))
-        .returning(*spec.table.c, numbered.c[NUMBER])
+        .returning(*(spec.table.c if read is None else read), numbered.c[NUMBER])
         .cte("locks_captured")
     )
     return captured, [captured.c[NUMBER]]

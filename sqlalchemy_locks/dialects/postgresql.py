@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
 from sqlalchemy_locks.dialects.base import IDLE, Backend
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
-from sqlalchemy_locks.dialects.connections import closed, raise_translated
+from sqlalchemy_locks.dialects.connections import IDLE, closed, raise_translated, set_autocommit
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
 
@@ -55,7 +55,7 @@ _JOIN_BY_ROW = select(
     func.set_config("statement_timeout", bindparam("was", type_=Text()), True),
 )
 
-_IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS, PQTRANS_INERROR
+_IN_TRANSACTION, _IN_ERROR = 2, 3  # libpq's PQTRANS_INTRANS, PQTRANS_INERROR
 _POOLED = "_sqlalchemy_locks_pooled"
 _POOLER = (
     "a pooler such as PgBouncer is between here and the server. Locks that end with their transaction work in "
@@ -246,8 +246,7 @@ class PostgreSQL(Backend):
                 if changed:
                     if not self.transaction_ended(connection):
                         raw.rollback()  # a listener of the app's has left a transaction open
-                    # psycopg yields to the event loop after the change, so that a cancellation can be raised here
-                    raw.autocommit = True  # psycopg2 sends the engine's isolation level along
+                    set_autocommit(connection, True)  # psycopg2 sends the engine's isolation level along
             except connection.dialect.loaded_dbapi.Error as error:
                 raise_translated(connection, error)
             yield
@@ -256,7 +255,7 @@ class PostgreSQL(Backend):
                 if connection.in_transaction():
                     connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
                 if changed and not connection.invalidated:
-                    raw.autocommit = False
+                    set_autocommit(connection, False)
             except BaseException as error:
                 # the reply has been read, or there is an error that says more than this one
                 connection.invalidate(error)
@@ -284,7 +283,7 @@ class PostgreSQL(Backend):
         # psycopg begins another transaction by itself after a COMMIT that was executed as a statement
         driver: Any = connection.connection.driver_connection
         status = _transaction_status(driver)
-        return status == _IDLE if status is not None else not driver.is_in_transaction()
+        return status == IDLE if status is not None else not driver.is_in_transaction()
 
     def transaction_aborted(self, connection: Connection) -> bool:
         return _transaction_status(connection.connection.driver_connection) == _IN_ERROR

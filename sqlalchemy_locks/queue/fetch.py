@@ -13,7 +13,7 @@ host name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -151,15 +151,15 @@ class Fetch(FetchJobs):
         self._direct: dict[tuple[BuildContext, int], _DirectFetch] = {}
 
     def _statement(self, context: BuildContext, spec: CaptureSpec) -> Executable | None:
-        return self._one_statement(context, spec, spec.table.c) if context.backend.writable_ctes else None
+        return self._one_statement(context, spec, list(spec.table.c)) if context.backend.writable_ctes else None
 
     def _one_statement(
-        self, context: BuildContext, spec: CaptureSpec, read: Iterable[Column[Any]], as_text: Column[Any] | None = None
+        self, context: BuildContext, spec: CaptureSpec, read: Sequence[Column[Any]], as_text: Column[Any] | None = None
     ) -> Executable:
         completing = self._complete.update(context).returning(ONE.label("one")).cte("locks_completed")
         # always one row, however many jobs are completed or captured
         count = select(func.count().label("completed")).select_from(completing).cte("locks_count")
-        captured, order = captured_cte(spec)
+        captured, order = captured_cte(spec, read)
         rows = select(
             *(cast(captured.c[each.key], Text) if each is as_text else captured.c[each.key] for each in read),
             count.c.completed,
@@ -222,12 +222,14 @@ class Fetch(FetchJobs):
         # what is known of a job that is captured isn't read: that is a tenth of a batch's time
         nulls = [at.roles[role] for role in ("completed_at", "failed_at", "unique_key") if role in at]
         known = [at.queue_id, at.processing_host, *nulls]
-        others = [each for each in columns if each not in {at.internal_id, at.payload, *known}]
+        others = [each for each in columns if each not in {at.internal_id, at.payload, at.heartbeat_at, *known}]
         read = [at.internal_id, *others, at.payload]
         arranged = [*read, *known]
+        # the first heartbeat is the capture itself
+        place = {**{each: number for number, each in enumerate(arranged)}, at.heartbeat_at: arranged.index(at.started_at)}
         return _DirectFetch(
             self._one_statement(context, spec, read, at.payload),
-            itemgetter(*(arranged.index(each) for each in columns)),
+            itemgetter(*(place[each] for each in columns)),
             (None,) * len(nulls),
             SimpleResultMetaData([str(column.key) for column in columns]),
         )
