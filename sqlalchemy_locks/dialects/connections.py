@@ -31,7 +31,7 @@ from sqlalchemy_locks.errors import PoolTimeout
 T = TypeVar("T")
 
 #: libpq's PQTRANS_IDLE
-IDLE = 0
+TRANSACTION_IDLE = 0
 _WORD = re.compile(r"[A-Za-z0-9_]+")
 
 
@@ -145,7 +145,7 @@ def set_autocommit(connection: Connection, value: bool) -> None:
     """
     pooled: Any = connection.connection
     driver = pooled.driver_connection
-    if hasattr(driver, "pgconn") and driver.pgconn.transaction_status == IDLE:
+    if hasattr(driver, "pgconn") and driver.pgconn.transaction_status == TRANSACTION_IDLE:
         driver._autocommit = value
     else:
         pooled.dbapi_connection.autocommit = value
@@ -280,7 +280,7 @@ def _begins_transaction(connection: Connection) -> bool:
     if connection.dialect.driver != "psycopg" or connection.dialect.is_async:
         return False
     driver: Any = connection.connection.dbapi_connection
-    return not driver.autocommit and driver.pgconn.transaction_status == IDLE
+    return not driver.autocommit and driver.pgconn.transaction_status == TRANSACTION_IDLE
 
 
 class _BeginningCursor:

@@ -16,7 +16,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
 from sqlalchemy_locks.dialects.base import IDLE, Backend
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
-from sqlalchemy_locks.dialects.connections import IDLE, closed, raise_translated, set_autocommit
+from sqlalchemy_locks.dialects.connections import (
+    TRANSACTION_IDLE,
+    closed,
+    raise_translated,
+    set_autocommit,
+)
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
 
@@ -236,31 +241,8 @@ class PostgreSQL(Backend):
             known[_POOLED] = pid is not None and pid != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
         return bool(known[_POOLED])
 
-    @contextlib.contextmanager
-    def autocommitted(self, connection: Connection) -> Iterator[None]:
-        # an attribute of the driver's own, which costs no round trip
-        raw: Any = connection.connection.dbapi_connection
-        changed = not raw.autocommit
-        try:
-            try:
-                if changed:
-                    if not self.transaction_ended(connection):
-                        raw.rollback()  # a listener of the app's has left a transaction open
-                    set_autocommit(connection, True)  # psycopg2 sends the engine's isolation level along
-            except connection.dialect.loaded_dbapi.Error as error:
-                raise_translated(connection, error)
-            yield
-        finally:
-            try:
-                if connection.in_transaction():
-                    connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
-                if changed and not connection.invalidated:
-                    set_autocommit(connection, False)
-            except BaseException as error:
-                # the reply has been read, or there is an error that says more than this one
-                connection.invalidate(error)
-                if not isinstance(error, Exception):
-                    raise
+    def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+        return _Autocommitted(self, connection)
 
     def marker_lost(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never
@@ -283,7 +265,7 @@ class PostgreSQL(Backend):
         # psycopg begins another transaction by itself after a COMMIT that was executed as a statement
         driver: Any = connection.connection.driver_connection
         status = _transaction_status(driver)
-        return status == IDLE if status is not None else not driver.is_in_transaction()
+        return status == TRANSACTION_IDLE if status is not None else not driver.is_in_transaction()
 
     def transaction_aborted(self, connection: Connection) -> bool:
         return _transaction_status(connection.connection.driver_connection) == _IN_ERROR
@@ -396,6 +378,48 @@ def join_by_row(connection: Connection, key: int, wait: str) -> None:
     """Wait for the head of the queue of a key, by a lock of its row (YugabyteDB)."""
     was = connection.execute(_LIMIT, {"wait": wait}).scalar()
     connection.execute(_JOIN_BY_ROW, {"key": key, "was": was})
+
+
+class _Autocommitted:
+    """The driver in autocommit: an attribute of its own, which costs no round trip."""
+
+    __slots__ = ("_backend", "_changed", "_connection")
+
+    def __init__(self, backend: PostgreSQL, connection: Connection) -> None:
+        self._backend, self._connection = backend, connection
+
+    def __enter__(self) -> None:
+        connection = self._connection
+        self._changed = not self._backend.autocommit(connection)
+        if not self._changed:
+            return
+        try:
+            try:
+                if not self._backend.transaction_ended(connection):
+                    pooled: Any = connection.connection
+                    pooled.dbapi_connection.rollback()  # a listener of the app's has left a transaction open
+                set_autocommit(connection, True)  # psycopg2 sends the engine's isolation level along
+            except connection.dialect.loaded_dbapi.Error as error:
+                raise_translated(connection, error)
+        except BaseException:
+            self._restore()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        connection = self._connection
+        try:
+            if connection.in_transaction():
+                connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
+            if self._changed and not connection.invalidated:
+                set_autocommit(connection, False)
+        except BaseException as error:
+            # the reply has been read, or there is an error that says more than this one
+            connection.invalidate(error)
+            if not isinstance(error, Exception):
+                raise
 
 
 def _transaction_status(driver: Any) -> int | None:

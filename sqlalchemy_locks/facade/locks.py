@@ -410,4 +410,4 @@ class Locks(LockHost):
                 f"{impl.name} ends with its {impl.held_by}, so run() would release the lock when it returns: use "
                 "locks.exclusive() or locks.shared(), or execute it in a transaction of your own"
             )
-        return self._run(operation, fresh_nonce())
+        return self._run(operation)

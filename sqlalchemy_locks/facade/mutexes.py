@@ -79,7 +79,7 @@ class Mutexes:
         key = queue or DEFAULT_QUEUE, id
         nonces = self._acquired.get(key) or self._released.get(key)
         if owner is not None or nonces is None:
-            released = bool(self._run(self._mutex.release(id, queue=queue, owner=owner), fresh_nonce()))
+            released = bool(self._run(self._mutex.release(id, queue=queue, owner=owner)))
         else:
             released = False
             for nonce in reversed(nonces):
@@ -108,7 +108,7 @@ class Mutexes:
             except UnknownTask:
                 if not self._creates:
                     raise
-                self._run(self._mutex.create(id, queue=queue), fresh_nonce())
+                self._run(self._mutex.create(id, queue=queue))
                 answer = self._run(operation, nonce)
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):

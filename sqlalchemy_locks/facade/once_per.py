@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import fresh_nonce
 from sqlalchemy_locks.errors import UnknownTask
 
 
@@ -19,5 +18,5 @@ def acquire_period(run: Callable[..., Any], timeout: Timeout, name: str, queue: 
     try:
         return bool(run(operation, nonce))
     except UnknownTask:
-        run(timeout.create(name, queue=queue), fresh_nonce())
+        run(timeout.create(name, queue=queue))
         return bool(run(operation, nonce))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, listed, translated
+from sqlalchemy_locks.core.operation import Execution, Nonce, Operation, RowsOperation, listed, translated
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect, return_to_pool
 from sqlalchemy_locks.errors import (
@@ -53,7 +53,7 @@ class OperationRunner:
     def run(
         self,
         operation: Operation[Any],
-        nonce: str,
+        nonce: str | None = None,
         *,
         short: bool = False,
         wait: float | None = None,
@@ -61,7 +61,7 @@ class OperationRunner:
     ) -> Any:
         """Run an operation, and again after an error that leaves nothing behind.
 
-        :param nonce: identifies this call in all its attempts.
+        :param nonce: identifies this call in all its attempts; by default a fresh one.
         :param short: in a short transaction, even where autocommit would be one round trip.
         :param wait: the longest wait for a lock, in seconds; ``None``: the operation's own, or the server's.
         :param checkout: the longest wait for a connection, in seconds; ``None``: the pool's own.
@@ -69,7 +69,7 @@ class OperationRunner:
         :raises LockLost: when its transaction ended before COMMIT, at each attempt.
         """
         impl = operation._impl
-        options: dict[str, Any] = {"locks_nonce": nonce}
+        options: dict[str, Any] = {"locks_nonce": Nonce(nonce)}
         if wait is not None:
             options["locks_wait"] = wait
         repeatable = impl.repeatable(operation)

@@ -17,7 +17,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.operation import Operation, fresh_nonce, installation
+from sqlalchemy_locks.core.operation import Operation, installation
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
@@ -119,13 +119,13 @@ class Semaphores:
         """
         if not self._in_transactions:
             try:
-                return self.locks._run(operation, fresh_nonce(), wait=wait, checkout=checkout)
+                return self.locks._run(operation, wait=wait, checkout=checkout)
             except DBAPIError as error:
                 # at REPEATABLE READ an operation that waited for a row fails to serialize, at each retry
                 if not backend_for(self.engine.dialect).transient(error):
                     raise
             self._in_transactions = True
-        return self.locks._run(operation, fresh_nonce(), short=True, wait=wait, checkout=checkout)
+        return self.locks._run(operation, short=True, wait=wait, checkout=checkout)
 
     def run_on_request(self, operation: Operation[Any]) -> Any:
         """As :meth:`run`, for what may wait for a ``guarded`` write of the request, not longer than ``ROW_TIMEOUT``."""

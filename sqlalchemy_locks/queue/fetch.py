@@ -226,7 +226,8 @@ class Fetch(FetchJobs):
         read = [at.internal_id, *others, at.payload]
         arranged = [*read, *known]
         # the first heartbeat is the capture itself
-        place = {**{each: number for number, each in enumerate(arranged)}, at.heartbeat_at: arranged.index(at.started_at)}
+        place = {each: number for number, each in enumerate(arranged)}
+        place[at.heartbeat_at] = place[at.started_at]
         return _DirectFetch(
             self._one_statement(context, spec, read, at.payload),
             itemgetter(*(place[each] for each in columns)),

@@ -12,7 +12,6 @@ row. Where it leaves room nothing needs to be summed; where it leaves none, the 
 from __future__ import annotations
 
 import math
-import re
 import time
 import typing
 from collections.abc import Iterable, Mapping
@@ -51,7 +50,6 @@ from sqlalchemy_locks.values import Grant
 
 #: attempts at a request that others insert and clean up
 _ROUNDS = 100
-_QUOTED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"
 _ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted", "capacities")
 _ARGUMENTS = (
     cast(bindparam("names", type_=Text()), ARRAY(Text())),
@@ -210,6 +208,12 @@ def _array(items: Iterable[str]) -> str:
     return f"{{{','.join(items)}}}"
 
 
+def _quoted(name: str) -> str:
+    """Return a name as an element of an array."""
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def _refused(execution: Execution, state: str, names: Any) -> Exception:
     if state == UNKNOWN:
         called = ", ".join(repr(name) for name in names)
@@ -303,7 +307,7 @@ def acquire(
         raise ValueError(f"ttl is at least 0.001 seconds, not {ttl!r}")
     values = {
         "permits": asked,
-        "names": _array([f'"{_QUOTED.sub(_ESCAPE, name)}"' for name in asked]),
+        "names": _array([_quoted(name) for name in asked]),
         "counts": _array(map(str, asked.values())),
         "external_id": uuid4().hex if external_id is None else external_id_of(external_id),
         "owner": None if owner is None else valid_name(owner, "an owner"),
