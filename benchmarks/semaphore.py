@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import multiprocessing
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -128,12 +130,15 @@ def report_pairs(url: URL, synchronous_commit: str) -> None:
     engine.dispose()
 
 
-def turns(url: URL, synchronous_commit: str, kind: str) -> int:
-    """Count the pairs of one of several processes."""
+def turns(url: URL, synchronous_commit: str, kind: str, warm: threading.Barrier) -> int:
+    """Count the pairs of one of several processes, from when all of them have connected and compiled statements."""
     engine = engine_at(url, synchronous_commit)
     locks = sl.Locks(engine)
     ways = {"plain": partial(plain, engine), "ours": partial(ours, locks), "locks.acquire": partial(waiting, locks)}
     way, done = ways[kind], 0
+    for _ in range(10):
+        way(fresh())
+    warm.wait()
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         done += way(fresh())
@@ -154,11 +159,11 @@ def report_crowd(url: URL, synchronous_commit: str) -> None:
 
 def crowd(url: URL, synchronous_commit: str, kind: str) -> Iterator[int]:
     """Return the pairs of each process."""
-    readers = []
+    readers, warm = [], multiprocessing.get_context("fork").Barrier(PROCESSES)
     for _ in range(PROCESSES):
         reader, writer = os.pipe()
         if not os.fork():
-            os.write(writer, str(turns(url, synchronous_commit, kind)).encode())
+            os.write(writer, str(turns(url, synchronous_commit, kind, warm)).encode())
             os._exit(0)
         os.close(writer)
         readers.append(reader)
