@@ -219,8 +219,9 @@ def test_committed_connection_needs_no_rollback(committed: bool) -> None:
     assert pool.checkedout() == 0
 
 
-def test_psycopg_has_a_begin_and_a_flag_of_autocommit() -> None:
-    connection: Any = psycopg.Connection(psycopg.pq.PGconn())
+@pytest.mark.parametrize("kind", [psycopg.Connection, psycopg.AsyncConnection])
+def test_psycopg_has_a_begin_and_a_flag_of_autocommit(kind: Any) -> None:
+    connection = kind(psycopg.pq.PGconn())
     assert (connection._autocommit, connection.autocommit) == (False, False)
     connection._autocommit = True
     assert connection.autocommit is True
