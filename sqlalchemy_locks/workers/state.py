@@ -101,10 +101,6 @@ class WorkerState:
         with self._lock:
             return self._take()
 
-    def may_take(self) -> bool:
-        """Return whether a job is waiting, and a slot is free."""
-        return bool(self.waiting) and len(self.running) < self.config.concurrency
-
     def done(self, job: RunningJob, error: BaseException | None) -> bool:
         """Note that a handler has returned or raised; never raises.
 

@@ -213,39 +213,36 @@ class Worker(ObservedWorker):
 
     def _run(self, stop: StopRequest, until_empty: bool, ended: threading.Event) -> None:
         state = WorkerState(self, self.config, stop, time.sleep, self._wake.set, until_empty=until_empty)
-        slots: queues.SimpleQueue[bool] = queues.SimpleQueue()
+        jobs: queues.SimpleQueue[Any] = queues.SimpleQueue()
         for _ in range(self.config.concurrency):
             # daemon threads: a handler that never returns must not keep the process alive
-            threading.Thread(target=self._run_slot, args=(state, slots), daemon=True).start()
+            threading.Thread(target=self._run_slot, args=(state, jobs), daemon=True).start()
         state.heartbeats.start()
         try:
-            while self._cycle(state, slots):
+            while self._cycle(state, jobs):
                 pass
         finally:
             state.stopping = True
             for _ in range(self.config.concurrency):
-                slots.put(False)
+                jobs.put(None)
             try:
                 state.close()
             finally:
                 state.heartbeats.end()
 
-    def _cycle(self, state: WorkerState, slots: queues.SimpleQueue[bool]) -> bool:
+    def _cycle(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> bool:
         self._wake.clear()
         if not state.keep_going():  # checked after clear(), which may have removed the wake-up of a stop
             return False
         state.cycle()
-        _wake_slot(state, slots)
+        while (job := state.take()) is not None:
+            jobs.put(job)
         self._wake.wait(state.pause())
         return True
 
-    def _run_slot(self, state: WorkerState, slots: queues.SimpleQueue[bool]) -> None:
-        """Run a job each time when woken, and those after it while there are any."""
-        while slots.get():
-            job = state.take()
-            if job is not None:
-                # one wakes the next: a handler that takes no time leaves no job for all the others
-                _wake_slot(state, slots)
+    def _run_slot(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> None:
+        """Run a job, and those after it while there are any."""
+        while (job := jobs.get()) is not None:
             while job is not None:
                 error: BaseException | None = None
                 state.reports.begun(job)
@@ -370,12 +367,6 @@ class Worker(ObservedWorker):
                 # whatever it is (an exhausted pool, a server that shuts down), a later attempt may succeed
                 log(logging.DEBUG, "Polling instead of listening: %s", error)
                 ended.wait(min(config.poll, LONGEST_PAUSE))
-
-
-def _wake_slot(state: WorkerState, slots: queues.SimpleQueue[bool]) -> None:
-    """Wake an idle slot if there is a job for it."""
-    if state.may_take() and slots.empty():
-        slots.put(True)
 
 
 def call_handler(handler: Handler, job: Any) -> None:

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from datetime import datetime, timedelta, timezone
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -110,26 +109,6 @@ def test_no_job_starts_after_missed_heartbeats(lite: Engine) -> None:
     beat(state)
     assert state.take() is None
     assert not state.waiting
-
-
-def test_slots_sleep_while_no_job_may_start(lite: Engine) -> None:
-    """Jobs wait until the next heartbeat: the slots don't wake each other meanwhile."""
-    put(lite, *range(3))
-    worker = sl.Worker(queue, print, bind=lite, concurrency=3, heartbeat=1, stalled_after=None)
-    state = state_for(worker)
-    beat(state)
-    state.cycle()
-    state.heartbeats.confirmed_at -= 3
-
-    class Idle(SimpleQueue[bool]):
-        def empty(self) -> bool:
-            return True  # no other slot has been woken
-
-    slots = Idle()
-    slots.put(True)
-    slots.put(False)
-    worker._run_slot(state, slots)
-    assert (len(state.waiting), slots.qsize()) == (3, 0)
 
 
 def test_jobs_completed_elsewhere_are_logged(lite: Engine, caplog: pytest.LogCaptureFixture) -> None:

@@ -195,6 +195,20 @@ def test_a_completed_job_is_reported_within_a_second(lite: Engine) -> None:
             go_on.set()
 
 
+def test_small_batches_occupy_all_slots_immediately(lite: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the fetch of the first job causes that of the next one."""
+    monkeypatch.setattr("sqlalchemy_locks.workers.state.MAX_ACK_DELAY", 3600)
+    put(lite, *range(4))
+    together = threading.Barrier(4)
+    terms = {"heartbeat": 3600, "poll": 3600, "stalled_after": None}
+
+    def handler(_: Any) -> None:
+        together.wait(PATIENCE)
+
+    with running(sl.Worker(queue, handler, bind=lite, concurrency=4, batch=1, **terms)):
+        until(lambda: counts(lite)["completed"] == 4)
+
+
 def test_no_turn_is_due_while_all_slots_are_busy(lite: Engine) -> None:
     put(lite, 1, 2)
     state = state_of(lite, concurrency=2, batch=2, stalled_after=None, heartbeat=3600)
