@@ -31,8 +31,6 @@ from tests.fixtures.queues import put
 JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "400"))
 WORKERS = int(os.environ.get("LOCKS_TEST_WORKERS", "3"))
 HEARTBEAT, STALLED = (0.5, 3.0) if JOBS < 5000 else (1.0, 6.0)
-#: a handler that drains the pool may have waited for two others that did
-GRACE = 6 * STALLED
 LOCK_TABLE = {
     "postgresql15": ["LOCK TABLE lock.job IN ACCESS EXCLUSIVE MODE"],
     "mysql": ["LOCK TABLES lock_job WRITE"],
@@ -94,7 +92,7 @@ def work(url: str, started: Event) -> None:
         heartbeat=HEARTBEAT,
         stalled_after=STALLED,
         poll=0.1,
-        grace=GRACE,
+        grace=2 * STALLED,
         host=str(process),
     ).run()
 
@@ -119,7 +117,7 @@ class Storm:
         if number == signal.SIGKILL:
             self.killed.add(process.pid)
         os.kill(process.pid, number)
-        process.join(GRACE + 5 * STALLED)
+        process.join(5 * STALLED)
         if process.exitcode is None:
             raise AssertionError("a worker didn't end")
         self.start()
@@ -179,7 +177,7 @@ def test_a_storm_of_faults(name: str, tmp_path: Path) -> None:
         while storm.alive:
             process = storm.alive.pop()
             os.kill(process.pid, signal.SIGTERM)
-            process.join(GRACE + 5 * STALLED)
+            process.join(5 * STALLED)
             assert process.exitcode == 0
         check(engine, storm.killed, bad)
 
