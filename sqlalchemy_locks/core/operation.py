@@ -415,8 +415,7 @@ class Execution:
     @cached_property
     def nonce(self) -> str:
         """The token of this call, unique: a row that holds it is recognized after a lost reply."""
-        call: Nonce = self._every.get("locks_nonce") or Nonce()
-        return call.value
+        return self._every.get("locks_nonce") or fresh_nonce()
 
     def execute(
         self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
@@ -504,21 +503,6 @@ class Execution:
 
     def _by_text(self, sql: str, parameters: Any, read: Callable[[Any], T]) -> T:
         return read(self.connection.exec_driver_sql(sql, parameters, execution_options=self.options))
-
-
-class Nonce:
-    """Identifies one call in all its attempts.
-
-    :param given: the token; by default a fresh one, made when it is first used: that takes as long as a checkout.
-    """
-
-    def __init__(self, given: str | None = None) -> None:
-        if given is not None:
-            self.value = given
-
-    @cached_property
-    def value(self) -> str:
-        return fresh_nonce()
 
 
 def fresh_nonce() -> str:

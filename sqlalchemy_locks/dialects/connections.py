@@ -140,8 +140,8 @@ def begin_failed(connection: Connection) -> None:
 def set_autocommit(connection: Connection, value: bool) -> None:
     """Set the autocommit of a driver of PostgreSQL's, without a round trip.
 
-    psycopg's own setter takes as long as a third of a statement; its async one also yields to the event loop, and a
-    cancellation raised there would come after the change.
+    psycopg's own setter takes a lock and runs a generator, for each statement twice; its async one also yields to the
+    event loop, and a cancellation raised there would come after the change.
     """
     pooled: Any = connection.connection
     driver = pooled.driver_connection

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.core.operation import Execution, Nonce, Operation, RowsOperation, listed, translated
+from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, fresh_nonce, listed, translated
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect, return_to_pool
 from sqlalchemy_locks.errors import (
@@ -69,7 +69,7 @@ class OperationRunner:
         :raises LockLost: when its transaction ended before COMMIT, at each attempt.
         """
         impl = operation._impl
-        options: dict[str, Any] = {"locks_nonce": Nonce(nonce)}
+        options: dict[str, Any] = {"locks_nonce": nonce or fresh_nonce()}
         if wait is not None:
             options["locks_wait"] = wait
         repeatable = impl.repeatable(operation)

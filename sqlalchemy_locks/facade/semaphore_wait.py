@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks.core.operation import Execution, Nonce, Operation
+from sqlalchemy_locks.core.operation import Execution, Operation, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect, has_room
@@ -275,7 +275,7 @@ class SemaphoreWaiter:
 
     def _poll_at_head(self, short: ShortTransaction, name: str) -> Grant | str:
         """As :meth:`_wait_in_queue`, at the head of the server's queue, on the connection that is there."""
-        backoff, options = Backoff(0.0003), {"locks_nonce": Nonce(), "locks_wait": ROW_TIMEOUT}
+        backoff, options = Backoff(0.0003), {"locks_nonce": fresh_nonce(), "locks_wait": ROW_TIMEOUT}
         while True:
             exhausted = self._exhausted_in(Execution(short.connection, availability(self._request), {}).value())
             if not exhausted:

@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import Nonce
 from sqlalchemy_locks.sql.tables import tables
 from tests.faults.drivers import asynchronous, clear, sync, through_a_proxy, through_an_async_proxy
 from tests.faults.proxy import Proxy
@@ -82,7 +81,7 @@ def test_retried_acquire_recognizes_its_acquisition(servers: Any, other: Engine,
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"])
 def test_late_first_try_does_not_acquire_again(servers: Any, other: Engine, name: str) -> None:
     """The server may execute a first try, whose connection died, after the second one and its release."""
-    once = {"locks_nonce": Nonce("the call's")}
+    once = {"locks_nonce": "the call's"}
     hourly, [id, other_id] = sl.Timeout(every=3600), [unused(), unused()]
     shipped = tables("lock", "") if other.dialect.name == "postgresql" else tables(None, "lock_")
     with other.connect() as connection:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import Nonce, build_context
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.mixin import JobColumns
 from tests.conftest import PLAIN, Servers
@@ -211,7 +211,7 @@ def test_unique_keys_are_refused_in_autocommit(engine_to: MakeEngine, name: str)
 
 def test_a_repeated_put_returns_the_same_ids(kind: Engine) -> None:
     """A retry after a lost reply, when the job was captured meanwhile, puts no second one."""
-    again = queue.put(1, unique="a").execution_options(locks_nonce=Nonce())
+    again = queue.put(1, unique="a").execution_options(locks_nonce=uuid4().hex)
     first = one(kind, again)
     assert one(kind, again) == first
     if kind.dialect.name != "sqlite":  # a connection that loses no reply
