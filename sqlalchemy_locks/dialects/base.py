@@ -186,6 +186,10 @@ class Backend:
         :raises Unsupported: with the name of the column.
         """
 
+    def limits_own_waits(self, connection: Connection) -> bool:
+        """Return whether a statement can limit its waits for row locks by a setting that it makes itself."""
+        return False
+
     def classify_timeouts(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         """Raise ``MustRollback`` for a ``LockTimeout`` inside that no wait can cure."""
         return contextlib.nullcontext()

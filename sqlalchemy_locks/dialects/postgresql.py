@@ -62,6 +62,7 @@ _JOIN_BY_ROW = select(
 
 _IN_TRANSACTION, _IN_ERROR = 2, 3  # libpq's PQTRANS_INTRANS, PQTRANS_INERROR
 _POOLED = "_sqlalchemy_locks_pooled"
+_LIMITS_WAITS = "_sqlalchemy_locks_limits_waits"
 _POOLER = (
     "a pooler such as PgBouncer is between here and the server. Locks that end with their transaction work in "
     "transaction mode, too; session locks (session_exclusive) are refused, and workers poll, unless the engine's "
@@ -240,6 +241,12 @@ class PostgreSQL(Backend):
             pid = initial_server_pid(connection.connection.driver_connection)
             known[_POOLED] = pid is not None and pid != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
         return bool(known[_POOLED])
+
+    def limits_own_waits(self, connection: Connection) -> bool:
+        known: dict[str, Any] = connection.dialect.__dict__
+        if _LIMITS_WAITS not in known:  # a postgresql:// URL may lead to YugabyteDB
+            known[_LIMITS_WAITS] = "-YB-" not in str(connection.exec_driver_sql("SELECT version()").scalar())
+        return bool(known[_LIMITS_WAITS])
 
     def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         return _Autocommitted(self, connection)

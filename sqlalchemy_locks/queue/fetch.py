@@ -2,7 +2,8 @@
 
 - *PostgreSQL, YugabyteDB*: one statement, and so one round trip for each batch. The rows that it completes and the rows
   that it captures are disjoint, whatever other sessions do: it captures what was waiting when the statement began, and
-  completes what was running.
+  completes what was running. It skips completed rows that another session has locked; on PostgreSQL only if they are
+  still locked after 10 ms: locking a row to find out takes a third of the time of its UPDATE.
 - *MySQL, MariaDB, SQLite*: the statements of both, in one transaction.
 
 Either both take effect or neither does. If the reply is lost, a second execution completes nothing twice (the jobs have
@@ -19,7 +20,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import JSON, Column, Row, Text, bindparam, cast, func, literal_column, select, tuple_
+from sqlalchemy import JSON, Column, Row, Text, Update, bindparam, cast, func, literal_column, select, tuple_
 from sqlalchemy.engine import Dialect, IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
@@ -28,6 +29,7 @@ from sqlalchemy_locks.captures.claims import draw_claim, drawn_claim
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, captured_cte
 from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
+from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.queue.acknowledge import Complete, owned_parameters, where_owned
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, ORDER, PAIRS, JobCapture, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Now, StatementStart
@@ -126,6 +128,12 @@ class Fetched(NamedTuple):
     completed: int
 
 
+#: the longest wait for the row of a completed job: other statements of workers lock them for a shorter time
+_LONGEST_WAIT = "10ms"
+#: a condition that PostgreSQL evaluates once, before it looks for rows
+_WAITS_ARE_SHORT: Any = literal_column(f"(SELECT set_config('lock_timeout', '{_LONGEST_WAIT}', true)) IS NOT NULL")
+
+
 class _DirectFetch(NamedTuple):
     """A fetch by the driver's own cursor: its statement, and how the rows of jobs are made of what it returns."""
 
@@ -148,15 +156,17 @@ class Fetch(FetchJobs):
         super().__init__(jobs, "Queue.exchange", after=after)
         self._complete = complete
         self._native: WeakKeyDictionary[Dialect, bool] = WeakKeyDictionary()
-        self._direct: dict[tuple[BuildContext, int], _DirectFetch] = {}
+        self._direct: dict[tuple[BuildContext, int, bool], _DirectFetch] = {}
 
     def _statement(self, context: BuildContext, spec: CaptureSpec) -> Executable | None:
-        return self._one_statement(context, spec, list(spec.table.c)) if context.backend.writable_ctes else None
+        if not context.backend.writable_ctes:
+            return None
+        return self._one_statement(spec, list(spec.table.c), self._complete.skip_locked.update(context))
 
     def _one_statement(
-        self, context: BuildContext, spec: CaptureSpec, read: Sequence[Column[Any]], as_text: Column[Any] | None = None
+        self, spec: CaptureSpec, read: Sequence[Column[Any]], complete: Update, as_text: Column[Any] | None = None
     ) -> Executable:
-        completing = self._complete.update(context).returning(ONE.label("one")).cte("locks_completed")
+        completing = complete.returning(ONE.label("one")).cte("locks_completed")
         # always one row, however many jobs are completed or captured
         count = select(func.count().label("completed")).select_from(completing).cte("locks_count")
         captured, order = captured_cte(spec, read)
@@ -200,13 +210,18 @@ class Fetch(FetchJobs):
 
     def _by_cursor(self, execution: Execution) -> Fetched:
         """Run it by the driver's own cursor, and parse all payloads together: reading rows is most of the cost."""
-        limit = execution.values[LIMIT]
-        direct = self._direct.get((execution.context, limit))
-        if direct is None:
-            direct = self._direct[execution.context, limit] = self._direct_fetch(execution.context, limit)
         values = {**owned_parameters(execution, self.jobs), "locks_drawn": draw_claim(self.jobs.columns.claim)}
-        del values[LIMIT]
-        found = execution.by_cursor(direct.statement, values, _fetch_all)
+        limit = values.pop(LIMIT)
+        # an error in a transaction would end it
+        waits = execution.in_autocommit and execution.backend.limits_own_waits(execution.connection)
+        direct = self._direct_fetch(execution.context, limit, waits)
+        try:
+            found = execution.by_cursor(direct.statement, values, _fetch_all)
+        except LockTimeout:
+            if not waits:
+                raise
+            direct = self._direct_fetch(execution.context, limit, waits=False)
+            found = execution.by_cursor(direct.statement, values, _fetch_all)
         completed = found[0][-1]
         if found[0][0] is None:
             return Fetched([], completed)
@@ -216,8 +231,15 @@ class Fetch(FetchJobs):
         jobs = [arrange((*row[:-2], payload, *known)) for row, payload in zip(found, payloads, strict=True)]
         return Fetched(list(IteratorResult(direct.metadata, iter(jobs))), completed)
 
-    def _direct_fetch(self, context: BuildContext, limit: int) -> _DirectFetch:
+    def _direct_fetch(self, context: BuildContext, limit: int, waits: bool) -> _DirectFetch:
+        """Return a statement; ``waits``: it waits for locked rows, and raises ``LockTimeout`` when it has."""
+        if (made := self._direct.get((context, limit, waits))) is not None:
+            return made
         spec, at = replace(self.build_spec(context), limit=limit), self.jobs.at(context)
+        if waits:
+            complete = self._complete.update(context).where(_WAITS_ARE_SHORT)
+        else:
+            complete = self._complete.skip_locked.update(context)
         columns = list(spec.table.c)
         # what is known of a job that is captured isn't read: that is a tenth of a batch's time
         nulls = [at.roles[role] for role in ("completed_at", "failed_at", "unique_key") if role in at]
@@ -228,18 +250,19 @@ class Fetch(FetchJobs):
         # the first heartbeat is the capture itself
         place = {each: number for number, each in enumerate(arranged)}
         place[at.heartbeat_at] = place[at.started_at]
-        return _DirectFetch(
-            self._one_statement(context, spec, read, at.payload),
+        made = self._direct[context, limit, waits] = _DirectFetch(
+            self._one_statement(spec, read, complete, at.payload),
             itemgetter(*(place[each] for each in columns)),
             (None,) * len(nulls),
             SimpleResultMetaData([str(column.key) for column in columns]),
         )
+        return made
 
     def _in_two_steps(self, execution: Execution) -> Fetched:
         given, completed = execution.values, 0
         if given[IDS]:
             execution.values = {name: given[name] for name in _OWNED}
-            completed = self._complete.count(execution)
+            completed = self._complete.skip_locked.count(execution)
         execution.values = {name: value for name, value in given.items() if name not in _OWNED}
         return Fetched(list(super().run(execution)), completed)
 

@@ -95,7 +95,7 @@ class Queue(EntityPattern[E]):
         }
         self._capture = FetchJobs(jobs)
         self._complete = Complete(jobs, "Queue.complete")
-        self._fetches = {after: Fetch(jobs, self._complete.skip_locked, after=after) for after in (False, True)}
+        self._fetches = {after: Fetch(jobs, self._complete, after=after) for after in (False, True)}
         self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
         self._owned = {ended: OwnedJobs(jobs, "Queue.heartbeat", ended=ended) for ended in (False, True)}
         self._read_owned = ReadOwned(jobs, "Queue.capture")

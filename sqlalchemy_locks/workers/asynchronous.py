@@ -109,6 +109,8 @@ class AsyncWorker(ObservedWorker):
         #: the cycle that is under way
         self._cycle_task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        #: it has found fewer jobs than it can run: before, a notification of new ones would tell it nothing
+        self._idle = asyncio.Event()
         self._slot_wakes = [asyncio.Event() for _ in range(self.config.concurrency)] if self.config.hold else []
 
     async def run(self, *, until_empty: bool = False) -> None:
@@ -208,7 +210,10 @@ class AsyncWorker(ObservedWorker):
             task = asyncio.create_task(self._run_slot(state, job))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-        await _wait(self._wake, state.pause())
+        pause = state.pause()
+        if pause and state.idle:
+            self._idle.set()
+        await _wait(self._wake, pause)
         return True
 
     async def _query(self, state: WorkerState) -> None:
@@ -285,6 +290,7 @@ class AsyncWorker(ObservedWorker):
             if idle.all:
                 self._wake_all()
             if not found and not stop.requested and not idle.all:
+                self._idle.set()
                 await _wait(wake, self.config.poll)
 
     async def _run_held_job(self, held: HeldJob, idle: IdleSlots, slot: object) -> bool:
@@ -309,7 +315,8 @@ class AsyncWorker(ObservedWorker):
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
-        """On PostgreSQL: listen in a task for jobs that are put."""
+        """On PostgreSQL: listen in a task for jobs that are put, once the worker is idle."""
+        self._idle.clear()
         if not self.config.listens:
             yield
             return
@@ -322,6 +329,7 @@ class AsyncWorker(ObservedWorker):
             await shielded(_end([listener], 0.5), raise_cancelled=True)
 
     async def _listen(self) -> None:
+        await self._idle.wait()
         while True:
             try:
                 if not await greenlet_spawn(supports_listen, self.config.engine):

@@ -198,6 +198,12 @@ class WorkerState:
         else:
             self._error_pause = 0.0
 
+    @property
+    def idle(self) -> bool:
+        """Whether a slot is free, and the last fetch found no job for it."""
+        free = len(self.running) < self.config.concurrency and not self.waiting
+        return free and self._fetched and not self._more_jobs
+
     def pause(self) -> float:
         """Return how long nothing is due, in seconds, unless a handler finishes or jobs are put."""
         pause = self._idle_time()

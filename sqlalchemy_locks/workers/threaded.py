@@ -50,9 +50,8 @@ class WakeEvent:
             self._queue.get(timeout=timeout)
 
     def clear(self) -> None:
-        with contextlib.suppress(queues.Empty):
-            while True:
-                self._queue.get_nowait()
+        while not self._queue.empty():
+            self.wait(0)
 
 
 class Worker(ObservedWorker):
@@ -64,8 +63,8 @@ class Worker(ObservedWorker):
         handler returns, the job is completed; if it raises, the error is stored and the job fails. See
         :class:`~sqlalchemy_locks.Retry` and :class:`~sqlalchemy_locks.Discard`.
     :param bind: the engine that it captures with, if it isn't the queue's; it uses one pooled connection at a time
-        (with ``hold=True`` one for each running handler), and on PostgreSQL another one to listen. Heartbeats have a
-        pool of their own, of one connection.
+        (with ``hold=True`` one for each running handler), and on PostgreSQL, once it is idle, another one to listen.
+        Heartbeats have a pool of their own, of one connection.
     :param name: the queue's name.
     :param concurrency: how many handlers run at the same time, each in a thread.
     :param batch: how many jobs are captured, and completed, in one transaction at most.
@@ -136,6 +135,8 @@ class Worker(ObservedWorker):
         self._stop = StopRequest()
         self._error: BaseException | None = None
         self._wake = WakeEvent()
+        #: it has found fewer jobs than it can run: before, a notification of new ones would tell it nothing
+        self._idle = threading.Event()
         #: wakes the thread that waits for the others
         self._progress = WakeEvent()
         self._slot_wakes = [WakeEvent() for _ in range(self.config.concurrency)] if self.config.hold else []
@@ -237,7 +238,10 @@ class Worker(ObservedWorker):
         state.cycle()
         while (job := state.take()) is not None:
             jobs.put(job)
-        self._wake.wait(state.pause())
+        if pause := state.pause():
+            if state.idle:
+                self._idle.set()
+            self._wake.wait(pause)
         return True
 
     def _run_slot(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> None:
@@ -301,6 +305,7 @@ class Worker(ObservedWorker):
             except Exception as error:
                 log(logging.WARNING, "A held job is released: %s", error)
             if not found and not stopped():
+                self._idle.set()
                 wake.wait(self.config.poll)
             if idle.all:
                 self._wake_all()
@@ -325,7 +330,8 @@ class Worker(ObservedWorker):
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """On PostgreSQL: listen in a thread for jobs that are put."""
+        """On PostgreSQL: listen in a thread for jobs that are put, once the worker is idle."""
+        self._idle.clear()
         if not self.config.listens:
             yield
             return
@@ -336,6 +342,7 @@ class Worker(ObservedWorker):
             yield
         finally:
             ended.set()
+            self._idle.set()
             near.close()  # wakes the thread
             thread.join(0.5)  # it may be connecting to a server that doesn't reply
             if not thread.is_alive():
@@ -343,6 +350,7 @@ class Worker(ObservedWorker):
 
     def _listen(self, ended: threading.Event, end: socket.socket) -> None:
         config, topic = self.config, self.config.queue.topic(self.config.name)
+        self._idle.wait()
         while not ended.is_set():
             try:
                 with disposing_replaced_pool(config.engine):

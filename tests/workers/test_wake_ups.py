@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -134,6 +134,30 @@ def test_a_lost_listener_logs_no_traceback(
         autocommit.execute(text(f"SELECT pg_terminate_backend({first})"))
         until(lambda: listener() not in (None, first))
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_a_worker_without_a_pause_opens_no_connection_to_listen(
+    engine_to: MakeEngine, servers: Servers, driver: str
+) -> None:
+    put(engine_to("postgresql15"), *range(30))
+    options: dict[str, Any] = {"concurrency": 1, "batch": 3, "prefetch": 2}
+    listeners: list[Any] = []
+
+    async def handle(_: Any) -> None: ...
+
+    async def work(bind: AsyncEngine) -> None:
+        event.listen(bind.sync_engine, "detach", lambda *given: listeners.append(given))
+        await sl.AsyncWorker(queue, handle, bind=bind, **options).run(until_empty=True)
+
+    if driver == "psycopg":
+        engine = engine_to("postgresql15")
+        event.listen(engine, "detach", lambda *given: listeners.append(given))
+        sl.Worker(queue, lambda job: None, bind=engine, **options).run(until_empty=True)
+    else:
+        run_async(servers, "postgresql15", driver, work)
+    assert counts(engine_to("postgresql15"))["completed"] == 30
+    assert listeners == []
 
 
 def test_listening_resumes_after_an_error(engine_to: MakeEngine) -> None:
