@@ -392,7 +392,8 @@ class WorkerState:
 
     def release_waiting(self) -> None:
         """Release the jobs that were not started, so that other workers needn't wait until they have stalled."""
-        self.stopping = True
+        with self._lock:  # a slot that has seen no stop takes its job first
+            self.stopping = True
         if self.waiting:
             self.database.perform(self.config.queue.release(list(self.waiting)))
             self.waiting.clear()

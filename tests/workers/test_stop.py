@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import PATIENCE, async_connected, cancelled_at_every_await, until
+from tests.fixtures.parties import PATIENCE, async_connected, cancelled_at_every_await, later, until
 from tests.fixtures.queues import MakeEngine, put
 from tests.fixtures.worker_states import counts, queue, run_async, running, state_for
 
@@ -46,6 +49,30 @@ def test_a_stop_releases_waiting_jobs(engine: Engine) -> None:
     with engine.begin() as connection:
         # the attempt doesn't count
         assert {job.attempts for job in connection.execute(queue.capture(10))} == {1}
+
+
+def test_a_job_that_is_just_being_taken_is_not_released(engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot has seen no stop, and hasn't yet taken the job that the worker releases for a stop."""
+    engine = engine_to("postgresql15")
+    put(engine, 1)
+    state = state_for(sl.Worker(queue, print, bind=engine, heartbeat=3600, stalled_after=None))
+    state.cycle()
+    releases: list[Future[None]] = []
+
+    def recent() -> bool:
+        releases.append(later(state.release_waiting))
+        with contextlib.suppress(FutureTimeout):
+            releases[0].result(0.3)
+        return True
+
+    monkeypatch.setattr(state.heartbeats, "recent", recent)
+    job = state.take()
+    assert job is not None
+    releases[0].result(PATIENCE)
+    assert counts(engine)["running"] == 1
+    state.done(job, None)
+    state.close()
+    assert counts(engine)["completed"] == 1
 
 
 def test_jobs_that_outlive_the_grace_are_released(engine_to: MakeEngine) -> None:
