@@ -186,8 +186,8 @@ class Backend:
         :raises Unsupported: with the name of the column.
         """
 
-    def limits_own_waits(self, connection: Connection) -> bool:
-        """Return whether a statement can limit its waits for row locks by a setting that it makes itself."""
+    def shows_row_locks(self, connection: Connection) -> bool:
+        """Return whether a column of each row (``xmax``) tells which transaction was the last to lock it."""
         return False
 
     def classify_timeouts(self, connection: Connection) -> contextlib.AbstractContextManager[None]:

@@ -62,7 +62,7 @@ _JOIN_BY_ROW = select(
 
 _IN_TRANSACTION, _IN_ERROR = 2, 3  # libpq's PQTRANS_INTRANS, PQTRANS_INERROR
 _POOLED = "_sqlalchemy_locks_pooled"
-_LIMITS_WAITS = "_sqlalchemy_locks_limits_waits"
+_SHOWS_ROW_LOCKS = "_sqlalchemy_locks_shows_row_locks"
 _POOLER = (
     "a pooler such as PgBouncer is between here and the server. Locks that end with their transaction work in "
     "transaction mode, too; session locks (session_exclusive) are refused, and workers poll, unless the engine's "
@@ -242,11 +242,11 @@ class PostgreSQL(Backend):
             known[_POOLED] = pid is not None and pid != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
         return bool(known[_POOLED])
 
-    def limits_own_waits(self, connection: Connection) -> bool:
+    def shows_row_locks(self, connection: Connection) -> bool:
         known: dict[str, Any] = connection.dialect.__dict__
-        if _LIMITS_WAITS not in known:  # a postgresql:// URL may lead to YugabyteDB
-            known[_LIMITS_WAITS] = "-YB-" not in str(connection.exec_driver_sql("SELECT version()").scalar())
-        return bool(known[_LIMITS_WAITS])
+        if _SHOWS_ROW_LOCKS not in known:  # a postgresql:// URL may lead to YugabyteDB
+            known[_SHOWS_ROW_LOCKS] = "-YB-" not in str(connection.exec_driver_sql("SELECT version()").scalar())
+        return bool(known[_SHOWS_ROW_LOCKS])
 
     def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         return _Autocommitted(self, connection)

@@ -18,8 +18,8 @@ class YugabyteDB(PostgreSQL):
     held_keys = None
     holders_unavailable = "whose locks are row locks, which no table of the server lists"
 
-    def limits_own_waits(self, connection: Connection) -> bool:
-        return False  # lock_timeout doesn't apply to row locks
+    def shows_row_locks(self, connection: Connection) -> bool:
+        return False
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         join_by_row(connection, key, self.wait_value(seconds))

@@ -200,9 +200,9 @@ class WorkerState:
 
     @property
     def idle(self) -> bool:
-        """Whether a slot is free, and the last fetch found no job for it."""
-        free = len(self.running) < self.config.concurrency and not self.waiting
-        return free and self._fetched and not self._more_jobs
+        """Whether a job could be started."""
+        free = len(self.running) < self.config.concurrency and not self.waiting and not self.stopping
+        return free and self.heartbeats.recent()  # which wakes this worker when it is
 
     def pause(self) -> float:
         """Return how long nothing is due, in seconds, unless a handler finishes or jobs are put."""
@@ -213,8 +213,7 @@ class WorkerState:
         acks = self.acks
         if self._error_pause:
             return self._error_pause
-        free = len(self.running) < self.config.concurrency and not self.waiting and not self.stopping
-        free = free and self.heartbeats.recent()  # which wakes this worker when it is
+        free = self.idle
         if (
             acks.failed
             or (acks.completed and not self.waiting)

@@ -7,12 +7,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, Text, create_engine, func, text, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    case,
+    create_engine,
+    false,
+    func,
+    text,
+    update,
+)
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import BuildContext, build_context
 from sqlalchemy_locks.queue import acknowledge
+from sqlalchemy_locks.queue import fetch as fetch_module
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE, Watch, later
 from tests.fixtures.queues import MakeEngine, put
@@ -150,11 +165,17 @@ def test_capture_sees_changes_made_before_its_lock(
     assert counts(engine)["running"] == 4
 
 
+@pytest.mark.parametrize("locks", [False, True])
 @pytest.mark.parametrize("name", POSTGRESQL)
 def test_completion_checks_the_claim_after_locking(
-    engine_to: MakeEngine, servers: Servers, pause: Connection, monkeypatch: pytest.MonkeyPatch, name: str
+    engine_to: MakeEngine,
+    servers: Servers,
+    pause: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    locks: bool,
 ) -> None:
-    """Between snapshot and lock, another worker captures one of them."""
+    """Between snapshot and lock, or between the look at xmax and the UPDATE, another worker captures one of them."""
     engine = engine_to(name)
     put(engine, *range(2))
     mine = fetched(engine, [], 2).jobs
@@ -167,7 +188,12 @@ def test_completion_checks_the_claim_after_locking(
             patched.setattr(acknowledge, "_running", lambda at: (*running(at), paused()))
             return changing(context)
 
-    complete.update = pausing  # type: ignore[method-assign]
+    if locks:
+        held_up._fetches[False]._locking = 1
+        complete.update = pausing  # type: ignore[method-assign]
+    else:
+        look: Any = case((fetch_module._NEVER_LOCKED, paused()), else_=false())
+        monkeypatch.setattr(fetch_module, "_NEVER_LOCKED", look)
     watch = Watch(servers, name)
 
     def fetch() -> Any:

@@ -9,14 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, literal_column, select
+from sqlalchemy import Connection, Engine, event, select
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.queue import fetch
 from sqlalchemy_locks.workers.state import WorkerState
-from tests.conftest import Servers
-from tests.fixtures.parties import PATIENCE, Watch, later
 from tests.fixtures.queues import MakeEngine, put, silenced
 from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_for, state_of, worker_engine
 
@@ -139,81 +136,56 @@ def test_deferred_jobs_get_heartbeats(engine_to: MakeEngine, name: str) -> None:
         assert len(state.jobs()) == 1
 
 
-def run_cycle_while_locked(
-    servers: Servers, name: str, state: WorkerState, locker: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Run a cycle that waits for the locker's row, and commit the locker then."""
-    # as long as the test needs; the condition is part of the statement, which a new Queue builds
-    short: Any = literal_column("(SELECT set_config('lock_timeout', '60s', true)) IS NOT NULL")
-    monkeypatch.setattr(fetch, "_WAITS_ARE_SHORT", short)
-    watch = Watch(servers, name)
-    cycle = later(state.cycle)
-    watch.until_waiting(cycle)
-    locker.commit()
-    cycle.result(PATIENCE)
-    watch.close()
+def statements_of(engine: Engine) -> list[str]:
+    """Return a list of the statements that complete jobs from now on."""
+    sent: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "completed_at=clock_timestamp()" in statement:
+            sent.append(statement)
+
+    return sent
 
 
-def captured_state(engine: Engine) -> WorkerState:
-    """Return the state of a worker that has finished two jobs, 0 and 1, and not reported them."""
-    put(engine, 0, 1)
-    worker = sl.Worker(sl.Queue(), print, bind=engine, batch=2, concurrency=2, heartbeat=3600, stalled_after=None)
-    state = state_for(worker)
+@pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
+def test_a_row_that_was_locked_is_completed_at_once(engine_to: MakeEngine, name: str) -> None:
+    """As by a foreign key that refers to it; PostgreSQL doesn't erase the lock of a transaction that has ended."""
+    engine = worker_engine(engine_to, name)
+    put(engine, *range(6))
+    state = state_for(sl.Worker(sl.Queue(), print, bind=engine, batch=2, heartbeat=3600, stalled_after=None))
+    sent = statements_of(engine)
     state.cycle()
-    return state
-
-
-@pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
-def test_a_row_that_is_locked_briefly_delays_nothing(
-    engine_to: MakeEngine, servers: Servers, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """As by a heartbeat that commits."""
-    engine = worker_engine(engine_to, name)
-    state = captured_state(engine)
-    mine = list(state.waiting)
-    finish_all(state)
-    with engine_to(name).connect() as heart:
-        assert heart.scalar(queue.heartbeat(mine)) == 2
-        run_cycle_while_locked(servers, name, state, heart, monkeypatch)
-    assert (state.acks.deferred, counts(engine)["completed"]) == ([], 2)
-
-
-@pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
-def test_a_job_that_is_requeued_while_its_report_waits_is_not_completed(
-    engine_to: MakeEngine, servers: Servers, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    engine = worker_engine(engine_to, name)
-    state = captured_state(engine)
-    first, _ = state.waiting
-    finish_all(state)
-    with engine_to(name).connect() as other:
-        assert other.scalar(queue.release(first)) == 1
-        run_cycle_while_locked(servers, name, state, other, monkeypatch)
-    assert counts(engine) == {"all": 2, "completed": 1, "dead": 0, "running": 0, "waiting": 1}
+    for number in range(3):
+        with locking(engine_to(name), state.waiting[0]):
+            pass
+        finish_all(state)
+        sent.clear()
+        state.cycle()
+        assert (state.acks.deferred, counts(engine)["completed"]) == ([], 2 * number + 2)
+        # a second statement for the first batch only: from then on rows are locked
+        assert ["xmax" in statement for statement in sent] == ([False] if number else [True, False])
 
 
 @pytest.mark.parametrize("yugabytedb", [False, True])
-def test_yugabytedb_by_a_postgresql_url_skips_locked_rows(
-    engine_to: MakeEngine, servers: Servers, yugabytedb: bool
-) -> None:
-    """Its row locks have no timeout. A function stands in for its version."""
+def test_yugabytedb_by_a_postgresql_url_locks_rows(engine_to: MakeEngine, yugabytedb: bool) -> None:
+    """Its rows have no xmax. A function stands in for its version."""
     name = "postgresql15"
     with engine_to(name).begin() as connection:
-        connection.exec_driver_sql("DROP SCHEMA IF EXISTS standin CASCADE")
-        connection.exec_driver_sql("CREATE SCHEMA standin")
+        connection.exec_driver_sql("CREATE SCHEMA yugabyte_version")
         connection.exec_driver_sql(
-            "CREATE FUNCTION standin.version() RETURNS text LANGUAGE sql AS"
+            "CREATE FUNCTION yugabyte_version.version() RETURNS text LANGUAGE sql AS"
             " $$SELECT 'PostgreSQL 15.2-YB-2.25.1.0-b0 on x86_64'$$"
         )
-    path = "standin,pg_catalog" if yugabytedb else "pg_catalog"
+    path = "yugabyte_version,pg_catalog" if yugabytedb else "pg_catalog"
     engine = engine_to(name, connect_args={"options": f"-c search_path={path}"})
-    statements: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda c, cursor, statement, *_: statements.append(statement))
-    state = captured_state(engine)
+    put(engine, 0, 1)
+    state = state_for(sl.Worker(sl.Queue(), print, bind=engine, batch=2, heartbeat=3600, stalled_after=None))
+    sent = statements_of(engine)
+    state.cycle()
     finish_all(state)
     state.cycle()
-    sent = [statement for statement in statements if "locks_completed" in statement]
-    assert {"lock_timeout" in statement for statement in sent} == {not yugabytedb}
+    assert {"xmax" in statement for statement in sent} == {not yugabytedb}
     assert counts(engine)["completed"] == 2
     with engine.begin() as connection:
-        connection.exec_driver_sql("DROP SCHEMA standin CASCADE")
+        connection.exec_driver_sql("DROP SCHEMA yugabyte_version CASCADE")
