@@ -129,7 +129,7 @@ class Fetched(NamedTuple):
 
 # xmax is the last transaction that locked this version of the row, or a number of several, and stays when they have
 # ended; a statement that locks and then changes a row is also the xmin of the new version. A lock that is taken in the
-# microsecond between this look and the UPDATE is waited for; if the row was changed meanwhile, it isn't completed, since
+# microsecond between this look and the UPDATE is waited for; a row that was changed meanwhile isn't completed, since
 # PostgreSQL looks again at the new version, which it has locked.
 _NEVER_LOCKED: Any = literal_column("(xmax = '0' OR xmax = xmin)")
 #: how many batches lock their rows after one that had some it couldn't complete so: where handlers insert rows that
