@@ -218,7 +218,7 @@ class Fetch(FetchJobs):
         values = {**owned_parameters(execution, self.jobs), "locks_drawn": draw_claim(self.jobs.columns.claim)}
         limit = values.pop(LIMIT)
         backend = execution.backend
-        looks = not self._locking and backend.shows_row_locks(execution.connection)
+        looks = backend.shows_row_locks(execution.connection) and not self._locking
         self._locking = max(0, self._locking - 1)
         direct = self._direct_fetch(execution.context, limit, looks)
         found = execution.by_cursor(direct.statement, values, _fetch_all)
