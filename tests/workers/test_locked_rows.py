@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, event, select
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.workers.state import WorkerState
 from tests.fixtures.queues import MakeEngine, put, silenced
 from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_for, state_of, worker_engine
@@ -189,3 +190,30 @@ def test_yugabytedb_by_a_postgresql_url_locks_rows(engine_to: MakeEngine, yugaby
     assert counts(engine)["completed"] == 2
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP SCHEMA yugabyte_version CASCADE")
+
+
+def test_no_job_is_lost_when_the_second_statement_fails(engine_to: MakeEngine) -> None:
+    """The first one has completed what it could, and captured others, which nobody knows."""
+    engine = engine_to("postgresql15", connect_args={"options": "-c statement_timeout=200"})
+    put(engine, *range(4))
+    state = state_for(sl.Worker(sl.Queue(), print, bind=engine, batch=2, heartbeat=3600, stalled_after=None))
+    state.cycle()
+    with locking(engine_to("postgresql15"), state.waiting[0]):
+        pass
+    finish_all(state)
+    failed: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("WITH locks_unlocked") and not failed:
+            failed.append(statement)
+            cursor.execute("SELECT pg_sleep(60)")
+
+    state.cycle()
+    assert len(failed) == 1
+    assert counts(engine) == {"all": 4, "completed": 2, "dead": 0, "running": 2, "waiting": 0}
+    state.heartbeats.confirmed_at = clock()
+    assert finish_all(state) == [2, 3]
+    state.cycle()
+    assert state.jobs() == []
+    assert counts(engine)["completed"] == 4
