@@ -193,6 +193,9 @@ def _expanded(pairs: list[Any]) -> dict[str, Any]:
 
 
 class Complete(UpdateOwnedJobs):
+    #: how many of the workers' next batches lock their rows first, though a look at them could do
+    locking_batches = 0
+
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         return {at.completed_at: Now(), at.heartbeat_at: null(), at.error: null()}
 

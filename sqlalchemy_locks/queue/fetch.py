@@ -160,8 +160,6 @@ class Fetch(FetchJobs):
         self._complete = complete
         self._native: WeakKeyDictionary[Dialect, bool] = WeakKeyDictionary()
         self._direct: dict[tuple[BuildContext, int, bool], _DirectFetch] = {}
-        #: how many of the next batches lock their rows
-        self._locking = 0
 
     def _statement(self, context: BuildContext, spec: CaptureSpec) -> Executable | None:
         if not context.backend.writable_ctes:
@@ -217,15 +215,15 @@ class Fetch(FetchJobs):
         """Run it by the driver's own cursor, and parse all payloads together: reading rows is most of the cost."""
         values = {**owned_parameters(execution, self.jobs), "locks_drawn": draw_claim(self.jobs.columns.claim)}
         limit = values.pop(LIMIT)
-        backend = execution.backend
-        looks = backend.shows_row_locks(execution.connection) and not self._locking
-        self._locking = max(0, self._locking - 1)
+        complete = self._complete
+        looks = execution.backend.shows_row_locks(execution.connection) and not complete.locking_batches
+        complete.locking_batches = max(0, complete.locking_batches - 1)
         direct = self._direct_fetch(execution.context, limit, looks)
         found = execution.by_cursor(direct.statement, values, _fetch_all)
         completed = found[0][-1]
         if looks and completed < len(execution.values[IDS]):
             completed += self._complete_unlocked(execution)
-            self._locking = _LOCKING_BATCHES
+            complete.locking_batches = _LOCKING_BATCHES
         if found[0][0] is None:
             return Fetched([], completed)
         known = (values["locks_queue"], values["locks_host"], *direct.nulls)

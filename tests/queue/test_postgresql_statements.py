@@ -189,7 +189,7 @@ def test_completion_checks_the_claim_after_locking(
             return changing(context)
 
     if locks:
-        held_up._fetches[False]._locking = 1
+        held_up._complete.locking_batches = 1
         complete.update = pausing  # type: ignore[method-assign]
     else:
         look: Any = case((fetch_module._NEVER_LOCKED, paused()), else_=false())

@@ -162,6 +162,7 @@ def test_a_row_that_was_locked_is_completed_at_once(engine_to: MakeEngine, name:
             pass
         finish_all(state)
         sent.clear()
+        state.cursor._enabled = number == 0  # after a position, and from the head
         state.cycle()
         assert (state.acks.deferred, counts(engine)["completed"]) == ([], 2 * number + 2)
         # a second statement for the first batch only: from then on rows are locked
