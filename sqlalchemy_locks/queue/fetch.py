@@ -3,12 +3,12 @@
 - *PostgreSQL, YugabyteDB*: one statement, and so one round trip for each batch. The rows that it completes and the rows
   that it captures are disjoint, whatever other sessions do: it captures what was waiting when the statement began, and
   completes what was running. It skips completed rows that another session has locked. On PostgreSQL it skips those that
-  seem to be, and completes them by a statement of their own: locking each row to find out takes a tenth of a batch.
+  seem to be, and completes them by a second statement: locking each row to find out takes 7 % of a batch of 100.
 - *MySQL, MariaDB, SQLite*: the statements of both, in one transaction.
 
-Either both take effect or neither does. If the reply is lost, a second execution completes nothing twice (the jobs have
-a ``completed_at``) and captures other jobs; those that the lost reply named stall, unless the worker finds them by its
-host name.
+Either both take effect or neither does; if the second statement fails, its jobs stay to be completed. If the reply is
+lost, a second execution completes nothing twice (the jobs have a ``completed_at``) and captures other jobs; those that
+the lost reply named stall, unless the worker finds them by its host name.
 """
 
 from __future__ import annotations
