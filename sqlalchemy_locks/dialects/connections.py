@@ -30,6 +30,8 @@ from sqlalchemy_locks.errors import PoolTimeout
 
 T = TypeVar("T")
 
+#: in the ``info`` of a pooled connection, which ends with the driver's connection
+_CURSOR = "_sqlalchemy_locks_cursor"
 #: libpq's PQTRANS_IDLE
 TRANSACTION_IDLE = 0
 _WORD = re.compile(r"[A-Za-z0-9_]+")
@@ -138,17 +140,37 @@ def begin_failed(connection: Connection) -> None:
 
 
 def set_autocommit(connection: Connection, value: bool) -> None:
-    """Set the autocommit of a driver of PostgreSQL's, without a round trip.
+    """Set the autocommit of a driver of PostgreSQL's, without a round trip."""
+    psycopg = _idle_psycopg(connection)
+    if psycopg is not None:
+        psycopg._autocommit = value
+    else:
+        pooled: Any = connection.connection
+        pooled.dbapi_connection.autocommit = value
 
-    psycopg's own setter takes a lock and runs a generator, for each statement twice; its async one also yields to the
-    event loop, and a cancellation raised there would come after the change.
+
+def enter_psycopg_autocommit(connection: Connection) -> bool:
+    """Set psycopg's autocommit, and return whether that changed it; ``False`` inside a transaction."""
+    psycopg = _idle_psycopg(connection)
+    if psycopg is None or psycopg._autocommit:
+        return False
+    psycopg._autocommit = True
+    return True
+
+
+def _idle_psycopg(connection: Connection) -> Any:
+    """Return the driver's connection if it is psycopg's, of either kind, and no transaction is open on it.
+
+    Its autocommit is then an attribute. The setter takes a lock and runs a generator, for each statement twice; the
+    async one also yields to the event loop, and a cancellation raised there would come after the change.
     """
     pooled: Any = connection.connection
-    driver = pooled.driver_connection
-    if hasattr(driver, "pgconn") and driver.pgconn.transaction_status == TRANSACTION_IDLE:
-        driver._autocommit = value
-    else:
-        pooled.dbapi_connection.autocommit = value
+    driver = pooled.dbapi_connection
+    pgconn = getattr(driver, "pgconn", None)
+    if pgconn is None:
+        driver = pooled.driver_connection
+        pgconn = getattr(driver, "pgconn", None)
+    return driver if pgconn is not None and pgconn.transaction_status == TRANSACTION_IDLE else None
 
 
 def closed(connection: Connection) -> bool:
@@ -250,11 +272,12 @@ def execute_by_cursor(
     :raises DBAPIError: as SQLAlchemy raises the driver's errors.
     """
     cursor: Any = None
+    kept: Any = None
     if how is StatementForm.CURSOR_EVENTS:
         cursor = _cursor_with_events(connection, sql, parameters, options, simple)
     try:
         if cursor is None:
-            cursor = connection.connection.cursor()
+            cursor = kept = _take_cursor(connection)
             # with asyncpg, what was prepared before a change of the schema was noticed is prepared again
             noticed = getattr(connection.dialect, "_invalidate_schema_cache_asof", None)
             if noticed is not None:
@@ -268,11 +291,30 @@ def execute_by_cursor(
             raise_translated(connection, error, sql, parameters, cursor)
         connection.invalidate(error)  # the server's reply would be read as the next statement's
         raise
+    if kept is not None and _keep_cursor(connection, kept):
+        return found
     try:
         cursor.close()
     except Exception as error:
         connection.invalidate(error)  # the answer has been read
     return found
+
+
+def _take_cursor(connection: Connection) -> Any:
+    """Return the cursor that :func:`_keep_cursor` has kept for this connection, or a new one."""
+    pooled: Any = connection.connection
+    return pooled.info.pop(_CURSOR, None) or pooled.cursor()
+
+
+def _keep_cursor(connection: Connection, cursor: Any) -> bool:
+    """Keep an open cursor of psycopg's for the next statement, which takes 7 to 10 µs less than with a new one.
+
+    A new one copies the connection's adapters, and finds the dumper of each type again.
+    """
+    if connection.dialect.driver != "psycopg" or connection.dialect.is_async or cursor.closed:
+        return False
+    connection.connection.info[_CURSOR] = cursor
+    return True
 
 
 def _begins_transaction(connection: Connection) -> bool:

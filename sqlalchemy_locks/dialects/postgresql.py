@@ -19,6 +19,7 @@ from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import (
     TRANSACTION_IDLE,
     closed,
+    enter_psycopg_autocommit,
     raise_translated,
     set_autocommit,
 )
@@ -397,9 +398,10 @@ class _Autocommitted:
 
     def __enter__(self) -> None:
         connection = self._connection
-        self._changed = not self._backend.autocommit(connection)
-        if not self._changed:
+        self._changed = enter_psycopg_autocommit(connection)
+        if self._changed or self._backend.autocommit(connection):
             return
+        self._changed = True
         try:
             try:
                 if not self._backend.transaction_ended(connection):

@@ -273,7 +273,9 @@ class Fetch(FetchJobs):
 
 
 def _fetch_all(cursor: Any) -> list[Any]:
-    return list(cursor.fetchall())
+    rows = list(cursor.fetchall())
+    cursor.close()  # one that is kept for the next statement would keep the payloads
+    return rows
 
 
 def _parsed(texts: list[str | None], dialect: Any) -> list[Any]:
