@@ -135,7 +135,7 @@ class PostgreSQL(Backend):
         connection.execute(_INSTALL_LOCK, {"key": key})
 
     def function_variant(self, connection: Connection, schema: str) -> str:
-        if "-YB-" in str(connection.scalar(text("SELECT version()"))):
+        if _yugabytedb_version(connection) is not None:
             return "yugabytedb"
         kind = connection.scalar(_LOCKED_KEYS_KIND, {"schema": schema})
         return "table" if kind in ("r", "p") else "advisory"
@@ -144,9 +144,9 @@ class PostgreSQL(Backend):
         def ask(sql: str) -> Any:
             return connection.exec_driver_sql(sql).scalar()
 
-        yugabyte = re.search(r"-YB-([\d.]+)", str(ask("SELECT version()")))
-        if yugabyte:
-            yield version_finding("YugabyteDB", yugabyte[1])
+        yugabyte = _yugabytedb_version(connection)
+        if yugabyte is not None:
+            yield version_finding("YugabyteDB", yugabyte)
         else:
             yield version_finding("PostgreSQL", str(ask("SHOW server_version")).split()[0])
         if ask("SELECT pg_is_in_recovery()"):
@@ -163,7 +163,7 @@ class PostgreSQL(Backend):
         else:
             says = f"sessions begin at {level}, where a lock in a session of yours is refused; Locks sets its own level"
             yield Finding("isolation", "warning", says)
-        if yugabyte:
+        if yugabyte is not None:
             yield from yugabyte_findings(connection, level)
         pid = initial_server_pid(connection.connection.driver_connection)
         if pid is not None and pid != ask("SELECT pg_backend_pid()"):
@@ -245,8 +245,8 @@ class PostgreSQL(Backend):
 
     def shows_row_locks(self, connection: Connection) -> bool:
         known: dict[str, Any] = connection.dialect.__dict__
-        if _SHOWS_ROW_LOCKS not in known:  # a postgresql:// URL may lead to YugabyteDB
-            known[_SHOWS_ROW_LOCKS] = "-YB-" not in str(connection.exec_driver_sql("SELECT version()").scalar())
+        if _SHOWS_ROW_LOCKS not in known:
+            known[_SHOWS_ROW_LOCKS] = _yugabytedb_version(connection) is None
         return bool(known[_SHOWS_ROW_LOCKS])
 
     def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
@@ -429,6 +429,12 @@ class _Autocommitted:
             connection.invalidate(error)
             if not isinstance(error, Exception):
                 raise
+
+
+def _yugabytedb_version(connection: Connection) -> str | None:
+    """Return the version of YugabyteDB, to which a ``postgresql://`` URL may lead; ``None`` for PostgreSQL."""
+    found = re.search(r"-YB-([\d.]*)", str(connection.exec_driver_sql("SELECT version()").scalar()))
+    return None if found is None else found[1]
 
 
 def _transaction_status(driver: Any) -> int | None:

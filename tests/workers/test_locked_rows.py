@@ -169,18 +169,28 @@ def test_a_row_that_was_locked_is_completed_at_once(engine_to: MakeEngine, name:
         assert ["xmax" in statement for statement in sent] == ([False] if number else [True, False])
 
 
-@pytest.mark.parametrize("yugabytedb", [False, True])
-def test_yugabytedb_by_a_postgresql_url_locks_rows(engine_to: MakeEngine, yugabytedb: bool) -> None:
-    """Its rows have no xmax. A function stands in for its version."""
-    name = "postgresql15"
-    with engine_to(name).begin() as connection:
-        connection.exec_driver_sql("CREATE SCHEMA yugabyte_version")
+@pytest.fixture
+def yugabytedb_version(engine_to: MakeEngine) -> Iterator[str]:
+    """A schema with a function that stands in for YugabyteDB's ``version()``."""
+    schema, engine = "yugabytedb_version", engine_to("postgresql15")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
         connection.exec_driver_sql(
-            "CREATE FUNCTION yugabyte_version.version() RETURNS text LANGUAGE sql AS"
+            f"CREATE FUNCTION {schema}.version() RETURNS text LANGUAGE sql AS"
             " $$SELECT 'PostgreSQL 15.2-YB-2.25.1.0-b0 on x86_64'$$"
         )
-    path = "yugabyte_version,pg_catalog" if yugabytedb else "pg_catalog"
-    engine = engine_to(name, connect_args={"options": f"-c search_path={path}"})
+    yield schema
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.mark.parametrize("yugabytedb", [False, True])
+def test_yugabytedb_by_a_postgresql_url_locks_rows(
+    engine_to: MakeEngine, yugabytedb_version: str, yugabytedb: bool
+) -> None:
+    """Its rows have no xmax."""
+    path = f"{yugabytedb_version},pg_catalog" if yugabytedb else "pg_catalog"
+    engine = engine_to("postgresql15", connect_args={"options": f"-c search_path={path}"})
     put(engine, 0, 1)
     state = state_for(sl.Worker(sl.Queue(), print, bind=engine, batch=2, heartbeat=3600, stalled_after=None))
     sent = statements_of(engine)
@@ -189,8 +199,6 @@ def test_yugabytedb_by_a_postgresql_url_locks_rows(engine_to: MakeEngine, yugaby
     state.cycle()
     assert {"xmax" in statement for statement in sent} == {not yugabytedb}
     assert counts(engine)["completed"] == 2
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP SCHEMA yugabyte_version CASCADE")
 
 
 def test_no_job_is_lost_when_the_second_statement_fails(engine_to: MakeEngine) -> None:
