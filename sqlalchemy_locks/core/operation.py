@@ -507,6 +507,7 @@ class Execution:
 
 def fresh_nonce() -> str:
     """Return a token that is unique to one call; a valid UUID, since MariaDB's type takes no other 128 bits."""
+    # not a counter, nor Python's own random numbers: copies of a process (a snapshot of its machine) would repeat them
     digits = os.urandom(16).hex()
     return f"{digits[:12]}4{digits[13:16]}8{digits[17:]}"
 
