@@ -139,38 +139,60 @@ def begin_failed(connection: Connection) -> None:
     connection.__dict__["_Connection__in_begin"] = False
 
 
-def set_autocommit(connection: Connection, value: bool) -> None:
-    """Set the autocommit of a driver of PostgreSQL's, without a round trip."""
-    psycopg = _idle_psycopg(connection)
-    if psycopg is not None:
-        psycopg._autocommit = value
-    else:
-        pooled: Any = connection.connection
-        pooled.dbapi_connection.autocommit = value
+class DriverAutocommit:
+    """A driver of PostgreSQL's in autocommit for a block: an attribute of its own, which costs no round trip.
 
-
-def enter_psycopg_autocommit(connection: Connection) -> bool:
-    """Set psycopg's autocommit, and return whether that changed it; ``False`` inside a transaction."""
-    psycopg = _idle_psycopg(connection)
-    if psycopg is None or psycopg._autocommit:
-        return False
-    psycopg._autocommit = True
-    return True
-
-
-def _idle_psycopg(connection: Connection) -> Any:
-    """Return the driver's connection if it is psycopg's, of either kind, and no transaction is open on it.
-
-    Its autocommit is then an attribute. The setter takes a lock and runs a generator, for each statement twice; the
-    async one also yields to the event loop, and a cancellation raised there would come after the change.
+    psycopg's setter takes a lock and runs a generator; its async one also yields to the event loop, and a cancellation
+    raised there would come after the change. While no transaction is open, the setter only sets this attribute.
     """
-    pooled: Any = connection.connection
-    driver = pooled.dbapi_connection
-    pgconn = getattr(driver, "pgconn", None)
-    if pgconn is None:
-        driver = pooled.driver_connection
-        pgconn = getattr(driver, "pgconn", None)
-    return driver if pgconn is not None and pgconn.transaction_status == TRANSACTION_IDLE else None
+
+    __slots__ = ("_attribute", "_connection", "_driver", "_idle")
+
+    def __init__(self, connection: Connection, idle: Callable[[Connection], bool]) -> None:
+        """Create the block.
+
+        :param idle: whether the server has no transaction open on a connection.
+        """
+        self._connection, self._idle = connection, idle
+        self._driver: Any = None
+
+    def __enter__(self) -> None:
+        connection = self._connection
+        pooled: Any = connection.connection
+        driver, attribute = pooled.driver_connection, "_autocommit"
+        if not hasattr(driver, "pgconn"):
+            driver, attribute = pooled.dbapi_connection, "autocommit"
+        if getattr(driver, attribute):
+            return
+        try:
+            try:
+                if not self._idle(connection):
+                    pooled.dbapi_connection.rollback()  # a listener of the app's has left a transaction open
+                self._driver, self._attribute = driver, attribute
+                setattr(driver, attribute, True)  # psycopg2 sends the engine's isolation level along
+            except connection.dialect.loaded_dbapi.Error as error:
+                raise_translated(connection, error)
+        except BaseException as error:
+            connection.invalidate(error)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        connection, driver = self._connection, self._driver
+        try:
+            try:
+                if driver is not None:
+                    # before anything that can raise: the app's next transaction on this connection would autocommit
+                    setattr(driver, self._attribute, False)
+            finally:
+                if connection.in_transaction():
+                    connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
+            if driver is not None and not connection.invalidated and not self._idle(connection):
+                connection.invalidate()
+        except BaseException as error:
+            # the reply has been read, or there is an error that says more than this one
+            connection.invalidate(error)
+            if not isinstance(error, Exception):
+                raise
 
 
 def closed(connection: Connection) -> bool:

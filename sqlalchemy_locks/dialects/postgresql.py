@@ -18,10 +18,9 @@ from sqlalchemy_locks.dialects.base import IDLE, Backend
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import (
     TRANSACTION_IDLE,
+    DriverAutocommit,
     closed,
-    enter_psycopg_autocommit,
     raise_translated,
-    set_autocommit,
 )
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
@@ -250,7 +249,7 @@ class PostgreSQL(Backend):
         return bool(known[_SHOWS_ROW_LOCKS])
 
     def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        return _Autocommitted(self, connection)
+        return DriverAutocommit(connection, self.transaction_ended)
 
     def marker_lost(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never
@@ -386,49 +385,6 @@ def join_by_row(connection: Connection, key: int, wait: str) -> None:
     """Wait for the head of the queue of a key, by a lock of its row (YugabyteDB)."""
     was = connection.execute(_LIMIT, {"wait": wait}).scalar()
     connection.execute(_JOIN_BY_ROW, {"key": key, "was": was})
-
-
-class _Autocommitted:
-    """The driver in autocommit: an attribute of its own, which costs no round trip."""
-
-    __slots__ = ("_backend", "_changed", "_connection")
-
-    def __init__(self, backend: PostgreSQL, connection: Connection) -> None:
-        self._backend, self._connection = backend, connection
-
-    def __enter__(self) -> None:
-        connection = self._connection
-        self._changed = enter_psycopg_autocommit(connection)
-        if self._changed or self._backend.autocommit(connection):
-            return
-        self._changed = True
-        try:
-            try:
-                if not self._backend.transaction_ended(connection):
-                    pooled: Any = connection.connection
-                    pooled.dbapi_connection.rollback()  # a listener of the app's has left a transaction open
-                set_autocommit(connection, True)  # psycopg2 sends the engine's isolation level along
-            except connection.dialect.loaded_dbapi.Error as error:
-                raise_translated(connection, error)
-        except BaseException:
-            self._restore()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
-        connection = self._connection
-        try:
-            if connection.in_transaction():
-                connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
-            if self._changed and not connection.invalidated:
-                set_autocommit(connection, False)
-        except BaseException as error:
-            # the reply has been read, or there is an error that says more than this one
-            connection.invalidate(error)
-            if not isinstance(error, Exception):
-                raise
 
 
 def _yugabytedb_version(connection: Connection) -> str | None:

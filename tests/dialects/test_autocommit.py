@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from typing import Any
 
 import pytest
@@ -102,3 +104,47 @@ def test_async_locks_are_refused(servers: Any, name: str, driver: str) -> None:
                     await connection.execute(sl.lock.exclusive(key))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_an_error_near_the_recursion_limit_leaves_no_autocommit(
+    engine_to: MakeEngine, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooled connection that stayed in autocommit would commit what the app's next transaction rolls back."""
+    # finalizers run near the limit, too, and so would pytest's hook
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    engine = engine_to("postgresql15", driver, pool_size=1, max_overflow=0, pool_timeout=1)
+    locks, key, refused = sl.Locks(engine), unused(), 0
+    PAGE.create(engine, checkfirst=True)
+    with engine.begin() as connection:
+        connection.execute(PAGE.delete())
+    for _ in range(8):  # psycopg prepares the statements
+        assert locks.mutex.acquire(key)
+        assert locks.mutex.release(key)
+    usual, depth = sys.getrecursionlimit(), _depth()
+    for frames in range(8, 90):
+        with engine.connect():  # the pool has one to give without creating it
+            pass
+        try:
+            sys.setrecursionlimit(depth + frames)
+            locks.mutex.acquire(key)
+        except RecursionError:
+            refused += 1
+        finally:
+            sys.setrecursionlimit(usual)
+        if engine.pool.checkedout():  # type: ignore[attr-defined]
+            engine.dispose()
+        with contextlib.suppress(ZeroDivisionError), engine.begin() as connection:
+            connection.execute(PAGE.insert().values(id=frames))
+            raise ZeroDivisionError
+        locks.mutex.release(key)
+    assert 8 < refused < 82
+    with engine.connect() as connection:
+        assert connection.scalars(PAGE.select()).all() == []
+
+
+def _depth() -> int:
+    frame, depth = sys._getframe(1), 1
+    while (below := frame.f_back) is not None:
+        frame, depth = below, depth + 1
+    return depth
