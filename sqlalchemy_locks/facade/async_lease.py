@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from sqlalchemy.util import greenlet_spawn
-
 from sqlalchemy_locks.facade.lease import GrantView, LeaseContext
 from sqlalchemy_locks.runtime.decorators import in_async_block
+from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.runtime.local_queue import wait_for_future
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, clock
 from sqlalchemy_locks.values import Grant
@@ -98,9 +97,9 @@ class AsyncLeaseContext:
         return decorated
 
     async def __aenter__(self) -> AsyncLease:
-        grant, renewable = await greenlet_spawn(self._context.enter)
+        grant, renewable = await run_in_greenlet(self._context.enter)
         self._task = asyncio.create_task(_renew(renewable))
-        return AsyncLease(grant, renewable.lost, lambda: greenlet_spawn(self._context.check))
+        return AsyncLease(grant, renewable.lost, lambda: run_in_greenlet(self._context.check))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,7 +110,7 @@ class AsyncLeaseContext:
         try:
             await asyncio.wait({task})
         finally:
-            await greenlet_spawn(self._context.leave, error)
+            await run_in_greenlet(self._context.leave, error)
 
 
 async def _renew(lease: RenewableLease) -> None:
@@ -119,5 +118,5 @@ async def _renew(lease: RenewableLease) -> None:
         pause = lease.due - clock()
         if pause > 0:
             await asyncio.sleep(pause)
-        elif not await greenlet_spawn(lease.renew):
+        elif not await run_in_greenlet(lease.renew):
             return

@@ -1,6 +1,7 @@
 """``AsyncLocks``: ``Locks``, awaited.
 
-Each method runs its synchronous twin in SQLAlchemy's greenlet, where the drivers' waits become ``await``.
+Each method runs its synchronous twin in a greenlet (``runtime/greenlets.py``), where the drivers' waits become
+``await``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ except ImportError as error:
     ) from error
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.util import await_only, greenlet_spawn
+from sqlalchemy.util import await_only
 
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.conditional.mutex import Mutex
@@ -36,6 +37,7 @@ from sqlalchemy_locks.facade.maintenance import AsyncMaintenance
 from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.semaphores import DAY, Alive
 from sqlalchemy_locks.runtime.decorators import check_coroutine, in_async_block
+from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.values import Grant, Released, Report
 
 T = TypeVar("T")
@@ -46,7 +48,7 @@ AsyncAlive = Callable[[list[str]], Awaitable[Iterable[str]]]
 
 
 def awaited(alive: Alive | AsyncAlive | None) -> Alive | None:
-    """Return a plain function that calls ``alive``, and awaits it in SQLAlchemy's greenlet if it is a coroutine."""
+    """Return a plain function that calls ``alive``, and awaits it in the greenlet if it is a coroutine."""
     if alive is None:
         return None
 
@@ -123,7 +125,7 @@ class AsyncLocks:
         >>> if await locks.once_per("hourly-report", every=3600):
         ...     await send_report()
         """
-        return await greenlet_spawn(self._sync.once_per, name, every=every, windowed=windowed, tz=tz, queue=queue)
+        return await run_in_greenlet(self._sync.once_per, name, every=every, windowed=windowed, tz=tz, queue=queue)
 
     def scheduled(
         self,
@@ -164,17 +166,17 @@ class AsyncLocks:
         timeout: float | timedelta | None = None,
     ) -> Grant:
         """As :meth:`sqlalchemy_locks.Locks.acquire`."""
-        return await greenlet_spawn(
+        return await run_in_greenlet(
             self._sync.acquire, permits, external_id=external_id, owner=owner, ttl=ttl, timeout=timeout
         )
 
     async def release(self, external_id: str | Grant) -> Released:
         """As :meth:`sqlalchemy_locks.Locks.release`."""
-        return await greenlet_spawn(self._sync.release, external_id)
+        return await run_in_greenlet(self._sync.release, external_id)
 
     async def renew(self, external_id: str | Grant) -> bool:
         """As :meth:`sqlalchemy_locks.Locks.renew`."""
-        return await greenlet_spawn(self._sync.renew, external_id)
+        return await run_in_greenlet(self._sync.renew, external_id)
 
     def semaphore(
         self,
@@ -212,11 +214,11 @@ class AsyncLocks:
         self, *, stale_after: float | timedelta | None = DAY, alive: Alive | AsyncAlive | None = None
     ) -> int:
         """As :meth:`sqlalchemy_locks.Locks.sweep`; ``alive`` may be a coroutine function."""
-        return await greenlet_spawn(self._sync.sweep, stale_after=stale_after, alive=awaited(alive))
+        return await run_in_greenlet(self._sync.sweep, stale_after=stale_after, alive=awaited(alive))
 
     async def maintain(self, *, alive: Alive | AsyncAlive | None = None) -> Report:
         """As :meth:`sqlalchemy_locks.Locks.maintain`; ``alive`` may be a coroutine function."""
-        return await greenlet_spawn(self._sync.maintain, alive=awaited(alive))
+        return await run_in_greenlet(self._sync.maintain, alive=awaited(alive))
 
     def maintenance(
         self, *, alive: Alive | AsyncAlive | None = None, every: float | timedelta = 60
@@ -242,7 +244,7 @@ class AsyncLocks:
     async def run(self, operation: ValueOperation[T]) -> T | None: ...
     async def run(self, operation: Any) -> Any:
         """As :meth:`sqlalchemy_locks.Locks.run`."""
-        return await greenlet_spawn(self._sync.run, operation)
+        return await run_in_greenlet(self._sync.run, operation)
 
 
 class AsyncMutexes:
@@ -253,15 +255,15 @@ class AsyncMutexes:
 
     async def acquire(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """As ``Mutexes.acquire``."""
-        return await greenlet_spawn(self._mutexes.acquire, id, queue=queue, owner=owner)
+        return await run_in_greenlet(self._mutexes.acquire, id, queue=queue, owner=owner)
 
     async def acquire_token(self, id: Any, *, queue: Any = None, owner: str | None = None) -> int | None:
         """As ``Mutexes.acquire_token``."""
-        return await greenlet_spawn(self._mutexes.acquire_token, id, queue=queue, owner=owner)
+        return await run_in_greenlet(self._mutexes.acquire_token, id, queue=queue, owner=owner)
 
     async def release(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """As ``Mutexes.release``."""
-        return await greenlet_spawn(self._mutexes.release, id, queue=queue, owner=owner)
+        return await run_in_greenlet(self._mutexes.release, id, queue=queue, owner=owner)
 
 
 class AsyncHeld:
@@ -289,7 +291,7 @@ class AsyncHeld:
 
     async def check(self) -> None:
         """As ``Held.check``."""
-        await greenlet_spawn(self._held.check)
+        await run_in_greenlet(self._held.check)
 
 
 class AsyncExclusiveBlock:
@@ -309,9 +311,9 @@ class AsyncExclusiveBlock:
         )
 
     async def __aenter__(self) -> AsyncHeld:
-        return AsyncHeld(await greenlet_spawn(self._block.__enter__), self._locks)
+        return AsyncHeld(await run_in_greenlet(self._block.__enter__), self._locks)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await greenlet_spawn(self._block.__exit__, kind, error, trace)
+        await run_in_greenlet(self._block.__exit__, kind, error, trace)

@@ -1,6 +1,6 @@
 """``Locks``: the ready-made locks. It opens transactions, waits, retries and cleans up; it contains no SQL.
 
-``AsyncLocks`` (``async_locks.py``) runs the same code in SQLAlchemy's greenlet, and awaits it.
+``AsyncLocks`` (``async_locks.py``) runs the same code in a greenlet, and awaits it.
 """
 
 from __future__ import annotations

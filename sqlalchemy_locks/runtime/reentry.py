@@ -54,7 +54,7 @@ def current_owner() -> tuple[Any, ...]:
         running: Any = asyncio.current_task()
     except RuntimeError:
         running = None  # no event loop runs
-    if running is None:  # a task's greenlets are SQLAlchemy's, new ones at each call
+    if running is None:  # a task's calls have greenlets of their own
         greenlet = sys.modules.get("greenlet")
         current = None if greenlet is None else greenlet.getcurrent()
         # the greenlet that a thread begins with has no parent, and is the thread; one of gevent's is not

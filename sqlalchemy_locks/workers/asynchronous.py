@@ -1,6 +1,6 @@
 """AsyncWorker: as ``Worker``, with handlers that are awaited. What it decides is in ``state.py``, for both.
 
-What talks to the database runs in SQLAlchemy's greenlet, one call at a time.
+What talks to the database runs in a greenlet, one call at a time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.util import await_only, greenlet_spawn
+from sqlalchemy.util import await_only
 
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.runtime.cancellation import shielded
+from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
 from sqlalchemy_locks.workers.database import log, supports_listen
 from sqlalchemy_locks.workers.events import ObservedWorker
@@ -191,7 +192,7 @@ class AsyncWorker(ObservedWorker):
         """Wait for the cancelled handlers, then report and release the jobs, as far as the database replies in time."""
         deadline = self._loop.time() + CLOSE_WITHIN
         await asyncio.wait([*tasks], timeout=CLOSE_WITHIN) if tasks else None
-        closing = asyncio.create_task(greenlet_spawn(state.close))
+        closing = asyncio.create_task(run_in_greenlet(state.close))
         await asyncio.wait({closing}, timeout=max(0.5, deadline - self._loop.time()))
         if closing.done():
             closing.result()
@@ -218,7 +219,7 @@ class AsyncWorker(ObservedWorker):
 
     async def _query(self, state: WorkerState) -> None:
         """Run a cycle; a stop abandons one that the database doesn't reply to."""
-        cycle = self._cycle_task = asyncio.create_task(greenlet_spawn(state.cycle))
+        cycle = self._cycle_task = asyncio.create_task(run_in_greenlet(state.cycle))
         if self._stop.requested:
             self._abort_after_grace(cycle)
         try:
@@ -295,7 +296,7 @@ class AsyncWorker(ObservedWorker):
 
     async def _run_held_job(self, held: HeldJob, idle: IdleSlots, slot: object) -> bool:
         stop = self._stop
-        job = await greenlet_spawn(held.capture, lambda: stop.requested)
+        job = await run_in_greenlet(held.capture, lambda: stop.requested)
         if job is None:
             idle.add(slot)
             return False
@@ -306,10 +307,10 @@ class AsyncWorker(ObservedWorker):
             await self.handler(job)
         except BaseException as raised:
             if isinstance(raised, asyncio.CancelledError) and self._is_cancelled():
-                await greenlet_spawn(held.abandon)
+                await run_in_greenlet(held.abandon)
                 raise
             error = raised
-        await greenlet_spawn(held.finish, job, error)
+        await run_in_greenlet(held.finish, job, error)
         idle.clear()  # the handler may have put jobs that others have looked for before
         return True
 
@@ -332,7 +333,7 @@ class AsyncWorker(ObservedWorker):
         await self._idle.wait()
         while True:
             try:
-                if not await greenlet_spawn(supports_listen, self.config.engine):
+                if not await run_in_greenlet(supports_listen, self.config.engine):
                     return
                 await self._listen_until_lost()
             except Exception as error:
@@ -344,7 +345,7 @@ class AsyncWorker(ObservedWorker):
         topic, backend = self.config.queue.topic(self.config.name), self.config.backend
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()
-        connection = await greenlet_spawn(self.config.engine.raw_connection)
+        connection = await run_in_greenlet(self.config.engine.raw_connection)
         driver: Any = connection.driver_connection
         connection.detach()  # it doesn't return to the pool
         try:

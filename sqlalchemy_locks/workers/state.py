@@ -1,6 +1,6 @@
 """What a worker decides, and what it sends to the database; ``threaded.py`` and ``asynchronous.py`` only wait and run.
 
-Everything here is synchronous: ``AsyncWorker`` calls it in SQLAlchemy's greenlet. One thread at a time calls what talks
+Everything here is synchronous: ``AsyncWorker`` calls it in a greenlet. One thread at a time calls what talks
 to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`WorkerState.done`, the heartbeats' thread
 :meth:`WorkerState.jobs` and :meth:`WorkerState.drop`.
 """
