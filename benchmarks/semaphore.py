@@ -38,7 +38,7 @@ ROUNDS, PAIRS = 15, 100
 PROCESSES, SECONDS, CROWDS = 8, 2.0, 5
 SEMAPHORE = "hot"
 
-NAMES = {"ours": "locks.run", "locks.acquire": "locks.acquire"}
+NAMES = {"ours": "locks.run", "locks.acquire": "locks.acquire", "unflushed": "locks.acquire, durable_release=False"}
 #: the speed-up: the least allowed one (must), and the desired one (aim)
 FASTER = {"off": (3.5, 7.0), "on": (2.5, 5.0)}
 CROWDED = {"off": (5.0, 9.0), "on": (3.5, 8.0)}
@@ -93,11 +93,12 @@ def waiting(locks: sl.Locks, ident: str) -> bool:
 
 def variants(engine: Engine) -> dict[str, Pair]:
     """Return each variant, warmed up."""
-    locks = sl.Locks(engine)
+    locks, quick = sl.Locks(engine), sl.Locks(engine, durable_release=False)
     ways: dict[str, Callable[[], object]] = {
         "plain": lambda: plain(engine, fresh()),
         "ours": lambda: ours(locks, fresh()),
         "locks.acquire": lambda: waiting(locks, fresh()),
+        "unflushed": lambda: waiting(quick, fresh()),
     }
     for way in ways.values():
         for _ in range(20):
@@ -124,7 +125,7 @@ def report_pairs(url: URL, synchronous_commit: str) -> None:
     print(f"\nAcquire and release, synchronous_commit {synchronous_commit}")
     for name, times in rounds.items():
         print(f"  {name:14} {statistics.median(times):7.0f} µs")
-    for name in ("ours", "locks.acquire"):
+    for name in NAMES:
         ratios = [a / b for a, b in zip(rounds["plain"], rounds[name], strict=True)]
         judge(f"plain Core / {NAMES[name]}, {synchronous_commit}", ratios, *FASTER[synchronous_commit], least=True)
     engine.dispose()

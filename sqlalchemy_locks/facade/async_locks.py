@@ -63,21 +63,27 @@ class AsyncLocks:
     """As :class:`~sqlalchemy_locks.Locks`, with the same names, awaited.
 
     :param bind: an ``AsyncEngine``, or an ``async_sessionmaker`` bound to one.
-    :param owner: as for ``Locks``.
+    :param owner: :param durable_release: as for ``Locks``.
 
     >>> locks = sl.AsyncLocks(async_engine)
     >>> async with locks.exclusive("invoice:42", timeout=5) as held:
     ...     held.session.add(Payment(invoice=42))
     """
 
-    def __init__(self, bind: AsyncEngine | async_sessionmaker[Any], *, owner: str | None = None) -> None:
+    def __init__(
+        self,
+        bind: AsyncEngine | async_sessionmaker[Any],
+        *,
+        owner: str | None = None,
+        durable_release: bool = True,
+    ) -> None:
         maker = bind if isinstance(bind, async_sessionmaker) else async_sessionmaker(bind)
         engine = maker.kw.get("bind")
         if not isinstance(engine, AsyncEngine):
             raise TypeError(f"AsyncLocks takes an AsyncEngine, or an async_sessionmaker bound to one, not {bind!r}")
         self._engine = engine
         self._session_maker = maker
-        self._sync = Locks(engine.sync_engine, owner=owner)
+        self._sync = Locks(engine.sync_engine, owner=owner, durable_release=durable_release)
 
     @property
     def owner(self) -> str:

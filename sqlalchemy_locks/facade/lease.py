@@ -338,7 +338,7 @@ class LeaseContext:
     def _release(self, grant: Grant) -> Released:
         try:
             try:
-                released: Released = self._semaphores.run_on_request(release_once(grant))
+                released: Released = self._semaphores.run_release(release_once(grant), grant)
             except OutcomeUnknown:
                 # the first one may have released it
                 self._semaphores.run_on_request(semaphore.release(grant))

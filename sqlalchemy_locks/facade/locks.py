@@ -48,13 +48,19 @@ class Locks(LockHost):
     :param bind: an ``Engine``, or a ``sessionmaker`` bound to one: its class and options are then those of
         ``held.session``.
     :param owner: stored with what is acquired; by default made of the host, the process and a nonce.
+    :param durable_release: ``False`` has PostgreSQL answer the release of a lease before it is flushed to disk, which
+        saves the wait for the disk. A crash of the server can lose such a release, and nothing else: the permits are
+        then held until their ``ttl``. It applies to blocks and to ``release(grant)``, where there is a ``ttl``; other
+        releases, acquisitions, and other engines flush as they do otherwise.
 
     >>> locks = sl.Locks(engine)
     >>> with locks.exclusive("invoice:42", timeout=5) as held:
     ...     held.session.add(Payment(invoice=42))
     """
 
-    def __init__(self, bind: Engine | sessionmaker[Any], *, owner: str | None = None) -> None:
+    def __init__(
+        self, bind: Engine | sessionmaker[Any], *, owner: str | None = None, durable_release: bool = True
+    ) -> None:
         from sqlalchemy.orm import sessionmaker
 
         maker = bind if isinstance(bind, sessionmaker) else sessionmaker(bind)
@@ -71,6 +77,7 @@ class Locks(LockHost):
         self._sleep: Sleep = sleep_for(engine)
         self._sets_isolation = False
         self._owner = None if owner is None else valid_name(owner, "an owner")
+        self._durable_release = durable_release
         self._nonce = secrets.token_hex(4)
         #: the process of the last call of ``owner``, and the name for it
         self._process = 0, ""

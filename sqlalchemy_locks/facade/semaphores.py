@@ -24,6 +24,7 @@ from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
 from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.reentry import tables_of
 from sqlalchemy_locks.runtime.renewal import RenewalThread
+from sqlalchemy_locks.semaphore.release import unflushed
 from sqlalchemy_locks.semaphore.sweep import end_orphans, overdue_requests, owned_requests, release_unchanged, stale_age
 from sqlalchemy_locks.values import Grant, Released
 
@@ -68,7 +69,7 @@ class Semaphores:
         return SemaphoreWaiter(self, request, timeout_seconds(timeout), known=external_id is not None).wait()
 
     def release(self, external_id: str | Grant) -> Released:
-        released: Released = self.run_on_request(semaphore.release(external_id))
+        released: Released = self.run_release(semaphore.release(external_id), external_id)
         if released is Released.RELEASED:
             self._emit("released", external_id)
         return released
@@ -131,6 +132,12 @@ class Semaphores:
         """As :meth:`run`, for what may wait for a ``guarded`` write of the request, not longer than ``ROW_TIMEOUT``."""
         # where it would be two more round trips, the server has a limit of its own
         return self.run(operation, wait=ROW_TIMEOUT if backend_for(self.engine.dialect).calls_functions else None)
+
+    def run_release(self, release: Operation[Any], request: str | Grant) -> Any:
+        """Run the release of a request, unflushed if ``Locks`` was created so and the request has a time to live."""
+        if not self.locks._durable_release and isinstance(request, Grant) and request.expires_at is not None:
+            release = unflushed(release)
+        return self.run_on_request(release)
 
     def shield(self, run: Callable[[Operation[Any]], Any], operation: Operation[Any]) -> Any:
         """Call ``run(operation)`` to its end, for a task that was cancelled, and may be so at each ``await``."""

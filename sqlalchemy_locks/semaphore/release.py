@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Text, bindparam, case, literal, select
+from sqlalchemy import BigInteger, Boolean, Text, bindparam, case, literal, literal_column, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
@@ -25,6 +25,8 @@ from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant, Released
 
 _ARGUMENTS = (bindparam("external_id", type_=Text()), bindparam("token", type_=Text()), LOCK_WAIT)
+#: for the rest of the transaction, which is that of the release alone
+_UNTIL_COMMIT: Any = literal_column("set_config('synchronous_commit', 'off', true)")
 
 
 def _lock_own_request(execution: Execution, sql: Any) -> Any:
@@ -34,7 +36,23 @@ def _lock_own_request(execution: Execution, sql: Any) -> Any:
 
 
 class ReleasePermits(SemaphoreImpl):
+    """Ends a request.
+
+    :param once: never sent twice: its answer says whether the permits were held until now.
+    :param durable: flushed before it is answered, where the engine leaves the choice.
+    """
+
     name = "semaphore.release"
+
+    def __init__(self, *, once: bool = False, durable: bool = True) -> None:
+        super().__init__()
+        self._once, self._durable = once, durable
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return not self._once
+
+    def select_call(self, call: LockFunction) -> Executable:
+        return select(call) if self._durable else select(call, _UNTIL_COMMIT)
 
     def call(self) -> LockFunction:
         return LockFunction("semaphore_release", *_ARGUMENTS, type_=Text())
@@ -50,13 +68,6 @@ class ReleasePermits(SemaphoreImpl):
             return Released.ALREADY_RELEASED
         end_request(execution, sql, request.id)
         return Released.RELEASED
-
-
-class ReleaseOnce(ReleasePermits):
-    """As ``ReleasePermits``, never sent twice: its answer says whether the permits were held until now."""
-
-    def repeatable(self, operation: Operation[Any]) -> bool:
-        return False
 
 
 class WithdrawRequest(ReleasePermits):
@@ -126,7 +137,8 @@ def _expired_at_end(execution: Execution) -> Any:
     return select(expiry(request) <= ended).where(request.c.id == bindparam("which", type_=BigInteger()))
 
 
-_RELEASE, _RELEASE_ONCE, _WITHDRAW = ReleasePermits(), ReleaseOnce(), WithdrawRequest()
+_RELEASE, _RELEASE_ONCE, _WITHDRAW = ReleasePermits(), ReleasePermits(once=True), WithdrawRequest()
+_UNFLUSHED, _UNFLUSHED_ONCE = ReleasePermits(durable=False), ReleasePermits(once=True, durable=False)
 _RENEW, _FORGET_EXPIRED = RenewRequest(), ForgetExpired()
 
 
@@ -161,6 +173,14 @@ def release(external_id: str | Grant) -> Operation[Any]:
 def release_once(grant: Grant) -> Operation[Any]:
     """Return the release at the end of a block; a lost reply is ``OutcomeUnknown``."""
     return Operation(_RELEASE_ONCE, _values(grant))
+
+
+def unflushed(release: Operation[Any]) -> Operation[Any]:
+    """Return the same release, answered before it is flushed on PostgreSQL: a crash of the server may lose it.
+
+    Never in a transaction that does anything else, as all of it would be committed so.
+    """
+    return Operation(_UNFLUSHED if release._impl is _RELEASE else _UNFLUSHED_ONCE, release._values)
 
 
 def withdraw(external_id: str) -> Operation[Any]:
