@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util.queue import Empty
 
-from sqlalchemy_locks.errors import PoolTimeout
+from sqlalchemy_locks.errors import PoolTimeout, Unsupported
 
 T = TypeVar("T")
 
@@ -146,7 +146,7 @@ class DriverAutocommit:
     raised there would come after the change. While no transaction is open, the setter only sets this attribute.
     """
 
-    __slots__ = ("_attribute", "_connection", "_driver", "_idle")
+    __slots__ = ("_at_checkin", "_attribute", "_connection", "_driver", "_idle")
 
     def __init__(self, connection: Connection, idle: Callable[[Connection], bool]) -> None:
         """Create the block.
@@ -169,6 +169,10 @@ class DriverAutocommit:
                 if not self._idle(connection):
                     pooled.dbapi_connection.rollback()  # a listener of the app's has left a transaction open
                 self._driver, self._attribute = driver, attribute
+                record = pooled._connection_record  # None for one that a listener has detached
+                self._at_checkin = [] if record is None else record.finalize_callback
+                # otherwise a signal handler that raises before __exit__ does would leave it to the app's transactions
+                self._at_checkin.append(self._end)
                 setattr(driver, attribute, True)  # psycopg2 sends the engine's isolation level along
             except connection.dialect.loaded_dbapi.Error as error:
                 raise_translated(connection, error)
@@ -176,23 +180,30 @@ class DriverAutocommit:
             connection.invalidate(error)
             raise
 
-    def __exit__(self, *_: object) -> None:
-        connection, driver = self._connection, self._driver
+    def _end(self, _: object = None) -> None:
+        setattr(self._driver, self._attribute, False)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        connection, begun = self._connection, False
         try:
-            try:
-                if driver is not None:
-                    # before anything that can raise: the app's next transaction on this connection would autocommit
-                    setattr(driver, self._attribute, False)
-            finally:
-                if connection.in_transaction():
-                    connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
-            if driver is not None and not connection.invalidated and not self._idle(connection):
+            begun = not connection.invalidated and not self._idle(connection)
+            if begun:
                 connection.invalidate()
+            elif self._driver is not None and not connection.invalidated:
+                self._end()
+                self._at_checkin.remove(self._end)
+            if connection.in_transaction():
+                connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
         except BaseException as error:
             # the reply has been read, or there is an error that says more than this one
             connection.invalidate(error)
             if not isinstance(error, Exception):
                 raise
+        if begun and kind is None:
+            raise Unsupported(
+                "a listener of the app's began a transaction on a connection in autocommit, before a statement of "
+                "sqlalchemy_locks: it was rolled back, and nothing was done; begin none in before_cursor_execute"
+            )
 
 
 def closed(connection: Connection) -> bool:

@@ -74,13 +74,17 @@ async def run_in_greenlet(function: Callable[P, T], *args: P.args, **kwargs: P.k
     raised in the function.
     """
     idle, caller = _idle.workers, getcurrent()
-    made = not idle
-    worker = _Worker() if made else idle.pop()
+    try:
+        worker, keep = idle.pop(), True
+    except IndexError:
+        worker, keep = _Worker(), not _is_deep()
     done = worker.done
     worker.parent, worker.gr_context = caller, caller.gr_context
     # an error of the function's ends the worker, and is raised here as it is
     found = worker.switch(partial(function, *args, **kwargs))
     while found is not done:
+        if worker.dead:  # greenlet returns a GreenletExit, which it doesn't raise
+            raise found
         try:
             value = await found
         except BaseException:
@@ -93,12 +97,15 @@ async def run_in_greenlet(function: Callable[P, T], *args: P.args, **kwargs: P.k
     answer: T = done.answer
     done.answer = worker.gr_context = None
     # an idle worker keeps its caller alive, which may only be the greenlet that a thread begins with
-    if len(idle) < _MAX_IDLE and caller.parent is None and not (made and _is_deep()):
+    if keep and len(idle) < _MAX_IDLE and caller.parent is None:
         idle.append(worker)
     return answer
 
 
 def _is_deep() -> bool:
+    # the frames below those of a greenlet aren't seen in it
+    if getcurrent().parent is not None:
+        return True
     try:
         sys._getframe(_MAX_DEPTH)
     except ValueError:

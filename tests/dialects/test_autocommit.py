@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import itertools
 import sys
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, text
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, event, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects.connections import DriverAutocommit
+from sqlalchemy_locks.facade.run import run_in_autocommit
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, EVERYWHERE, async_connected, installed, unused
 
@@ -22,6 +26,8 @@ PAGE = Table("page_in_autocommit", MetaData(), Column("id", Integer, primary_key
 
 databases = pytest.mark.parametrize(("name", "driver"), DRIVERS, ids=["-".join(pair) for pair in DRIVERS])
 ways = pytest.mark.parametrize("way", ["engine", "copy", "connection"])
+#: an error in the middle of a checkout loses the connection
+loses_connections = pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning")
 
 
 @databases
@@ -106,6 +112,7 @@ def test_async_locks_are_refused(servers: Any, name: str, driver: str) -> None:
     asyncio.run(main())
 
 
+@loses_connections
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_an_error_near_the_recursion_limit_leaves_no_autocommit(
     engine_to: MakeEngine, driver: str, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +139,7 @@ def test_an_error_near_the_recursion_limit_leaves_no_autocommit(
             refused += 1
         finally:
             sys.setrecursionlimit(usual)
+        gc.collect()
         if engine.pool.checkedout():  # type: ignore[attr-defined]
             engine.dispose()
         with contextlib.suppress(ZeroDivisionError), engine.begin() as connection:
@@ -148,3 +156,84 @@ def _depth() -> int:
     while (below := frame.f_back) is not None:
         frame, depth = below, depth + 1
     return depth
+
+
+@pytest.mark.parametrize("step", ["begin", "driver", "option"])
+@pytest.mark.parametrize("level", ["READ COMMITTED", "AUTOCOMMIT"])
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_a_listener_that_begins_a_transaction_is_refused(
+    engine_to: MakeEngine, driver: str, level: str, step: str
+) -> None:
+    """Nothing would commit that transaction, and what was acquired in it would be free again."""
+    engine, other = engine_to("postgresql15", driver, isolation_level=level), sl.Locks(engine_to("postgresql15"))
+    locks, key, listening = sl.Locks(engine), unused(), True
+    assert locks.mutex.acquire(key)
+    assert locks.mutex.release(key)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def begin(connection: Connection, cursor: Any, *_: Any) -> None:
+        if not listening:
+            return
+        if step == "begin":
+            cursor.execute("BEGIN")
+        elif step == "driver":
+            connection.connection.dbapi_connection.autocommit = False  # type: ignore[union-attr]
+        else:
+            connection.execution_options(isolation_level="REPEATABLE READ")
+
+    with pytest.raises(sl.Unsupported, match=r"listener.*nothing was done"):
+        locks.mutex.acquire(key)
+    assert other.mutex.acquire(key)
+    listening = False
+    assert not locks.mutex.acquire(key)
+    with engine.connect() as connection:
+        assert connection.connection.dbapi_connection.autocommit is (level == "AUTOCOMMIT")  # type: ignore[union-attr]
+
+
+@loses_connections
+@pytest.mark.parametrize("method", [DriverAutocommit.__exit__, run_in_autocommit], ids=["exit", "run"])
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_an_interruption_leaves_no_autocommit(engine_to: MakeEngine, driver: str, method: Any) -> None:
+    """A signal handler may raise wherever Python calls a function, and before each line."""
+    engine = engine_to("postgresql15", driver, pool_size=1, max_overflow=0, pool_timeout=1)
+    locks, key = sl.Locks(engine), unused()
+    PAGE.create(engine, checkfirst=True)
+    with engine.begin() as connection:
+        connection.execute(PAGE.delete())
+    locks.mutex.acquire(key)
+
+    def interrupted(after: int) -> bool:
+        left = after
+
+        def trace(frame: Any, _event: str, _: Any) -> Any:
+            nonlocal left
+            if frame.f_code is not method.__code__:
+                return None
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            left -= 1
+            return trace
+
+        usual = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            locks.mutex.release(key)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(usual)
+        return False
+
+    for number in itertools.count():
+        if not interrupted(number):
+            break
+        gc.collect()
+        if engine.pool.checkedout():  # type: ignore[attr-defined]
+            engine.dispose()
+        with contextlib.suppress(ZeroDivisionError), engine.begin() as connection:
+            connection.execute(PAGE.insert().values(id=number))
+            raise ZeroDivisionError
+    assert number > 5
+    with engine.connect() as connection:
+        assert connection.scalars(PAGE.select()).all() == []

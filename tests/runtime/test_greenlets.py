@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
 import pytest
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks.runtime import greenlets
@@ -89,6 +89,17 @@ async def test_an_error_of_the_function_is_raised_as_it_is(spawn: Spawn) -> None
     assert raised.value.__context__ is cause
     assert cause.__context__ is None
     assert await spawn(lambda: 1) == 1
+
+
+def test_the_end_of_a_greenlet_is_raised() -> None:
+    """SQLAlchemy returns it, as greenlet does."""
+
+    def end() -> None:
+        raise GreenletExit("ended")
+
+    with pytest.raises(GreenletExit, match="ended"):
+        _called(end)
+    assert _called(lambda: "next") == "next"
 
 
 @in_event_loop
@@ -274,7 +285,19 @@ def test_a_greenlet_that_was_made_deep_in_the_stack_is_not_kept() -> None:
         assert asyncio.run(deep(depth)) == "deep"
         return len(greenlets._idle.workers)
 
+    def begun(depth: int, call: Coroutine[Any, Any, str]) -> None:
+        if depth:
+            begun(depth - 1, call)
+        else:
+            assert _resumed(call) is None
+
     assert (found_in_idle(0), found_in_idle(300)) == (1, 0)
+    # as an eager task, or in nest_asyncio's loop
+    greenlets._idle.workers.clear()
+    call = run_in_greenlet(await_only, asyncio.sleep(0, "done"))
+    begun(300, call)
+    assert _resumed(call) == "done"
+    assert greenlets._idle.workers == []
     asyncio.run(deep(300))
     # the caller's own frames count
     assert _called(room) > sys.getrecursionlimit() / 2
