@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util.queue import Empty
 
-from sqlalchemy_locks.errors import PoolTimeout, Unsupported
+from sqlalchemy_locks.errors import OutcomeUnknown, PoolTimeout
 
 T = TypeVar("T")
 
@@ -200,9 +200,9 @@ class DriverAutocommit:
             if not isinstance(error, Exception):
                 raise
         if begun and kind is None:
-            raise Unsupported(
-                "a listener of the app's began a transaction on a connection in autocommit, before a statement of "
-                "sqlalchemy_locks: it was rolled back, and nothing was done; begin none in before_cursor_execute"
+            raise OutcomeUnknown(
+                "a listener of the app's began a transaction around a statement in autocommit, and nothing commits it: "
+                "it was done before that, or rolled back; begin none in before_cursor_execute or after_cursor_execute"
             )
 
 
