@@ -307,7 +307,7 @@ def execute_by_cursor(
     cursor: Any = None
     kept: Any = None
     if how is StatementForm.CURSOR_EVENTS:
-        cursor = _cursor_with_events(connection, sql, parameters, options, simple)
+        cursor, kept = _cursor_with_events(connection, sql, parameters, options, simple)
     try:
         if cursor is None:
             cursor = kept = _take_cursor(connection)
@@ -387,8 +387,10 @@ class _BeginningCursor:
 
 def _cursor_with_events(
     connection: Connection, sql: str, parameters: Any, options: Mapping[str, Any], simple: bool
-) -> Any:
+) -> tuple[Any, Any]:
     """Execute a text on a cursor of the driver's, and call the listeners of the cursor's events.
+
+    Return what was executed, and the cursor if it may be kept.
 
     SQLAlchemy executes defaults of columns in this way; its ``exec_driver_sql`` costs as much again as the cursor.
 
@@ -396,11 +398,12 @@ def _cursor_with_events(
     """
     private: Any = connection
     cursor: Any = None
+    source = _CursorSource(connection)
     try:
         context = private.dialect.execution_ctx_cls._init_statement(
             private.dialect,
             connection,
-            connection.connection,
+            source,
             connection.get_execution_options().merge_with(options),
             sql,
             [parameters],
@@ -417,7 +420,22 @@ def _cursor_with_events(
         if isinstance(error, connection.dialect.loaded_dbapi.Error):
             raise_translated(connection, error)
         raise
-    return cursor
+    return cursor, source.taken
+
+
+class _CursorSource:
+    """Stands for the connection where SQLAlchemy makes a cursor."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.taken: Any = None
+
+    def cursor(self, *arguments: Any, **named: Any) -> Any:
+        if arguments or named:  # one of the server's, or an unbuffered one
+            pooled: Any = self._connection.connection
+            return pooled.cursor(*arguments, **named)
+        self.taken = _take_cursor(self._connection)
+        return self.taken
 
 
 def has_room(engine: Engine) -> bool:

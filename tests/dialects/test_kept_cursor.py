@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import pq
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects.connections import _CURSOR
@@ -103,14 +103,31 @@ def test_the_payloads_of_jobs_are_not_kept(engine: Engine) -> None:
         connection.rollback()
 
 
-def test_listeners_see_cursors_of_their_own(engine: Engine) -> None:
-    locks, key = sl.Locks(engine), unused("mutex")
+def test_statements_that_listeners_see_use_it(engine: Engine) -> None:
+    locks, key, held = sl.Locks(engine), unused("mutex"), unused("mutex")
+    assert locks.mutex.acquire(held)
     assert locks.mutex.acquire(key)
-    cursor, seen = kept(engine), []
-    event.listen(engine, "before_cursor_execute", lambda connection, given, *_: seen.append(given))
+    cursor, seen = kept(engine), list[Any]()
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def listen(connection: Connection, given: Any, *_: Any) -> None:
+        seen.append(given)
+        if len(seen) % 2:  # a statement inside the statement has a cursor of its own
+            assert connection.scalar(sl.Mutex().acquire(held)) is False
+
     assert locks.mutex.release(key)
-    assert seen
-    assert cursor not in seen
+    assert locks.mutex.acquire(key)
+    assert cursor is seen[0] is not seen[1]
+    assert isinstance(kept(engine), Cursor)
+
+
+def test_a_cursor_of_the_server_is_not_kept(engine: Engine) -> None:
+    streaming = engine.execution_options(stream_results=True)
+    event.listen(streaming, "before_cursor_execute", lambda *_: None)
+    with streaming.connect() as connection:
+        assert connection.scalar(sl.lock.try_exclusive(unused())) is True
+        assert _CURSOR not in connection.info
+        assert connection.scalar(sl.lock.try_exclusive(unused())) is True
 
 
 def test_it_keeps_no_connection_open(engine_to: MakeEngine) -> None:
