@@ -87,10 +87,10 @@ async def run_in_greenlet(function: Callable[P, T], *args: P.args, **kwargs: P.k
             raise found
         try:
             value = await found
-        except BaseException:
+        except BaseException as error:
             # a task may be resumed in another greenlet (nest_asyncio, eager tasks), to which the worker then returns
             caller = worker.parent = getcurrent()
-            found = worker.throw(*sys.exc_info())
+            found = worker.throw(type(error), error, error.__traceback__)
         else:
             caller = worker.parent = getcurrent()
             found = worker.switch(value)
