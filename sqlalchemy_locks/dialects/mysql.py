@@ -55,6 +55,8 @@ _LEAVE = text(
 )
 _QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
 
+#: with the second one alone, InnoDB grants a row's lock to two sessions
+_READ_ONLY = "@@global.read_only + @@global.innodb_read_only"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
 #: a deadlock, a row changed since the snapshot (MariaDB), a full lock table: InnoDB rolls the whole transaction back
 _ROLLED_BACK = (1213, 1020, 1206)
@@ -135,7 +137,7 @@ class MySQL(Backend):
     def findings(self, connection: Connection) -> Iterator[Finding]:
         version = str(connection.exec_driver_sql("SELECT VERSION()").scalar())
         yield version_finding(self.name, re.split(r"[-+]", version)[0])
-        if connection.exec_driver_sql("SELECT @@global.read_only").scalar():
+        if connection.exec_driver_sql(f"SELECT {_READ_ONLY}").scalar():
             says = "the server is read_only, as replicas are: a lock here has no effect on the primary"
             yield Finding("writable", "problem", says)
         else:
@@ -409,7 +411,7 @@ def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
 @compiles(Writable, "mysql")
 @compiles(Writable, "mariadb")
 def _writable(element: Writable, compiler: Any, **kw: Any) -> str:
-    return "@@global.read_only = 0"
+    return f"{_READ_ONLY} = 0"
 
 
 @compiles(HeldKeys, "mysql")
@@ -454,7 +456,7 @@ def _session_name(key: str) -> str:
 @compiles(SessionLock, "mariadb")
 def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
     key, wait = (compiler.process(part, **kw) for part in element.clauses)
-    return f"CASE WHEN @@global.read_only THEN 'refused' ELSE GET_LOCK({_session_name(key)}, {wait}) END"
+    return f"CASE WHEN {_READ_ONLY} THEN 'refused' ELSE GET_LOCK({_session_name(key)}, {wait}) END"
 
 
 @compiles(SessionUnlock, "mysql")
