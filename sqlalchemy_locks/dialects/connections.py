@@ -7,6 +7,7 @@ and pinned by ``tests/core/test_private_names.py``.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import os
 import re
@@ -24,6 +25,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.util.langhelpers import only_once
 from sqlalchemy.util.queue import Empty
 
 from sqlalchemy_locks.errors import OutcomeUnknown, PoolTimeout
@@ -456,6 +458,13 @@ def engine_with_own_pool(engine: Engine) -> Engine:
     )
     own.dispatch = own.dispatch._join(engine.dispatch)
     own._has_events = engine._has_events
+    # The first connection of any of the pools would be the only one that finds out what server it is: while this pool's
+    # did, the app's would compile for an unknown one, and SQLAlchemy would keep those statements.
+    listeners = own.pool.dispatch.connect.listeners
+    for number, listener in enumerate(listeners):
+        once: Any = inspect.getclosurevars(listener).nonlocals.get("fn")
+        if getattr(once, "__qualname__", "") == "create_engine.<locals>.first_connect":
+            listeners[number] = only_once(once, retry_on_exception=True)
     return own  # type: ignore[no-any-return]
 
 

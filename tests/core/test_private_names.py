@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -33,10 +34,12 @@ from sqlalchemy_locks.dialects.connections import (
     autobegin,
     begin_failed,
     connect,
+    engine_with_own_pool,
     on_driver_error,
     on_statement_and_commit,
     return_to_pool,
 )
+from tests.fixtures.parties import PATIENCE
 
 PACKAGE = pathlib.Path(sqlalchemy_locks.__file__).parent
 #: of a Connection, an Engine, a Dialect or a pool, and the only module that uses it
@@ -118,6 +121,30 @@ def test_a_pool_has_what_a_checkout_overrides() -> None:
         assert callable(getattr(pool, name))
     with pytest.raises(Empty):
         pool._pool.get(False)
+
+
+def test_app_pool_waits_for_no_other_pool_to_know_its_server(tmp_path: pathlib.Path) -> None:
+    """While a second pool makes its first connection, the app's first one finds the server's version out itself."""
+    engine: Any = create_engine(f"sqlite:///{tmp_path}/app.db", poolclass=QueuePool)
+    initialize, inside, known = engine.dialect.initialize, threading.Event(), threading.Event()
+
+    def initialize_in_turn(connection: Connection) -> None:
+        if threading.current_thread() is heartbeat:
+            inside.set()
+            assert known.wait(PATIENCE)
+        initialize(connection)
+
+    engine.dialect.initialize = initialize_in_turn
+    own = engine_with_own_pool(engine)
+    heartbeat = threading.Thread(target=lambda: own.connect().close())
+    heartbeat.start()
+    assert inside.wait(PATIENCE)
+    with engine.connect() as connection:
+        version = getattr(connection.dialect, "server_version_info", None)
+    known.set()
+    heartbeat.join(PATIENCE)
+    own.dispose()
+    assert version is not None
 
 
 def test_errors_are_heard_before_sqlalchemy_handles_them() -> None:
