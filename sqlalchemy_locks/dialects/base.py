@@ -164,6 +164,10 @@ class Backend:
         :raises Unsupported: with the setting to change.
         """
 
+    def writable(self, connection: Connection) -> bool:
+        """Return whether the server still accepts writes, where it can stop to without ending connections."""
+        return True
+
     def committing(self, connection: Connection, wait: float | None) -> contextlib.AbstractContextManager[None]:
         """Limit the wait of the COMMIT inside, where COMMIT can wait for other transactions.
 

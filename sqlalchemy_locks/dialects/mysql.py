@@ -55,11 +55,12 @@ _LEAVE = text(
 )
 _QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
 
-#: with the second one alone, InnoDB grants a row's lock to two sessions
-_READ_ONLY = "@@global.read_only + @@global.innodb_read_only"
+#: A number, or from MariaDB 12 on a text; with the second setting alone, InnoDB grants a row's lock to two sessions.
+_WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb_read_only = 0"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
 #: a deadlock, a row changed since the snapshot (MariaDB), a full lock table: InnoDB rolls the whole transaction back
 _ROLLED_BACK = (1213, 1020, 1206)
+_TABLE_READ_ONLY = "errno: 165"
 #: the transaction's level can't be set while it is in progress
 _IN_PROGRESS = 1568
 _LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
@@ -116,7 +117,7 @@ class MySQL(Backend):
         code = _errno(error)
         if code in (1205, 3572):
             return LockTimeout("the lock was not free in time (innodb_lock_wait_timeout, or NOWAIT)")
-        if code in (1290, 1792, 1836):
+        if code in (1036, 1290, 1792, 1836) or (code == 1015 and _TABLE_READ_ONLY in str(error.orig)):
             return self.not_writable()
         return None
 
@@ -134,14 +135,17 @@ class MySQL(Backend):
                 "the locks acquired before it: set it to OFF"
             )
 
+    def writable(self, connection: Connection) -> bool:
+        return bool(connection.exec_driver_sql(f"SELECT {_WRITABLE}").scalar())
+
     def findings(self, connection: Connection) -> Iterator[Finding]:
         version = str(connection.exec_driver_sql("SELECT VERSION()").scalar())
         yield version_finding(self.name, re.split(r"[-+]", version)[0])
-        if connection.exec_driver_sql(f"SELECT {_READ_ONLY}").scalar():
+        if self.writable(connection):
+            yield Finding("writable", "ok", "the server accepts writes")
+        else:
             says = "the server is read_only, as replicas are: a lock here has no effect on the primary"
             yield Finding("writable", "problem", says)
-        else:
-            yield Finding("writable", "ok", "the server accepts writes")
         level = str(connection.get_isolation_level())
         if level in COMMITTED:
             yield Finding("isolation", "ok", f"sessions begin at {level}")
@@ -411,7 +415,7 @@ def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
 @compiles(Writable, "mysql")
 @compiles(Writable, "mariadb")
 def _writable(element: Writable, compiler: Any, **kw: Any) -> str:
-    return f"{_READ_ONLY} = 0"
+    return _WRITABLE
 
 
 @compiles(HeldKeys, "mysql")
@@ -456,7 +460,7 @@ def _session_name(key: str) -> str:
 @compiles(SessionLock, "mariadb")
 def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
     key, wait = (compiler.process(part, **kw) for part in element.clauses)
-    return f"CASE WHEN {_READ_ONLY} THEN 'refused' ELSE GET_LOCK({_session_name(key)}, {wait}) END"
+    return f"CASE WHEN {_WRITABLE} THEN GET_LOCK({_session_name(key)}, {wait}) ELSE 'refused' END"
 
 
 @compiles(SessionUnlock, "mysql")

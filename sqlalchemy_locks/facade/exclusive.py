@@ -46,6 +46,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Name = str | int
+#: seconds; a shorter block doesn't ask, at its end, whether its server has become read-only: no replica is promoted and
+#: has granted its lock again in that time, and the question is a round trip
+_BRIEF = 0.1
 #: options of a session that works in a block's transaction, whatever the options of its maker
 IN_BLOCK: dict[str, Any] = {
     "binds": None,
@@ -134,7 +137,8 @@ class Held:
     def check(self) -> None:
         """Ask the server whether the lock is still held.
 
-        :raises LockLost: when the transaction that holds the lock has ended, or its connection is dead.
+        :raises LockLost: when the transaction that holds the lock has ended, its connection is dead, or its server has
+            become read-only (MySQL, MariaDB), as a primary does before a replica takes its place.
         :raises Unsupported: on MySQL and MariaDB inside ``begin_nested()``, whose savepoint this would release.
 
         >>> with locks.exclusive("invoice:42") as held:
@@ -224,7 +228,7 @@ class ExclusiveBlock:
         reentry.leave(entry)
         on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
         try:
-            self._close(held, error)
+            self._close(held, error, time.monotonic() - entered)
         except BaseException as failed:
             if isinstance(failed, LockLost):
                 held._on_lost = on_lost
@@ -355,8 +359,11 @@ class ExclusiveBlock:
             return LockTimeout(f"{names} {'is' if len(self._names) == 1 else 'are'} locked (timeout=0)", holders)
         return LockTimeout(f"{names} could not be acquired within {self._timeout:g} s", holders)
 
-    def _close(self, held: Held, error: BaseException | None) -> None:
-        """Commit the transaction, or roll it back for an error of the block."""
+    def _close(self, held: Held, error: BaseException | None, took: float) -> None:
+        """Commit the transaction, or roll it back for an error of the block.
+
+        :param took: how long it was held, in seconds.
+        """
         short, session = held._short, held._session
         if error is not None:
             try:
@@ -372,4 +379,4 @@ class ExclusiveBlock:
         except BaseException:
             short.abandon()
             raise
-        short.commit()
+        short.commit(locks=took > _BRIEF)

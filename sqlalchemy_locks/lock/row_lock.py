@@ -118,7 +118,7 @@ class _Row(OperationImpl):
         return execute_in_session(execution, statement.options(*added) if added else statement, execution.values)
 
     def _raise_missing(self, execution: Execution) -> None:
-        if execution.backend.locks_on_replicas and not execution.execute(select(Writable()), {}).scalar():
+        if not execution.backend.writable(execution.connection):
             raise execution.backend.not_writable()
         raise UnknownRow(f"{self._entity_name()} has no row {_key_shown(execution)}: nothing was locked")
 

@@ -42,6 +42,10 @@ _ENDED = (
     "the transaction that held the lock was ended inside its block: what was done before is committed or rolled back, "
     "by what ended it, and nothing that was done afterwards is committed"
 )
+_READ_ONLY = (
+    "the server has become read-only, as a primary does before a replica takes its place, where others may acquire the "
+    "lock: nothing that was done in its block is committed"
+)
 _FORKED = "the lock is held by the process that forked this one: nothing that was done in it is committed here"
 #: a fork's copies of its parent's transactions, kept so that they are not closed: there they continue
 _inherited: list[Any] = []
@@ -210,7 +214,7 @@ class ShortTransaction:
     def check(self) -> None:
         """Ask the server whether the transaction is still the one that was begun.
 
-        :raises LockLost: when it is not, can only be rolled back, or its connection is dead.
+        :raises LockLost: when it is not, can only be rolled back, its connection is dead, or its server read-only.
         :raises Unsupported: where asking would release the caller's savepoint.
         """
         why = self.loss()
@@ -228,6 +232,8 @@ class ShortTransaction:
                     self.backend.set_marker(self.connection)
             elif why is None:
                 self.connection.exec_driver_sql("SELECT 1")
+            if why is None and not self.backend.writable(self.connection):
+                why = self._loss = _READ_ONLY
         except DBAPIError as error:
             # refused because of an error behind a savepoint: the transaction is there, and holds the lock
             if not nested or error.connection_invalidated:
@@ -241,19 +247,23 @@ class ShortTransaction:
         # both a deadlock that the caller ignored and a COMMIT remove the marker: only a guard sees which it was
         return _FAILED if self._sent is None else _ENDED
 
-    def commit(self, wait: float | None = None) -> None:
+    def commit(self, wait: float | None = None, *, locks: bool = False) -> None:
         """Commit, and give the connection back.
 
         :param wait: how long COMMIT may wait for others, in seconds, where it does; without it the app's own limit.
+        :param locks: what was done outside of the database relied on its lock.
         :raises LockTimeout: when that was not enough; the transaction is rolled back.
-        :raises LockLost: when the transaction had ended or failed before, so that this commits nothing.
+        :raises LockLost: when the transaction had ended or failed before, so that this commits nothing; and, with
+            ``locks``, when the server has become read-only.
         :raises OutcomeUnknown: when work was done in it, and the connection died during COMMIT.
         """
         try:
-            why = self.loss() if self.used or not self.active else None
+            why = self.loss() if self.used or not self.active else self._loss
             try:
                 if why is None and self._marked and self.backend.marker_lost(self.connection):
                     why = self._marker_loss if self.backend.marker_is_savepoint else _FAILED
+                if why is None and locks and not self.backend.writable(self.connection):
+                    why = _READ_ONLY
             except DBAPIError as error:
                 raise LockLost(_FAILED) from error
             if why is not None:

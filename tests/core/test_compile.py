@@ -61,7 +61,8 @@ GRANTS_NOTHING = (
 SESSION_NAME = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.session', DATABASE(), :lock_key), 256)"
 ROW = "SELECT document.id, document.title FROM document WHERE document.id = :pk_0"
 MAPPED = "SELECT letter.id, letter.title FROM letter WHERE letter.id = :pk_0"
-PRIMARY = " AND @@global.read_only + @@global.innodb_read_only = 0"
+WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb_read_only = 0"
+PRIMARY = f" AND {WRITABLE}"
 
 POSTGRESQL: dict[str, tuple[str, dict[str, Any]]] = {
     "lock.exclusive": ("SELECT lock.exclusive(:lock_key) AS exclusive_1", K),
@@ -82,7 +83,7 @@ POSTGRESQL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MYSQL: dict[str, tuple[str, dict[str, Any]]] = {
     "lock.session_exclusive": (
-        f"SELECT CASE WHEN @@global.read_only + @@global.innodb_read_only THEN 'refused' ELSE GET_LOCK({SESSION_NAME}, :seconds) END AS anon_1",
+        f"SELECT CASE WHEN {WRITABLE} THEN GET_LOCK({SESSION_NAME}, :seconds) ELSE 'refused' END AS anon_1",
         {**K, "seconds": 31_536_000},
     ),
     "lock.session_unlock": (f"SELECT RELEASE_LOCK({SESSION_NAME}) AS anon_1", K),

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, make_url, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.facade import exclusive
 from tests import servers as real
 from tests.conftest import PLAIN, install
 from tests.fixtures.engines import MakeEngine
@@ -22,36 +36,81 @@ PAGE = Table(
 ACQUIRE: list[Any] = [sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared]
 
 
-class LosesLocks(real.MySQL):
-    """A MySQL server that rolls a transaction back silently when one of its waits times out."""
+class Restarted:
+    """A server that is started again with other options, without the accounts that are made at each start."""
+
+    more: tuple[str, ...] = ()
 
     def _command(self) -> list[str | Path]:
-        return [*super()._command(), "--innodb-rollback-on-timeout=ON"]
+        command: list[str | Path] = super()._command()  # type: ignore[misc]
+        return [*(each for each in command if not self.more or "--init-file" not in str(each)), *self.more]
 
 
-class LosesLocksMariaDB(real.MariaDB):
-    def _command(self) -> list[str | Path]:
-        return [*super()._command(), "--innodb-rollback-on-timeout=ON"]
+class OwnMySQL(Restarted, real.MySQL):
+    """A MySQL server of its own."""
 
 
-@pytest.mark.parametrize(("name", "make"), [("mysql", LosesLocks), ("mariadb", LosesLocksMariaDB)], ids=INNODB)
-def test_innodb_rollback_on_timeout_is_refused(servers: Any, name: str, make: type[real.SQLServer]) -> None:
-    servers.server(name)  # skips with a reason where the server isn't installed
-    with make() as server:
-        url = server.url(PLAIN[name])
+class OwnMariaDB(Restarted, real.MariaDB):
+    """A MariaDB server of its own."""
+
+
+OWN: dict[str, Any] = {"mysql": OwnMySQL, "mariadb": OwnMariaDB}
+
+
+@pytest.fixture(params=INNODB)
+def restarted_with(servers: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Engine]]:
+    """An engine to a server that is started with an option, and has the tables, a key and a page: a function."""
+    servers.server(request.param)  # skips with a reason where the server isn't installed
+    with OWN[request.param]() as server:
+        url = server.url(PLAIN[request.param])
         install(url)
         with connected(url) as engine:
-            locks = sl.Locks(engine)
-            for _ in range(2):
-                with (
-                    engine.connect() as connection,
-                    pytest.raises(sl.Unsupported, match=r"rollback_on_timeout=ON.*OFF"),
-                ):
-                    connection.execute(sl.lock.exclusive("a"))
-                with Session(engine) as session, pytest.raises(sl.Unsupported, match=r"set it to OFF"):
-                    session.execute(sl.lock.try_exclusive("a"))
-                with pytest.raises(sl.Unsupported, match=r"set it to OFF"), locks.exclusive("a", timeout=5):
-                    pass
+            with engine.begin() as connection:
+                PAGE.create(connection)
+                connection.execute(PAGE.insert().values(id=1))
+                connection.execute(sl.lock.create("known"))
+            engine.dispose()
+
+            def restart(option: str) -> Engine:
+                server.execute("SET GLOBAL innodb_fast_shutdown = 0")
+                server.more = (option,)
+                server.restart()
+                return engine
+
+            yield restart
+
+
+def test_innodb_rollback_on_timeout_is_refused(restarted_with: Callable[..., Engine]) -> None:
+    engine = restarted_with("--innodb-rollback-on-timeout=ON")
+    engine = create_engine(engine.url)  # the setting is read once per engine
+    locks = sl.Locks(engine)
+    for _ in range(2):
+        with engine.connect() as connection, pytest.raises(sl.Unsupported, match=r"rollback_on_timeout=ON.*OFF"):
+            connection.execute(sl.lock.exclusive("a"))
+        with Session(engine) as session, pytest.raises(sl.Unsupported, match=r"set it to OFF"):
+            session.execute(sl.lock.try_exclusive("a"))
+        with pytest.raises(sl.Unsupported, match=r"set it to OFF"), locks.exclusive("a", timeout=5):
+            pass
+    engine.dispose()
+
+
+def test_server_with_innodb_read_only_is_refused(restarted_with: Callable[..., Engine]) -> None:
+    """InnoDB then grants a row's lock to several sessions, and ``read_only`` is off."""
+    engine = restarted_with("--innodb-read-only=ON")
+    locks = sl.Locks(engine)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT @@global.read_only").scalar() == 0
+        operations: list[Any] = [make(key) for make in ACQUIRE for key in ("known", unused())]
+        operations += [sl.lock.row(PAGE, 1), sl.lock.row(PAGE, 2), sl.lock.session_exclusive("known")]
+        operations += [sl.Mutex().acquire("a"), sl.Queue().put("q", [1])]
+        for operation in operations:
+            with pytest.raises(sl.NotWritable):
+                connection.execute(operation)
+            connection.rollback()
+    for timeout in (None, 0, 5):
+        for method in (locks.exclusive, locks.shared):
+            with pytest.raises(sl.NotWritable), method("known", timeout=timeout):
+                pass
 
 
 def test_setting_is_read_once_per_engine(engine_to: MakeEngine) -> None:
@@ -66,8 +125,8 @@ def test_setting_is_read_once_per_engine(engine_to: MakeEngine) -> None:
 
 
 @pytest.fixture(params=INNODB)
-def read_only(servers: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
-    """A server that is read-only as a replica: the administrator's engine, and that of a user whom it applies to."""
+def accounts(servers: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+    """The engines of an administrator, and of a user whom ``read_only`` applies to."""
     name = request.param
     administrator = servers.fresh(name, PLAIN[name])
     install(administrator)
@@ -84,12 +143,21 @@ def read_only(servers: Any, request: pytest.FixtureRequest) -> Iterator[tuple[En
             with engine.begin() as connection:
                 connection.execute(sl.lock.create("known"))
             try:
-                with by.connect() as connection:
-                    connection.exec_driver_sql("SET GLOBAL read_only = 1")
                 yield by, engine
             finally:
-                with by.connect() as connection:
-                    connection.exec_driver_sql("SET GLOBAL read_only = 0")
+                set_read_only(by, 0)
+
+
+@pytest.fixture
+def read_only(accounts: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
+    """Those engines, to a server that is read-only as a replica."""
+    set_read_only(accounts[0], 1)
+    return accounts
+
+
+def set_read_only(by: Engine, value: int) -> None:
+    with by.connect() as connection:
+        connection.exec_driver_sql(f"SET GLOBAL read_only = {value}")
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
@@ -135,6 +203,61 @@ def test_administrator_gets_no_lock_on_a_replica(read_only: tuple[Engine, Engine
             with pytest.raises(sl.NotWritable):
                 connection.execute(make(key))
             connection.rollback()
+
+
+def test_primary_that_becomes_read_only_loses_the_lock(
+    accounts: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a replica is about to take its place, and to grant the lock to another; its own connections stay."""
+    monkeypatch.setattr(exclusive, "_BRIEF", 0)
+    by, engine = accounts
+    locks = sl.Locks(engine)
+    for work in (False, True):
+        with pytest.raises(sl.LockLost, match="read-only"), locks.exclusive("known") as held:
+            if work:
+                held.session.execute(select(PAGE))
+            held.check()
+            set_read_only(by, 1)
+        set_read_only(by, 0)
+        with pytest.raises(sl.LockLost), locks.exclusive("known") as held:
+            if work:
+                held.session.execute(select(PAGE))
+            set_read_only(by, 1)
+            with pytest.raises(sl.LockLost, match="read-only"):
+                held.check()
+            assert held.lost
+            set_read_only(by, 0)
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_read_only_may_be_a_text(accounts: tuple[Engine, Engine], level: str) -> None:
+    """As of MariaDB 12, which isn't at hand: 'OFF', 'ON' and two more, and every text is equal to 0."""
+    by, engine = accounts
+
+    @event.listens_for(engine, "before_cursor_execute", retval=True)
+    def of_mariadb_12(
+        connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+    ) -> tuple[str, Any]:
+        return statement.replace("@@global.read_only", "IF(@@global.read_only, 'ON', 'OFF')"), parameters
+
+    operations: list[Any] = [make("known") for make in ACQUIRE]
+    operations += [sl.lock.row(PAGE, 1), sl.lock.session_exclusive("known")]
+    with engine.execution_options(isolation_level=level).connect() as connection:
+        for operation in operations:
+            connection.execute(operation)
+            connection.rollback()
+        set_read_only(by, 1)
+        for operation in operations:
+            with pytest.raises(sl.NotWritable):
+                connection.execute(operation)
+            connection.rollback()
+        assert {found.level for found in findings(connection) if found.subject == "writable"} == {"problem"}
+        set_read_only(by, 0)
+        assert {found.level for found in findings(connection) if found.subject == "writable"} == {"ok"}
+
+
+def findings(connection: Connection) -> list[Any]:
+    return list(backend_for(connection.dialect).findings(connection))
 
 
 URLS = {
