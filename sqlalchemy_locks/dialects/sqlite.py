@@ -20,7 +20,7 @@ from sqlalchemy.util import await_only
 from sqlalchemy_locks.dialects.base import Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
 from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect
-from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback
+from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
@@ -89,6 +89,21 @@ class SQLite(Backend):
 
     def transient(self, error: DBAPIError) -> bool:
         return "is locked" in str(error.orig)
+
+    def verify(self, connection: Connection) -> None:
+        raw: Any = connection.connection.driver_connection
+        if connection.dialect.is_async:
+            # private: aiosqlite has no attribute of its own for it, and sqlite3 answers in the connection's thread only
+            ignores_commit = await_only(raw._execute(lambda: getattr(raw._conn, "autocommit", None))) is True
+        else:
+            ignores_commit = getattr(raw, "autocommit", None) is True
+        if ignores_commit:
+            connection.invalidate()  # rollback() does nothing, either
+            raise Unsupported(
+                "sqlite3's connect(autocommit=True) makes commit() and rollback() do nothing, so that what Locks and "
+                'sessions do is never committed: leave it out of connect_args, and use isolation_level="AUTOCOMMIT" of '
+                "SQLAlchemy where you need autocommit"
+            )
 
     @contextlib.contextmanager
     def committing(self, connection: Connection, wait: float | None) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,45 @@ def test_a_read_only_file_or_connection_is_refused(make: Make, path: Path, numbe
         with pytest.raises(sl.NotWritable), sl.Locks(engine).exclusive("a", timeout=5):
             pass
         engine.dispose()
+
+
+class Autocommit(sqlite3.Connection):
+    """What Python 3.12 makes of ``autocommit=True``."""
+
+    autocommit = True
+
+    def commit(self) -> None:
+        """Do nothing."""
+
+    rollback = commit
+
+
+AUTOCOMMIT = {"autocommit": True} if sys.version_info >= (3, 12) else {"factory": Autocommit}
+
+
+def test_a_driver_that_ignores_commit_is_refused(path: Path) -> None:
+    """A semaphore would be granted twice, and a job never be put."""
+    engine = create_engine(f"sqlite:///{path}", connect_args=AUTOCOMMIT)
+    locks, permanent = sl.Locks(engine), [sl.semaphore.create("s", 1), sl.Queue().put("q", [1])]
+    for _ in range(2):
+        for operation in permanent:
+            with pytest.raises(sl.Unsupported, match="leave it out"):
+                locks.run(operation)
+        for operation in (*permanent, *(wait() for wait in WAITS)):
+            with pytest.raises(sl.Unsupported, match="leave it out"), engine.connect() as connection:
+                connection.execute(operation)
+        with pytest.raises(sl.Unsupported, match="leave it out"), locks.exclusive("a"):
+            pass
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    engine.dispose()
+
+    async def main() -> None:
+        async with async_connected(f"sqlite+aiosqlite:///{path}", connect_args=AUTOCOMMIT) as engine:
+            for operation in permanent:
+                with pytest.raises(sl.Unsupported, match="leave it out"):
+                    await sl.AsyncLocks(engine).run(operation)
+
+    asyncio.run(main())
 
 
 def test_a_database_in_memory_has_no_tables(make: Make) -> None:
