@@ -59,6 +59,7 @@ T = TypeVar("T")
 _MAX_REPLACED = 10
 _CACHE = "_sqlalchemy_locks"
 fetch_one: Callable[[Any], Any] = methodcaller("fetchone")
+_shipped = tables(DEFAULT_SCHEMA, "").installed.metadata
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
 
@@ -342,6 +343,8 @@ class DialectCache:
         self.kind: Any = getattr(dialect, KIND_FLAG, False)
         #: the backend has checked the server's settings
         self.verified = False
+        #: tables of the app's that are kept by a storage engine with transactions, as (schema, name)
+        self.transactional: set[tuple[str | None, str]] = set()
         #: statements as the dialect compiles them: SQL, their own values, the order of the parameters
         self.compiled: dict[Executable, tuple[str, dict[str, Any], list[str] | None]] = {}
 
@@ -404,8 +407,24 @@ class Execution:
         if not self.cache.verified:
             self.backend.verify(connection)
             self.cache.verified = True
+        if self.backend.storage_engines:
+            self._check_storage(impl.route())
         impl.check_connection(self)
         return impl.run(self)
+
+    def _check_storage(self, route: Mapping[str, Any]) -> None:
+        """Refuse tables of the app's without transactions and row locks; each is looked at once."""
+        clause = route.get("clause")
+        used = [] if clause is None else [clause.table]
+        if "mapper" in route:
+            used = route["mapper"].tables
+        for table in used:
+            if not isinstance(table, Table) or table.metadata is _shipped:
+                continue
+            schema = (self._every.get("schema_translate_map") or {}).get(table.schema, table.schema)
+            if (schema, table.name) not in self.cache.transactional:
+                self.backend.require_transactions(self.connection, schema, table.name)
+                self.cache.transactional.add((schema, table.name))
 
     def value(self) -> Any:
         """Do what the operation says; return its one value, or the list of its rows, without a ``Result`` around it."""

@@ -89,6 +89,8 @@ class Backend:
     refuses_stale_snapshots: ClassVar[bool] = False
     #: the driver's autocommit can be switched on and off without a round trip, and leaves the app's settings alone
     cheap_autocommit: ClassVar[bool] = False
+    #: the app's tables may be kept by a storage engine without transactions and row locks
+    storage_engines: ClassVar[bool] = False
     #: a replica grants row locks, so that a lock has to check whether the server accepts writes
     locks_on_replicas: ClassVar[bool] = False
     #: a statement that waited for a row finds none when the row was deleted and inserted again meanwhile
@@ -162,6 +164,12 @@ class Backend:
         """Refuse a server whose settings break a guarantee; called once per engine of the app.
 
         :raises Unsupported: with the setting to change.
+        """
+
+    def require_transactions(self, connection: Connection, schema: str | None, table: str) -> None:
+        """Refuse a table without transactions; only called where ``storage_engines``.
+
+        :raises Unsupported: with the statement that changes it.
         """
 
     def writable(self, connection: Connection) -> bool:

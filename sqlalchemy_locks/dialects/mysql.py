@@ -55,6 +55,11 @@ _LEAVE = text(
 )
 _QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
 
+_STORAGE = text(
+    "SELECT engine FROM information_schema.tables"
+    " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
+    " AND engine IN (SELECT engine FROM information_schema.engines WHERE transactions <> 'YES')"
+)
 #: A number, or from MariaDB 12 on a text; with the second setting alone, InnoDB grants a row's lock to two sessions.
 _WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb_read_only = 0"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
@@ -84,6 +89,7 @@ class MySQL(Backend):
     users_have_hosts = True
     key_rows = True
     stale_reads = True
+    storage_engines = True
     locks_on_replicas = True
     marker_is_savepoint = True
     held_keys = HeldKeys
@@ -133,6 +139,14 @@ class MySQL(Backend):
             raise Unsupported(
                 f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock timeout silently releases "
                 "the locks acquired before it: set it to OFF"
+            )
+
+    def require_transactions(self, connection: Connection, schema: str | None, table: str) -> None:
+        kept_by = connection.execute(_STORAGE, {"schema": schema, "table": table}).scalar()
+        if kept_by is not None:
+            raise Unsupported(
+                f"the table {table} is kept by {kept_by}, which has no transactions and no row locks, so that several "
+                f"clients would get the same row: ALTER TABLE {table} ENGINE=InnoDB"
             )
 
     def writable(self, connection: Connection) -> bool:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Select, Table, and_, bindparam, delete, false, inspect, select, update
+from sqlalchemy import Enum, Integer, Select, String, Table, and_, bindparam, delete, false, inspect, select, update
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
@@ -147,6 +147,7 @@ def _row(entity: Any, ident: Any) -> Operation[Any]:
         or a ``Table`` (which gives its row).
     :param ident: its primary key, as ``Session.get`` takes it: a value, a tuple, or a dictionary by attribute.
     :return: the entity or the row.
+    :raises TypeError: for a number as the key of a text column, and for a text that is no number as that of a number.
     :raises UnknownRow: there is no such row, so nothing was locked.
     :raises LockTimeout: the database's own limit, or the option ``locks_wait`` (seconds), ended the wait.
     :raises Unsupported: when the entity has changes that are not flushed, since autoflush is off: refreshing it
@@ -186,7 +187,18 @@ def _values(impl: _Row, ident: Any) -> dict[str, Any]:
         )
     if any(part is None for part in parts):
         raise ValueError(f"a primary key of {impl._entity_name()} can't be None")
+    for column, part in zip(impl.key_columns, parts, strict=True):
+        _check_type(column, part)
     return {f"pk_{n}": part for n, part in enumerate(parts)}
+
+
+def _check_type(column: Any, value: Any) -> None:
+    """Refuse a value that a server might convert to other rows' keys: to MySQL, '42-eu' is equal to the number 42."""
+    is_text = isinstance(value, str)
+    if isinstance(column.type, String) and not isinstance(column.type, Enum) and not is_text:
+        raise TypeError(f"the primary key {column} is a text, not {value!r}")
+    if isinstance(column.type, Integer) and is_text and not value.strip().removeprefix("-").isdecimal():
+        raise TypeError(f"the primary key {column} is a number, not {value!r}")
 
 
 # SQLAlchemy 2.0 and 2.1 spell the row shape of "an entity" differently, so it is that of select(). mypy carries the

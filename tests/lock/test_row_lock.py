@@ -114,6 +114,18 @@ def test_forms_of_a_primary_key(engine: Engine) -> None:
             assert session.scalar(sl.lock.row(Customer, ident)).id == 1
 
 
+def test_key_of_another_type_is_refused() -> None:
+    """MySQL and MariaDB would convert it, and lock '42-eu' for 42, or 42 for '42-eu'."""
+    for entity, ident in ((Order, (1, 2)), (STOCK, (1, 2)), (STOCK, {"shop": 1, "item": b"cup"})):
+        with pytest.raises(TypeError, match="is a text, not"):
+            sl.lock.row(entity, ident)
+    for given in ("1-eu", "", "one", "1.5"):
+        with pytest.raises(TypeError, match="is a number, not"):
+            sl.lock.row(Customer, given)
+    for given in ("1", " 1", "-1", 1):
+        assert str(given) in repr(sl.lock.row(Customer, given))
+
+
 def test_row_of_a_table(engine: Engine) -> None:
     with engine.connect() as connection:
         row = connection.execute(sl.lock.row(STOCK, (1, "cup"))).one()
