@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Connection, Integer, MetaData, Table, event, text
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, event, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -139,16 +139,25 @@ def test_an_error_near_the_recursion_limit_leaves_no_autocommit(
             refused += 1
         finally:
             sys.setrecursionlimit(usual)
-        gc.collect()
-        if engine.pool.checkedout():  # type: ignore[attr-defined]
-            engine.dispose()
-        with contextlib.suppress(ZeroDivisionError), engine.begin() as connection:
-            connection.execute(PAGE.insert().values(id=frames))
-            raise ZeroDivisionError
+        roll_back_a_page(engine)
         locks.mutex.release(key)
     assert 8 < refused < 82
+    assert no_page(engine)
+
+
+def roll_back_a_page(engine: Engine) -> None:
+    """Write what only a connection in autocommit would keep."""
+    gc.collect()
+    if engine.pool.checkedout():  # type: ignore[attr-defined]
+        engine.dispose()
+    with contextlib.suppress(ZeroDivisionError), engine.begin() as connection:
+        connection.execute(PAGE.insert().values(id=1))
+        raise ZeroDivisionError
+
+
+def no_page(engine: Engine) -> bool:
     with engine.connect() as connection:
-        assert connection.scalars(PAGE.select()).all() == []
+        return connection.scalars(PAGE.select()).all() == []
 
 
 def _depth() -> int:
@@ -228,12 +237,6 @@ def test_an_interruption_leaves_no_autocommit(engine_to: MakeEngine, driver: str
     for number in itertools.count():
         if not interrupted(number):
             break
-        gc.collect()
-        if engine.pool.checkedout():  # type: ignore[attr-defined]
-            engine.dispose()
-        with contextlib.suppress(ZeroDivisionError), engine.begin() as connection:
-            connection.execute(PAGE.insert().values(id=number))
-            raise ZeroDivisionError
+        roll_back_a_page(engine)
     assert number > 5
-    with engine.connect() as connection:
-        assert connection.scalars(PAGE.select()).all() == []
+    assert no_page(engine)
