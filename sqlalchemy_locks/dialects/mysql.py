@@ -55,11 +55,8 @@ _LEAVE = text(
 )
 _QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
 
-_STORAGE = text(
-    "SELECT engine FROM information_schema.tables"
-    " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
-    " AND engine IN (SELECT engine FROM information_schema.engines WHERE transactions <> 'YES')"
-)
+_STORAGE_ENGINE = re.compile(r"^\) ENGINE=(\w+)", re.MULTILINE)
+_TRANSACTIONS = text("SELECT transactions = 'YES' FROM information_schema.engines WHERE engine = :engine")
 #: A number, or from MariaDB 12 on a text; with the second setting alone, InnoDB grants a row's lock to two sessions.
 _WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb_read_only = 0"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
@@ -142,10 +139,15 @@ class MySQL(Backend):
             )
 
     def require_transactions(self, connection: Connection, schema: str | None, table: str) -> None:
-        kept_by = connection.execute(_STORAGE, {"schema": schema, "table": table}).scalar()
-        if kept_by is not None:
+        quote = connection.dialect.identifier_preparer.quote
+        place = f"{quote(schema)}.{quote(table)}" if schema else quote(table)
+        # not information_schema.tables, of which MySQL makes the transaction's snapshot, before the lock is granted
+        definition = str(connection.exec_driver_sql(f"SHOW CREATE TABLE {place}").all()[0][1])
+        kept_by = _STORAGE_ENGINE.search(definition)
+        engine = "InnoDB" if kept_by is None else kept_by[1]
+        if engine != "InnoDB" and not connection.execute(_TRANSACTIONS, {"engine": engine}).scalar():
             raise Unsupported(
-                f"the table {table} is kept by {kept_by}, which has no transactions and no row locks, so that several "
+                f"the table {table} is kept by {engine}, which has no transactions and no row locks, so that several "
                 f"clients would get the same row: ALTER TABLE {table} ENGINE=InnoDB"
             )
 
