@@ -462,9 +462,10 @@ def engine_with_own_pool(engine: Engine) -> Engine:
     # did, the app's would compile for an unknown one, and SQLAlchemy would keep those statements.
     listeners = own.pool.dispatch.connect.listeners
     for number, listener in enumerate(listeners):
-        once: Any = inspect.getclosurevars(listener).nonlocals.get("fn")
-        if getattr(once, "__qualname__", "") == "create_engine.<locals>.first_connect":
-            listeners[number] = only_once(once, retry_on_exception=True)
+        if getattr(listener, "__qualname__", "") == "only_once.<locals>.go":
+            first = inspect.getclosurevars(listener).nonlocals["fn"]
+            if getattr(first, "__qualname__", "") == "create_engine.<locals>.first_connect":
+                listeners[number] = only_once(first, retry_on_exception=True)
     return own  # type: ignore[no-any-return]
 
 

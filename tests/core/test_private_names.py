@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import pathlib
 import re
 import threading
@@ -135,6 +137,8 @@ def test_app_pool_waits_for_no_other_pool_to_know_its_server(tmp_path: pathlib.P
         initialize(connection)
 
     engine.dialect.initialize = initialize_in_turn
+    event.listen(engine, "connect", functools.partial(print, file=io.StringIO()))
+    event.listen(engine, "connect", lambda *_: None, once=True)
     own = engine_with_own_pool(engine)
     heartbeat = threading.Thread(target=lambda: own.connect().close())
     heartbeat.start()
