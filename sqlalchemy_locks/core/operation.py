@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 
 import sqlalchemy
 from sqlalchemy import Engine, Table, delete, false, update
-from sqlalchemy.engine import Connection, CursorResult, Dialect, IteratorResult, Result
+from sqlalchemy.engine import Connection, CursorResult, Dialect, IteratorResult, Result, TwoPhaseTransaction
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import CompileError, DBAPIError
 from sqlalchemy.sql import Executable, visitors
@@ -47,6 +47,7 @@ from sqlalchemy_locks.dialects.connections import (
     execute_by_cursor,
     statement_form,
 )
+from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -151,10 +152,22 @@ class OperationImpl:
     def check_connection(self, execution: Execution) -> None:
         """Refuse a connection on which the effect would end too early.
 
-        :raises Unsupported: on a connection in autocommit, when the effect ends with the transaction.
+        :raises Unsupported: on a connection in autocommit, or in a two-phase transaction that releases locks before its
+            COMMIT, when the effect ends with the transaction.
         """
-        if self.held_by == "transaction" and execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
+        if self.held_by == "transaction":
+            if execution.backend.autocommit(execution.connection):
+                raise execution.backend.refuse_autocommit(self.name)
+            self.refuse_two_phase(execution)
+
+    def refuse_two_phase(self, execution: Execution) -> None:
+        """:raises Unsupported: in a two-phase transaction of an engine that may release locks before its COMMIT."""
+        backend, transaction = execution.backend, execution.connection.get_transaction()
+        if backend.prepare_releases and isinstance(transaction, TwoPhaseTransaction):
+            raise Unsupported(
+                f"{self.name} in a two-phase transaction of {backend.name} would end at PREPARE, before the COMMIT: "
+                "use a session without twophase=True, or Locks"
+            )
 
 
 @cache

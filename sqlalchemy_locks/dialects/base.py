@@ -91,6 +91,8 @@ class Backend:
     cheap_autocommit: ClassVar[bool] = False
     #: the app's tables may be kept by a storage engine without transactions and row locks
     storage_engines: ClassVar[bool] = False
+    #: in a two-phase transaction, PREPARE may release locks before COMMIT
+    prepare_releases: ClassVar[bool] = False
     #: a replica grants row locks, so that a lock has to check whether the server accepts writes
     locks_on_replicas: ClassVar[bool] = False
     #: a statement that waited for a row finds none when the row was deleted and inserted again meanwhile

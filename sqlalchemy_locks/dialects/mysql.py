@@ -87,6 +87,7 @@ class MySQL(Backend):
     key_rows = True
     stale_reads = True
     storage_engines = True
+    prepare_releases = True
     locks_on_replicas = True
     marker_is_savepoint = True
     held_keys = HeldKeys

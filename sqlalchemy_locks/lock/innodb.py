@@ -114,7 +114,10 @@ def _acquire_by_nowait_insert(execution: Execution, key: int, shared: bool) -> i
             if wait_for_inserter(execution, key):
                 return execution.execute(insert_or_lock(table, shared), values).rowcount
         elif shared and _lock_row(execution, key, shared=bool(_existing_keys(execution, [key]))):
-            # an uncommitted row is waited for exclusively, and then held exclusively, as a new one is
+            # An uncommitted row is waited for exclusively, and then held exclusively, as a new one is. Unlike an
+            # exclusive lock, a shared one is granted even if the server became read-only during the wait.
+            if not execution.backend.writable(execution.connection):
+                raise execution.backend.not_writable()
             return 0
     return execution.execute(insert_or_lock(table, shared), values).rowcount
 

@@ -5,11 +5,26 @@ The pattern's own advice: where a row represents the business key, ``SELECT ... 
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Enum, Integer, Select, String, Table, and_, bindparam, delete, false, inspect, select, update
+from sqlalchemy import (
+    Enum,
+    Integer,
+    Numeric,
+    Select,
+    String,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    false,
+    inspect,
+    select,
+    update,
+)
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
@@ -23,6 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Any)
+
+_NUMBER = re.compile(r"\s*-?[0-9]+(\.[0-9]+)?\s*")
 
 
 class _Row(OperationImpl):
@@ -197,7 +214,9 @@ def _check_type(column: Any, value: Any) -> None:
     is_text = isinstance(value, str)
     if isinstance(column.type, String) and not isinstance(column.type, Enum) and not is_text:
         raise TypeError(f"the primary key {column} is a text, not {value!r}")
-    if isinstance(column.type, Integer) and is_text and not value.strip().removeprefix("-").isdecimal():
+    if isinstance(column.type, (Integer, Numeric)) and (
+        isinstance(value, bytes) or (is_text and not _NUMBER.fullmatch(value))
+    ):
         raise TypeError(f"the primary key {column} is a number, not {value!r}")
 
 

@@ -14,9 +14,12 @@ from uuid import UUID
 from sqlalchemy import (
     CTE,
     JSON,
+    Enum,
     Float,
     String,
     Text,
+    TypeDecorator,
+    Uuid,
     bindparam,
     cast,
     column,
@@ -78,14 +81,18 @@ class Enqueue(JobOperation):
         common = self._common(at)
         given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Text()), Payload()))
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
-        external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
+        cast_to = cast if self.jobs.target is None else _cast_untruncated
+        external_id = cast_to(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
+        payload = each.c.job.op("->" if isinstance(_stored(at.payload.type), JSON) else "->>")(
+            literal_column("'payload'")
+        )
         first = self.jobs.target.insert_defaults() if self.jobs.target else {}
         keys = {at.unique_key: each.c.job.op("->>")(literal_column("'key'"))} if self.unique else {}
         rows = select(
             external_id,
-            cast(each.c.job.op("->")(literal_column("'payload'")), at.payload.type),
-            *(cast(value, column.type) for column, value in keys.items()),
-            *(cast(value, column.type) for column, value in common.items()),
+            cast_to(payload, at.payload.type),
+            *(cast_to(value, column.type) for column, value in keys.items()),
+            *(cast_to(value, column.type) for column, value in common.items()),
             *(literal(value, column.type) for column, value in first.items()),
         )
         if self.known or self.unique:
@@ -150,8 +157,11 @@ class Enqueue(JobOperation):
                     self._begin(execution)
                 found = self._insert_rows(execution, common, jobs)
             else:
+                # as a column that isn't the server's own uuid stores it
+                hexadecimal = isinstance(self.jobs.at(execution.context).external_id.type, Uuid)
                 parts = [
-                    f'{{"id":"{id}","payload":{payload}' + (f',"key":{json.dumps(key)}}}' if self.unique else "}")
+                    f'{{"id":"{id.hex if hexadecimal else id}","payload":{payload}'
+                    + (f',"key":{json.dumps(key)}}}' if self.unique else "}")
                     for id, payload, key in jobs
                 ]
                 common["locks_jobs"] = f"[{','.join(parts)}]"
@@ -180,11 +190,21 @@ class Enqueue(JobOperation):
         """
         dialect = execution.connection.dialect
         serialize = getattr(dialect, "_json_serializer", None) or json.dumps
+        of_column: Any = self.jobs.at(execution.context).payload.type
         if in_rows:
-            of_column = self.jobs.at(execution.context).payload.type
             if not isinstance(of_column, JSON):
                 return payloads
             serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
+        elif (
+            isinstance(of_column, TypeDecorator)
+            and type(of_column).process_bind_param is not TypeDecorator.process_bind_param
+        ):
+            # SQLAlchemy would apply it to a parameter of its own, and all payloads are one
+            payloads = [of_column.process_bind_param(payload, dialect) for payload in payloads]
+            if not isinstance(_stored(of_column), JSON) and not all(isinstance(each, str) for each in payloads):
+                raise TypeError(
+                    f"Queue.put: on {execution.backend.name} the payload's own type must give JSON or a str"
+                )
         return [_checked(payload, serialize) for payload in payloads]
 
     def _insert_rows(
@@ -246,6 +266,21 @@ class Enqueue(JobOperation):
             self._inserts[context] = self._inserting(context, at).values(values)
         made: Executable = self._inserts[context]
         return made
+
+
+def _stored(type_: Any) -> Any:
+    """Return the type that a column has in the database."""
+    while isinstance(type_, TypeDecorator):
+        type_ = type_.impl_instance
+    return type_
+
+
+def _cast_untruncated(value: Any, type_: Any) -> Any:
+    """Return a cast that leaves what is too long for a column to its INSERT, which refuses it."""
+    stored = _stored(type_)
+    if isinstance(stored, String) and not isinstance(stored, Enum):
+        return cast(value, Text())
+    return cast(value, type_)
 
 
 def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:

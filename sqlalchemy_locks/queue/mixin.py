@@ -12,6 +12,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy_locks.sql.clock import Instant, Now
 from sqlalchemy_locks.sql.tables import ExternalId, Payload
 
+#: MySQL's and MariaDB's default collations ignore case: two names would be one
+_Name = String(255).with_variant(String(255, collation="utf8mb4_bin"), "mysql", "mariadb")
+
 
 class JobColumns:
     """The columns of a job, for a class of your own: ``class Mail(sl.JobColumns, Base)``.
@@ -28,18 +31,18 @@ class JobColumns:
         BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True, sort_order=-1
     )
     external_id: Mapped[UUID] = mapped_column(ExternalId(), default=uuid4, unique=True)
-    queue_id: Mapped[str] = mapped_column(String(255), default="default", server_default="default")
+    queue_id: Mapped[str] = mapped_column(_Name, default="default", server_default="default")
     payload: Mapped[Any] = mapped_column(Payload(), nullable=False)
     priority: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     run_at: Mapped[datetime] = mapped_column(Instant(), server_default=Now())
     claim: Mapped[int] = mapped_column(BigInteger(), default=0, server_default=text("0"))
     attempts: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     max_attempts: Mapped[int] = mapped_column(default=5, server_default=text("5"))
-    processing_host: Mapped[str | None] = mapped_column(String(255))
+    processing_host: Mapped[str | None] = mapped_column(_Name)
     heartbeat_at: Mapped[datetime | None] = mapped_column(Instant())
     created_at: Mapped[datetime] = mapped_column(Instant(), server_default=Now())
     started_at: Mapped[datetime | None] = mapped_column(Instant())
     completed_at: Mapped[datetime | None] = mapped_column(Instant())
     failed_at: Mapped[datetime | None] = mapped_column(Instant())
     error: Mapped[str | None] = mapped_column(Text())
-    unique_key: Mapped[str | None] = mapped_column(String(255))
+    unique_key: Mapped[str | None] = mapped_column(_Name)

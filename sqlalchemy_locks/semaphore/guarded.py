@@ -32,6 +32,10 @@ class Guarded(SemaphoreImpl):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return False
 
+    def check_connection(self, execution: Execution) -> None:
+        super().check_connection(execution)
+        self.refuse_two_phase(execution)
+
     def run(self, execution: Execution) -> bool:
         # not the base's, whose wait would limit the write, too: that is the app's own
         ident, token = execution.values["external_id"], execution.values["token"]

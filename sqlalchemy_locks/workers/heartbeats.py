@@ -115,7 +115,12 @@ class Heartbeats:
 
     def _work(self) -> None:
         """Run the thread; with an async driver in an event loop of its own, which the app's can't block."""
-        engine = engine_with_own_pool(self.config.engine)
+        try:
+            engine = engine_with_own_pool(self.config.engine)
+        except Exception as error:
+            self.error = error
+            self._on_change()
+            return
         database = WorkerDatabase(self.config, sleep_for(engine), engine)
         if not engine.dialect.is_async:
             self._repeat(lambda: self.beat(database))

@@ -366,11 +366,17 @@ class WorkerState:
         self._reply_lost = False
 
     def _add_waiting(self, pairs: list[Any]) -> None:
-        """Read jobs that this worker has captured, and keep them waiting; those that can't be decoded are dead."""
+        """Read jobs that this worker has captured, and keep them waiting; those that can't be decoded are dead.
+
+        One that can't be read for the moment, such as within the app's ``statement_timeout``, has used an attempt.
+        """
         queue = self.config.queue
         try:
             rows = self.database.perform(queue._read(pairs))
         except Exception as error:
+            temporary = is_temporary(error)
+            if temporary and not is_about_statement(error):
+                raise  # the next cycle finds them again
             if len(pairs) > 1:
                 for pair in pairs:
                     self._add_waiting([pair])
@@ -378,9 +384,11 @@ class WorkerState:
             if not self.database.perform(queue._still_owned(pairs)):
                 return
             # its id and claim can be read, and the whole row can't
-            log(logging.ERROR, "A job can't be decoded, and is dead: internal_id %s", pairs[0][0], exc_info=error)
-            self.database.perform(queue.fail(pairs, error=format_error(error), retry=False))
-            self.reports.emit_unread("dead", error)
+            state = "an attempt has failed" if temporary else "it is dead"
+            log(logging.ERROR, "A job can't be read, and %s: internal_id %s", state, pairs[0][0], exc_info=error)
+            self.database.perform(queue.fail(pairs, error=format_error(error), retry=temporary))
+            if not temporary:
+                self.reports.emit_unread("dead", error)
             return
         with self._lock:
             self.waiting.extend(rows)
