@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
@@ -80,6 +81,34 @@ def test_a_late_capture_is_found(engine_to: MakeEngine, name: str) -> None:
     assert [job.payload for job in state.waiting] == [0]
     state.close()
     assert counts(engine)["waiting"] == 1
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+@pytest.mark.parametrize("dies", [True, False], ids=["connection", "statement"])
+def test_job_that_cannot_be_read_for_the_moment_is_not_dead(
+    engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch, name: str, dies: bool
+) -> None:
+    """Neither when its connection dies, nor at the app's limit of a statement, which uses an attempt."""
+    engine = worker_engine(engine_to, name)
+    state = state_of(engine, batch=2)
+    put(engine, 0, 1, max_attempts=2)
+    assert len(fetched(engine, [], 2, host=state.host).jobs) == 2
+    state._reply_lost = True
+    perform, broken = state.database.perform, True
+
+    def breaks(operation: Any) -> Any:
+        if broken and operation._impl is queue._read_owned:
+            raise OperationalError("SELECT", None, Exception("too late"), connection_invalidated=dies)
+        return perform(operation)
+
+    monkeypatch.setattr(state.database, "perform", breaks)
+    state.cycle()
+    assert counts(engine) == {"all": 2, "completed": 0, "dead": 0, "running": 2 * dies, "waiting": 2 * (not dies)}
+    broken = False
+    state.cycle()
+    assert sorted(job.payload for job in state.waiting) == ([0, 1] if dies else [])
+    state.close()
+    assert counts(engine)["waiting"] == 2
 
 
 def test_a_late_capture_is_released_at_a_stop(engine_to: MakeEngine) -> None:
