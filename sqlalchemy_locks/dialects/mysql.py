@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from sqlalchemy import Column, Insert, Table, text
+from sqlalchemy import TIMESTAMP, Column, Insert, Table, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -138,6 +138,14 @@ class MySQL(Backend):
                 f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock timeout silently releases "
                 "the locks acquired before it: set it to OFF"
             )
+
+    def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
+        for column in columns:
+            if isinstance(column.type, TIMESTAMP):
+                raise Unsupported(
+                    f"{what}: on {self.name} {column} must be DATETIME, with 6 digits of a second: a TIMESTAMP is "
+                    "another instant in a session with another time_zone"
+                )
 
     def require_transactions(self, connection: Connection, schema: str | None, table: str) -> None:
         quote = connection.dialect.identifier_preparer.quote

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import event
@@ -46,12 +47,17 @@ class JobReports:
         if not self._worker._listened:
             return
         jobs: Jobs = self._config.queue._jobs
-        began, due = jobs.value(job, "started_at"), jobs.value(job, "run_at")
+        waited = None
+        if what == "begun":
+            began, due = jobs.value(job, "started_at"), jobs.value(job, "run_at")
+            # not of "-infinity", nor of an own type that isn't a datetime
+            with suppress(Exception):
+                waited = max(0.0, (began - due).total_seconds())
         self._emit(
             what,
             external_id=jobs.value(job, "external_id"),
             attempt=jobs.value(job, "attempts"),
-            waited=max(0.0, (began - due).total_seconds()) if what == "begun" else None,
+            waited=waited,
             took=took,
             error=error,
         )

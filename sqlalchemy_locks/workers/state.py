@@ -421,17 +421,24 @@ def failure_of(config: WorkerConfig, job: Any, error: BaseException) -> Failure:
     """Return what is stored of an attempt of a job (its row) that raised, and log it."""
     if isinstance(error, Discard):
         log(logging.WARNING, "A job of the queue %r was discarded: %s", config.name, error)
-        return Failure(str(error), None, error)
+        return Failure(_text_of(error), None, error)
     attempt: int = config.queue._jobs.value(job, "attempts")
     pause = error.pause if isinstance(error, Retry) else None
     if pause is None:
         try:
             pause = config.retry_pause(attempt)
-        except Exception as wrong:
+        except (Exception, SystemExit) as wrong:
             log(logging.ERROR, "retry_in failed, and the default is used: %s", wrong, exc_info=wrong)
             pause = default_pause(attempt)
     if isinstance(error, Retry):
         log(logging.INFO, "A job of the queue %r is tried again in %.1f s: %s", config.name, pause, error)
-        return Failure(str(error), pause, error)
+        return Failure(_text_of(error), pause, error)
     log(logging.WARNING, "A job of the queue %r failed", config.name, exc_info=error)
     return Failure(format_error(error), pause, error)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:
+        return format_error(error)

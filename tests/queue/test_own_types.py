@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import JSON, Engine, String, Text, TypeDecorator, Uuid, text
+from sqlalchemy import JSON, TIMESTAMP, Engine, String, Text, TypeDecorator, Uuid, text
 from sqlalchemy.exc import DataError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -73,7 +74,8 @@ def engine(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Iterator[En
         table: Any = model.__table__
         table.indexes.clear()  # those of the engine before
         sl.Queue(model).indexes(engine.dialect.name)
-    Base.metadata.create_all(engine)
+    tables = [each.__table__ for each in (Secret, Enveloped, Narrow, Plain)]
+    Base.metadata.create_all(engine, tables)
     yield engine
     Base.metadata.drop_all(engine)
 
@@ -121,3 +123,16 @@ def test_names_that_differ_in_case_are_two(engine: Engine) -> None:
         session.commit()
         found = [job.payload for job in session.scalars(queue.capture(5, queue="tenant"))]
         assert sorted(found) == ["1", "2"]
+
+
+class Zoned(sl.JobColumns, Base):
+    __tablename__ = "own_types_zoned"
+    run_at: Mapped[datetime] = mapped_column(TIMESTAMP(timezone=True))
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_timestamps_of_a_session_s_time_zone_are_refused(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    Zoned.__table__.create(engine)  # type: ignore[attr-defined]
+    with engine.connect() as connection, pytest.raises(sl.Unsupported, match="run_at must be DATETIME"):
+        connection.execute(sl.Queue(Zoned).capture())

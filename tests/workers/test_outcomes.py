@@ -49,6 +49,34 @@ def test_a_handler_may_ask_for_a_retry_or_discard(engine_to: MakeEngine, name: s
     assert 7200 <= policy < 9000
 
 
+class Unreadable(sl.Discard):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_what_fails_around_a_handler_ends_no_slot(engine_to: MakeEngine, hold: bool) -> None:
+    """An error without a text, and a policy that exits."""
+    engine = engine_to("postgresql15")
+    put(engine, *range(3), max_attempts=2)
+    seen: list[Any] = []
+
+    def handler(job: Any) -> None:
+        seen.append(job.payload)
+        if job.payload == 0:
+            raise Unreadable
+        if job.payload == 1:
+            raise ValueError
+
+    def exits(attempt: int) -> float:
+        raise SystemExit
+
+    worker = sl.Worker(queue, handler, bind=engine, retry_in=exits, concurrency=1, hold=hold)
+    worker.run(until_empty=True)
+    assert sorted(seen) == [0, 1, 2]
+    assert counts(engine) == {"all": 3, "completed": 1, "dead": 1, "running": 0, "waiting": 1}
+
+
 def test_the_last_attempt_is_not_retried(lite: Engine) -> None:
     put(lite, 1, max_attempts=1)
 
