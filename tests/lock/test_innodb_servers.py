@@ -28,7 +28,7 @@ from sqlalchemy_locks.facade import exclusive
 from tests import servers as real
 from tests.conftest import PLAIN, install
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import INNODB, connected, installed, seen, unused
+from tests.fixtures.parties import INNODB, PATIENCE, connected, installed, later, seen, until, unused
 
 PAGE = Table(
     "page", MetaData(), Column("id", Integer, primary_key=True), mysql_engine="InnoDB", mariadb_engine="InnoDB"
@@ -227,6 +227,29 @@ def test_primary_that_becomes_read_only_loses_the_lock(
                 held.check()
             assert held.lost
             set_read_only(by, 0)
+
+
+def test_shared_lock_is_refused_if_the_server_became_read_only_during_the_wait(
+    accounts: tuple[Engine, Engine],
+) -> None:
+    by, engine = accounts
+    if by.dialect.name == "mysql":
+        pytest.skip("on MySQL, SET GLOBAL read_only waits for a statement that waits for a lock")
+    with engine.connect() as holder:
+        holder.execute(sl.lock.exclusive("known"))
+
+        def share() -> None:
+            with sl.Locks(engine).shared("known"):
+                raise AssertionError("its server is read-only")
+
+        waiting = later(share)
+        with by.connect() as connection:
+            waits = text("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+            until(lambda: connection.scalar(waits) == 1, pause=0.2)  # read more often, the table never changes
+            connection.exec_driver_sql("SET GLOBAL read_only = 1")
+        holder.rollback()
+        with pytest.raises(sl.NotWritable):
+            waiting.result(PATIENCE)
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
