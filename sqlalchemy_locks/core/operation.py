@@ -60,7 +60,6 @@ T = TypeVar("T")
 _MAX_REPLACED = 10
 _CACHE = "_sqlalchemy_locks"
 fetch_one: Callable[[Any], Any] = methodcaller("fetchone")
-_shipped = tables(DEFAULT_SCHEMA, "").installed.metadata
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
 
@@ -432,7 +431,7 @@ class Execution:
         if "mapper" in route:
             used = route["mapper"].tables
         for table in used:
-            if not isinstance(table, Table) or table.metadata is _shipped:
+            if not isinstance(table, Table) or table.metadata is tables(DEFAULT_SCHEMA, "").installed.metadata:
                 continue
             schema = (self._every.get("schema_translate_map") or {}).get(table.schema, table.schema)
             if (schema, table.name) not in self.cache.transactional:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R", bound=Any)
 
-_NUMBER = re.compile(r"\s*-?[0-9]+(\.[0-9]+)?\s*")
+_WHOLE, _NUMBER = re.compile(r"\s*-?[0-9]+\s*"), re.compile(r"\s*-?[0-9]+(\.[0-9]+)?\s*")
 
 
 class _Row(OperationImpl):
@@ -214,8 +214,9 @@ def _check_type(column: Any, value: Any) -> None:
     is_text = isinstance(value, str)
     if isinstance(column.type, String) and not isinstance(column.type, Enum) and not is_text:
         raise TypeError(f"the primary key {column} is a text, not {value!r}")
+    spelling = _WHOLE if isinstance(column.type, Integer) else _NUMBER
     if isinstance(column.type, (Integer, Numeric)) and (
-        isinstance(value, bytes) or (is_text and not _NUMBER.fullmatch(value))
+        isinstance(value, bytes) or (is_text and not spelling.fullmatch(value))
     ):
         raise TypeError(f"the primary key {column} is a number, not {value!r}")
 

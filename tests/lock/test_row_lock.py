@@ -119,7 +119,7 @@ def test_key_of_another_type_is_refused() -> None:
     for entity, ident in ((Order, (1, 2)), (STOCK, (1, 2)), (STOCK, {"shop": 1, "item": b"cup"})):
         with pytest.raises(TypeError, match="is a text, not"):
             sl.lock.row(entity, ident)
-    for given in ("1-eu", "", "one", "1.5"):
+    for given in ("1-eu", "", "one", "1.5", "\uff14", b"1"):
         with pytest.raises(TypeError, match="is a number, not"):
             sl.lock.row(Customer, given)
     for given in ("1", " 1", "-1", 1):
