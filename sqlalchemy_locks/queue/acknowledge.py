@@ -22,6 +22,7 @@ from sqlalchemy import (
     literal,
     literal_column,
     null,
+    or_,
     select,
     true,
     tuple_,
@@ -29,12 +30,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.captures.statements import by_key, selective_condition
+from sqlalchemy_locks.captures.statements import LIMIT, by_key, selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.dialects.mysql import force_index
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, PAIRS, JobOperation, Jobs, owned_values
-from sqlalchemy_locks.sql.clock import Now, PlusSeconds
+from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -55,7 +56,7 @@ class UpdateOwnedJobs(JobOperation):
 
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__(jobs, name)
-        self._steps: dict[BuildContext, tuple[Any, Any, Any]] = {}
+        self._steps: dict[BuildContext, tuple[Any, Any]] = {}
 
     @cached_property
     def skip_locked(self) -> Self:
@@ -106,11 +107,8 @@ class UpdateOwnedJobs(JobOperation):
         """
         if execution.context not in self._steps:
             at = self.jobs.at(execution.context)
-            locking: Any = select(at.internal_id, at.claim).where(at.internal_id.in_(bindparam(IDS, expanding=True)))
-            locking = force_index(locking, "PRIMARY", at.table).with_for_update(skip_locked=True)
-            counting = where_owned(select(func.count()).select_from(at.table), at, execution.context)
-            self._steps[execution.context] = locking, self.update(execution.context), counting
-        locking, updating, _ = self._steps[execution.context]
+            self._steps[execution.context] = unlocked_by_key(at), self.update(execution.context)
+        locking, updating = self._steps[execution.context]
         pairs: list[Any] = execution.values[PAIRS]
         if not pairs and not self.always_locks:
             return int(execution.execute(select(literal_column("0")), {}).scalar_one()), []
@@ -120,6 +118,12 @@ class UpdateOwnedJobs(JobOperation):
         owned = [pair for pair in pairs if unlocked.get(pair[0]) == pair[1]]
         number = execution.execute(updating, {**others, **_expanded(owned)}).rowcount if owned else 0
         return number, [pair for pair in pairs if pair[0] not in unlocked]
+
+
+def unlocked_by_key(at: RoleColumns) -> Any:
+    """InnoDB: the SELECT that locks those rows of the ids that no other session has locked, and reads their claims."""
+    locking: Any = select(at.internal_id, at.claim).where(at.internal_id.in_(bindparam(IDS, expanding=True)))
+    return force_index(locking, "PRIMARY", at.table).with_for_update(skip_locked=True)
 
 
 def skip_locked(operation: Operation[Any]) -> Operation[Any]:
@@ -211,6 +215,10 @@ class Heartbeat(UpdateOwnedJobs):
     # a worker without jobs sends it, too: what delays it delays the heartbeats of all others
     always_locks = True
 
+    def __init__(self, jobs: Jobs, name: str) -> None:
+        super().__init__(jobs, name)
+        self._owned = OwnedJobs(jobs, name)
+
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         return {at.heartbeat_at: Now()}
 
@@ -218,22 +226,34 @@ class Heartbeat(UpdateOwnedJobs):
         if not context.backend.writable_ctes:
             return super().build(context)
         at = self.jobs.at(context)
-        counting: Executable = where_owned(select(func.count()).select_from(at.table), at, context).add_cte(
-            self.update(context).cte("locks_heartbeat")
-        )
-        return counting
+        written = self.update(context).returning(at.internal_id.label("id")).cte("locks_heartbeat")
+        is_written = at.internal_id.in_(select(written.c.id)).label("written")
+        owned: Executable = where_owned(select(at.internal_id, at.claim, is_written), at, context)
+        return owned
 
-    def count(self, execution: Execution) -> Any:
+    def count(self, execution: Execution) -> int:
+        return self.report(execution)[0]
+
+    def report(self, execution: Execution) -> tuple[int, list[Any]]:
+        """Send it; return how many of the jobs are owned, and the pairs of those whose rows were locked."""
         statement = self.statement(execution.context)
         if statement is None:
             number, locked = self._update_unlocked(execution)
-            if locked:
-                counting = self._steps[execution.context][2]
-                number += int(execution.execute(counting, _expanded(locked)).scalar_one())
-            return number
+            owned = self._owned.statement(execution.context)
+            found: Any = execution.execute(owned, _expanded(locked)) if owned is not None and locked else ()
+            locked = [tuple(pair) for pair in found]
+            return number + len(locked), locked
         if not execution.backend.writable_ctes:
-            return super().count(execution)
-        return execution.execute(statement, owned_parameters(execution, self.jobs)).scalar()
+            return super().count(execution), []
+        rows = execution.execute(statement, owned_parameters(execution, self.jobs)).all()
+        return len(rows), [tuple(row[:2]) for row in rows if not row[-1]]
+
+
+class WorkerHeartbeat(Heartbeat):
+    """As a worker sends it: its value is what ``report`` returns."""
+
+    def run(self, execution: Execution) -> tuple[int, list[Any]]:
+        return self.report(execution)
 
 
 class OwnedJobs(JobOperation):
@@ -292,6 +312,58 @@ class Fail(UpdateOwnedJobs):
             at.run_at: case((dead, at.run_at), else_=PlusSeconds(Now(), pause)),
             at.error: error,
         }
+
+
+class RequeueSilent(UpdateOwnedJobs):
+    """Requeues jobs, unless a heartbeat has come since the instant that is bound as ``locks_silent_since``."""
+
+    def changes(self, at: RoleColumns) -> dict[Any, Any]:
+        return requeue(at)
+
+    def update(self, context: BuildContext) -> Update:
+        heartbeat_at = self.jobs.at(context).heartbeat_at
+        return super().update(context).where(heartbeat_at < bindparam("locks_silent_since", type_=Instant()))
+
+
+class SilentJobs(JobOperation):
+    """Reads ids and claims of the running jobs of other processes, whose rows no session has locked, without a
+    heartbeat since an instant; the oldest first.
+    """
+
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.jobs.at(context)
+        hosts = bindparam("locks_hosts", expanding=True, type_=at.processing_host.type)
+        silent = (
+            select(at.internal_id, at.claim)
+            .where(
+                at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
+                at.heartbeat_at < bindparam("locks_silent_since", type_=Instant()),
+                or_(at.processing_host.is_(None), at.processing_host.not_in(hosts)),
+                *self.jobs.class_condition(),
+            )
+            .order_by(at.heartbeat_at)
+            .limit(bindparam(LIMIT, type_=Integer(), literal_execute=True))
+        )
+        return silent.with_for_update(skip_locked=True, key_share=True) if context.backend.writable_ctes else silent
+
+    def run(self, execution: Execution) -> list[tuple[Any, Any]]:
+        statement = self.statement(execution.context)
+        assert statement is not None
+        found = [tuple(pair) for pair in execution.execute(statement)]
+        backend = execution.backend
+        if not found or backend.writable_ctes or not backend.row_locks:
+            return found
+        # a search that locks would lock gaps
+        locking = unlocked_by_key(self.jobs.at(execution.context))
+        unlocked = {tuple(pair) for pair in execution.execute(locking, {IDS: [id_ for id_, _ in found]})}
+        return [pair for pair in found if pair in unlocked]
+
+
+def requeue(at: RoleColumns) -> dict[Any, Any]:
+    """Return what an UPDATE sets on a job whose worker has sent no heartbeat."""
+    dead = at.attempts >= at.max_attempts
+    error = func.coalesce(at.error, literal("stalled: its worker sent no heartbeat"))
+    return {**end_attempt(at, dead), at.error: case((dead, error), else_=at.error)}
 
 
 def end_attempt(at: RoleColumns, dead: Any) -> dict[Any, Any]:

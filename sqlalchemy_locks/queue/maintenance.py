@@ -12,10 +12,8 @@ from sqlalchemy import (
     case,
     cast,
     func,
-    literal,
     literal_column,
     null,
-    or_,
     select,
     union_all,
 )
@@ -24,7 +22,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.captures.statements import CaptureSpec
 from sqlalchemy_locks.core.operation import BuildContext, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.queue.acknowledge import end_attempt
+from sqlalchemy_locks.queue.acknowledge import requeue
 from sqlalchemy_locks.queue.jobs import JobCapture, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Instant, Now, SecondsAgo, StatementStart
 
@@ -60,38 +58,11 @@ class Requeue(_Sweep):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True  # a second execution finds nothing that the first one has changed
 
-    def stalled(self, at: RoleColumns) -> list[Any]:
-        """Return the conditions on a stalled job."""
-        return [at.heartbeat_at < SecondsAgo(bindparam("locks_older", type_=Float()))]
-
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
-        dead = at.attempts >= at.max_attempts
-        error = func.coalesce(at.error, literal("stalled: its worker sent no heartbeat"))
-        return CaptureSpec(
-            at.table,
-            (*self.stalled(at), *self.chosen(at)),
-            {**end_attempt(at, dead), at.error: case((dead, error), else_=at.error)},
-            (at.heartbeat_at,),
-            self.jobs.target,
-        )
-
-
-class RequeueSilent(Requeue):
-    """As a worker does it: jobs of other processes, without a heartbeat since an instant that it has observed itself.
-
-    However late the statement is executed, it judges as of that instant.
-    """
-
-    def __init__(self, jobs: Jobs) -> None:
-        super().__init__(jobs, "queue_id")
-
-    def stalled(self, at: RoleColumns) -> list[Any]:
-        hosts = bindparam("locks_hosts", expanding=True, type_=at.processing_host.type)
-        return [
-            at.heartbeat_at < bindparam("locks_silent_since", type_=Instant()),
-            or_(at.processing_host.is_(None), at.processing_host.not_in(hosts)),
-        ]
+        stalled = at.heartbeat_at < SecondsAgo(bindparam("locks_older", type_=Float()))
+        order = (at.heartbeat_at,)
+        return CaptureSpec(at.table, (stalled, *self.chosen(at)), requeue(at), order, self.jobs.target)
 
 
 class ServerTime(JobOperation):

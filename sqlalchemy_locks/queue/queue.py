@@ -25,12 +25,23 @@ from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.dialects import backend_named
-from sqlalchemy_locks.queue.acknowledge import Complete, Fail, Heartbeat, OwnedJobs, ReleaseJobs, storable
+from sqlalchemy_locks.queue.acknowledge import (
+    Complete,
+    Fail,
+    Heartbeat,
+    OwnedJobs,
+    ReleaseJobs,
+    RequeueSilent,
+    SilentJobs,
+    WorkerHeartbeat,
+    skip_locked,
+    storable,
+)
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
 from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, unique_keys, utc_instant
 from sqlalchemy_locks.queue.fetch import CountingCapture, Fetch, FetchJobs, JobsOfHost, ReadOwned, after_values
 from sqlalchemy_locks.queue.jobs import IDS, Jobs
-from sqlalchemy_locks.queue.maintenance import DeleteJobs, Requeue, RequeueSilent, Revive, ServerTime, Stats
+from sqlalchemy_locks.queue.maintenance import DeleteJobs, Requeue, Revive, ServerTime, Stats
 from sqlalchemy_locks.sql.tables import job_indexes
 
 if TYPE_CHECKING:
@@ -100,7 +111,9 @@ class Queue(EntityPattern[E]):
         self._owned = {ended: OwnedJobs(jobs, "Queue.heartbeat", ended=ended) for ended in (False, True)}
         self._read_owned = ReadOwned(jobs, "Queue.capture")
         self._counting = CountingCapture(jobs)
-        self._silent = RequeueSilent(jobs)
+        self._silent = SilentJobs(jobs, "Queue.requeue_stalled")
+        self._silent_requeue = RequeueSilent(jobs, "Queue.requeue_stalled")
+        self._worker_heartbeat = WorkerHeartbeat(jobs, "Queue.heartbeat")
         self._clock = ServerTime(jobs, "Queue.heartbeat")
         self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
         self._release = ReleaseJobs(jobs, "Queue.release")
@@ -494,10 +507,25 @@ class Queue(EntityPattern[E]):
         """
         return RowsOperation(self._owned[ended], self._jobs.owned_rows(jobs))
 
-    def _requeue_silent(self, since: datetime, *, queue: str, hosts: Sequence[str], limit: int) -> Operation[Any]:
-        """Requeue the jobs of workers that have sent no heartbeat since an instant, except those of some hosts."""
-        values = {LIMIT: limit, "locks_chosen": queue, "locks_silent_since": since, "locks_hosts": list(hosts)}
+    def _report_running(self, jobs: Sequence[Any]) -> Operation[Any]:
+        """Send the heartbeat of these rows.
+
+        :return: how many are still owned, and the pairs ``(internal_id, claim)`` of those that another session has
+            locked, whose heartbeat was not written.
+        """
+        return Operation(self._worker_heartbeat, self._jobs.owned_rows(jobs))
+
+    def _silent_jobs(self, since: datetime, *, queue: str, hosts: Sequence[str], limit: int) -> Operation[Any]:
+        """Read the running jobs, as pairs, without a heartbeat since an instant, except locked ones and those of some
+        hosts.
+        """
+        values = {LIMIT: limit, "locks_queue": queue, "locks_silent_since": since, "locks_hosts": list(hosts)}
         return Operation(self._silent, values)
+
+    def _requeue_silent(self, jobs: Sequence[Any], since: datetime) -> Operation[Any]:
+        """Requeue those of these pairs that no session has locked, and without a heartbeat since an instant."""
+        values = {**self._jobs.owned_rows(jobs), "locks_silent_since": since}
+        return skip_locked(Operation(self._silent_requeue, values))
 
     def _server_time(self) -> Operation[Any]:
         """Read the server's clock."""

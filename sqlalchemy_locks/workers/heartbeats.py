@@ -7,6 +7,10 @@ A worker judges itself before it judges others. Each heartbeat locks the table a
 where there is no job: if it was late, so may theirs have been. Jobs are requeued only when heartbeats were in time for
 ``stalled_after`` seconds, in which every live worker could send one, and as of the instant of the last of them, however
 late the statement is executed.
+
+A heartbeat skips rows that another session has locked, as a handler may lock that of its own job. Its worker tries them
+again at short intervals. Others don't touch a locked row, and requeue a job only when its row was free each time that
+they looked for half of ``stalled_after``: long enough for a heartbeat after the transaction that had locked it.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy.util import greenlet_spawn
@@ -28,8 +32,10 @@ from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, is_temporary, log
 
-#: how many stalled jobs are requeued in one transaction
-_SWEEP_BATCH = 1000
+#: how many silent jobs are looked at, and requeued in one transaction
+_LOOK_AT, _SWEEP_BATCH = 10_000, 1000
+#: the longest pause until the heartbeat of a job whose row was locked is tried again, in seconds
+_LOCKED_RETRY = 0.25
 #: the pause after a heartbeat that failed: the first one in seconds, and the longest as a part of the interval
 _FIRST_RETRY, _LONGEST_RETRY = 0.1, 0.25
 #: how late a heartbeat may be, as a part of ``stalled_after``, before those of other workers may have been too late
@@ -46,6 +52,7 @@ class Heartbeats:
 
     :param host: ``processing_host`` of this run.
     :param jobs: returns the rows of all jobs that the worker owns.
+    :param on_locked: called with the rows of those whose heartbeat could not be written, after each attempt.
     :param on_lost: called with the rows of those that no longer run, and of those among them that have another owner,
         or were returned to the queue, rather than completed.
     :param on_change: called when jobs may be started again, when jobs were requeued, and for a permanent error.
@@ -58,12 +65,14 @@ class Heartbeats:
         host: str,
         jobs: Callable[[], Sequence[Any]],
         *,
+        on_locked: Callable[[Sequence[Any]], object],
         on_lost: Callable[[Sequence[Any], Sequence[Any]], object],
         on_change: Callable[[], object],
         on_stalled: Callable[[int], object],
     ) -> None:
         self.config, self._host, self._jobs = config, host, jobs
-        self._on_lost, self._on_change, self._on_stalled = on_lost, on_change, on_stalled
+        self._on_locked, self._on_lost = on_locked, on_lost
+        self._on_change, self._on_stalled = on_change, on_stalled
         #: an error that retries don't mend; the worker raises it
         self.error: Exception | None = None
         #: when the last heartbeat was sent that succeeded, by :func:`clock`
@@ -72,9 +81,13 @@ class Heartbeats:
         self._required_at = -float("inf")
         #: some jobs are no longer owned, and it isn't known which
         self._unclear = False
+        #: the rows that it couldn't write
+        self._locked: list[Any] = []
         #: when the last heartbeat ended, and since when none was late
         self._contact_at = self._contact_since = -float("inf")
-        self._swept_at = -float("inf")
+        self._swept_at = self._due_at = -float("inf")
+        #: jobs of silent workers, and since when their rows were free each time
+        self._silent: dict[tuple[Any, Any], float] = {}
         self._failures = 0
         self._wake = threading.Event()
         self._ended = False
@@ -145,7 +158,13 @@ class Heartbeats:
         config = self.config
         asked_at = clock()
         try:
-            more = self._beat(database, asked_at)
+            if asked_at < self._due_at and self._required_at <= self.confirmed_at and not self._unclear:
+                locked = {id(job) for job in self._locked}
+                self._report(database, [job for job in self._jobs() if id(job) in locked])
+                more = False
+            else:
+                more = self._beat(database, asked_at)
+                self._due_at = asked_at + config.heartbeat
         except Exception as error:
             if not is_temporary(error):
                 self.error = error
@@ -157,8 +176,10 @@ class Heartbeats:
             return pause
         self._failures = 0
         if more or self._required_at > asked_at:
+            self._due_at = clock()
             return 0.0
-        return float(max(0.0, asked_at + config.heartbeat - clock()))
+        pause = max(0.0, self._due_at - clock())
+        return min(pause, _LOCKED_RETRY) if self._locked else pause
 
     def _beat(self, database: WorkerDatabase, asked_at: float) -> bool:
         """Send a heartbeat, and sweep if it is time; return whether there is more to sweep."""
@@ -167,40 +188,60 @@ class Heartbeats:
         now = utc(database.perform(config.queue._server_time())) if sweeps else None
         jobs = self._jobs()
         recent = self.recent()
-        if database.perform(config.queue.heartbeat(list(jobs))) != len(jobs):
-            self._unclear = True
-            self._find_lost(database, jobs)
-        self._unclear = False
+        self._report(database, jobs)
         contact_at = clock()
         late = contact_at - self._contact_at - config.heartbeat
         if late > _LATE * (config.stalled_after or 0):
             self._contact_since = contact_at
+            self._silent.clear()
         self._contact_at = contact_at
         self.confirmed_at = asked_at
         if not recent:
             self._on_change()
-        if now is None or config.stalled_after is None or contact_at - self._contact_since < config.stalled_after:
+        # a job is looked at for the other half of it
+        if now is None or config.stalled_after is None or contact_at - self._contact_since < config.stalled_after / 2:
             return False
-        return self._sweep(database, now - timedelta(seconds=config.stalled_after))
+        return self._sweep(database, now, asked_at)
+
+    def _report(self, database: WorkerDatabase, jobs: Sequence[Any]) -> None:
+        """Send the heartbeat of these jobs (rows), and find those that are no longer owned."""
+        owned, locked = database.perform(self.config.queue._report_running(list(jobs)))
+        if owned != len(jobs):
+            self._unclear = True
+            self._find_lost(database, jobs)
+        self._unclear = False
+        self._locked = self._among(locked, jobs)
+        self._on_locked(self._locked)
 
     def _find_lost(self, database: WorkerDatabase, jobs: Sequence[Any]) -> None:
         """Report the jobs that no longer run, and those of them that weren't completed by their own handlers."""
-        gone = self._not_among(database.perform(self.config.queue._still_owned(jobs)), jobs)
+        gone = self._among(database.perform(self.config.queue._still_owned(jobs)), jobs, are=False)
         if gone:
             ended = database.perform(self.config.queue._still_owned(gone, ended=True))
-            self._on_lost(gone, self._not_among(ended, gone))
+            self._on_lost(gone, self._among(ended, gone, are=False))
 
-    def _not_among(self, pairs: Sequence[Any], jobs: Sequence[Any]) -> list[Any]:
-        owned = {tuple(pair) for pair in pairs}
-        return [job for job in jobs if self.config.queue._jobs.owned_rows([job])["locks_pairs"][0] not in owned]
+    def _among(self, pairs: Sequence[Any], jobs: Sequence[Any], *, are: bool = True) -> list[Any]:
+        """Return the jobs (rows) that are, or are not, among these pairs."""
+        given = {tuple(pair) for pair in pairs}
+        owned = self.config.queue._jobs.owned_rows
+        return [job for job in jobs if (owned([job])["locks_pairs"][0] in given) is are]
 
-    def _sweep(self, database: WorkerDatabase, silent_since: Any) -> bool:
-        """Requeue jobs of workers that are silent since then; return whether there are more of them."""
-        process = os.getpid()
+    def _sweep(self, database: WorkerDatabase, now: datetime, asked_at: float) -> bool:
+        """Requeue jobs of workers that are silent; return whether there are more of them.
+
+        :param now: the server's time before the heartbeat, and ``asked_at`` this machine's.
+        """
+        config, process = self.config, os.getpid()
+        assert config.stalled_after is not None
+        half = config.stalled_after / 2
         hosts = [host for of, host in list(_hosts) if of == process]
-        found: int = database.perform(
-            self.config.queue._requeue_silent(silent_since, queue=self.config.name, hosts=hosts, limit=_SWEEP_BATCH)
-        )
+        look = config.queue._silent_jobs(now - timedelta(seconds=half), queue=config.name, hosts=hosts, limit=_LOOK_AT)
+        self._silent = {pair: self._silent.get(pair, asked_at) for pair in database.perform(look)}
+        stalled = [pair for pair, since in self._silent.items() if asked_at - since >= half][:_SWEEP_BATCH]
+        found = 0
+        if stalled:
+            silent_since = now - timedelta(seconds=config.stalled_after)
+            found = database.perform(config.queue._requeue_silent(stalled, silent_since))
         if found:
             log(logging.WARNING, "%d jobs were requeued: their worker sent no heartbeat", found)
             self._on_stalled(found)

@@ -69,11 +69,14 @@ class WorkerState:
             config,
             self.host,
             self.jobs,
+            on_locked=self.withhold,
             on_lost=self.drop,
             on_change=self._changed,
             on_stalled=lambda number: self.reports.emit_count("stalled", number),
         )
         self.waiting: deque[Any] = deque()
+        #: waiting, too, and not to be started: another session, which may be requeueing them, has locked their rows
+        self.withheld: list[Any] = []
         self.running: dict[int, RunningJob] = {}
         #: no job is captured or started any more
         self.stopping = False
@@ -127,9 +130,10 @@ class WorkerState:
         """Don't start the jobs (rows) in ``gone``; set ``job.lost`` for the running ones in ``lost``."""
         absent, taken = {id(row) for row in gone}, {id(row) for row in lost}
         with self._lock:
-            before = len(self.waiting)
+            before = len(self.waiting) + len(self.withheld)
             self.waiting = deque(row for row in self.waiting if id(row) not in absent)
-            dropped = before - len(self.waiting)
+            self.withheld = [row for row in self.withheld if id(row) not in absent]
+            dropped = before - len(self.waiting) - len(self.withheld)
             running = [job for job in self.running.values() if id(job.row) in taken]
             for job in running:
                 job.taken = True
@@ -141,6 +145,19 @@ class WorkerState:
                 "%d running jobs were lost: they have another owner by now, or were returned to the queue (job.lost)",
                 len(running),
             )
+
+    def withhold(self, locked: Sequence[Any]) -> None:
+        """Don't start the jobs (rows) in ``locked`` until a call that leaves them out."""
+        ids = set(map(id, locked))
+        with self._lock:
+            if not ids and not self.withheld:
+                return
+            before = len(self.withheld)
+            jobs = [*self.withheld, *self.waiting]
+            self.withheld = [row for row in jobs if id(row) in ids]
+            self.waiting = deque(row for row in jobs if id(row) not in ids)
+        if len(self.withheld) < before:
+            self._changed()
 
     def _report(self, what: str, job: RunningJob, error: BaseException | None = None) -> None:
         if self.reports.has_listeners:
@@ -282,7 +299,7 @@ class WorkerState:
             return self._jobs()
 
     def _jobs(self) -> list[Any]:
-        return [*self.waiting, *(job.row for job in self.running.values()), *self.acks.jobs()]
+        return [*self.waiting, *self.withheld, *(job.row for job in self.running.values()), *self.acks.jobs()]
 
     def _fetch(self) -> None:
         """Capture jobs if a slot is free, and report the completed ones in the same transaction."""
@@ -324,7 +341,7 @@ class WorkerState:
         stopped_early = bool(jobs) and not config.backend.releases_skipped_rows
         self._more_jobs = last is not None or after is not None or stopped_early
         self._fetched = True
-        self._empty = not (jobs or running or self._more_jobs or self._reply_lost)
+        self._empty = not (jobs or running or self.withheld or self._more_jobs or self._reply_lost)
         self.acks.confirm(completed, changed)
 
     def _fetch_unread(self, limit: int) -> None:
@@ -401,9 +418,12 @@ class WorkerState:
         """Release the jobs that were not started, so that other workers needn't wait until they have stalled."""
         with self._lock:  # a slot that has seen no stop takes its job first
             self.stopping = True
-        if self.waiting:
-            self.database.perform(self.config.queue.release(list(self.waiting)))
-            self.waiting.clear()
+            jobs = [*self.waiting, *self.withheld]
+        if jobs:
+            self.database.perform(self.config.queue.release(jobs))
+            with self._lock:
+                self.waiting.clear()
+                self.withheld.clear()
 
     def _release_lost_captures(self) -> None:
         # a step of its own, so that known jobs are released even where the search for others fails

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 from sqlalchemy import text
@@ -14,6 +15,7 @@ MANY = 20_000
 #: fewer than a scan of any of the tables reads
 FEW = 60
 
+SINCE = datetime(2020, 1, 1, tzinfo=timezone.utc)
 mutex, hourly, tasks, queue = sl.Mutex(), sl.Timeout(every=3600), sl.StateTransition(), sl.Queue()
 STATEMENTS: dict[str, sl.Operation[Any]] = {
     "mutex.acquire": mutex.acquire("first"),
@@ -29,6 +31,7 @@ STATEMENTS: dict[str, sl.Operation[Any]] = {
     "queue.complete": queue.complete([(1, 1)]),
     "queue.heartbeat": queue.heartbeat([(1, 1)]),
     "queue.release": queue.release([(1, 1)]),
+    "a worker's sweep": queue._requeue_silent([(1, 1)], SINCE),
     "queue.get": queue.get("8ef0a1ba-5f2b-4f6b-8b0c-0d6d6d3c1a55"),
 }
 GROWTH = (

@@ -16,7 +16,18 @@ from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.workers.state import WorkerState
 from tests.fixtures.queues import MakeEngine, put, silenced
-from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_for, state_of, worker_engine
+from tests.fixtures.worker_states import (
+    beat,
+    counts,
+    fetched,
+    finish_all,
+    look,
+    queue,
+    state_for,
+    state_of,
+    sweep,
+    worker_engine,
+)
 
 #: engines with row locks
 ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb"]
@@ -135,6 +146,81 @@ def test_deferred_jobs_get_heartbeats(engine_to: MakeEngine, name: str) -> None:
         finish_all(state)
         state.cycle()
         assert len(state.jobs()) == 1
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_job_of_a_handler_that_locks_its_row_stays_its_workers(engine_to: MakeEngine, name: str) -> None:
+    """Its heartbeats skip the row for longer than ``stalled_after``, and another worker looks right after the commit."""
+    engine = worker_engine(engine_to, name)
+    put(engine, 0, 1)
+    state, other = state_of(engine, heartbeat=1), state_of(engine, heartbeat=1, stalled_after=3600)
+    state.cycle()
+    first = state.take()
+    silence(engine, state)
+    with locking(engine_to(name), first):
+        assert state.heartbeats.beat(state.database) <= 0.25
+        look(other)
+        look(other, again=True)
+    look(other)  # the first time that it sees an unlocked row
+    assert counts(engine)["running"] == 2
+    with locking(engine_to(name), first):
+        assert state.heartbeats.beat(state.database) <= 0.25
+        look(other, again=True)
+    look(other)
+    assert counts(engine)["running"] == 2
+    assert state.heartbeats.beat(state.database) > 0.25
+    look(other, again=True)
+    assert counts(engine)["running"] == 2
+    assert not first.lost
+    state.done(first, None)
+    assert finish_all(state) == [1]
+    state.close()
+    assert counts(engine)["completed"] == 2
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_job_that_is_silent_and_unlocked_is_requeued(engine_to: MakeEngine, name: str) -> None:
+    engine = worker_engine(engine_to, name)
+    put(engine, 0, 1)
+    state, other = state_of(engine), state_of(engine, heartbeat=1, stalled_after=3600)
+    state.cycle()
+    silence(engine, state)
+    with locking(engine_to(name), state.waiting[0]):
+        look(other)
+        look(other, again=True)
+        assert (counts(engine)["running"], counts(engine)["waiting"]) == (1, 1)
+    sweep(other)
+    assert counts(engine)["waiting"] == 2
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_job_that_is_being_requeued_is_not_started(engine_to: MakeEngine, name: str, ends: str) -> None:
+    """The worker was suspended, and the transaction that requeues its jobs is not committed yet."""
+    engine = worker_engine(engine_to, name)
+    put(engine, 0, 1)
+    state = state_of(engine, heartbeat=1)
+    state.cycle()
+    silence(engine, state)
+    state.heartbeats.confirmed_at -= 3
+    with engine_to(name).connect() as connection:
+        assert connection.scalar(queue.requeue_stalled(3600, limit=1)) == 1
+        beat(state)
+        assert finish_all(state) == [1]
+        assert len(state.jobs()) == 2
+        state.cycle()  # it looks for other jobs meanwhile
+        getattr(connection, ends)()
+    beat(state)
+    assert finish_all(state) == ([0] if ends == "rollback" else [])
+    state.close()
+    assert counts(engine)["completed"] == (2 if ends == "rollback" else 1)
+
+
+def silence(engine: Engine, state: WorkerState) -> None:
+    """Let the last heartbeat of a worker's jobs be years ago, and the next one be due."""
+    with engine.begin() as connection:
+        silenced(connection)
+    state.heartbeats._due_at = -float("inf")
 
 
 def statements_of(engine: Engine) -> list[str]:

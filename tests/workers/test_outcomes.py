@@ -16,8 +16,8 @@ from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.integrations import prometheus
 from sqlalchemy_locks.workers.config import default_pause
 from tests.conftest import Servers
-from tests.fixtures.queues import KINDS, MakeEngine, put
-from tests.fixtures.worker_states import beat, counts, errors, queue, run_async, state_of
+from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
+from tests.fixtures.worker_states import beat, counts, errors, queue, run_async, state_of, sweep
 
 
 def pauses(engine: Engine) -> list[float]:
@@ -172,12 +172,8 @@ def test_listeners_get_each_event(engine_to: MakeEngine, hold: bool) -> None:
 
 
 def test_stalled_jobs_are_an_event(lite: Engine) -> None:
-    from tests.workers.test_ownership import sweep
-
     put(lite, 1, 2)
     with lite.begin() as connection:
-        from tests.fixtures.queues import silenced
-
         connection.execute(queue.capture(2)).all()
         silenced(connection)
     state = state_of(lite, heartbeat=1, stalled_after=3600)

@@ -13,11 +13,9 @@ from sqlalchemy import Engine, select, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.runtime.renewal import clock
-from sqlalchemy_locks.workers.state import WorkerState
 from tests.fixtures.parties import PATIENCE, until
 from tests.fixtures.queues import MakeEngine, put, silenced
-from tests.fixtures.worker_states import beat, counts, queue, run_until_ended, running, state_for, state_of
+from tests.fixtures.worker_states import beat, counts, queue, run_until_ended, running, state_for, state_of, sweep
 
 
 def test_heartbeats_keep_long_jobs_from_stalling(engine_to: MakeEngine) -> None:
@@ -49,14 +47,6 @@ def test_heartbeats_keep_long_jobs_from_stalling(engine_to: MakeEngine) -> None:
         until(lambda: counts(engine)["completed"] == 1)
     with engine.connect() as connection:
         assert connection.scalar(select(job.c.attempts)) == 1
-
-
-def sweep(state: WorkerState) -> None:
-    """Send heartbeats until there is nothing to sweep, as a worker whose heartbeats were on time for ``stalled_after``."""
-    heartbeats = state.heartbeats
-    heartbeats._contact_since, heartbeats._contact_at = -float("inf"), clock()
-    while heartbeats.beat(state.database) == 0:
-        pass
 
 
 def test_stalled_jobs_of_other_queues_are_left(lite: Engine) -> None:
