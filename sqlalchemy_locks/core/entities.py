@@ -89,6 +89,10 @@ class MappedTable:
     def is_unique(self, columns: Iterable[Column[Any]]) -> bool:
         """Return whether the model declares that no two rows share these columns' values."""
         wanted = {column.name for column in columns}
+        return any(key <= wanted for key in self.unique_keys())
+
+    def unique_keys(self) -> list[set[str]]:
+        """Return the names of the columns of each key that the model declares as unique, the primary key first."""
         declared: list[set[str]] = [{column.name for column in self.primary_key}]
         declared += [{column.name} for column in self.table.columns if column.unique]
         for constraint in (*self.table.constraints, *self.table.indexes):
@@ -96,7 +100,19 @@ class MappedTable:
                 isinstance(constraint, Index) and constraint.unique and not partial(constraint)
             ):
                 declared.append({column.name for column in constraint.columns})
-        return any(key <= wanted for key in declared)
+        return declared
+
+    def draws_defaults(self, given: Iterable[Column[Any]]) -> bool:
+        """Return whether a column that isn't among the given ones has a default that Python computes for each row."""
+        others = set(self.table.columns) - set(given)
+        return any(column.default is not None and column.default.is_callable for column in others)
+
+    def draws_updates(self) -> bool:
+        """Return whether a column has a value that Python computes for each UPDATE (``onupdate``)."""
+        return any(
+            column.onupdate is not None and not (column.onupdate.is_clause_element or column.onupdate.is_sequence)
+            for column in self.table.columns
+        )
 
     def class_condition(self) -> list[ColumnElement[bool]]:
         """Return the condition that excludes rows of sibling classes in the same table."""

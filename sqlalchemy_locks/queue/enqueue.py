@@ -24,6 +24,7 @@ from sqlalchemy import (
     cast,
     column,
     func,
+    insert,
     literal,
     literal_column,
     select,
@@ -34,6 +35,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.captures.statements import selective_condition
+from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.queue.jobs import IDS, JobOperation, Jobs
@@ -71,22 +73,27 @@ class Enqueue(JobOperation):
         self._inserts: dict[BuildContext, Any] = {}
         self._keyed: dict[BuildContext, Any] = {}
 
+    @property
+    def _own(self) -> MappedTable | None:
+        return self.jobs.target
+
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
 
     def build(self, context: BuildContext) -> Executable | None:
-        if not context.backend.writable_ctes:
-            return None
         at = self.jobs.at(context)
+        # such a default would be computed once for all rows
+        if not context.backend.writable_ctes or (self._own and self._own.draws_defaults(self._set(at))):
+            return None
         common = self._common(at)
         given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Text()), Payload()))
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
-        cast_to = cast if self.jobs.target is None else _cast_untruncated
+        cast_to = cast if self._own is None else _cast_untruncated
         external_id = cast_to(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
         payload = each.c.job.op("->" if isinstance(_stored(at.payload.type), JSON) else "->>")(
             literal_column("'payload'")
         )
-        first = self.jobs.target.insert_defaults() if self.jobs.target else {}
+        first = self._own.insert_defaults() if self._own else {}
         keys = {at.unique_key: each.c.job.op("->>")(literal_column("'key'"))} if self.unique else {}
         rows = select(
             external_id,
@@ -121,6 +128,17 @@ class Enqueue(JobOperation):
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "where the driver is passed one row after another"
 
+    def _set(self, at: RoleColumns) -> list[Any]:
+        """Return the columns that a job is put with."""
+        keys = [at.unique_key] if self.unique else []
+        return [
+            at.external_id,
+            at.payload,
+            *keys,
+            *self._common(at),
+            *(self._own.insert_defaults() if self._own else {}),
+        ]
+
     def _common(self, at: RoleColumns) -> dict[Any, Any]:
         """Return the columns whose value all jobs of a batch share."""
         run_at: Any = {
@@ -153,7 +171,7 @@ class Enqueue(JobOperation):
             jobs.sort(key=lambda job: job[2])
         with execution.waiting() if self.unique else contextlib.nullcontext():
             if statement is None:
-                if self.unique:
+                if self.unique or execution.backend.writable_ctes:
                     self._begin(execution)
                 found = self._insert_rows(execution, common, jobs)
             else:
@@ -178,7 +196,7 @@ class Enqueue(JobOperation):
             execution.take_write_lock(self.jobs.at(execution.context).table)
         begun = execution.backend.transaction_begun(execution.connection)
         if not begun or execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit("Queue.put(unique=)")
+            raise execution.backend.refuse_autocommit("Queue.put(unique=)" if self.unique else "Queue.put")
 
     def _serialized(self, execution: Execution, payloads: Sequence[Any], *, in_rows: bool) -> Sequence[Any]:
         """Return the payloads as the texts that are sent.
@@ -230,11 +248,38 @@ class Enqueue(JobOperation):
             ]
             if rows:
                 execution.execute(self._insert(execution.context), rows)
-            if not self.unique:
-                return {}
-            given = {"locks_queue": common["locks_queue"], "locks_unique": [key for *_, key in jobs]}
-            waiting: Any = execution.execute(self._waiting_by_key(execution.context), given)
-            return dict(waiting.all())
+                if self.notify and execution.backend.writable_ctes:
+                    topic = {"locks_topic": self.jobs.topic(common["locks_queue"])}
+                    execution.execute(select(Notify(literal(CHANNEL), bindparam("locks_topic"))), topic)
+            found: dict[str, UUID] = {}
+            if self.unique:
+                given = {"locks_queue": common["locks_queue"], "locks_unique": [key for *_, key in jobs]}
+                waiting: Any = execution.execute(self._waiting_by_key(execution.context), given)
+                found = dict(waiting.all())
+            if rows and self._may_swallow(execution.context):
+                self._insert_again(execution, [row for row in rows if row.get("locks_unique") not in found])
+            return found
+
+    def _may_swallow(self, context: BuildContext) -> bool:
+        """Return whether the INSERT also ignores rows whose other unique columns have the values of another job."""
+        if self._own is None or context.backend.on_conflict:
+            return False
+        at = self.jobs.at(context)
+        ours = [{at.internal_id.name}, {at.external_id.name}]
+        if "unique_key" in at:
+            ours.append({at.queue_id.name, at.unique_key.name})
+        return any(key not in ours for key in self._own.unique_keys())
+
+    def _insert_again(self, execution: Execution, rows: list[dict[str, Any]]) -> None:
+        """Insert those rows that aren't there: the database refuses them with its own error."""
+        external_id = self.jobs.at(execution.context).external_id
+        # locked by the first INSERT; and not from an old snapshot
+        there = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True))).with_for_update()
+        found = set(execution.execute(there, {IDS: [row["locks_id"] for row in rows]}).scalars()) if rows else set()
+        if absent := [row for row in rows if row["locks_id"] not in found]:
+            execution.execute(
+                insert(self.jobs.at(execution.context).table).values(self._values(execution.context)), absent
+            )
 
     def _waiting_by_key(self, context: BuildContext) -> Any:
         """Return the SELECT of the waiting jobs of unique keys, which the INSERT has locked."""
@@ -250,22 +295,31 @@ class Enqueue(JobOperation):
 
     def _insert(self, context: BuildContext) -> Executable:
         if context not in self._inserts:
-            at = self.jobs.at(context)
-            serialized = isinstance(at.payload.type, JSON)
-            values = {
-                at.external_id: bindparam("locks_id", type_=at.external_id.type),
-                at.payload: bindparam("locks_payload", type_=String() if serialized else at.payload.type),
-                **({at.unique_key: bindparam("locks_unique", type_=at.unique_key.type)} if self.unique else {}),
-                **self._common(at),
-                **(self.jobs.target.insert_defaults() if self.jobs.target else {}),
-            }
-            if self.when == "in":
-                values[at.run_at] = bindparam("locks_run_at", type_=Instant())
-            elif self.when == "now" and at.run_at.server_default is not None:
-                del values[at.run_at]
-            self._inserts[context] = self._inserting(context, at).values(values)
+            inserting = self._inserting(context, self.jobs.at(context))
+            self._inserts[context] = inserting.values(self._values(context))
         made: Executable = self._inserts[context]
         return made
+
+    def _values(self, context: BuildContext) -> dict[Any, Any]:
+        """Return what an INSERT of one row sets."""
+        at = self.jobs.at(context)
+        payload: Any = bindparam("locks_payload", type_=at.payload.type)
+        if isinstance(at.payload.type, JSON):
+            payload = bindparam("locks_payload", type_=String())
+            if context.backend.writable_ctes:
+                payload = cast(payload, at.payload.type)
+        values = {
+            at.external_id: bindparam("locks_id", type_=at.external_id.type),
+            at.payload: payload,
+            **({at.unique_key: bindparam("locks_unique", type_=at.unique_key.type)} if self.unique else {}),
+            **self._common(at),
+            **(self._own.insert_defaults() if self._own else {}),
+        }
+        if self.when == "in":
+            values[at.run_at] = bindparam("locks_run_at", type_=Instant())
+        elif self.when == "now" and at.run_at.server_default is not None:
+            del values[at.run_at]
+        return values
 
 
 def _stored(type_: Any) -> Any:

@@ -1,0 +1,151 @@
+"""Further columns of a queue's own table: defaults and ``onupdate`` that Python computes, and unique ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, String, create_engine, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.sql.clock import Instant
+from tests.conftest import PLAIN, Servers
+from tests.fixtures.parties import async_connected
+from tests.fixtures.queues import ENGINES
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Ticket(sl.JobColumns, Base):
+    __tablename__ = "ticket"
+    token: Mapped[str] = mapped_column(String(40), default=lambda: str(uuid4()))
+    touched_at: Mapped[datetime | None] = mapped_column(Instant(), onupdate=lambda: datetime.now(timezone.utc))
+    touched_by: Mapped[str] = mapped_column(String(20), default="nobody", onupdate="a worker")
+
+
+class Invoice(sl.JobColumns, Base):
+    """Of its jobs only one may exist, as of a column that the app sets."""
+
+    __tablename__ = "invoice"
+    number: Mapped[int] = mapped_column(server_default="7", unique=True)
+
+
+tickets, invoices = sl.Queue(Ticket), sl.Queue(Invoice)
+for each in (tickets, invoices):
+    each.indexes()
+
+
+@pytest.fixture
+def engine(servers: Servers, name: str) -> Iterator[Engine]:
+    engine = create_engine(servers.fresh(name, PLAIN[name]), poolclass=NullPool)
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def tokens(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(select(Ticket.token)).scalars())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_job_of_a_batch_has_its_own_default(engine: Engine) -> None:
+    with engine.begin() as connection:
+        ids = connection.execute(tickets.put({"a": 1}, [2], None, run_in=0)).scalars().all()
+        assert (
+            connection.execute(tickets.put({"a": 1}, {"a": 4}, external_id=[ids[0], uuid4()])).scalars().first()
+            == ids[0]
+        )
+        first = connection.scalar(tickets.put(5, unique="k"))
+        assert connection.scalar(tickets.put(6, unique="k")) == first
+    assert len(set(tokens(engine))) == 5
+    with Session(engine) as session, session.begin():
+        jobs = session.scalars(tickets.capture(9)).all()
+        assert [job.payload for job in jobs] == [{"a": 1}, [2], None, {"a": 4}, 5]
+        assert all(job.touched_at is not None for job in jobs)
+
+
+@pytest.mark.parametrize(
+    ("name", "driver"),
+    [("postgresql15", "psycopg"), ("postgresql15", "asyncpg"), ("mysql", "aiomysql"), ("sqlite", "aiosqlite")],
+)
+def test_and_so_it_has_with_an_async_driver(servers: Servers, engine: Engine, name: str, driver: str) -> None:
+    database = Path(str(engine.url.database)).stem
+
+    async def main() -> None:
+        async with async_connected(servers.url(name, driver, database)) as bind:
+            async with bind.begin() as connection:
+                await connection.execute(tickets.put({"a": 1}, 2, run_in=0))
+                await connection.execute(tickets.put(3, unique="k"))
+
+            async def handler(job: Any) -> None:
+                pass
+
+            await sl.AsyncWorker(tickets, handler, bind=bind).run(until_empty=True)
+
+    asyncio.run(main())
+    assert len(set(tokens(engine))) == 3
+    with engine.connect() as connection:
+        assert connection.scalar(select(func.count(Ticket.completed_at))) == 3
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_worker_computes_onupdate_for_each_job(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    with engine.begin() as connection:
+        connection.execute(tickets.put(*range(5)))
+    seen: list[Any] = []
+    sl.Worker(tickets, lambda job: seen.append(job.payload), bind=engine, concurrency=2, batch=2).run(until_empty=True)
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+    assert "fetch failed" not in caplog.text
+    with Session(engine) as session:
+        jobs = session.scalars(select(Ticket)).all()
+        assert {(job.attempts, job.touched_by) for job in jobs} == {(1, "a worker")}
+        assert all(job.completed_at is not None and job.touched_at is not None for job in jobs)
+
+
+@pytest.mark.parametrize("name", ["postgresql15"])
+def test_listening_workers_are_notified(engine: Engine) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listener:
+        listener.exec_driver_sql("LISTEN sqlalchemy_locks_job")
+        with engine.begin() as connection:
+            connection.execute(tickets.put(1, 2))
+        driver: Any = listener.connection.driver_connection
+        assert [each.payload for each in driver.notifies(timeout=10, stop_after=1)] == [tickets.topic("default")]
+        with pytest.raises(sl.Unsupported, match="autocommit"):
+            listener.execute(tickets.put(1, 2))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_job_that_another_unique_column_refuses_is_an_error(engine: Engine) -> None:
+    with engine.begin() as connection:
+        id = connection.scalar(invoices.put({"a": 1}, unique="k"))
+    for again in (invoices.put({"a": 2}), invoices.put({"a": 2}, unique="other"), invoices.put(2, external_id=uuid4())):
+        with engine.connect() as connection, pytest.raises(IntegrityError):
+            connection.execute(again)
+    with engine.begin() as connection:
+        assert connection.scalar(invoices.put({"a": 2}, external_id=id)) == id
+        assert connection.scalar(invoices.put({"a": 2}, unique="k")) == id
+        assert connection.scalar(select(func.count()).select_from(Invoice)) == 1
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_an_id_that_an_old_snapshot_lacks_is_there(servers: Servers, engine: Engine, name: str) -> None:
+    """The INSERT ignores it, and a plain read doesn't show it."""
+    old = create_engine(engine.url, poolclass=NullPool, isolation_level="REPEATABLE READ")
+    id = uuid4()
+    with old.begin() as connection:
+        assert connection.scalar(select(func.count()).select_from(Invoice)) == 0
+        with engine.begin() as other:
+            other.execute(invoices.put({"a": 1}, external_id=id))
+        assert connection.scalar(invoices.put({"a": 1}, external_id=id)) == id
+    old.dispose()
