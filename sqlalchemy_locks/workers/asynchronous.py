@@ -126,6 +126,7 @@ class AsyncWorker(ObservedWorker):
         >>> await worker.run()
         """
         self._cancelling, self._runner, self._loop = False, asyncio.current_task(), asyncio.get_running_loop()
+        self._cancelled_before = _cancellations(self._runner)
         async with self._signals(), self._listening():
             try:
                 await (self._run_holding(until_empty) if self.config.hold else self._run(until_empty))
@@ -167,8 +168,7 @@ class AsyncWorker(ObservedWorker):
     def _is_cancelled(self) -> bool:
         """Whether the worker is being cancelled, rather than something in a handler."""
         # Python 3.10 doesn't tell that run() was cancelled before it is resumed
-        cancelling = getattr(self._runner, "cancelling", None)
-        return self._cancelling or (cancelling is not None and cancelling() > 0)
+        return self._cancelling or _cancellations(self._runner) > self._cancelled_before
 
     async def _run(self, until_empty: bool) -> None:
         state = self._state = WorkerState(
@@ -208,9 +208,7 @@ class AsyncWorker(ObservedWorker):
             return False
         await self._query(state)
         while (job := state.take()) is not None:
-            task = asyncio.create_task(self._run_slot(state, job))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            self._begin(state, job, tasks)
         pause = state.pause()
         if pause and state.idle:
             self._idle.set()
@@ -233,23 +231,28 @@ class AsyncWorker(ObservedWorker):
         if not cycle.cancelled():
             cycle.result()
 
-    async def _run_slot(self, state: WorkerState, job: RunningJob) -> None:
-        """Run a job, and those after it while there are any."""
-        following: RunningJob | None = job
-        while following is not None:
-            error: BaseException | None = None
-            state.reports.begun(following)
-            try:
-                await self.handler(following)
-            except BaseException as raised:
-                if isinstance(raised, asyncio.CancelledError) and self._is_cancelled():
-                    raise  # the job no longer runs, and is released
-                error = raised
-            if state.done(following, error):
-                self._wake.set()
-            if isinstance(error, asyncio.CancelledError):
-                return  # the handler may have cancelled this very task
-            following = state.take()
+    def _begin(self, state: WorkerState, job: RunningJob, tasks: set[asyncio.Task[None]]) -> None:
+        """Run a job in a task of its own, which its handler may cancel at any time, and then another one."""
+        task = asyncio.create_task(self._run_job(state, job, tasks))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _run_job(self, state: WorkerState, job: RunningJob, tasks: set[asyncio.Task[None]]) -> None:
+        state.reports.begun(job)
+        error = await self._call_handler(job)
+        if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
+            raise error  # the job no longer runs, and is released
+        if state.done(job, error):
+            self._wake.set()
+        if (following := state.take()) is not None:
+            self._begin(state, following, tasks)
+
+    async def _call_handler(self, job: Any) -> BaseException | None:
+        try:
+            await self.handler(job)
+        except BaseException as error:
+            return error
+        return None
 
     async def _run_holding(self, until_empty: bool) -> None:
         config = self.config
@@ -301,15 +304,22 @@ class AsyncWorker(ObservedWorker):
             idle.add(slot)
             return False
         idle.clear()
-        error: BaseException | None = None
         held.reports.begun(job)
+        returned: list[BaseException | None] = []
+
+        async def run() -> None:
+            returned.append(await self._call_handler(job))
+
+        task = asyncio.create_task(run())  # of its own: its handler may cancel it at any time
         try:
-            await self.handler(job)
-        except BaseException as raised:
-            if isinstance(raised, asyncio.CancelledError) and self._is_cancelled():
-                await run_in_greenlet(held.abandon)
-                raise
-            error = raised
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            await shielded(_join([task]))
+        error = returned[0] if returned else asyncio.CancelledError()
+        if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
+            await run_in_greenlet(held.abandon)
+            raise error
         await run_in_greenlet(held.finish, job, error)
         idle.clear()  # the handler may have put jobs that others have looked for before
         return True
@@ -402,6 +412,11 @@ class AsyncWorker(ObservedWorker):
                 for number in _SIGNALS:
                     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                         loop.remove_signal_handler(number)
+
+
+def _cancellations(task: Any) -> int:
+    """Return how often a task was cancelled; Python 3.10 doesn't count."""
+    return task.cancelling() if hasattr(task, "cancelling") else 0
 
 
 async def _join(tasks: Iterable[asyncio.Task[None]]) -> None:

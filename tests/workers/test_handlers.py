@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +83,61 @@ def test_a_cancellation_inside_a_handler_fails_its_job(
     run_async(servers, name, driver, body)
     assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
     assert "CancelledError" in errors(engine)[0]
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_handler_that_cancels_its_own_task_affects_no_other_job(
+    engine_to: MakeEngine, servers: Servers, hold: bool, late: bool
+) -> None:
+    """At once, as it returns, or by a timer that it has left behind and that goes off while the next job runs."""
+    engine = engine_to("postgresql15")
+    put(engine, *range(3), max_attempts=1)
+    cancelled = asyncio.Event()
+
+    async def handler(job: Any) -> None:
+        task: Any = asyncio.current_task()
+        if job.payload == 0:
+            if late:
+                asyncio.get_running_loop().call_later(0.1, lambda: (task.cancel(), cancelled.set()))
+            else:
+                task.cancel()
+                cancelled.set()
+        elif job.payload == 1:
+            await cancelled.wait()
+            await asyncio.sleep(0)
+
+    async def body(bind: AsyncEngine) -> None:
+        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, prefetch=3 * (not hold), hold=hold)
+        await worker.run(until_empty=True)
+
+    run_async(servers, "postgresql15", "asyncpg", body)
+    assert counts(engine) == {"all": 3, "completed": 3, "dead": 0, "running": 0, "waiting": 0}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 doesn't count cancellations")
+def test_a_worker_may_run_in_a_task_that_was_cancelled_before(engine_to: MakeEngine, servers: Servers) -> None:
+    """As a drain does it after a cancellation; a later one inside a handler is still the handler's."""
+    engine = engine_to("sqlite")
+    put(engine, *range(3), max_attempts=1)
+
+    async def handler(job: Any) -> None:
+        if job.payload == 1:
+            raise asyncio.CancelledError
+
+    async def drain(bind: AsyncEngine) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        await sl.AsyncWorker(queue, handler, bind=bind).run(until_empty=True)
+
+    async def body(bind: AsyncEngine) -> None:
+        task = asyncio.create_task(drain(bind))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    run_async(servers, "sqlite", "aiosqlite", body)
+    assert counts(engine) == {"all": 3, "completed": 2, "dead": 1, "running": 0, "waiting": 0}
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), AppError()], ids=repr)

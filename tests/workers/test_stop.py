@@ -271,7 +271,7 @@ def test_a_cancelled_worker_releases_its_jobs(engine_to: MakeEngine, servers: Se
         await begun.wait()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for each in others:  # as asyncio.run() does at its end
-            if each is task or "_run_slot" in repr(each):
+            if each is task or "_run_job" in repr(each):
                 each.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
