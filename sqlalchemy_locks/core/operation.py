@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import sqlalchemy
 from sqlalchemy import Engine, Table, delete, false, update
@@ -357,6 +358,8 @@ class DialectCache:
         self.verified = False
         #: tables of the app's that are kept by a storage engine with transactions, as (schema, name)
         self.transactional: set[tuple[str | None, str]] = set()
+        #: operations whose tables are, where no ``schema_translate_map`` moves them
+        self.checked: WeakSet[OperationImpl] = WeakSet()
         #: statements as the dialect compiles them: SQL, their own values, the order of the parameters
         self.compiled: dict[Executable, tuple[str, dict[str, Any], list[str] | None]] = {}
 
@@ -419,13 +422,14 @@ class Execution:
         if not self.cache.verified:
             self.backend.verify(connection)
             self.cache.verified = True
-        if self.backend.storage_engines:
-            self._check_storage(impl.route())
+        if self.schema_translated or impl not in self.cache.checked:
+            self._check_storage(impl)
         impl.check_connection(self)
         return impl.run(self)
 
-    def _check_storage(self, route: Mapping[str, Any]) -> None:
+    def _check_storage(self, impl: OperationImpl) -> None:
         """Refuse tables of the app's without transactions and row locks; each is looked at once."""
+        route = impl.route()
         clause = route.get("clause")
         used = [] if clause is None else [clause.table]
         if "mapper" in route:
@@ -437,6 +441,8 @@ class Execution:
             if (schema, table.name) not in self.cache.transactional:
                 self.backend.require_transactions(self.connection, schema, table.name)
                 self.cache.transactional.add((schema, table.name))
+        if not self.schema_translated:
+            self.cache.checked.add(impl)
 
     def value(self) -> Any:
         """Do what the operation says; return its one value, or the list of its rows, without a ``Result`` around it."""

@@ -89,8 +89,6 @@ class Backend:
     refuses_stale_snapshots: ClassVar[bool] = False
     #: the driver's autocommit can be switched on and off without a round trip, and leaves the app's settings alone
     cheap_autocommit: ClassVar[bool] = False
-    #: the app's tables may be kept by a storage engine without transactions and row locks
-    storage_engines: ClassVar[bool] = False
     #: in a two-phase transaction, PREPARE may release locks before COMMIT
     prepare_releases: ClassVar[bool] = False
     #: a replica grants row locks, so that a lock has to check whether the server accepts writes
@@ -169,7 +167,7 @@ class Backend:
         """
 
     def require_transactions(self, connection: Connection, schema: str | None, table: str) -> None:
-        """Refuse a table without transactions; only called where ``storage_engines``.
+        """Refuse a table without transactions; called once for each table of the app's.
 
         :raises Unsupported: with the statement that changes it.
         """

@@ -86,7 +86,6 @@ class MySQL(Backend):
     users_have_hosts = True
     key_rows = True
     stale_reads = True
-    storage_engines = True
     prepare_releases = True
     locks_on_replicas = True
     marker_is_savepoint = True
