@@ -17,6 +17,7 @@ from sqlalchemy import (
     Select,
     String,
     Table,
+    TypeDecorator,
     and_,
     bindparam,
     delete,
@@ -211,11 +212,13 @@ def _values(impl: _Row, ident: Any) -> dict[str, Any]:
 
 def _check_type(column: Any, value: Any) -> None:
     """Refuse a value that a server might convert to other rows' keys: to MySQL, '42-eu' is equal to the number 42."""
-    is_text = isinstance(value, str)
-    if isinstance(column.type, String) and not isinstance(column.type, Enum) and not is_text:
+    is_text, type_ = isinstance(value, str), column.type
+    while isinstance(type_, TypeDecorator) and type(type_).process_bind_param is TypeDecorator.process_bind_param:
+        type_ = type_.impl_instance
+    if isinstance(type_, String) and not isinstance(type_, Enum) and not is_text:
         raise TypeError(f"the primary key {column} is a text, not {value!r}")
-    spelling = _WHOLE if isinstance(column.type, Integer) else _NUMBER
-    if isinstance(column.type, (Integer, Numeric)) and (
+    spelling = _WHOLE if isinstance(type_, Integer) else _NUMBER
+    if isinstance(type_, (Integer, Numeric)) and (
         isinstance(value, bytes) or (is_text and not spelling.fullmatch(value))
     ):
         raise TypeError(f"the primary key {column} is a number, not {value!r}")

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select, update
+from sqlalchemy import Column, Engine, MetaData, String, Table, TypeDecorator, event, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -114,6 +114,24 @@ def test_forms_of_a_primary_key(engine: Engine) -> None:
             assert session.scalar(sl.lock.row(Customer, ident)).id == 1
 
 
+class Shown(TypeDecorator[str]):
+    """It takes what its column takes."""
+
+    impl, cache_ok = String(20), True
+
+    def process_result_value(self, value: Any, dialect: Any) -> Any:
+        return value
+
+
+class Written(TypeDecorator[str]):
+    """It takes a number."""
+
+    impl, cache_ok = String(20), True
+
+    def process_bind_param(self, value: Any, dialect: Any) -> Any:
+        return str(value)
+
+
 def test_key_of_another_type_is_refused() -> None:
     """MySQL and MariaDB would convert it, and lock '42-eu' for 42, or 42 for '42-eu'."""
     for entity, ident in ((Order, (1, 2)), (STOCK, (1, 2)), (STOCK, {"shop": 1, "item": b"cup"})):
@@ -124,6 +142,9 @@ def test_key_of_another_type_is_refused() -> None:
             sl.lock.row(Customer, given)
     for given in ("1", " 1", "-1", 1):
         assert str(given) in repr(sl.lock.row(Customer, given))
+    with pytest.raises(TypeError, match="is a text, not"):
+        sl.lock.row(Table("t", MetaData(), Column("id", Shown(), primary_key=True)), 42)
+    assert "42" in repr(sl.lock.row(Table("t", MetaData(), Column("id", Written(), primary_key=True)), 42))
 
 
 def test_row_of_a_table(engine: Engine) -> None:
