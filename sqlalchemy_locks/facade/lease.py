@@ -240,7 +240,10 @@ class LeaseContext:
         renewable.closed = True
         lost = renewable.lost
         if lost.process != os.getpid():
-            return  # a forked process doesn't hold them
+            # a forked process doesn't hold them
+            if lost and error is None:
+                raise self._lost_error(grant, lost)
+            return
         kept, outcome = not lost, error
         try:
             if self._release(grant) is not Released.RELEASED:

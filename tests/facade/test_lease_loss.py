@@ -132,7 +132,7 @@ def test_process_stopped_within_ttl_still_holds(servers: Any, engine_to: MakeEng
 def test_fork_is_not_the_holder(servers: Any, engine_to: MakeEngine) -> None:
     engine, lease = engine_to("postgresql15"), unused("lease")
     with Holder(installed(servers, "postgresql15"), lease, 3600) as holder:
-        assert holder.asked("fork") == "lost True, its own False"
+        assert holder.asked("fork") == "lost True raised, its own False"
         # it still holds what the fork left
         assert [holder.asked(word) for word in ("lost", "check")] == ["False", "held"]
         with pytest.raises(sl.LockTimeout):
