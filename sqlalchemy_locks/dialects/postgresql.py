@@ -6,12 +6,13 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Column, Insert, Table, Text, bindparam, func, literal, select, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
 from sqlalchemy_locks.dialects.base import IDLE, Backend
@@ -29,6 +30,7 @@ _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout',
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
 _PLANNER = text("SELECT current_setting('enable_seqscan'), current_setting('enable_sort')")
 _PLAN = text("SELECT set_config('enable_seqscan', :seqscan, :local), set_config('enable_sort', :sort, :local)")
+_VERSION = text("SELECT version()")
 _STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', '1s', true)")
 # the settings come first, as they apply to the wait; a postgresql:// URL may lead to YugabyteDB
 _JOIN = text(
@@ -131,7 +133,7 @@ class PostgreSQL(Backend):
 
     def serialize_install(self, connection: Connection, key: int) -> None:
         # IF NOT EXISTS and OR REPLACE fail if two sessions look at the same time and neither finds the object
-        connection.execute(_INSTALL_LOCK, {"key": key})
+        _at_once(connection, _INSTALL_LOCK, {"key": key})
 
     def function_variant(self, connection: Connection, schema: str) -> str:
         if _yugabytedb_version(connection) is not None:
@@ -311,7 +313,7 @@ class PostgreSQL(Backend):
 
     @contextlib.contextmanager
     def statement_timeout(self, connection: Connection) -> Iterator[None]:
-        connection.execute(_STATEMENT_TIMEOUT)  # ends with the transaction
+        _at_once(connection, _STATEMENT_TIMEOUT)  # ends with the transaction
         yield
 
     def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
@@ -337,12 +339,12 @@ class PostgreSQL(Backend):
         if not local and self.behind_pooler(connection):
             yield False  # the setting may reach another server session, and another client
             return
-        seqscan, sort = connection.execute(_PLANNER).one()
-        connection.execute(_PLAN, {"seqscan": "off", "sort": "off", "local": local})
+        seqscan, sort = _at_once(connection, _PLANNER).one()
+        _at_once(connection, _PLAN, {"seqscan": "off", "sort": "off", "local": local})
         try:
             yield True
         finally:
-            connection.execute(_PLAN, {"seqscan": seqscan, "sort": sort, "local": local})
+            _at_once(connection, _PLAN, {"seqscan": seqscan, "sort": sort, "local": local})
 
     def lacks_privilege(self, error: DBAPIError) -> str | None:
         if _sqlstate(error) != "42703":  # the view's place is taken by a table of keys
@@ -352,7 +354,7 @@ class PostgreSQL(Backend):
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         # of the transaction: it ends with it, and so do the settings
-        if connection.execute(_JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar() is None:
+        if _at_once(connection, _JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar() is None:
             join_by_row(connection, key, self.wait_value(seconds))
         return True
 
@@ -370,26 +372,31 @@ class PostgreSQL(Backend):
                 f"a longest wait (locks_wait) on a {self.name} connection in autocommit is a setting of the session, "
                 "which the pooler may give to another client: execute it in a transaction, or use Locks"
             )
-        was = connection.execute(_WAIT, {"wait": self.wait_value(seconds), "local": local}).scalar()
+        was = _at_once(connection, _WAIT, {"wait": self.wait_value(seconds), "local": local}).scalar()
         try:
             yield
         except BaseException:
             # a setting of the transaction ends with the failed transaction
             if not local and not connection.invalidated:
-                connection.execute(_RESTORE, {"was": was, "local": local})
+                _at_once(connection, _RESTORE, {"was": was, "local": local})
             raise
-        connection.execute(_RESTORE, {"was": was, "local": local})
+        _at_once(connection, _RESTORE, {"was": was, "local": local})
+
+
+def _at_once(connection: Connection, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
+    """Execute a statement now; with ``stream_results`` it would be when its rows are fetched, and in no autocommit."""
+    return connection.execute(statement, values, execution_options={"stream_results": False, "yield_per": None})
 
 
 def join_by_row(connection: Connection, key: int, wait: str) -> None:
     """Wait for the head of the queue of a key, by a lock of its row (YugabyteDB)."""
-    was = connection.execute(_LIMIT, {"wait": wait}).scalar()
-    connection.execute(_JOIN_BY_ROW, {"key": key, "was": was})
+    was = _at_once(connection, _LIMIT, {"wait": wait}).scalar()
+    _at_once(connection, _JOIN_BY_ROW, {"key": key, "was": was})
 
 
 def _yugabytedb_version(connection: Connection) -> str | None:
     """Return the version of YugabyteDB, to which a ``postgresql://`` URL may lead; ``None`` for PostgreSQL."""
-    found = re.search(r"-YB-([\d.]*)", str(connection.exec_driver_sql("SELECT version()").scalar()))
+    found = re.search(r"-YB-([\d.]*)", str(_at_once(connection, _VERSION).scalar()))
     return None if found is None else found[1]
 
 

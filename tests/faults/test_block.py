@@ -115,8 +115,12 @@ def test_lock_is_held_on_return_with_streaming_options(engine: Engine, option: s
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has no server-side cursors")
     with Session(streaming) as session, Session(engine) as other, session.begin():
-        session.execute(sl.lock.exclusive(f"streamed {option}"))
+        session.execute(sl.lock.exclusive(f"streamed {option}"), execution_options={"locks_wait": 5})
         assert other.scalar(sl.lock.try_exclusive(f"streamed {option}")) is False
+        if engine.dialect.name == "postgresql":
+            session.execute(sl.Mutex().create(f"streamed {option}"), execution_options={"locks_wait": 5})
+            limit = text("SELECT current_setting('lock_timeout')")
+            assert session.scalar(limit) == other.scalar(limit)
 
 
 @pytest.mark.parametrize("engine", ["postgresql15", "mysql", "mariadb"], indirect=True)

@@ -171,6 +171,15 @@ def test_listeners_get_each_event(engine_to: MakeEngine, hold: bool) -> None:
         assert registry.get_sample_value(f"sqlalchemy_locks_{name}", labels) == value
 
 
+@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
+@pytest.mark.parametrize("option", ["stream_results", "yield_per"])
+def test_an_engine_that_streams_results_serves_a_worker(engine_to: MakeEngine, name: str, option: str) -> None:
+    engine = engine_to(name)
+    put(engine, 1, 2)
+    sl.Worker(queue, print, bind=engine.execution_options(**{option: 10})).run(until_empty=True)
+    assert counts(engine)["completed"] == 2
+
+
 def test_stalled_jobs_are_an_event(lite: Engine) -> None:
     put(lite, 1, 2)
     with lite.begin() as connection:
