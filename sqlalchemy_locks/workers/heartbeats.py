@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -34,10 +35,11 @@ from sqlalchemy_locks.workers.database import WorkerDatabase, is_temporary, log
 
 #: how many silent jobs are looked at, and requeued in one transaction
 _LOOK_AT, _SWEEP_BATCH = 10_000, 1000
-#: the longest pause until the heartbeat of a job whose row was locked is tried again, in seconds
-_LOCKED_RETRY = 0.25
-#: the pause after a heartbeat that failed: the first one in seconds, and the longest as a part of the interval
+#: the pause after a heartbeat that failed, or skipped a locked row: the first one in seconds, and the longest as a part
+#: of the interval
 _FIRST_RETRY, _LONGEST_RETRY = 0.1, 0.25
+#: how much earlier than its interval says a heartbeat may be sent, so that those of several workers spread
+_JITTER = 0.1
 #: how late a heartbeat may be, as a part of ``stalled_after``, before those of other workers may have been too late
 _LATE = 0.25
 #: how long a worker that ends waits for a heartbeat under way, in seconds
@@ -52,6 +54,7 @@ class Heartbeats:
 
     :param host: ``processing_host`` of this run.
     :param jobs: returns the rows of all jobs that the worker owns.
+    :param unfinished: returns those of some jobs that wait or run.
     :param on_locked: called with the rows of those whose heartbeat could not be written, after each attempt.
     :param on_lost: called with the rows of those that no longer run, and of those among them that have another owner,
         or were returned to the queue, rather than completed.
@@ -65,13 +68,14 @@ class Heartbeats:
         host: str,
         jobs: Callable[[], Sequence[Any]],
         *,
+        unfinished: Callable[[Sequence[Any]], Sequence[Any]],
         on_locked: Callable[[Sequence[Any]], object],
         on_lost: Callable[[Sequence[Any], Sequence[Any]], object],
         on_change: Callable[[], object],
         on_stalled: Callable[[int], object],
     ) -> None:
         self.config, self._host, self._jobs = config, host, jobs
-        self._on_locked, self._on_lost = on_locked, on_lost
+        self._unfinished, self._on_locked, self._on_lost = unfinished, on_locked, on_lost
         self._on_change, self._on_stalled = on_change, on_stalled
         #: an error that retries don't mend; the worker raises it
         self.error: Exception | None = None
@@ -81,13 +85,17 @@ class Heartbeats:
         self._required_at = -float("inf")
         #: some jobs are no longer owned, and it isn't known which
         self._unclear = False
-        #: the rows that it couldn't write
-        self._locked: list[Any] = []
+        #: the rows that it couldn't write, and how often it was tried again
+        self._locked: Sequence[Any] = ()
+        self._retries = 0
         #: when the last heartbeat ended, and since when none was late
         self._contact_at = self._contact_since = -float("inf")
         self._swept_at = self._due_at = -float("inf")
         #: jobs of silent workers, and since when their rows were free each time
         self._silent: dict[tuple[Any, Any], float] = {}
+        #: those to be requeued, unless a heartbeat has come since this instant of the server
+        self._stalled: list[tuple[Any, Any]] = []
+        self._silent_since: Any = None
         self._failures = 0
         self._wake = threading.Event()
         self._ended = False
@@ -159,27 +167,35 @@ class Heartbeats:
         asked_at = clock()
         try:
             if asked_at < self._due_at and self._required_at <= self.confirmed_at and not self._unclear:
-                locked = {id(job) for job in self._locked}
-                self._report(database, [job for job in self._jobs() if id(job) in locked])
                 more = False
+                self._retries += 1
+                if locked := self._unfinished(self._locked):
+                    self._report(database, locked)
+                else:
+                    self._locked = ()
             else:
                 more = self._beat(database, asked_at)
-                self._due_at = asked_at + config.heartbeat
+                self._due_at = asked_at + config.heartbeat * random.uniform(1 - _JITTER, 1)
         except Exception as error:
             if not is_temporary(error):
                 self.error = error
                 self._on_change()
                 return float(threading.TIMEOUT_MAX)
             log(logging.WARNING, "A heartbeat could not be sent: %s", error)
-            pause: float = min(_FIRST_RETRY * 2**self._failures, _LONGEST_RETRY * config.heartbeat)
-            self._failures = min(self._failures + 1, 30)
-            return pause
+            self._failures += 1
+            return self._retry_pause(self._failures - 1)
         self._failures = 0
         if more or self._required_at > asked_at:
             self._due_at = clock()
             return 0.0
         pause = max(0.0, self._due_at - clock())
-        return min(pause, _LOCKED_RETRY) if self._locked else pause
+        if self._locked:
+            return min(pause, self._retry_pause(self._retries))
+        self._retries = 0
+        return pause
+
+    def _retry_pause(self, attempts: int) -> float:
+        return float(min(_FIRST_RETRY * 2 ** min(attempts, 30), _LONGEST_RETRY * self.config.heartbeat))
 
     def _beat(self, database: WorkerDatabase, asked_at: float) -> bool:
         """Send a heartbeat, and sweep if it is time; return whether there is more to sweep."""
@@ -194,6 +210,7 @@ class Heartbeats:
         if late > _LATE * (config.stalled_after or 0):
             self._contact_since = contact_at
             self._silent.clear()
+            self._stalled.clear()
         self._contact_at = contact_at
         self.confirmed_at = asked_at
         if not recent:
@@ -209,8 +226,10 @@ class Heartbeats:
         if owned != len(jobs):
             self._unclear = True
             self._find_lost(database, jobs)
-        self._unclear = False
-        self._locked = self._among(locked, jobs)
+        if self._unclear:
+            self._unclear = False
+            self._on_change()  # jobs may be started again
+        self._locked = self._unfinished(self._among(locked, jobs)) if locked else ()
         self._on_locked(self._locked)
 
     def _find_lost(self, database: WorkerDatabase, jobs: Sequence[Any]) -> None:
@@ -231,22 +250,33 @@ class Heartbeats:
 
         :param now: the server's time before the heartbeat, and ``asked_at`` this machine's.
         """
+        config = self.config
+        if not self._stalled:
+            self._look(database, now, asked_at)
+        stalled, self._stalled = self._stalled, []
+        found = 0
+        if stalled:
+            found = database.perform(config.queue._requeue_silent(stalled[:_SWEEP_BATCH], self._silent_since))
+            self._stalled = stalled[_SWEEP_BATCH:]
+        if found:
+            log(logging.WARNING, "%d jobs were requeued: their worker sent no heartbeat", found)
+            self._on_stalled(found)
+            self._on_change()
+        if self._stalled:
+            return True
+        self._swept_at = clock()
+        return False
+
+    def _look(self, database: WorkerDatabase, now: datetime, asked_at: float) -> None:
+        """Look for jobs of silent workers, and note which of them are to be requeued."""
         config, process = self.config, os.getpid()
         assert config.stalled_after is not None
         half = config.stalled_after / 2
         hosts = [host for of, host in list(_hosts) if of == process]
         look = config.queue._silent_jobs(now - timedelta(seconds=half), queue=config.name, hosts=hosts, limit=_LOOK_AT)
-        self._silent = {pair: self._silent.get(pair, asked_at) for pair in database.perform(look)}
-        stalled = [pair for pair, since in self._silent.items() if asked_at - since >= half][:_SWEEP_BATCH]
-        found = 0
-        if stalled:
-            silent_since = now - timedelta(seconds=config.stalled_after)
-            found = database.perform(config.queue._requeue_silent(stalled, silent_since))
-        if found:
-            log(logging.WARNING, "%d jobs were requeued: their worker sent no heartbeat", found)
-            self._on_stalled(found)
-            self._on_change()
-        if found == _SWEEP_BATCH:
-            return True
-        self._swept_at = clock()
-        return False
+        # if this look fails, it isn't known whether their rows are free
+        before, self._silent = self._silent, {}
+        found, looked_at = database.perform(look), clock()
+        self._silent = {pair: before.get(pair, looked_at) for pair in found}
+        self._stalled = [pair for pair, since in self._silent.items() if asked_at - since >= half]
+        self._silent_since = now - timedelta(seconds=config.stalled_after)

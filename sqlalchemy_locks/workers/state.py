@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.core.operation import fresh_nonce
 from sqlalchemy_locks.errors import Discard, Retry
+from sqlalchemy_locks.queue.acknowledge import skip_locked
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.retry import Sleep
 from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, default_pause
@@ -69,6 +70,7 @@ class WorkerState:
             config,
             self.host,
             self.jobs,
+            unfinished=self.unfinished,
             on_locked=self.withhold,
             on_lost=self.drop,
             on_change=self._changed,
@@ -78,6 +80,8 @@ class WorkerState:
         #: waiting, too, and not to be started: another session, which may be requeueing them, has locked their rows
         self.withheld: list[Any] = []
         self.running: dict[int, RunningJob] = {}
+        #: those that were still running at the end, and whose rows were locked
+        self._running_locked: list[Any] = []
         #: no job is captured or started any more
         self.stopping = False
         self._deadline = float("inf")
@@ -152,12 +156,18 @@ class WorkerState:
         with self._lock:
             if not ids and not self.withheld:
                 return
-            before = len(self.withheld)
-            jobs = [*self.withheld, *self.waiting]
+            jobs, before = [*self.withheld, *self.waiting], len(self.withheld)
             self.withheld = [row for row in jobs if id(row) in ids]
             self.waiting = deque(row for row in jobs if id(row) not in ids)
-        if len(self.withheld) < before:
+            fewer = len(self.withheld) < before
+        if fewer:
             self._changed()
+
+    def unfinished(self, rows: Sequence[Any]) -> list[Any]:
+        """Return those of the jobs (rows) that wait or run."""
+        with self._lock:
+            ids = {id(row) for row in (*self.waiting, *self.withheld, *(job.row for job in self.running.values()))}
+        return [row for row in rows if id(row) in ids]
 
     def _report(self, what: str, job: RunningJob, error: BaseException | None = None) -> None:
         if self.reports.has_listeners:
@@ -256,6 +266,7 @@ class WorkerState:
             self.acks.send_failed,
             self._release_lost_captures,
             self.acks.wait_for_locked,
+            self._wait_for_locked,
         )
         for _ in range(_CLOSE_ATTEMPTS):
             steps = self._take_steps(steps, errors)
@@ -316,6 +327,7 @@ class WorkerState:
         if self._suspicious:
             self._fetch_unread(limit)
             return
+        self._more_jobs = False  # what is noted from now on stays noted
         started, after = time.monotonic(), self.cursor.after()
         operation = config.queue._fetch(completed, limit, queue=config.name, host=self.host, after=after)
         self._reply_lost, reply_lost = True, self._reply_lost
@@ -330,18 +342,20 @@ class WorkerState:
             self._more_jobs = True
             return
         self._reply_lost = reply_lost or self.database.retried
-        if clock() - asked_at > config.heartbeat:
-            self.heartbeats.require_heartbeat()
         with self._lock:
+            if clock() - asked_at > config.heartbeat:
+                self.heartbeats.require_heartbeat()
             self.waiting.extend(jobs)
         last = config.queue._jobs.position(jobs[-1]) if len(jobs) == limit else None
         # a retry took its time for another reason than the search
         self.cursor.advance(after, last, 0.0 if self.database.retried else time.monotonic() - started)
         # where a search stops early because others capture, too, there may be more jobs than it has found
         stopped_early = bool(jobs) and not config.backend.releases_skipped_rows
-        self._more_jobs = last is not None or after is not None or stopped_early
+        if last is not None or after is not None or stopped_early:
+            self._more_jobs = True
         self._fetched = True
-        self._empty = not (jobs or running or self.withheld or self._more_jobs or self._reply_lost)
+        with self._lock:
+            self._empty = not (self.waiting or self.withheld or running or self._more_jobs or self._reply_lost)
         self.acks.confirm(completed, changed)
 
     def _fetch_unread(self, limit: int) -> None:
@@ -377,7 +391,6 @@ class WorkerState:
             known = set(queue._jobs.owned_rows(self._jobs())["locks_pairs"])
         if unknown := [pair for pair in found if pair not in known]:
             self._suspicious = False
-            self.heartbeats.require_heartbeat()  # they are not started before the next heartbeat
             self._add_waiting(unknown)
         self._search_again_at = time.monotonic() + self.config.heartbeat if self._reply_lost else float("inf")
         self._reply_lost = False
@@ -408,6 +421,7 @@ class WorkerState:
                 self.reports.emit_unread("dead", error)
             return
         with self._lock:
+            self.heartbeats.require_heartbeat()  # they are not started before the next heartbeat, which includes them
             self.waiting.extend(rows)
 
     def _release_waiting_if_stopping(self) -> None:
@@ -415,15 +429,17 @@ class WorkerState:
             self.release_waiting()
 
     def release_waiting(self) -> None:
-        """Release the jobs that were not started, so that other workers needn't wait until they have stalled."""
+        """Release the jobs that were not started, so that other workers needn't wait until they have stalled.
+
+        Those whose rows are locked stay withheld.
+        """
         with self._lock:  # a slot that has seen no stop takes its job first
             self.stopping = True
             jobs = [*self.waiting, *self.withheld]
-        if jobs:
-            self.database.perform(self.config.queue.release(jobs))
-            with self._lock:
-                self.waiting.clear()
-                self.withheld.clear()
+        locked = self._release(jobs)
+        with self._lock:
+            self.waiting.clear()
+            self.withheld = locked
 
     def _release_lost_captures(self) -> None:
         # a step of its own, so that known jobs are released even where the search for others fails
@@ -433,8 +449,21 @@ class WorkerState:
     def _release_running(self) -> None:
         with self._lock:
             running = [job.row for job in self.running.values()]
-        if running:
-            self.database.perform(self.config.queue.release(running))
+        self._running_locked = self._release(running)
+
+    def _release(self, jobs: Sequence[Any]) -> list[Any]:
+        """Release jobs (rows); return those of them whose rows another session has locked."""
+        if not jobs or self.database.perform(skip_locked(self.config.queue.release(jobs))) == len(jobs):
+            return []
+        return self.database.owned(jobs)
+
+    def _wait_for_locked(self) -> None:
+        """Release the jobs whose rows were locked, waiting for them to be unlocked: the last step."""
+        for jobs in (self.withheld, self._running_locked):
+            while jobs:
+                self.database.perform(self.config.queue.release(jobs[0]))
+                with self._lock:
+                    jobs.pop(0)
 
 
 def failure_of(config: WorkerConfig, job: Any, error: BaseException) -> Failure:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy import Connection, Engine, event, select
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.runtime.renewal import clock
+from sqlalchemy_locks.workers.database import WorkerDatabase
 from sqlalchemy_locks.workers.state import WorkerState
 from tests.fixtures.queues import MakeEngine, put, silenced
 from tests.fixtures.worker_states import (
@@ -214,6 +216,133 @@ def test_a_job_that_is_being_requeued_is_not_started(engine_to: MakeEngine, name
     assert finish_all(state) == ([0] if ends == "rollback" else [])
     state.close()
     assert counts(engine)["completed"] == (2 if ends == "rollback" else 1)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_stop_waits_for_locked_rows_last(engine_to: MakeEngine, name: str) -> None:
+    """One of a job that waits, and one of a job whose handler still runs; the others are reported and released first."""
+    engine = worker_engine(engine_to, name)
+    put(engine, *range(5))
+    state = state_of(engine, heartbeat=1)
+    state.cycle()
+    finished, running, free = (state.take() for _ in range(3))
+    waiting = state.waiting[0]
+    state.done(finished, None)
+    seen: list[dict[str, int]] = []
+    with locking(engine_to(name), running, waiting) as connection:
+
+        def wait() -> None:
+            seen.append(counts(engine))
+            connection.rollback()
+            waits()
+
+        waits, state._wait_for_locked = state._wait_for_locked, wait  # type: ignore[method-assign]
+        beat(state)
+        assert state.withheld == [waiting]
+        state.close()
+    assert seen == [{"all": 5, "completed": 1, "dead": 0, "running": 2, "waiting": 2}]
+    assert counts(engine) == {"all": 5, "completed": 1, "dead": 0, "running": 0, "waiting": 4}
+    assert state.jobs() == [running.row, free.row]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_jobs_of_a_lost_reply_that_are_being_requeued_are_not_started(engine_to: MakeEngine, name: str) -> None:
+    engine = worker_engine(engine_to, name)
+    put(engine, 0)
+    state = state_of(engine, heartbeat=1)
+    with engine.begin() as connection:
+        connection.execute(queue.capture(host=state.host)).all()
+        silenced(connection)
+    state._reply_lost, perform = True, state.database.perform
+
+    def perform_and_beat(operation: Any) -> Any:
+        found = perform(operation)
+        if operation._impl is queue._read_owned:  # at that moment, as the thread of the heartbeats may
+            state.heartbeats._due_at = -float("inf")
+            state.heartbeats.beat(WorkerDatabase(state.config, time.sleep))
+        return found
+
+    with engine_to(name).connect() as connection:
+        assert connection.scalar(queue.requeue_stalled(3600)) == 1
+        state.database.perform = perform_and_beat  # type: ignore[method-assign]
+        state._find_lost_captures()
+        assert len(state.waiting) == 1
+        assert state.take() is None
+        beat(state)
+        assert (state.take(), len(state.withheld)) == (None, 1)
+        connection.commit()
+    beat(state)
+    assert state.jobs() == []
+
+
+def test_a_worker_is_woken_when_it_knows_what_it_owns_again(engine_to: MakeEngine) -> None:
+    """A handler has completed its job; while the heartbeats ask what is missing, no job is started."""
+    engine = worker_engine(engine_to, "postgresql15")
+    put(engine, 0, 1)
+    woken: list[bool] = []
+    worker = sl.Worker(queue, print, bind=engine, heartbeat=1, stalled_after=None)
+    state = WorkerState(
+        worker, worker.config, worker._stop, time.sleep, lambda: woken.append(state.heartbeats.recent())
+    )
+    beat(state)
+    state.cycle()
+    with engine.begin() as connection:
+        connection.execute(queue.complete(state.take().row))  # type: ignore[union-attr]
+    woken.clear()
+    state.heartbeats._due_at = -float("inf")
+    beat(state)
+    assert woken == [True]
+
+
+@pytest.mark.parametrize("moment", ["during the fetch", "after it"])
+def test_a_queue_with_a_withheld_job_is_not_empty(engine_to: MakeEngine, moment: str) -> None:
+    engine = worker_engine(engine_to, "postgresql15")
+    put(engine, 0)
+    state = state_of(engine)
+    state._until_empty = True
+    state.cycle()
+    with locking(engine_to("postgresql15"), state.waiting[0]):
+        beat(state)
+        assert len(state.withheld) == 1
+        perform = state.database.perform
+
+        def perform_and_unlock(operation: Any) -> Any:
+            if moment == "during the fetch":
+                state.withhold([])
+            return perform(operation)
+
+        state.database.perform = perform_and_unlock  # type: ignore[method-assign]
+        state.cycle()
+        assert state.keep_going()
+    state.withhold([])
+    assert finish_all(state) == [0]
+    state.cycle()
+    state.cycle()
+    assert not state.keep_going()
+
+
+def test_a_look_that_fails_begins_again(engine_to: MakeEngine) -> None:
+    engine = worker_engine(engine_to, "postgresql15")
+    put(engine, 0)
+    state, other = state_of(engine), state_of(engine, heartbeat=1, stalled_after=3600)
+    state.cycle()
+    silence(engine, state)
+    look(other)
+    perform = other.database.perform
+
+    def fail(operation: Any) -> Any:
+        if operation._impl is queue._silent:
+            raise sl.LockTimeout("a statement timeout")
+        return perform(operation)
+
+    other.database.perform = fail  # type: ignore[method-assign]
+    with pytest.raises(sl.LockTimeout):
+        other.heartbeats._look(other.database, datetime.now(timezone.utc), clock())
+    other.database.perform = perform  # type: ignore[method-assign]
+    look(other, again=True)
+    assert counts(engine)["running"] == 1
+    look(other, again=True)
+    assert counts(engine)["running"] == 0
 
 
 def silence(engine: Engine, state: WorkerState) -> None:
