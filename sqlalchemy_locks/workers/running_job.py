@@ -12,13 +12,13 @@ class RunningJob:
     :param may_be_lost: whether the job may have another owner by now, as far as the worker can tell without asking.
     """
 
-    __slots__ = ("_may_be_lost", "began_at", "row", "taken")
+    __slots__ = ("_may_be_lost", "began_at", "gone", "row", "taken")
 
     def __init__(self, row: Any, may_be_lost: Callable[[], bool]) -> None:
         self.row = row
         self._may_be_lost = may_be_lost
-        #: the database has said that it has another owner
-        self.taken = False
+        #: the database has said that it no longer runs: it has another owner (``taken``), or its handler has completed it
+        self.gone = self.taken = False
         #: when its handler was called, by ``time.monotonic()``
         self.began_at = 0.0
 

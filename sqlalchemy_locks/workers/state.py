@@ -138,9 +138,10 @@ class WorkerState:
             self.waiting = deque(row for row in self.waiting if id(row) not in absent)
             self.withheld = [row for row in self.withheld if id(row) not in absent]
             dropped = before - len(self.waiting) - len(self.withheld)
-            running = [job for job in self.running.values() if id(job.row) in taken]
-            for job in running:
-                job.taken = True
+            running = [job for job in self.running.values() if id(job.row) in taken and not job.taken]
+            for job in self.running.values():
+                job.gone = job.gone or id(job.row) in absent
+                job.taken = job.taken or id(job.row) in taken
         if dropped:
             log(logging.WARNING, "%d jobs are not started: they have another owner by now", dropped)
         if running:
@@ -310,7 +311,8 @@ class WorkerState:
             return self._jobs()
 
     def _jobs(self) -> list[Any]:
-        return [*self.waiting, *self.withheld, *(job.row for job in self.running.values()), *self.acks.jobs()]
+        running = [job.row for job in self.running.values() if not job.gone]
+        return [*self.waiting, *self.withheld, *running, *self.acks.jobs()]
 
     def _fetch(self) -> None:
         """Capture jobs if a slot is free, and report the completed ones in the same transaction."""
