@@ -17,7 +17,7 @@ class RunningJob:
     def __init__(self, row: Any, may_be_lost: Callable[[], bool]) -> None:
         self.row = row
         self._may_be_lost = may_be_lost
-        #: the database has said that it no longer runs: it has another owner (``taken``), or its handler has completed it
+        #: the database has said that it no longer runs: another owner has it (``taken``), or its handler has ended it
         self.gone = self.taken = False
         #: when its handler was called, by ``time.monotonic()``
         self.began_at = 0.0
