@@ -6,12 +6,27 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import BigInteger, Identity, Integer, String, Text, text
+from sqlalchemy import JSON, BigInteger, DateTime, Identity, Integer, String, Text, text
+from sqlalchemy.dialects.mysql import DATETIME
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from sqlalchemy_locks.sql.clock import Instant, Now
-from sqlalchemy_locks.sql.tables import ExternalId, Payload
+from sqlalchemy_locks.sql.clock import Now
+from sqlalchemy_locks.sql.tables import ExternalId
 
+
+class _JSONB(JSONB):
+    """JSONB as a revision spells it: Alembic, on other engines, copies ``Text()`` from its repr without an import."""
+
+    __module__ = JSONB.__module__
+
+    def __repr__(self) -> str:
+        return "JSONB()"
+
+
+# SQLAlchemy's own types, since Alembic's autogenerate writes them into the app's revisions
+_Instant = DateTime(timezone=True).with_variant(DATETIME(fsp=6), "mysql", "mariadb")
+_Payload = JSON().with_variant(_JSONB(), "postgresql", "yugabytedb")
 #: MySQL's and MariaDB's default collations ignore case: two names would be one
 _Name = String(255).with_variant(String(255, collation="utf8mb4_bin"), "mysql", "mariadb")
 
@@ -32,17 +47,17 @@ class JobColumns:
     )
     external_id: Mapped[UUID] = mapped_column(ExternalId(), default=uuid4, unique=True)
     queue_id: Mapped[str] = mapped_column(_Name, default="default", server_default="default")
-    payload: Mapped[Any] = mapped_column(Payload(), nullable=False)
+    payload: Mapped[Any] = mapped_column(_Payload, nullable=False)
     priority: Mapped[int] = mapped_column(default=0, server_default=text("0"))
-    run_at: Mapped[datetime] = mapped_column(Instant(), server_default=Now())
+    run_at: Mapped[datetime] = mapped_column(_Instant, server_default=Now())
     claim: Mapped[int] = mapped_column(BigInteger(), default=0, server_default=text("0"))
     attempts: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     max_attempts: Mapped[int] = mapped_column(default=5, server_default=text("5"))
     processing_host: Mapped[str | None] = mapped_column(_Name)
-    heartbeat_at: Mapped[datetime | None] = mapped_column(Instant())
-    created_at: Mapped[datetime] = mapped_column(Instant(), server_default=Now())
-    started_at: Mapped[datetime | None] = mapped_column(Instant())
-    completed_at: Mapped[datetime | None] = mapped_column(Instant())
-    failed_at: Mapped[datetime | None] = mapped_column(Instant())
+    heartbeat_at: Mapped[datetime | None] = mapped_column(_Instant)
+    created_at: Mapped[datetime] = mapped_column(_Instant, server_default=Now())
+    started_at: Mapped[datetime | None] = mapped_column(_Instant)
+    completed_at: Mapped[datetime | None] = mapped_column(_Instant)
+    failed_at: Mapped[datetime | None] = mapped_column(_Instant)
     error: Mapped[str | None] = mapped_column(Text())
     unique_key: Mapped[str | None] = mapped_column(_Name)

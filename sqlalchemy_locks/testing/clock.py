@@ -6,11 +6,10 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, inspect, select, update
+from sqlalchemy import Connection, DateTime, Engine, Table, inspect, select, update
 
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.sql.clock import Instant
 
 
 class Clock:
@@ -61,7 +60,7 @@ def _move(connection: Connection, table: Table, passed: float, *, epoch: bool) -
 
     :param epoch: its column ``ts`` has seconds since 1970.
     """
-    instants = [column for column in table.columns if isinstance(column.type, Instant)]
+    instants = [column for column in table.columns if isinstance(column.type, DateTime)]
     moved = [*instants, table.c.ts] if epoch else instants
     if not moved:
         return

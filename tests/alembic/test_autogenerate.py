@@ -14,7 +14,9 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL
+from sqlalchemy.orm import DeclarativeBase
 
+import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic import include_name, include_name_for
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests.alembic.project import Fresh, Project, connected, run, tables
@@ -166,3 +168,40 @@ def test_no_test_writes_into_the_package() -> None:
     (folder,) = sqlalchemy_locks.alembic_templates.__path__
     found = {path.name.partition("_")[0] for path in (Path(folder) / "versions").glob("[!_]*.py")}
     assert found == set(STEPS)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Mail(sl.JobColumns, Base):
+    __tablename__ = "mail"
+
+
+JOBS = """
+import sqlalchemy_locks as sl
+from sqlalchemy.orm import DeclarativeBase
+class Base(DeclarativeBase): pass
+class Mail(sl.JobColumns, Base):
+    __tablename__ = "mail"
+sl.Queue(Mail).indexes({dialect!r})
+target_metadata = Base.metadata
+"""
+
+
+def test_a_table_of_jobs_is_generated_from_its_class(url: URL, tmp_path: Path) -> None:
+    """With SQLAlchemy's own types, which a revision imports; a second comparison finds no difference."""
+    project = Project(tmp_path, url, "revisions")
+    env = tmp_path / "env.py"
+    env.write_text(env.read_text().replace("target_metadata = None", JOBS.format(dialect=url.get_backend_name())))
+    project.upgrade()
+    script = revise(project.config, autogenerate=True)
+    made = Path(script.path).read_text()
+    assert "create_table('mail'" in made
+    assert "sqlalchemy_locks.sql" not in made
+    command.upgrade(project.config, "heads")
+    command.check(project.config)
+    queue, engine = sl.Queue(Mail), sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(queue.put({"a": 1}, 2))
+        assert [job.payload for job in connection.execute(queue.capture(5))] == [{"a": 1}, 2]
