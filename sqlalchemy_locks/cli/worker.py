@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -27,13 +28,16 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
     """Run the Worker or AsyncWorker that is named WORKER in MODULE, or what a function of that name returns.
 
     On SIGTERM and SIGINT it starts no more jobs and waits for those that run, as long as its grace allows; a second
-    signal ends it immediately. The current directory is searched for the module, too.
+    signal ends it immediately. The current directory is searched for the module, too. Where the app configures no
+    logging, warnings and errors are written to stderr.
 
     \b
       sqlalchemy-locks worker shop.jobs:worker
       sqlalchemy-locks worker shop.jobs:worker --queue mail --concurrency 16
     """
     found = _imported(target)
+    if not logging.getLogger().handlers:  # the app hasn't configured any
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         found.config.change(name=queue, concurrency=concurrency)
     except (TypeError, ValueError) as error:
@@ -62,7 +66,9 @@ def _imported(target: str) -> Worker | AsyncWorker:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # of something that the module imports
         raise click.UsageError(f"There is no module {module_name!r} here, or among the installed packages.") from None
-    found: Any = getattr(module, name, None)
+    if not hasattr(module, name):
+        raise click.UsageError(f"The module {module_name!r} has no {name!r}.")
+    found: Any = getattr(module, name)
     if callable(found) and not _is_worker(found):
         found = found()
     if not _is_worker(found):

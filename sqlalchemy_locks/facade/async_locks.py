@@ -80,7 +80,9 @@ class AsyncLocks:
         maker = bind if isinstance(bind, async_sessionmaker) else async_sessionmaker(bind)
         engine = maker.kw.get("bind")
         if not isinstance(engine, AsyncEngine):
-            raise TypeError(f"AsyncLocks takes an AsyncEngine, or an async_sessionmaker bound to one, not {bind!r}")
+            raise TypeError(
+                f"AsyncLocks takes an AsyncEngine, or an async_sessionmaker bound to one, not {type(bind).__name__}"
+            )
         self._engine = engine
         self._session_maker = maker
         self._sync = Locks(engine.sync_engine, owner=owner, durable_release=durable_release)

@@ -92,7 +92,7 @@ class Held:
         """A session in the transaction that holds the lock; its work is committed when the block ends.
 
         Its own ``commit()`` flushes and commits nothing yet; its ``rollback()`` ends the transaction, and with
-        it the lock.
+        it the lock. Don't ``close()`` it: what it has flushed would be committed all the same, and the rest be gone.
         """
         if self._session is None:
             self.bind_session(self._session_maker(bind=self._short.connection, **IN_BLOCK))
@@ -123,8 +123,8 @@ class Held:
     @property
     def lost(self) -> bool:
         """Whether the lock is known to be gone, without asking the server; :meth:`check` asks."""
-        if not self._lost and self._short.loss() is not None:
-            self.mark_lost(None)
+        if not self._lost and (why := self._short.loss()) is not None:
+            self.mark_lost(LockLost(why))
         return self._lost
 
     def mark_lost(self, error: BaseException | None) -> None:
@@ -226,6 +226,10 @@ class ExclusiveBlock:
         (held, entry, entered), self._entered = self._entered, None
         self._use.release()
         reentry.leave(entry)
+        if error is not None and self._locks._has_listeners:
+            with contextlib.suppress(Exception):  # whatever the block has done to its connection
+                if held._short.disconnected():
+                    held.lost  # noqa: B018  (reports it; perhaps by the error that leaves the block)
         on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
         try:
             self._close(held, error, time.monotonic() - entered)

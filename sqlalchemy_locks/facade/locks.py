@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from sqlalchemy_locks._validation import bounded_seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import RowsOperation, fresh_nonce
+from sqlalchemy_locks.core.operation import Operation, RowsOperation, fresh_nonce
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.connections import shares_one_connection
@@ -66,7 +66,10 @@ class Locks(LockHost):
         maker = bind if isinstance(bind, sessionmaker) else sessionmaker(bind)
         engine = maker.kw.get("bind")
         if not isinstance(engine, Engine):
-            raise TypeError(f"Locks takes an Engine, or a sessionmaker bound to one, not {bind!r}")
+            raise TypeError(
+                "Locks takes an Engine, or a sessionmaker bound to one (AsyncLocks an AsyncEngine), not "
+                f"{type(bind).__name__}"
+            )
         if shares_one_connection(engine.pool):
             raise Unsupported(
                 f"Locks can't work with a {type(engine.pool).__name__}, which shares one connection, and so one "
@@ -405,12 +408,15 @@ class Locks(LockHost):
         :param operation: any operation whose effect outlives its transaction.
         :return: what ``session.scalar`` would return for it. For one that gives rows, a list: of values or entities
             (detached), as ``session.scalars`` gives them, or of rows of more than one value.
+        :raises TypeError: for anything else.
         :raises Unsupported: for a lock, which would be released when this returns: use :meth:`exclusive` or a session.
         :raises OutcomeUnknown: when the connection died, the operation can't be repeated, or no retry succeeded.
 
         >>> locks.run(sl.lock.vacuum())
         0
         """
+        if not isinstance(operation, Operation):
+            raise TypeError(f"run() takes an operation of this library, such as mutex.acquire(id), not {operation!r}")
         impl = operation._impl
         if impl.held_by is not None:
             raise Unsupported(

@@ -177,7 +177,7 @@ class AppState:
         bind = self._bind()
         engine = bind if isinstance(bind, Engine) else bind.kw.get("bind")
         if not isinstance(engine, Engine):
-            raise TypeError(f"FlaskLocks takes an Engine, or a sessionmaker bound to one, not {bind!r}")
+            raise TypeError(f"FlaskLocks takes an Engine, or a sessionmaker bound to one, not {type(bind).__name__}")
         return engine
 
     def _bind(self) -> Engine | sessionmaker[Any]:

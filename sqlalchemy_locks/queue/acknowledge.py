@@ -15,6 +15,7 @@ from sqlalchemy import (
     Integer,
     Text,
     Update,
+    and_,
     bindparam,
     case,
     cast,
@@ -217,7 +218,7 @@ class Heartbeat(UpdateOwnedJobs):
 
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__(jobs, name)
-        self._owned = OwnedJobs(jobs, name)
+        self._claimed = ClaimedJobs(jobs, name)
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         return {at.heartbeat_at: Now()}
@@ -239,9 +240,9 @@ class Heartbeat(UpdateOwnedJobs):
         statement = self.statement(execution.context)
         if statement is None:
             number, locked = self._update_unlocked(execution)
-            owned = self._owned.statement(execution.context)
-            found: Any = execution.execute(owned, _expanded(locked)) if owned is not None and locked else ()
-            locked = [tuple(pair) for pair in found]
+            claimed = self._claimed.statement(execution.context)
+            found: Any = execution.execute(claimed, _expanded(locked)) if claimed is not None and locked else ()
+            locked = [(id_, claim) for id_, claim, running in found if running]
             return number + len(locked), locked
         if not execution.backend.writable_ctes:
             return super().count(execution), []
@@ -256,26 +257,18 @@ class WorkerHeartbeat(Heartbeat):
         return self.report(execution)
 
 
-class OwnedJobs(JobOperation):
-    """Reads ids and claims of the jobs that the caller still owns.
-
-    :param ended: also of those that ended under its claim: it, or its handler, has completed them.
-    """
+class ClaimedJobs(JobOperation):
+    """Reads ids and claims of jobs that run, or ended, under these claims, and whether they run."""
 
     writes = False
 
-    def __init__(self, jobs: Jobs, name: str, *, ended: bool = False) -> None:
-        super().__init__(jobs, name)
-        self.ended = ended
-
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
-        owned: Any = select(at.internal_id, at.claim)
-        if self.ended:
-            owned = _where_claimed(owned.where(at.started_at.is_not(None)), at, context)
-        else:
-            owned = where_owned(owned, at, context)
-        return owned  # type: ignore[no-any-return]
+        running = and_(at.completed_at.is_(None), at.failed_at.is_(None)).label("running")
+        claimed: Executable = _where_claimed(
+            select(at.internal_id, at.claim, running).where(at.started_at.is_not(None)), at, context
+        )
+        return claimed
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)

@@ -26,10 +26,10 @@ from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.dialects import backend_named
 from sqlalchemy_locks.queue.acknowledge import (
+    ClaimedJobs,
     Complete,
     Fail,
     Heartbeat,
-    OwnedJobs,
     ReleaseJobs,
     RequeueSilent,
     SilentJobs,
@@ -108,7 +108,7 @@ class Queue(EntityPattern[E]):
         self._complete = Complete(jobs, "Queue.complete")
         self._fetches = {after: Fetch(jobs, self._complete, after=after) for after in (False, True)}
         self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
-        self._owned = {ended: OwnedJobs(jobs, "Queue.heartbeat", ended=ended) for ended in (False, True)}
+        self._claimed_jobs = ClaimedJobs(jobs, "Queue.heartbeat")
         self._read_owned = ReadOwned(jobs, "Queue.capture")
         self._counting = CountingCapture(jobs)
         self._silent = SilentJobs(jobs, "Queue.requeue_stalled")
@@ -500,12 +500,9 @@ class Queue(EntityPattern[E]):
         """Read the rows of running jobs, given as pairs or rows."""
         return RowsOperation(self._read_owned, self._jobs.owned_rows(jobs))
 
-    def _still_owned(self, jobs: Sequence[Any], *, ended: bool = False) -> Operation[Any]:
-        """Read which of these rows are still their worker's, as pairs ``(internal_id, claim)``.
-
-        :param ended: also those that were completed, or are dead, by its claim.
-        """
-        return RowsOperation(self._owned[ended], self._jobs.owned_rows(jobs))
+    def _claimed(self, jobs: Sequence[Any]) -> Operation[Any]:
+        """Read which of these rows or pairs run, or ended, under their claims: ``(internal_id, claim, running)``."""
+        return RowsOperation(self._claimed_jobs, self._jobs.owned_rows(jobs))
 
     def _report_running(self, jobs: Sequence[Any]) -> Operation[Any]:
         """Send the heartbeat of these rows.

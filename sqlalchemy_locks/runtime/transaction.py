@@ -140,6 +140,10 @@ class ShortTransaction:
             self._loss = self._find_loss(poll)
         return self._loss
 
+    def disconnected(self) -> bool:
+        """Return whether the connection is known to be dead, without asking the server."""
+        return self.connection.invalidated or self.backend.server_closed(self.connection)
+
     def _find_loss(self, poll: bool) -> str | None:
         if os.getpid() != self._process:
             return _FORKED

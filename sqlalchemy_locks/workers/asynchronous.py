@@ -26,7 +26,7 @@ from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
-from sqlalchemy_locks.workers.database import log, supports_listen
+from sqlalchemy_locks.workers.database import is_wrong_statement, log, supports_listen
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
 from sqlalchemy_locks.workers.running_job import RunningJob
@@ -86,7 +86,7 @@ class AsyncWorker(ObservedWorker):
             )
         engine = bound_engine(queue, bind)
         if not isinstance(engine, AsyncEngine):
-            raise TypeError(f"an AsyncWorker needs an AsyncEngine, not {engine!r}")
+            raise TypeError(f"an AsyncWorker needs an AsyncEngine, not {type(engine).__name__}")
         self.handler = handler
         self.config = WorkerConfig(
             queue,
@@ -290,6 +290,10 @@ class AsyncWorker(ObservedWorker):
             try:
                 found = await self._run_held_job(held, idle, wake)
             except Exception as error:
+                if is_wrong_statement(error):
+                    state.heartbeats.error = error
+                    self._wake_all()
+                    return
                 log(logging.WARNING, "A held job is released: %s", error)
             if idle.all:
                 self._wake_all()

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, seconds, valid_name
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.connections import shares_one_connection
+from sqlalchemy_locks.dialects.connections import pool_capacity, shares_one_connection
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.acknowledge import DOUBLINGS, FIRST_PAUSE, LONGEST_PAUSE
 from sqlalchemy_locks.queue.queue import Queue
@@ -72,6 +72,7 @@ class WorkerConfig:
         self._host = None if host is None else valid_name(host, "a host")
         if host is not None and len(host) > _LONGEST_HOST:
             raise ValueError(f"a worker's host has {_LONGEST_HOST} characters at most, and this one has {len(host)}")
+        self._check_pool()
         if self.hold and self.backend.single_writer:
             raise Unsupported(
                 f"hold=True is refused on {self.backend.name}, where an open transaction that has written blocks every "
@@ -84,6 +85,16 @@ class WorkerConfig:
             self.name = valid_name(name, "a queue")
         if concurrency is not None:
             self.concurrency = positive_int(concurrency, "concurrency")
+            self._check_pool()
+
+    def _check_pool(self) -> None:
+        """:raises ValueError: if held jobs would wait for each other's connections."""
+        capacity = pool_capacity(self.engine.pool)
+        if self.hold and capacity < self.concurrency:
+            raise ValueError(
+                f"hold=True takes a connection for each of {self.concurrency} handlers (concurrency), and the engine's "
+                f"pool has {capacity:g} (pool_size and max_overflow); handlers that use the same engine need more"
+            )
 
     @property
     def backend(self) -> Backend:

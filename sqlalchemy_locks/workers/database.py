@@ -6,17 +6,25 @@ import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import CompileError, DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 
 from sqlalchemy_locks.core.operation import Execution, Operation, build_context
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import abort, connected
-from sqlalchemy_locks.errors import LockError, LockLost, LockTimeout, MustRollback, NotWritable, PoolTimeout
+from sqlalchemy_locks.errors import (
+    LockError,
+    LockLost,
+    LockTimeout,
+    MustRollback,
+    NotInstalled,
+    NotWritable,
+    PoolTimeout,
+)
 from sqlalchemy_locks.runtime.retry import Sleep, retried
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.workers.config import WorkerConfig
@@ -24,7 +32,20 @@ from sqlalchemy_locks.workers.config import WorkerConfig
 logger = logging.getLogger("sqlalchemy_locks.worker")
 
 #: what is stored instead of an error that the database can't store
+#: MySQL's and MariaDB's code
+_UNKNOWN_COLUMN = 1054
 UNSTORABLE = "the error could not be stored: see the log of the worker"
+
+
+class Owned(NamedTuple):
+    """Jobs by what the database says of them."""
+
+    #: still this worker's
+    running: list[Any]
+    #: completed, or dead, by its claim: by the worker or by a handler
+    ended: list[Any]
+    #: of another owner, returned to the queue, or deleted
+    lost: list[Any]
 
 
 class WorkerDatabase:
@@ -71,13 +92,17 @@ class WorkerDatabase:
         if (connection := self._connection) is not None:
             abort(connection)
 
-    def owned(self, jobs: Sequence[Any]) -> list[Any]:
-        """Return those of the jobs that this worker still owns."""
+    def look_at(self, jobs: Sequence[Any]) -> Owned:
+        """Look which of the jobs (rows or pairs) are still this worker's."""
         if not jobs:
-            return []
+            return Owned([], [], [])
         queue = self.config.queue
-        pairs = {tuple(pair) for pair in self.perform(queue._still_owned(jobs))}
-        return [job for job in jobs if queue._jobs.owned_rows([job])["locks_pairs"][0] in pairs]
+        states = {(id_, claim): running for id_, claim, running in self.perform(queue._claimed(jobs))}
+        found = Owned([], [], [])
+        for job in jobs:
+            running = states.get(queue._jobs.owned_rows([job])["locks_pairs"][0])
+            (found.lost if running is None else found.running if running else found.ended).append(job)
+        return found
 
 
 @contextmanager
@@ -136,8 +161,20 @@ def is_about_statement(error: Exception) -> bool:
     return isinstance(error, LockError) and not isinstance(error, (LockLost, PoolTimeout))
 
 
+def is_wrong_statement(error: Exception) -> bool:
+    """Whether a statement is wrong for every job, as where the table lacks a column of the app's class."""
+    if isinstance(error, OperationalError):  # so pymysql and sqlite3 say it
+        code = error.orig.args[:1] if error.orig is not None else ()
+        return code == (_UNKNOWN_COLUMN,) or "no such column" in str(error.orig)
+    return isinstance(error, (ProgrammingError, CompileError, NotInstalled)) and not getattr(
+        error, "connection_invalidated", False
+    )
+
+
 def is_temporary(error: Exception) -> bool:
     """Whether the database is unavailable for the moment, as opposed to an error that retries don't mend."""
+    if is_wrong_statement(error):
+        return False
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or not isinstance(error, (ProgrammingError, DataError, IntegrityError))
     return isinstance(

@@ -229,21 +229,17 @@ class Heartbeats:
         if self._unclear:
             self._unclear = False
             self._on_change()  # jobs may be started again
-        self._locked = self._unfinished(self._among(locked, jobs)) if locked else ()
+        if locked:
+            pairs, owned_rows = set(locked), self.config.queue._jobs.owned_rows
+            locked = self._unfinished([job for job in jobs if owned_rows([job])["locks_pairs"][0] in pairs])
+        self._locked = locked
         self._on_locked(self._locked)
 
     def _find_lost(self, database: WorkerDatabase, jobs: Sequence[Any]) -> None:
         """Report the jobs that no longer run, and those of them that weren't completed by their own handlers."""
-        gone = self._among(database.perform(self.config.queue._still_owned(jobs)), jobs, are=False)
-        if gone:
-            ended = database.perform(self.config.queue._still_owned(gone, ended=True))
-            self._on_lost(gone, self._among(ended, gone, are=False))
-
-    def _among(self, pairs: Sequence[Any], jobs: Sequence[Any], *, are: bool = True) -> list[Any]:
-        """Return the jobs (rows) that are, or are not, among these pairs."""
-        given = {tuple(pair) for pair in pairs}
-        owned = self.config.queue._jobs.owned_rows
-        return [job for job in jobs if (owned([job])["locks_pairs"][0] in given) is are]
+        found = database.look_at(jobs)
+        if gone := [*found.ended, *found.lost]:
+            self._on_lost(gone, found.lost)
 
     def _sweep(self, database: WorkerDatabase, now: datetime, asked_at: float) -> bool:
         """Requeue jobs of workers that are silent; return whether there are more of them.

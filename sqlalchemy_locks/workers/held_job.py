@@ -11,7 +11,14 @@ from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.dialects.connections import abort
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.workers.config import WorkerConfig
-from sqlalchemy_locks.workers.database import UNSTORABLE, format_error, is_about_values, is_temporary, log
+from sqlalchemy_locks.workers.database import (
+    UNSTORABLE,
+    format_error,
+    is_about_values,
+    is_temporary,
+    is_wrong_statement,
+    log,
+)
 from sqlalchemy_locks.workers.events import JobReports
 from sqlalchemy_locks.workers.results import failure_operation
 from sqlalchemy_locks.workers.running_job import RunningJob
@@ -34,7 +41,7 @@ class HeldJob:
         try:
             return self._capture(self.config.queue.capture(1, queue=self.config.name, host=self.config.host), stopped)
         except Exception as error:
-            if is_temporary(error):
+            if is_temporary(error) or is_wrong_statement(error):
                 raise
             log(logging.WARNING, "A capture failed, and its job is read by itself: %s", error)
         self._transaction = ShortTransaction(self.config.engine)
@@ -69,7 +76,7 @@ class HeldJob:
         try:
             return list(connection.execute(queue._read(pairs)))
         except Exception as error:
-            if is_temporary(error):
+            if is_temporary(error) or is_wrong_statement(error):
                 raise
             log(logging.ERROR, "A job can't be decoded, and is dead: internal_id %s", pairs[0][0], exc_info=error)
             connection.execute(queue.fail(pairs, error=format_error(error), retry=False))

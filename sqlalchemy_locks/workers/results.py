@@ -161,14 +161,14 @@ class PendingAcks:
         """Return those of the jobs that are still owned though the database has changed only so many."""
         if changed == len(jobs):
             return []
-        locked = self._database.owned(jobs)
-        if others := len(jobs) - changed - len(locked):
+        found = self._database.look_at(jobs)
+        if found.lost:
             log(
                 logging.WARNING,
-                "%d jobs were completed or failed elsewhere, or had another owner, before this worker finished them",
-                others,
+                "%d jobs had another owner, or had been returned to the queue, before this worker finished them",
+                len(found.lost),
             )
-        return locked
+        return found.running
 
     def _defer(self, jobs: list[tuple[Any, Failure | None]]) -> None:
         if jobs:

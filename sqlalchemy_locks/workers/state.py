@@ -22,7 +22,14 @@ from sqlalchemy_locks.queue.acknowledge import skip_locked
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.retry import Sleep
 from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, default_pause
-from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, is_about_statement, is_temporary, log
+from sqlalchemy_locks.workers.database import (
+    WorkerDatabase,
+    format_error,
+    is_about_statement,
+    is_temporary,
+    is_wrong_statement,
+    log,
+)
 from sqlalchemy_locks.workers.events import JobReports, ObservedWorker
 from sqlalchemy_locks.workers.fetch_cursor import FetchCursor
 from sqlalchemy_locks.workers.heartbeats import Heartbeats
@@ -338,7 +345,7 @@ class WorkerState:
         except Exception as error:
             refused = isinstance(error, DBAPIError) and is_about_statement(error)
             self._suspicious = refused or not is_temporary(error)
-            if is_temporary(error):
+            if is_temporary(error) or is_wrong_statement(error):
                 raise
             log(logging.WARNING, "A fetch failed, and jobs are read one by one: %s", error)
             self._more_jobs = True
@@ -393,7 +400,10 @@ class WorkerState:
             known = set(queue._jobs.owned_rows(self._jobs())["locks_pairs"])
         if unknown := [pair for pair in found if pair not in known]:
             self._suspicious = False
-            self._add_waiting(unknown)
+            if self.stopping:
+                self._release(unknown)
+            else:
+                self._add_waiting(unknown)
         self._search_again_at = time.monotonic() + self.config.heartbeat if self._reply_lost else float("inf")
         self._reply_lost = False
 
@@ -407,13 +417,13 @@ class WorkerState:
             rows = self.database.perform(queue._read(pairs))
         except Exception as error:
             temporary = is_temporary(error)
-            if temporary and not is_about_statement(error):
-                raise  # the next cycle finds them again
+            if is_wrong_statement(error) or (temporary and not is_about_statement(error)):
+                raise  # the next cycle finds them again, or the worker ends and releases them
             if len(pairs) > 1:
                 for pair in pairs:
                     self._add_waiting([pair])
                 return
-            if not self.database.perform(queue._still_owned(pairs)):
+            if not self.database.look_at(pairs).running:
                 return
             # its id and claim can be read, and the whole row can't
             state = "an attempt has failed" if temporary else "it is dead"
@@ -457,7 +467,7 @@ class WorkerState:
         """Release jobs (rows); return those of them whose rows another session has locked."""
         if not jobs or self.database.perform(skip_locked(self.config.queue.release(jobs))) == len(jobs):
             return []
-        return self.database.owned(jobs)
+        return self.database.look_at(jobs).running
 
     def _wait_for_locked(self) -> None:
         """Release the jobs whose rows were locked, waiting for them to be unlocked: the last step."""

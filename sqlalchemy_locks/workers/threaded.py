@@ -27,7 +27,7 @@ from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
-from sqlalchemy_locks.workers.database import log, supports_listen
+from sqlalchemy_locks.workers.database import is_wrong_statement, log, supports_listen
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
 from sqlalchemy_locks.workers.state import LONGEST_PAUSE, WorkerState
@@ -115,7 +115,7 @@ class Worker(ObservedWorker):
             raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
         engine = bound_engine(queue, bind)
         if not isinstance(engine, Engine):
-            raise TypeError(f"a Worker needs an Engine, not {engine!r}")
+            raise TypeError(f"a Worker needs an Engine, not {type(engine).__name__}")
         self.handler = handler
         self.config = WorkerConfig(
             queue,
@@ -184,7 +184,7 @@ class Worker(ObservedWorker):
         def run() -> None:
             try:
                 with disposing_replaced_pool(self.config.engine):
-                    work(stop, until_empty, ended)
+                    work(stop, until_empty)
             except BaseException as error:
                 self._error = error
             finally:
@@ -212,7 +212,7 @@ class Worker(ObservedWorker):
         self._progress.wait(min(left, threading.TIMEOUT_MAX))
         return False
 
-    def _run(self, stop: StopRequest, until_empty: bool, ended: threading.Event) -> None:
+    def _run(self, stop: StopRequest, until_empty: bool) -> None:
         state = WorkerState(self, self.config, stop, time.sleep, self._wake.set, until_empty=until_empty)
         jobs: queues.SimpleQueue[Any] = queues.SimpleQueue()
         for _ in range(self.config.concurrency):
@@ -262,14 +262,15 @@ class Worker(ObservedWorker):
                 if due:
                     self._wake.set()
 
-    def _run_holding(self, stop: StopRequest, until_empty: bool, ended: threading.Event) -> None:
+    def _run_holding(self, stop: StopRequest, until_empty: bool) -> None:
         config = self.config
         state = WorkerState(self, config, stop, time.sleep, self._wake.set)
+        over = threading.Event()  # not ``ended``, which lets run() return before it knows the error that is raised here
         idle = IdleSlots(config.concurrency, until_empty)
         if len(self._slot_wakes) != config.concurrency:  # it was changed
             self._slot_wakes = [WakeEvent() for _ in range(config.concurrency)]
         threads = [
-            threading.Thread(target=self._run_holding_slot, args=(wake, stop, idle, state, ended), daemon=True)
+            threading.Thread(target=self._run_holding_slot, args=(wake, stop, idle, state, over), daemon=True)
             for wake in self._slot_wakes
         ]
         state.heartbeats.start()
@@ -286,15 +287,15 @@ class Worker(ObservedWorker):
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
         finally:
-            ended.set()  # for slots that outlive the grace, and may outlive the next run as well
+            over.set()  # for slots that outlive the grace, and may outlive the next run as well
             self._wake_all()
             state.heartbeats.end()
 
     def _run_holding_slot(
-        self, wake: WakeEvent, stop: StopRequest, idle: IdleSlots, state: WorkerState, ended: threading.Event
+        self, wake: WakeEvent, stop: StopRequest, idle: IdleSlots, state: WorkerState, over: threading.Event
     ) -> None:
         def stopped() -> bool:
-            return stop.requested or ended.is_set() or idle.all
+            return stop.requested or over.is_set() or idle.all
 
         while not stopped():
             wake.clear()
@@ -303,6 +304,10 @@ class Worker(ObservedWorker):
                 with disposing_replaced_pool(self.config.engine):  # a handler may outlive the grace
                     found = self._run_held_job(state, stopped, idle)
             except Exception as error:
+                if is_wrong_statement(error):
+                    state.heartbeats.error = error
+                    self._wake_all()
+                    return
                 log(logging.WARNING, "A held job is released: %s", error)
             if not found and not stopped():
                 self._idle.set()

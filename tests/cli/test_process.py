@@ -11,6 +11,9 @@ import pytest
 
 from sqlalchemy_locks.cli import MISSING
 from tests.cli.conftest import Cli
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.parties import connected
+from tests.fixtures.queues import put
 
 #: Makes imports of Click and Rich fail.
 BARE = """\
@@ -41,6 +44,32 @@ def process(*arguments: str, folder: Path, customize: str = "", **environment: s
 def test_missing_click_or_rich_is_reported(tmp_path: Path) -> None:
     done = process("check", folder=tmp_path, customize=BARE)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{MISSING}\n")
+
+
+FAILING = """
+import logging
+import sqlalchemy_locks as sl
+from sqlalchemy import create_engine
+
+def handler(job):
+    raise ValueError("boom")
+
+worker = sl.Worker(sl.Queue(), handler, bind=create_engine({url!r}))
+{more}
+"""
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_a_worker_writes_errors_to_stderr(servers: Servers, tmp_path: Path, configured: bool) -> None:
+    url = servers.fresh("sqlite", PLAIN["sqlite"])
+    install(url)
+    more = "logging.getLogger().addHandler(logging.NullHandler())" if configured else ""
+    (tmp_path / "failing.py").write_text(FAILING.format(url=url, more=more))
+    with connected(url) as engine:
+        put(engine, 1, max_attempts=1)
+    done = process("worker", "failing:worker", "--until-empty", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert ("ValueError: boom" in done.stderr) is not configured
 
 
 def test_closed_pipe_ends_quietly(sqlite: Cli, tmp_path: Path) -> None:

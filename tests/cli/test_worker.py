@@ -50,7 +50,7 @@ def test_a_worker_runs_by_its_name(servers: Servers, tmp_path: Path, monkeypatch
         "own_app": "is not MODULE:WORKER",
         "no_app:worker": "no module 'no_app'",
         "own_app:nothing": "no Worker",
-        "own_app:absent": "no Worker",
+        "own_app:absent": "has no 'absent'",
     }.items():
         done = run("worker", wrong)
         assert done.exit_code == 2

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
+from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
@@ -73,7 +75,31 @@ def test_lost_is_emitted_once(engine_to: MakeEngine, watch: Callable[[str], Watc
             held.check()
         assert held.lost
     assert [one.event for one in events] == ["waited", "acquired", "lost", "released"]
+    assert isinstance(events[2].error, sl.LockLost)
     assert isinstance(events[-1].error, sl.LockLost)
+
+
+@pytest.mark.parametrize(
+    ("name", "kill"), [("postgresql15", "SELECT pg_terminate_backend(pg_backend_pid())"), ("mysql", "KILL {}")]
+)
+@pytest.mark.parametrize("caught", [False, True])
+def test_an_error_of_a_dead_connection_is_a_loss(engine_to: MakeEngine, name: str, kill: str, caught: bool) -> None:
+    """It leaves the block, or another error does; an error that the server reports is no loss."""
+    locks = sl.Locks(engine_to(name))
+    events = listened(locks)
+    with pytest.raises((DBAPIError, RuntimeError)):
+        with locks.exclusive("dead") as held:
+            with contextlib.suppress(*((DBAPIError,) if caught else ())):
+                session = "" if name == "postgresql15" else held.session.scalar(text("SELECT CONNECTION_ID()"))
+                held.session.execute(text(kill.format(session)))
+                held.session.execute(text("SELECT 1"))
+            raise RuntimeError
+    assert [one.event for one in events] == ["waited", "acquired", "lost", "released"]
+    assert isinstance(events[2].error, sl.LockLost)
+    events.clear()
+    with pytest.raises(DBAPIError), locks.exclusive("dead") as held:
+        held.session.execute(text("SELECT * FROM nothing"))
+    assert [one.event for one in events] == ["waited", "acquired", "released"]
 
 
 def test_events_of_retries(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:

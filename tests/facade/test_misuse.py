@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event, select, text
 from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -451,3 +451,16 @@ def test_async_locks_without_greenlet_name_the_extra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert "ImportError: AsyncLocks need greenlet" in done.stderr
     assert "[asyncpg]" in done.stderr
+
+
+def test_errors_about_what_is_passed_show_no_password() -> None:
+    url = "postgresql+psycopg://user:secret@localhost/db"
+    for make in (sl.Locks, sl.AsyncLocks, lambda bind: sl.Worker(sl.Queue(), print, bind=bind)):
+        with pytest.raises(TypeError, match="str") as caught:
+            make(url)
+        assert "secret" not in str(caught.value)
+
+
+def test_run_takes_operations_only(engine_to: MakeEngine) -> None:
+    with pytest.raises(TypeError, match="takes an operation of this library"):
+        sl.Locks(engine_to("sqlite")).run(select(1))  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import DataError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import QueuePool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
@@ -152,6 +153,15 @@ def test_a_holding_thread_survives_any_exception(engine_to: MakeEngine, name: st
 
     run_until_ended(sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, poll=0.05), engine, 4)
     assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
+
+
+def test_held_jobs_need_a_connection_each(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15", poolclass=QueuePool, pool_size=2, max_overflow=1)
+    with pytest.raises(ValueError, match="4 handlers .*pool has 3"):
+        sl.Worker(queue, print, bind=engine, hold=True)
+    worker = sl.Worker(queue, print, bind=engine, hold=True, concurrency=3)
+    with pytest.raises(ValueError, match="4 handlers .*pool has 3"):
+        worker.config.change(concurrency=4)
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), AppError()], ids=repr)

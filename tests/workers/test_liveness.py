@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, String, TypeDecorator, select, text, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlalchemy_locks as sl
@@ -179,6 +180,34 @@ def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str, hold: b
             stored = connection.execute(select(table.c.error).where(table.c.failed_at.is_not(None))).scalars().all()
         assert len(stored) == 2
         assert all("this word can't be decoded" in error for error in stored)
+    finally:
+        Base.metadata.drop_all(engine)
+
+
+class Late(sl.JobColumns, Base):
+    __tablename__ = "late_jobs"
+    customer: Mapped[str | None] = mapped_column(String(50))
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("column", ["customer", "claim"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_table_that_lacks_a_column_ends_the_worker(engine_to: MakeEngine, name: str, column: str, hold: bool) -> None:
+    """It was deployed before its migration: no job is to blame, and none has lost an attempt."""
+    if hold and name == "sqlite":
+        pytest.skip("SQLite has no held transactions")
+    engine, own, table = engine_to(name), sl.Queue(Late), Base.metadata.tables["late_jobs"]
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    try:
+        with engine.begin() as connection:
+            connection.execute(own.put(*range(3)))
+            connection.execute(text(f"ALTER TABLE late_jobs DROP COLUMN {column}"))
+        with pytest.raises(DBAPIError, match=column):
+            sl.Worker(own, print, bind=engine, hold=hold, poll=0.05, heartbeat=0.5).run()
+        with engine.connect() as connection:
+            left = connection.execute(select(table.c.attempts, table.c.started_at, table.c.failed_at)).all()
+        assert left == [(0, None, None)] * 3
     finally:
         Base.metadata.drop_all(engine)
 

@@ -15,7 +15,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from tests.fixtures.parties import PATIENCE, until
 from tests.fixtures.queues import MakeEngine, put, silenced
-from tests.fixtures.worker_states import beat, counts, queue, run_until_ended, running, state_for, state_of, sweep
+from tests.fixtures.worker_states import beat, counts, queue, running, state_for, state_of, sweep
 
 
 def test_heartbeats_keep_long_jobs_from_stalling(engine_to: MakeEngine) -> None:
@@ -101,16 +101,22 @@ def test_no_job_starts_after_missed_heartbeats(lite: Engine) -> None:
     assert not state.waiting
 
 
-def test_jobs_completed_elsewhere_are_logged(lite: Engine, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", ["completes", "releases"])
+def test_jobs_lost_to_others_are_logged(lite: Engine, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """A handler that completes its job, in the transaction of its work, has lost nothing."""
     put(lite, 1)
+    runs: list[Any] = []
 
     def handler(job: Any) -> None:
+        runs.append(job.payload)
         with lite.begin() as connection:
-            connection.execute(queue.complete(job))
+            connection.execute(queue.release(job) if kind == "releases" and len(runs) == 1 else queue.complete(job))
 
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks.worker"):
-        run_until_ended(sl.Worker(queue, handler, bind=lite, poll=0.05), lite, 1)
-        assert "completed or failed elsewhere" in caplog.text
+        sl.Worker(queue, handler, bind=lite, poll=0.05).run(until_empty=True)
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == (kind == "releases"), logged
+    assert all("1 jobs had another owner, or had been returned" in each for each in logged)
 
 
 def test_a_forked_process_has_its_own_host(lite: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
