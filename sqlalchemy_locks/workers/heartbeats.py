@@ -226,14 +226,14 @@ class Heartbeats:
         if owned != len(jobs):
             self._unclear = True
             self._find_lost(database, jobs)
-        if self._unclear:
-            self._unclear = False
-            self._on_change()  # jobs may be started again
         if locked:
             pairs, owned_rows = set(locked), self.config.queue._jobs.owned_rows
             locked = self._unfinished([job for job in jobs if owned_rows([job])["locks_pairs"][0] in pairs])
         self._locked = locked
         self._on_locked(self._locked)
+        if self._unclear:
+            self._unclear = False
+            self._on_change()  # jobs may be started again
 
     def _find_lost(self, database: WorkerDatabase, jobs: Sequence[Any]) -> None:
         """Report the jobs that no longer run, and those of them that weren't completed by their own handlers."""
