@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import threading
 import time
 import traceback
@@ -22,6 +23,7 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.connections import pool_capacity
 from tests.conformance.faces import Blocking, Loop
 from tests.faults.history import Answer, Holding, Recorder
 from tests.faults.space import Config, Episode, Step
@@ -595,10 +597,12 @@ class Client:
                     raise sl.Discard("on purpose")
                 answer.value = "lost" if hold.sample(lambda: job.lost) else "done"
 
+        # a pool is refused that has fewer connections than a worker holds jobs
+        connections = pool_capacity(self.face.engine.pool) if step["hold"] else math.inf
         worker = self.face.worker(
             handle,
             name=self.named("queue", 1),
-            concurrency=step["concurrency"],
+            concurrency=int(min(step["concurrency"], connections)),
             batch=step["batch"],
             prefetch=0 if step["hold"] else step["prefetch"],
             heartbeat=HEARTBEAT,
