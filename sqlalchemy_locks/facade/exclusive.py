@@ -226,13 +226,16 @@ class ExclusiveBlock:
         (held, entry, entered), self._entered = self._entered, None
         self._use.release()
         reentry.leave(entry)
-        if error is not None and self._locks._has_listeners:
-            with contextlib.suppress(Exception):  # whatever the block has done to its connection
-                if held._short.disconnected():
-                    held.lost  # noqa: B018  (reports it; perhaps by the error that leaves the block)
-        on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
+        on_lost = None
         try:
-            self._close(held, error, time.monotonic() - entered)
+            try:
+                if error is not None and self._locks._has_listeners:
+                    with contextlib.suppress(Exception):  # whatever the block has done to its connection
+                        if held._short.disconnected():
+                            held.lost  # noqa: B018  (reports it; perhaps by the error that leaves the block)
+            finally:
+                on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
+                self._close(held, error, time.monotonic() - entered)
         except BaseException as failed:
             if isinstance(failed, LockLost):
                 held._on_lost = on_lost

@@ -212,7 +212,9 @@ class Enqueue(JobOperation):
         if in_rows:
             if not isinstance(of_column, JSON):
                 return payloads
-            serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
+            # psycopg's gives an object; there the text is cast
+            if not execution.backend.writable_ctes:
+                serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
         elif (
             isinstance(of_column, TypeDecorator)
             and type(of_column).process_bind_param is not TypeDecorator.process_bind_param
@@ -234,15 +236,16 @@ class Enqueue(JobOperation):
         """
         with execution.backend.classify_timeouts(execution.connection):
             existing: set[UUID] = set()
+            external_id = self.jobs.at(execution.context).external_id
             if self.known and execution.backend.row_locks:
-                external_id = self.jobs.at(execution.context).external_id
                 lookup = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True)))
-                existing.update(execution.execute(lookup, {IDS: [id for id, *_ in jobs]}).scalars())
+                existing.update(_found(execution, lookup, external_id, [id for id, *_ in jobs]))
             if self.when == "in":
                 seconds = {"locks_run_in": common.pop("locks_run_in")}
                 common["locks_run_at"] = execution.execute(_SERVER_RUN_AT, seconds).scalar()
             rows = [
-                {**common, "locks_id": id, "locks_payload": payload} | ({"locks_unique": key} if self.unique else {})
+                {**common, "locks_id": _as_stored(external_id, id), "locks_payload": payload}
+                | ({"locks_unique": key} if self.unique else {})
                 for id, payload, key in jobs
                 if id not in existing
             ]
@@ -275,8 +278,8 @@ class Enqueue(JobOperation):
         external_id = self.jobs.at(execution.context).external_id
         # locked by the first INSERT; and not from an old snapshot
         there = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True))).with_for_update()
-        found = set(execution.execute(there, {IDS: [row["locks_id"] for row in rows]}).scalars()) if rows else set()
-        if absent := [row for row in rows if row["locks_id"] not in found]:
+        found = _found(execution, there, external_id, [row["locks_id"] for row in rows]) if rows else set()
+        if absent := [row for row in rows if as_uuid(row["locks_id"]) not in found]:
             execution.execute(
                 insert(self.jobs.at(execution.context).table).values(self._values(execution.context)), absent
             )
@@ -320,6 +323,17 @@ class Enqueue(JobOperation):
         elif self.when == "now" and at.run_at.server_default is not None:
             del values[at.run_at]
         return values
+
+
+def _as_stored(column: Any, id: Any) -> Any:
+    """Return an id as a value of its column, which may be a text."""
+    return str(id) if isinstance(column.type, String) else id
+
+
+def _found(execution: Execution, lookup: Any, column: Any, ids: list[Any]) -> set[UUID]:
+    """Return which of the ids a look-up finds."""
+    given = [_as_stored(column, id) for id in ids]
+    return set(map(as_uuid, execution.execute(lookup, {IDS: given}).scalars()))
 
 
 def _stored(type_: Any) -> Any:

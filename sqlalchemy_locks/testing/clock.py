@@ -10,6 +10,9 @@ from sqlalchemy import Connection, DateTime, Engine, Table, inspect, select, upd
 
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.sql.clock import Instant
+
+_OF_JOBS = ("run_at", "heartbeat_at", "created_at", "started_at", "completed_at", "failed_at")
 
 
 class Clock:
@@ -19,8 +22,8 @@ class Clock:
     what is stored.
 
     :param engine: the engine whose tables are changed; its options select their schema or prefix.
-    :param entities: tables of your own, as mapped classes or ``Table``: a queue's (``sl.JobColumns``), for instance. Of
-        these, columns of this library's own type for instants are moved.
+    :param entities: tables of jobs of your own, as mapped classes or ``Table``. Of these, the columns that
+        ``sl.JobColumns`` has are moved.
 
     >>> clock = Clock(engine)
     >>> grant = locks.acquire({"network": 1}, ttl=60)
@@ -60,7 +63,11 @@ def _move(connection: Connection, table: Table, passed: float, *, epoch: bool) -
 
     :param epoch: its column ``ts`` has seconds since 1970.
     """
-    instants = [column for column in table.columns if isinstance(column.type, DateTime)]
+    instants = [
+        column
+        for column in table.columns
+        if isinstance(column.type, Instant) or (isinstance(column.type, DateTime) and column.name in _OF_JOBS)
+    ]
     moved = [*instants, table.c.ts] if epoch else instants
     if not moved:
         return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import logging
 import signal
@@ -126,7 +127,7 @@ class AsyncWorker(ObservedWorker):
         >>> await worker.run()
         """
         self._cancelling, self._runner, self._loop = False, asyncio.current_task(), asyncio.get_running_loop()
-        self._cancelled_before = _cancellations(self._runner)
+        self._cancelled_before, self._context = _cancellations(self._runner), contextvars.copy_context()
         async with self._signals(), self._listening():
             try:
                 await (self._run_holding(until_empty) if self.config.hold else self._run(until_empty))
@@ -233,7 +234,8 @@ class AsyncWorker(ObservedWorker):
 
     def _begin(self, state: WorkerState, job: RunningJob, tasks: set[asyncio.Task[None]]) -> None:
         """Run a job in a task of its own, which its handler may cancel at any time, and then another one."""
-        task = asyncio.create_task(self._run_job(state, job, tasks))
+        # not in the context of the job before
+        task = self._context.copy().run(asyncio.create_task, self._run_job(state, job, tasks))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -267,11 +269,13 @@ class AsyncWorker(ObservedWorker):
             while not self._stop.requested and not idle.all and state.heartbeats.error is None:
                 self._wake.clear()
                 await _wait(self._wake, config.heartbeat)
+            state.stopping = True
+            self._wake_all()
+            await asyncio.wait(slots, timeout=config.grace)
             if state.heartbeats.error is not None:
                 raise state.heartbeats.error
-            await asyncio.wait(slots, timeout=config.grace)
         finally:
-            self._cancelling = True
+            state.stopping = self._cancelling = True
             for slot in slots:
                 slot.cancel()
             try:
@@ -283,7 +287,7 @@ class AsyncWorker(ObservedWorker):
         self, wake: asyncio.Event, idle: IdleSlots, state: WorkerState, helds: dict[asyncio.Event, HeldJob]
     ) -> None:
         stop = self._stop
-        while not stop.requested and not idle.all:
+        while not stop.requested and not state.stopping and not idle.all:
             wake.clear()
             held = helds[wake] = HeldJob(self.config, state.reports)
             found = False
@@ -315,9 +319,11 @@ class AsyncWorker(ObservedWorker):
             returned.append(await self._call_handler(job))
 
         task = asyncio.create_task(run())  # of its own: its handler may cancel it at any time
+        cancelled: asyncio.CancelledError | None = None
         try:
             await asyncio.wait({task})
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as raised:
+            cancelled = raised
             task.cancel()
             await shielded(_join([task]))
         error = returned[0] if returned else asyncio.CancelledError()
@@ -325,6 +331,8 @@ class AsyncWorker(ObservedWorker):
             await run_in_greenlet(held.abandon)
             raise error
         await run_in_greenlet(held.finish, job, error)
+        if cancelled is not None and self._is_cancelled():
+            raise cancelled  # the handler had returned, or did so though it was cancelled
         idle.clear()  # the handler may have put jobs that others have looked for before
         return True
 

@@ -32,8 +32,11 @@ from sqlalchemy_locks.workers.config import WorkerConfig
 logger = logging.getLogger("sqlalchemy_locks.worker")
 
 #: what is stored instead of an error that the database can't store
-#: MySQL's and MariaDB's code
-_UNKNOWN_COLUMN = 1054
+#: a column, table, function or type that isn't there, or a column of another type: of PostgreSQL, then of MySQL and
+#: MariaDB, and of SQLite, which has no codes for it
+_WRONG_STATES = ("42703", "42P01", "42883", "42704", "42804", "3F000")
+_WRONG_CODES = (1054, 1146)
+_WRONG_PHRASES = ("no such column", "no such table", "has no column named")
 UNSTORABLE = "the error could not be stored: see the log of the worker"
 
 
@@ -163,12 +166,12 @@ def is_about_statement(error: Exception) -> bool:
 
 def is_wrong_statement(error: Exception) -> bool:
     """Whether a statement is wrong for every job, as where the table lacks a column of the app's class."""
-    if isinstance(error, OperationalError):  # so pymysql and sqlite3 say it
-        code = error.orig.args[:1] if error.orig is not None else ()
-        return code == (_UNKNOWN_COLUMN,) or "no such column" in str(error.orig)
-    return isinstance(error, (ProgrammingError, CompileError, NotInstalled)) and not getattr(
-        error, "connection_invalidated", False
-    )
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, (CompileError, NotInstalled))
+    cause: Any = error.orig
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    code = next(iter(getattr(cause, "args", ())), None)
+    return state in _WRONG_STATES or code in _WRONG_CODES or any(phrase in str(cause) for phrase in _WRONG_PHRASES)
 
 
 def is_temporary(error: Exception) -> bool:

@@ -92,6 +92,8 @@ class WorkerState:
         #: no job is captured or started any more
         self.stopping = False
         self._deadline = float("inf")
+        #: an error that retries don't mend
+        self._fatal: Exception | None = None
         #: the last fetch left jobs in the queue, as far as it is known
         self._more_jobs = False
         #: the pause while the database is unavailable, in seconds
@@ -218,8 +220,6 @@ class WorkerState:
         A step that fails doesn't keep the others from being taken: running jobs stay this worker's although no others
         can be captured.
         """
-        if self.heartbeats.error is not None:
-            raise self.heartbeats.error
         steps = (
             self.acks.send_failed,
             self._fetch,
@@ -228,7 +228,20 @@ class WorkerState:
             self._find_lost_captures,
             self._release_waiting_if_stopping,
         )
-        if self._take_steps(steps):
+        failed: Sequence[Any]
+        if self._fatal is None:
+            try:
+                if self.heartbeats.error is not None:
+                    raise self.heartbeats.error
+                failed = self._take_steps(steps)
+            except Exception as error:
+                # handlers have the grace of a stop, and close() raises it
+                self._fatal, failed = error, ()
+                self._stop.request()
+        else:
+            again: list[Exception] = []
+            failed = [*self._take_steps(steps, again), *again]
+        if failed:
             self._error_pause = min(LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
         else:
             self._error_pause = 0.0
@@ -263,7 +276,7 @@ class WorkerState:
     def close(self) -> None:
         """Report what is finished, and release all other jobs: those that still run may run again elsewhere."""
         self.stopping = True
-        errors: list[Exception] = []
+        errors = [] if self._fatal is None else [self._fatal]
         steps: Sequence[Callable[[], None]] = (
             self._send_all_completed,
             self.acks.send_failed,

@@ -281,11 +281,13 @@ class Worker(ObservedWorker):
                 self._wake.clear()
                 if not stop.requested and not idle.all:
                     self._wake.wait(config.heartbeat)
-            if state.heartbeats.error is not None:
-                raise state.heartbeats.error
+            over.set()
+            self._wake_all()
             deadline = min(stop.at, time.monotonic()) + config.grace
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
+            if state.heartbeats.error is not None:
+                raise state.heartbeats.error
         finally:
             over.set()  # for slots that outlive the grace, and may outlive the next run as well
             self._wake_all()

@@ -40,8 +40,16 @@ class Invoice(sl.JobColumns, Base):
     number: Mapped[int] = mapped_column(server_default="7", unique=True)
 
 
-tickets, invoices = sl.Queue(Ticket), sl.Queue(Invoice)
-for each in (tickets, invoices):
+class Parcel(sl.JobColumns, Base):
+    """All at once, and its ids are texts."""
+
+    __tablename__ = "parcel"
+    external_id: Mapped[str] = mapped_column(String(36), unique=True)  # type: ignore[assignment]
+    label: Mapped[str] = mapped_column(String(40), default=lambda: str(uuid4()), unique=True)
+
+
+tickets, invoices, parcels = sl.Queue(Ticket), sl.Queue(Invoice), sl.Queue(Parcel)
+for each in (tickets, invoices, parcels):
     each.indexes()
 
 
@@ -136,6 +144,25 @@ def test_a_job_that_another_unique_column_refuses_is_an_error(engine: Engine) ->
         assert connection.scalar(invoices.put({"a": 2}, external_id=id)) == id
         assert connection.scalar(invoices.put({"a": 2}, unique="k")) == id
         assert connection.scalar(select(func.count()).select_from(Invoice)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "driver"),
+    [*((name, None) for name in ENGINES), ("postgresql15", "psycopg2"), ("mariadb", "mariadb+pymysql")],
+)
+def test_ids_may_be_texts(servers: Servers, engine: Engine, name: str, driver: str | None) -> None:
+    if driver is not None:
+        engine = create_engine(servers.url(name, driver, Path(str(engine.url.database)).stem), poolclass=NullPool)
+    with engine.begin() as connection:
+        ids = connection.execute(parcels.put({"a": 1}, "two")).scalars().all()
+        assert connection.scalar(parcels.put("again", external_id=ids[0])) == ids[0]
+        first = connection.scalar(parcels.put(3, unique="k"))
+        assert connection.scalar(parcels.put(4, unique="k")) == first
+        for bad in (float("nan"), "\0", "\ud800"):
+            with pytest.raises(ValueError, match="payload"):
+                connection.execute(parcels.put({"a": bad}))
+        assert connection.scalar(select(func.count()).select_from(Parcel)) == 3
+    engine.dispose()
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 import sys
@@ -114,6 +115,25 @@ def test_a_handler_that_cancels_its_own_task_affects_no_other_job(
 
     run_async(servers, "postgresql15", "asyncpg", body)
     assert counts(engine) == {"all": 3, "completed": 3, "dead": 0, "running": 0, "waiting": 0}
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_context_variables_end_with_their_job(engine_to: MakeEngine, servers: Servers, hold: bool) -> None:
+    put(engine_to("postgresql15"), *range(3))
+    tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant")
+    seen: list[str] = []
+
+    async def handler(job: Any) -> None:
+        seen.append(tenant.get())
+        tenant.set(f"of job {job.payload}")
+
+    async def body(bind: AsyncEngine) -> None:
+        tenant.set("of the worker")
+        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, prefetch=3 * (not hold), hold=hold)
+        await worker.run(until_empty=True)
+
+    run_async(servers, "postgresql15", "asyncpg", body)
+    assert seen == ["of the worker"] * 3
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 doesn't count cancellations")

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, String, TypeDecorator, select, text, update
@@ -210,6 +211,65 @@ def test_a_table_that_lacks_a_column_ends_the_worker(engine_to: MakeEngine, name
         assert left == [(0, None, None)] * 3
     finally:
         Base.metadata.drop_all(engine)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_its_running_handlers_have_the_grace(engine_to: MakeEngine, name: str) -> None:
+    """And what they have done is reported."""
+    engine, own, table = engine_to(name), sl.Queue(Late), Base.metadata.tables["late_jobs"]
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    begun, go_on, raised = threading.Event(), threading.Event(), threading.Event()
+
+    def handler(_: Any) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    def run() -> None:
+        try:
+            sl.Worker(own, handler, bind=engine, concurrency=2, poll=0.05, grace=PATIENCE).run()
+        except DBAPIError:
+            raised.set()
+
+    try:
+        with engine.begin() as connection:
+            connection.execute(own.put(1))
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert begun.wait(PATIENCE)
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE late_jobs DROP COLUMN customer"))
+            connection.execute(table.insert().values({"payload": 2, "external_id": uuid4()}))
+        assert not raised.wait(0.5)
+        go_on.set()
+        thread.join(PATIENCE)
+        assert raised.is_set()
+        with engine.connect() as connection:
+            found = connection.execute(
+                select(table.c.completed_at, table.c.attempts).order_by(table.c.internal_id)
+            ).all()
+        assert [(at is not None, attempts) for at, attempts in found] == [(True, 1), (False, 0)]
+    finally:
+        go_on.set()
+        Base.metadata.drop_all(engine)
+
+
+def test_a_prepared_statement_that_is_gone_ends_no_worker(engine_to: MakeEngine) -> None:
+    """As behind a pooler: psycopg's error is a ProgrammingError, as that of a missing column is."""
+    engine = engine_to("postgresql15", "psycopg", pool_size=1, max_overflow=4)
+    done: list[Any] = []
+
+    def handler(job: Any) -> None:
+        done.append(job.payload)
+        if len(done) == 10:
+            with engine.connect() as connection:
+                driver: Any = connection.connection.driver_connection
+                driver.execute("DEALLOCATE ALL")
+                connection.rollback()
+
+    put(engine, *range(20))
+    sl.Worker(queue, handler, bind=engine, concurrency=1, batch=1, poll=0.05).run(until_empty=True)
+    assert sorted(set(done)) == list(range(20))
 
 
 def test_an_undecodable_payload_dies_alone(lite: Engine) -> None:

@@ -257,6 +257,35 @@ def test_cancellation_at_any_await_releases_jobs(
     assert counts(engine) == {"all": 5, "completed": 0, "dead": 0, "running": 0, "waiting": 5}
 
 
+@pytest.mark.parametrize("end", ["returns", "raises"])
+def test_no_held_job_begins_after_a_cancellation(engine_to: MakeEngine, servers: Servers, end: str) -> None:
+    """Whatever its handler makes of it: it may have returned just before."""
+    engine = engine_to("postgresql15")
+    put(engine, *range(10))
+    begun: list[Any] = []
+
+    async def handler(job: Any) -> None:
+        begun.append(job.payload)
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            if end == "raises":
+                raise ValueError from None
+
+    async def body(bind: AsyncEngine) -> None:
+        worker, before = sl.AsyncWorker(queue, handler, bind=bind, concurrency=2, hold=True), asyncio.all_tasks()
+        task = asyncio.create_task(worker.run())
+        while len(begun) < 2:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert asyncio.all_tasks() == before
+
+    run_async(servers, "postgresql15", "asyncpg", body)
+    assert len(begun) == 2
+
+
 def test_a_cancelled_worker_releases_its_jobs(engine_to: MakeEngine, servers: Servers) -> None:
     engine = engine_to("sqlite")
     put(engine, *range(4), max_attempts=1)
