@@ -243,7 +243,9 @@ class Backend:
 
         :param bounded: a longest wait is set before it, and restored after it.
         """
-        return True
+        # The server may execute a cancelled task's statement later than what the task did next. In a transaction, it
+        # is rolled back, or what follows waits for its COMMIT.
+        return not (connection.dialect.is_async and self.autocommit(connection))
 
     def behind_pooler(self, connection: Connection) -> bool:
         """Return whether a pooler such as PgBouncer may give each transaction another session of the server."""

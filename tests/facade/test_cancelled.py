@@ -18,6 +18,7 @@ from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
+from tests.faults.proxy import Proxy, Request
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, PATIENCE, Watch, async_connected, installed, unused
 
@@ -147,6 +148,64 @@ def test_cancelled_wait_for_a_row(servers: Any, watch: Callable[[str], Watch], w
                 assert await locks.mutex.acquire(key)
 
     asyncio.run(main())
+
+
+class LateProxy(Proxy):
+    """A proxy that keeps one request back until it is told to send it, whatever has become of the client."""
+
+    kept: bytes | None = None
+
+    def open_links(self) -> int:
+        return len(self._links)
+
+    def keep(self, request: bytes) -> None:
+        self.arrived, self.sent = threading.Event(), threading.Event()
+        self.kept = request
+
+    def fate_of(self, request: Request) -> Callable[[], object] | bool:
+        if self.kept is not None and self.kept in request.text:
+            self.kept = None
+            self.arrived.set()
+            assert self.sent.wait(PATIENCE)
+        return super().fate_of(request)
+
+
+@pytest.mark.parametrize("level", [None, "AUTOCOMMIT"])
+@pytest.mark.parametrize("kept", [b"\x03UPDATE", b"\x03COMMIT"], ids=["UPDATE", "COMMIT"])  # 3: a query
+@pytest.mark.parametrize("which", [which for which in SERVERS_ASYNC if which.startswith(("mysql", "mariadb"))])
+def test_release_after_a_cancelled_acquire_precedes_its_statement(
+    servers: Any, watch: Callable[[str], Watch], which: str, kept: bytes, level: str | None
+) -> None:
+    """The server gets the cancelled statement late. PostgreSQL's drivers wait until it has ended."""
+    name, driver = ASYNC[which]
+    server = watch(name)
+
+    async def main(proxy: LateProxy) -> None:
+        key, options = unused(), {} if level is None else {"isolation_level": level}
+        async with async_connected(proxy.url, pool_size=2, max_overflow=0, **options) as engine:
+            locks = sl.AsyncLocks(engine)
+            assert await locks.mutex.acquire(key)
+            assert await locks.mutex.release(key)
+            await became(lambda: server.waiting() == 0)
+            proxy.keep(kept)
+            task = asyncio.create_task(locks.mutex.acquire(key))
+            await became(proxy.arrived.is_set)
+            await by_cancel(task)
+            release = asyncio.create_task(locks.mutex.release(key))
+            if kept == b"\x03COMMIT":
+                await became(lambda: server.waiting() > 0)
+            else:
+                async with _limit():
+                    assert not await release
+            links = proxy.open_links()
+            proxy.sent.set()
+            async with _limit():
+                assert await release is (kept == b"\x03COMMIT")
+            await became(lambda: proxy.open_links() < links)
+            assert await locks.mutex.acquire(key)
+
+    with LateProxy(installed(servers, name, driver)) as proxy:
+        asyncio.run(main(proxy))
 
 
 def test_cancelled_statement_of_sqlite(servers: Any) -> None:
