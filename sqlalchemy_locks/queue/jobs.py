@@ -172,8 +172,12 @@ class Jobs:
 
     def owned_rows(self, jobs: Sequence[Any]) -> dict[str, Any]:
         """Return the same for whole rows, as a fetch returns them, or for pairs."""
+        return owned_values(sorted(self.pairs(jobs)))
+
+    def pairs(self, jobs: Sequence[Any]) -> list[Any]:
+        """Return the id and the claim of whole rows, as a fetch returns them, or of pairs."""
         pair_of = itemgetter(*self._positions[:2])
-        return owned_values(sorted([pair_of(job) if len(job) > 2 else tuple(job) for job in jobs]))
+        return [pair_of(job) if len(job) > 2 else tuple(job) for job in jobs]
 
     def position(self, job: Row[Any]) -> tuple[Any, ...]:
         """Return the position of a captured row in the order of its queue."""

@@ -266,14 +266,14 @@ class AsyncWorker(ObservedWorker):
         slots = [asyncio.create_task(self._run_holding_slot(wake, idle, state, helds)) for wake in self._slot_wakes]
         state.heartbeats.start()
         try:
-            while not self._stop.requested and not idle.all and state.heartbeats.error is None:
+            while not self._stop.requested and not idle.all:
                 self._wake.clear()
                 await _wait(self._wake, config.heartbeat)
             state.stopping = True
             self._wake_all()
             await asyncio.wait(slots, timeout=config.grace)
-            if state.heartbeats.error is not None:
-                raise state.heartbeats.error
+            if state.error is not None:
+                raise state.error
         finally:
             state.stopping = self._cancelling = True
             for slot in slots:
@@ -295,8 +295,7 @@ class AsyncWorker(ObservedWorker):
                 found = await self._run_held_job(held, idle, wake)
             except Exception as error:
                 if is_wrong_statement(error):
-                    state.heartbeats.error = error
-                    self._wake_all()
+                    state.fail(error)
                     return
                 log(logging.WARNING, "A held job is released: %s", error)
             if idle.all:

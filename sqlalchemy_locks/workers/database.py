@@ -31,12 +31,12 @@ from sqlalchemy_locks.workers.config import WorkerConfig
 
 logger = logging.getLogger("sqlalchemy_locks.worker")
 
-#: what is stored instead of an error that the database can't store
 #: a column, table, function or type that isn't there, or a column of another type: of PostgreSQL, then of MySQL and
 #: MariaDB, and of SQLite, which has no codes for it
 _WRONG_STATES = ("42703", "42P01", "42883", "42704", "42804", "3F000")
 _WRONG_CODES = (1054, 1146)
 _WRONG_PHRASES = ("no such column", "no such table", "has no column named")
+#: what is stored instead of an error that the database can't store
 UNSTORABLE = "the error could not be stored: see the log of the worker"
 
 
@@ -102,8 +102,8 @@ class WorkerDatabase:
         queue = self.config.queue
         states = {(id_, claim): running for id_, claim, running in self.perform(queue._claimed(jobs))}
         found = Owned([], [], [])
-        for job in jobs:
-            running = states.get(queue._jobs.owned_rows([job])["locks_pairs"][0])
+        for job, pair in zip(jobs, queue._jobs.pairs(jobs), strict=True):
+            running = states.get(pair)
             (found.lost if running is None else found.running if running else found.ended).append(job)
         return found
 

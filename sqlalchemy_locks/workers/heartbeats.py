@@ -58,7 +58,8 @@ class Heartbeats:
     :param on_locked: called with the rows of those whose heartbeat could not be written, after each attempt.
     :param on_lost: called with the rows of those that no longer run, and of those among them that have another owner,
         or were returned to the queue, rather than completed.
-    :param on_change: called when jobs may be started again, when jobs were requeued, and for a permanent error.
+    :param on_change: called when jobs may be started again, and when jobs were requeued.
+    :param on_error: called with an error that retries don't mend, after which no heartbeat is sent.
     :param on_stalled: called with the number of jobs that were requeued.
     """
 
@@ -72,13 +73,12 @@ class Heartbeats:
         on_locked: Callable[[Sequence[Any]], object],
         on_lost: Callable[[Sequence[Any], Sequence[Any]], object],
         on_change: Callable[[], object],
+        on_error: Callable[[Exception], object],
         on_stalled: Callable[[int], object],
     ) -> None:
         self.config, self._host, self._jobs = config, host, jobs
         self._unfinished, self._on_locked, self._on_lost = unfinished, on_locked, on_lost
-        self._on_change, self._on_stalled = on_change, on_stalled
-        #: an error that retries don't mend; the worker raises it
-        self.error: Exception | None = None
+        self._on_change, self._on_error, self._on_stalled = on_change, on_error, on_stalled
         #: when the last heartbeat was sent that succeeded, by :func:`clock`
         self.confirmed_at = -float("inf")
         #: heartbeats that were sent before don't prove that the jobs are owned
@@ -139,8 +139,7 @@ class Heartbeats:
         try:
             engine = engine_with_own_pool(self.config.engine)
         except Exception as error:
-            self.error = error
-            self._on_change()
+            self._on_error(error)
             return
         database = WorkerDatabase(self.config, sleep_for(engine), engine)
         if not engine.dialect.is_async:
@@ -178,8 +177,7 @@ class Heartbeats:
                 self._due_at = asked_at + config.heartbeat * random.uniform(1 - _JITTER, 1)
         except Exception as error:
             if not is_temporary(error):
-                self.error = error
-                self._on_change()
+                self._on_error(error)
                 return float(threading.TIMEOUT_MAX)
             log(logging.WARNING, "A heartbeat could not be sent: %s", error)
             self._failures += 1
@@ -227,8 +225,8 @@ class Heartbeats:
             self._unclear = True
             self._find_lost(database, jobs)
         if locked:
-            pairs, owned_rows = set(locked), self.config.queue._jobs.owned_rows
-            locked = self._unfinished([job for job in jobs if owned_rows([job])["locks_pairs"][0] in pairs])
+            pairs, found = set(locked), self.config.queue._jobs.pairs(jobs)
+            locked = self._unfinished([job for job, pair in zip(jobs, found, strict=True) if pair in pairs])
         self._locked = locked
         self._on_locked(self._locked)
         if self._unclear:

@@ -81,6 +81,7 @@ class WorkerState:
             on_locked=self.withhold,
             on_lost=self.drop,
             on_change=self._changed,
+            on_error=self.fail,
             on_stalled=lambda number: self.reports.emit_count("stalled", number),
         )
         self.waiting: deque[Any] = deque()
@@ -92,8 +93,8 @@ class WorkerState:
         #: no job is captured or started any more
         self.stopping = False
         self._deadline = float("inf")
-        #: an error that retries don't mend
-        self._fatal: Exception | None = None
+        #: an error that retries don't mend; the worker raises it when it has ended
+        self.error: Exception | None = None
         #: the last fetch left jobs in the queue, as far as it is known
         self._more_jobs = False
         #: the pause while the database is unavailable, in seconds
@@ -159,6 +160,13 @@ class WorkerState:
                 "%d running jobs were lost: they have another owner by now, or were returned to the queue (job.lost)",
                 len(running),
             )
+
+    def fail(self, error: Exception) -> None:
+        """End the worker for an error that retries don't mend; running handlers have the grace of a stop."""
+        if self.error is None:
+            self.error = error
+        self._stop.request()
+        self._wake()
 
     def withhold(self, locked: Sequence[Any]) -> None:
         """Don't start the jobs (rows) in ``locked`` until a call that leaves them out."""
@@ -229,15 +237,12 @@ class WorkerState:
             self._release_waiting_if_stopping,
         )
         failed: Sequence[Any]
-        if self._fatal is None:
+        if self.error is None:
             try:
-                if self.heartbeats.error is not None:
-                    raise self.heartbeats.error
                 failed = self._take_steps(steps)
             except Exception as error:
-                # handlers have the grace of a stop, and close() raises it
-                self._fatal, failed = error, ()
-                self._stop.request()
+                failed = ()
+                self.fail(error)
         else:
             again: list[Exception] = []
             failed = [*self._take_steps(steps, again), *again]
@@ -276,7 +281,7 @@ class WorkerState:
     def close(self) -> None:
         """Report what is finished, and release all other jobs: those that still run may run again elsewhere."""
         self.stopping = True
-        errors = [] if self._fatal is None else [self._fatal]
+        errors = [] if self.error is None else [self.error]
         steps: Sequence[Callable[[], None]] = (
             self._send_all_completed,
             self.acks.send_failed,
@@ -410,7 +415,7 @@ class WorkerState:
         queue = self.config.queue
         found = [tuple(pair) for pair in self.database.perform(queue._running_on(self.host, queue=self.config.name))]
         with self._lock:
-            known = set(queue._jobs.owned_rows(self._jobs())["locks_pairs"])
+            known = set(queue._jobs.pairs(self._jobs()))
         if unknown := [pair for pair in found if pair not in known]:
             self._suspicious = False
             if self.stopping:

@@ -213,7 +213,7 @@ class Worker(ObservedWorker):
         return False
 
     def _run(self, stop: StopRequest, until_empty: bool) -> None:
-        state = WorkerState(self, self.config, stop, time.sleep, self._wake.set, until_empty=until_empty)
+        state = WorkerState(self, self.config, stop, time.sleep, self._wake_all, until_empty=until_empty)
         jobs: queues.SimpleQueue[Any] = queues.SimpleQueue()
         for _ in range(self.config.concurrency):
             # daemon threads: a handler that never returns must not keep the process alive
@@ -264,40 +264,37 @@ class Worker(ObservedWorker):
 
     def _run_holding(self, stop: StopRequest, until_empty: bool) -> None:
         config = self.config
-        state = WorkerState(self, config, stop, time.sleep, self._wake.set)
-        over = threading.Event()  # not ``ended``, which lets run() return before it knows the error that is raised here
+        state = WorkerState(self, config, stop, time.sleep, self._wake_all)
         idle = IdleSlots(config.concurrency, until_empty)
         if len(self._slot_wakes) != config.concurrency:  # it was changed
             self._slot_wakes = [WakeEvent() for _ in range(config.concurrency)]
         threads = [
-            threading.Thread(target=self._run_holding_slot, args=(wake, stop, idle, state, over), daemon=True)
+            threading.Thread(target=self._run_holding_slot, args=(wake, stop, idle, state), daemon=True)
             for wake in self._slot_wakes
         ]
         state.heartbeats.start()
         try:
             for thread in threads:
                 thread.start()
-            while not stop.requested and not idle.all and state.heartbeats.error is None:
+            while not stop.requested and not idle.all:
                 self._wake.clear()
                 if not stop.requested and not idle.all:
                     self._wake.wait(config.heartbeat)
-            over.set()
+            state.stopping = True
             self._wake_all()
             deadline = min(stop.at, time.monotonic()) + config.grace
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
-            if state.heartbeats.error is not None:
-                raise state.heartbeats.error
+            if state.error is not None:
+                raise state.error
         finally:
-            over.set()  # for slots that outlive the grace, and may outlive the next run as well
+            state.stopping = True  # for slots that outlive the grace, and may outlive the next run as well
             self._wake_all()
             state.heartbeats.end()
 
-    def _run_holding_slot(
-        self, wake: WakeEvent, stop: StopRequest, idle: IdleSlots, state: WorkerState, over: threading.Event
-    ) -> None:
+    def _run_holding_slot(self, wake: WakeEvent, stop: StopRequest, idle: IdleSlots, state: WorkerState) -> None:
         def stopped() -> bool:
-            return stop.requested or over.is_set() or idle.all
+            return stop.requested or state.stopping or idle.all
 
         while not stopped():
             wake.clear()
@@ -307,8 +304,7 @@ class Worker(ObservedWorker):
                     found = self._run_held_job(state, stopped, idle)
             except Exception as error:
                 if is_wrong_statement(error):
-                    state.heartbeats.error = error
-                    self._wake_all()
+                    state.fail(error)
                     return
                 log(logging.WARNING, "A held job is released: %s", error)
             if not found and not stopped():
