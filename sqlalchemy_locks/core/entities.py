@@ -11,7 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Column, ColumnElement, Index, Integer, Table, UniqueConstraint, inspect, literal_column, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Index,
+    Integer,
+    Table,
+    TypeDecorator,
+    UniqueConstraint,
+    inspect,
+    literal_column,
+    update,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper, Session
@@ -222,6 +233,11 @@ def _may_equal(left: Any, right: Any) -> bool:
     if isinstance(left, str) and isinstance(right, str):
         return left.casefold() == right.casefold()
     return bool(left == right)
+
+
+def changes_bound_values(type_: Any) -> bool:
+    """Return whether a column's type is a decorator that changes the values that are bound to it."""
+    return isinstance(type_, TypeDecorator) and type(type_).process_bind_param is not TypeDecorator.process_bind_param
 
 
 def partial(index: Index) -> bool:

@@ -29,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
+from sqlalchemy_locks.core.entities import changes_bound_values
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, execute_in_session
 from sqlalchemy_locks.errors import LockTimeout, UnknownRow, Unsupported
 from sqlalchemy_locks.lock.write_lock import wait_for_write_lock
@@ -213,7 +214,7 @@ def _values(impl: _Row, ident: Any) -> dict[str, Any]:
 def _check_type(column: Any, value: Any) -> None:
     """Refuse a value that a server might convert to other rows' keys: to MySQL, '42-eu' is equal to the number 42."""
     is_text, type_ = isinstance(value, str), column.type
-    while isinstance(type_, TypeDecorator) and type(type_).process_bind_param is TypeDecorator.process_bind_param:
+    while isinstance(type_, TypeDecorator) and not changes_bound_values(type_):
         type_ = type_.impl_instance
     if isinstance(type_, String) and not isinstance(type_, Enum) and not is_text:
         raise TypeError(f"the primary key {column} is a text, not {value!r}")

@@ -35,7 +35,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.captures.statements import selective_condition
-from sqlalchemy_locks.core.entities import MappedTable
+from sqlalchemy_locks.core.entities import MappedTable, changes_bound_values
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.queue.jobs import IDS, JobOperation, Jobs
@@ -83,7 +83,7 @@ class Enqueue(JobOperation):
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
         # such a default would be computed once for all rows
-        if not context.backend.writable_ctes or (self._own and self._own.draws_defaults(self._set(at))):
+        if not context.backend.writable_ctes or (self._own and self._own.draws_defaults(self._values(context))):
             return None
         common = self._common(at)
         given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Text()), Payload()))
@@ -127,17 +127,6 @@ class Enqueue(JobOperation):
 
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "where the driver is passed one row after another"
-
-    def _set(self, at: RoleColumns) -> list[Any]:
-        """Return the columns that a job is put with."""
-        keys = [at.unique_key] if self.unique else []
-        return [
-            at.external_id,
-            at.payload,
-            *keys,
-            *self._common(at),
-            *(self._own.insert_defaults() if self._own else {}),
-        ]
 
     def _common(self, at: RoleColumns) -> dict[Any, Any]:
         """Return the columns whose value all jobs of a batch share."""
@@ -215,10 +204,7 @@ class Enqueue(JobOperation):
             # psycopg's gives an object; there the text is cast
             if not execution.backend.writable_ctes:
                 serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
-        elif (
-            isinstance(of_column, TypeDecorator)
-            and type(of_column).process_bind_param is not TypeDecorator.process_bind_param
-        ):
+        elif changes_bound_values(of_column):
             # SQLAlchemy would apply it to a parameter of its own, and all payloads are one
             payloads = [of_column.process_bind_param(payload, dialect) for payload in payloads]
             if not isinstance(_stored(of_column), JSON) and not all(isinstance(each, str) for each in payloads):
