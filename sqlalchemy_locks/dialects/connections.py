@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 #: in the ``info`` of a pooled connection, which ends with the driver's connection
 _CURSOR = "_sqlalchemy_locks_cursor"
+#: what PostgreSQL says of a prepared statement whose columns have other types since
+PLAN_CHANGED = "cached plan must not change result type"
 #: libpq's PQTRANS_IDLE
 TRANSACTION_IDLE = 0
 _WORD = re.compile(r"[A-Za-z0-9_]+")
@@ -185,9 +187,11 @@ class DriverAutocommit:
     def _end(self, _: object = None) -> None:
         setattr(self._driver, self._attribute, False)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         connection, begun = self._connection, False
         try:
+            if isinstance(error, DBAPIError) and PLAN_CHANGED in str(error.orig):
+                connection.invalidate()  # psycopg prepares its statements again after a ROLLBACK only
             begun = not connection.invalidated and not self._idle(connection)
             if begun:
                 connection.invalidate()
@@ -196,10 +200,10 @@ class DriverAutocommit:
                 self._at_checkin.remove(self._end)
             if connection.in_transaction():
                 connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
-        except BaseException as error:
+        except BaseException as raised:
             # the reply has been read, or there is an error that says more than this one
-            connection.invalidate(error)
-            if not isinstance(error, Exception):
+            connection.invalidate(raised)
+            if not isinstance(raised, Exception):
                 raise
         if begun and kind is None:
             raise OutcomeUnknown(

@@ -18,6 +18,7 @@ from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (regist
 from sqlalchemy_locks.dialects.base import IDLE, Backend
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import (
+    PLAN_CHANGED,
     TRANSACTION_IDLE,
     DriverAutocommit,
     closed,
@@ -126,9 +127,9 @@ class PostgreSQL(Backend):
         return _sqlstate(error) in ("42883", "42P01", "3F000")
 
     def transient(self, error: DBAPIError) -> bool:
-        # YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE; and asyncpg of a statement that it prepared
-        # before a change of the schema, and prepares again
-        phrases = ("aborted while waiting for locks", "cached statement plan is invalid")
+        # YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE; the others are of a statement that
+        # was prepared before the schema changed: psycopg's and asyncpg's, which is prepared again
+        phrases = ("aborted while waiting for locks", PLAN_CHANGED, "cached statement plan is invalid")
         return _sqlstate(error) in ("40001", "40P01") or any(phrase in str(error.orig) for phrase in phrases)
 
     def serialize_install(self, connection: Connection, key: int) -> None:

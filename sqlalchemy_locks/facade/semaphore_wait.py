@@ -92,8 +92,8 @@ class SemaphoreWaiter:
         self._busy = False
         #: the reply to a COMMIT of the grant was lost, and no attempt has been answered since
         self._unanswered = False
-        #: the semaphores whose whole capacity, unless it is 0, is less than what is asked for
-        self._beyond: set[str] = set()
+        #: the semaphores whose whole capacity, unless it is 0, is less than what is asked for, with it
+        self._beyond: dict[str, int] = {}
         #: the semaphores that had no room when the wait timed out
         self._exhausted: tuple[str, ...] = ()
         #: when what was granted was asked for, by :func:`clock`
@@ -354,7 +354,9 @@ class SemaphoreWaiter:
         """
         self._busy = False
         rows = list(rows)
-        self._beyond = {row.name for row in rows if row.capacity and row.capacity < self._permits[row.name]}
+        self._beyond = {
+            row.name: row.capacity for row in rows if row.capacity and row.capacity < self._permits[row.name]
+        }
         for row in rows:
             held = self._held.get(row.name)
             if held and row.capacity is not None and held + self._permits[row.name] > row.capacity:
@@ -416,7 +418,12 @@ class SemaphoreWaiter:
                 f"{wanted}, or the request itself, stayed locked by others {within}: whether there is room is unknown"
             )
         self._exhausted = names
-        return LockTimeout(f"{', '.join(map(repr, names))} had no room {within}")
+        too_many = "".join(
+            f"; {self._permits[name]} permits of {name!r} were asked for, and its capacity is {self._beyond[name]}"
+            for name in names
+            if name in self._beyond
+        )
+        return LockTimeout(f"{', '.join(map(repr, names))} had no room {within}{too_many}")
 
     def _permit_holders(self) -> tuple[PermitHolder, ...]:
         """Return who holds the permits that were not available; empty where that can't be read immediately."""

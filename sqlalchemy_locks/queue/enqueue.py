@@ -341,6 +341,7 @@ def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
     """Serialize a payload, and refuse what is no JSON, or what a server's JSON type can't keep.
 
     :raises ValueError: for NaN and the infinities, NUL, and half of a surrogate pair.
+    :raises TypeError: for what the engine's serializer doesn't know.
     """
     try:
         text = serialize(payload)
@@ -351,6 +352,11 @@ def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
             json.dumps(payload, allow_nan=False, skipkeys=True, default=lambda _: None)
     except ValueError as error:
         raise ValueError(f"a payload is JSON, and this is none ({error}): {payload!r}") from error
+    except TypeError as error:
+        raise TypeError(
+            f"a payload is JSON, and this is none ({error}): convert it, or pass json_serializer= to create_engine: "
+            f"{payload!r}"
+        ) from error
     if ("\\u" in text and _UNSTORABLE.search(text)) or not (text.isascii() or _HALF.search(text) is None):
         raise ValueError(f"a payload's text has no NUL and no half of a surrogate pair: {payload!r}")
     return text

@@ -451,6 +451,10 @@ def test_request_beyond_capacity_delays_no_other(name: str, same: bool, engine_t
     grant = locks.acquire({sem: 3}, ttl=3600, timeout=PATIENCE)
     locks.release(grant)
     assert not big.done()
+    with pytest.raises(
+        sl.LockTimeout, match=f"within 0.1 s; 4 permits of {sem!r} were asked for, and its capacity is 3"
+    ):
+        locks.acquire({sem: 4}, ttl=3600, timeout=0.1)
     assert locks.run(sl.semaphore.resize(sem, 5)) == 3
     locks.release(big.result(PATIENCE))
 

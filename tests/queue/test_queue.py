@@ -606,15 +606,15 @@ def test_unstorable_payload_is_refused_before_any_sql(engine_to: MakeEngine, nam
     statements: list[str] = []
     with engine.connect() as connection:
         event.listen(connection, "before_cursor_execute", lambda *given: statements.append(given[2]))
-        for payload, error in (
-            ("a\0", ValueError),
-            ({"\udcff": 1}, ValueError),
-            (["é", "\ud800"], ValueError),
-            ([float("nan")], ValueError),
-            (-float("inf"), ValueError),
-            (object(), TypeError),
+        for payload, error, message in (
+            ("a\0", ValueError, "no NUL"),
+            ({"\udcff": 1}, ValueError, "half of a surrogate pair"),
+            (["é", "\ud800"], ValueError, "half of a surrogate pair"),
+            ([float("nan")], ValueError, "a payload is JSON, and this is none"),
+            (-float("inf"), ValueError, "a payload is JSON, and this is none"),
+            ({"at": datetime.now(timezone.utc)}, TypeError, r"convert it, or pass json_serializer= to create_engine"),
         ):
-            with pytest.raises(error):
+            with pytest.raises(error, match=message):
                 connection.execute(queue.put(payload, queue="unstorable"))
         assert not [each for each in statements if "job" in each]
     for payload in ("\\u0000 NaN", "Infinity", "\U0001f512 é"):
