@@ -35,5 +35,6 @@ def begin_immediate(engine: Engine | Any) -> None:
     def begin(connection: Connection) -> None:
         take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
+    backend.adapt(sync.dialect)
     event.listen(sync, "connect", connect)
     event.listen(sync, "begin", begin)

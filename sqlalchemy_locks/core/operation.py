@@ -353,6 +353,7 @@ class DialectCache:
 
     def __init__(self, dialect: Dialect) -> None:
         self.backend = backend_for(dialect)
+        self.backend.adapt(dialect)
         self.kind: Any = getattr(dialect, KIND_FLAG, False)
         #: the backend has checked the server's settings
         self.verified = False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from sqlalchemy import Column, Engine, Insert, Table
-from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.engine import Connection, Dialect, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.errors import LockError, NotInstalled, NotWritable, Unsupported
@@ -237,6 +237,9 @@ class Backend:
         :param take: raises when the write lock isn't free, and has done nothing then.
         """
         raise NotImplementedError
+
+    def adapt(self, dialect: Dialect) -> None:
+        """Have the app's engine do what its driver leaves out, before the engine's first use if possible."""
 
     def allows_autocommit(self, connection: Connection, bounded: bool) -> bool:
         """Return whether one statement may run without a transaction on this connection.

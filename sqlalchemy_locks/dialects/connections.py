@@ -28,7 +28,7 @@ from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util.langhelpers import only_once
 from sqlalchemy.util.queue import Empty
 
-from sqlalchemy_locks.errors import OutcomeUnknown, PoolTimeout
+from sqlalchemy_locks.errors import NotWritable, OutcomeUnknown, PoolTimeout
 
 T = TypeVar("T")
 
@@ -576,11 +576,14 @@ def _with_timeout(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePo
 def return_to_pool(connection: Connection, *, committed: bool = False) -> None:
     """Return a connection to its pool; one that dies while its isolation level is reset is invalidated.
 
-    ``close()`` would raise the driver's error, and the pool would count the connection as checked out forever.
+    ``close()`` would raise the driver's error, and the pool would count the connection as checked out forever. One on
+    which nothing can be written is replaced: the name of the server may lead to the primary by now.
 
     :param committed: COMMIT was the last statement, so that no transaction is open: the pool then sends no ROLLBACK,
         which is a round trip on MySQL and MariaDB.
     """
+    if not (connection.closed or connection.invalidated) and isinstance(sys.exc_info()[1], NotWritable):
+        connection.invalidate()
     if not connection.closed and not connection.invalidated:
         pooled: Any = connection.connection
         record = pooled._connection_record

@@ -10,9 +10,10 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from sqlalchemy import Column, Engine, Insert, Table
-from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.engine import Connection, Dialect, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
@@ -34,6 +35,8 @@ _FILE_QUEUE = "_sqlalchemy_locks_file_queue"
 #: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own busy handler backs off to 0.1 s, and so
 #: lets waiters starve.
 _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
+#: transactions that had begun before their first savepoint
+_begun: WeakSet[Any] = WeakSet()
 
 
 class SQLite(Backend):
@@ -121,6 +124,22 @@ class SQLite(Backend):
                     "nothing is committed"
                 ) from error
 
+    def adapt(self, dialect: Dialect) -> None:
+        # Python's driver sends no BEGIN before a SAVEPOINT, so that its end would commit, and release the lock
+        if "do_savepoint" in dialect.__dict__:
+            return
+        send_savepoint = dialect.do_savepoint
+
+        def do_savepoint(connection: Connection, name: str) -> None:
+            raw: Any = connection.connection.dbapi_connection
+            if not in_transaction(connection) and raw.isolation_level is not None:
+                _driver_rows(connection, "BEGIN")
+            if in_transaction(connection):
+                _begun.add(connection.get_transaction())
+            send_savepoint(connection, name)
+
+        dialect.do_savepoint = do_savepoint  # type: ignore[method-assign]
+
     def autocommit(self, connection: Connection) -> bool:
         return False  # Python's driver begins with the first write; see `transaction_begun`
 
@@ -172,6 +191,12 @@ class SQLite(Backend):
         # before the statement that is tried repeatedly: SQLAlchemy doesn't call the event again after a failure
         if not connection.in_transaction():
             _begin_within(connection, wait, lambda: autobegin(connection))
+        elif connection.in_nested_transaction() and connection.get_transaction() not in _begun:
+            raise Unsupported(
+                "inside begin_nested(), on a SQLite connection that may have begun no transaction before the "
+                "savepoint, whose end would commit. Make Locks(engine) before, or begin every transaction by "
+                "sl.sqlite.begin_immediate(engine); in autocommit, use no savepoint"
+            )
 
     def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
         if in_transaction(connection):

@@ -75,6 +75,7 @@ class Locks(LockHost):
                 f"Locks can't work with a {type(engine.pool).__name__}, which shares one connection, and so one "
                 "transaction, between checkouts: use another pool, and on SQLite a file instead of :memory:"
             )
+        backend_for(engine.dialect).adapt(engine.dialect)
         self._engine = engine
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = sleep_for(engine)

@@ -17,7 +17,6 @@ from sqlalchemy.event.registry import EventTarget
 from sqlalchemy_locks.values import LockEvent
 
 log = logging.getLogger("sqlalchemy_locks")
-log.addHandler(logging.NullHandler())
 
 _LEVELS = {"lost": logging.WARNING, "retried": logging.WARNING, "swept": logging.INFO}
 _DEBUG = logging.DEBUG

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import inspect
 import logging
+import os
 import signal
 import time
 import weakref
@@ -40,7 +41,10 @@ AsyncHandler = Callable[[Any], Awaitable[object]]
 class _Stops(list[Callable[[], None]]):
     """What stops the workers of a loop."""
 
-    signalled = False
+    def __init__(self) -> None:
+        self.signalled = False
+        #: the handlers that were replaced
+        self.before: dict[int, Any] = {}
 
 
 #: what the signals stop, by loop: a loop has one handler of each signal, and maybe several workers
@@ -48,6 +52,17 @@ _stops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Stops] = weakref.W
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _restore_signals() -> None:
+    """In a forked child: undo what would signal the loop of the parent."""
+    for number, before in [each for stops in list(_stops.values()) for each in stops.before.items()]:
+        signal.signal(number, before)
+        signal.set_wakeup_fd(-1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restore_signals)
 
 
 class AsyncWorker(ObservedWorker):
@@ -116,8 +131,8 @@ class AsyncWorker(ObservedWorker):
         self._slot_wakes = [asyncio.Event() for _ in range(self.config.concurrency)] if self.config.hold else []
 
     async def run(self, *, until_empty: bool = False) -> None:
-        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop supports signal handlers; a
-        second one ends the process).
+        """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop supports signal handlers, and the
+        process has no handler of its own, as in a web server; a second one ends the process).
 
         :param until_empty: return when no job is due and no handler runs, for tests and cron; jobs that are scheduled,
             or will be tried again later, are left.
@@ -411,8 +426,11 @@ class AsyncWorker(ObservedWorker):
         stops = _stops.setdefault(loop, _Stops())
         if not stops:
             for number in _SIGNALS:
-                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                    loop.add_signal_handler(number, _on_signal, loop, stops, number)
+                before = signal.getsignal(number)
+                if _is_default(before):
+                    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                        loop.add_signal_handler(number, _on_signal, loop, stops, number)
+                        stops.before[number] = before
         stops.append(self.stop)
         try:
             yield
@@ -420,9 +438,10 @@ class AsyncWorker(ObservedWorker):
             stops.remove(self.stop)
             if not stops:
                 stops.signalled = False
-                for number in _SIGNALS:
-                    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                        loop.remove_signal_handler(number)
+                while stops.before:
+                    replaced, before = stops.before.popitem()
+                    loop.remove_signal_handler(replaced)
+                    signal.signal(replaced, before)
 
 
 def _cancellations(task: Any) -> int:
@@ -449,6 +468,14 @@ async def _end_slots(slots: Sequence[asyncio.Task[None]], helds: Mapping[asyncio
         for held in helds.values():
             held.abort()
         await _end(pending, 0.5)
+
+
+def _is_default(handler: Any) -> bool:
+    """Whether a signal has its default effect; a server, such as uvicorn, has a handler of its own."""
+    # asyncio.run() cancels its task at SIGINT
+    runner = getattr(asyncio, "Runner", ())
+    of_asyncio = isinstance(handler, partial) and isinstance(getattr(handler.func, "__self__", None), runner)
+    return of_asyncio or handler in (signal.SIG_DFL, signal.default_int_handler)
 
 
 def _on_signal(loop: asyncio.AbstractEventLoop, stops: _Stops, number: int) -> None:

@@ -479,6 +479,8 @@ class WorkerState:
     def _release_running(self) -> None:
         with self._lock:
             running = [job.row for job in self.running.values()]
+            for job in self.running.values():
+                job.taken = True  # before another worker may begin it
         self._running_locked = self._release(running)
 
     def _release(self, jobs: Sequence[Any]) -> list[Any]:
@@ -498,10 +500,12 @@ class WorkerState:
 
 def failure_of(config: WorkerConfig, job: Any, error: BaseException) -> Failure:
     """Return what is stored of an attempt of a job (its row) that raised, and log it."""
+    name = config.queue._jobs.value(job, "external_id")
     if isinstance(error, Discard):
-        log(logging.WARNING, "A job of the queue %r was discarded: %s", config.name, error)
+        log(logging.WARNING, "The job %s of the queue %r was discarded: %s", name, config.name, error)
         return Failure(_text_of(error), None, error)
     attempt: int = config.queue._jobs.value(job, "attempts")
+    attempts: int = config.queue._jobs.value(job, "max_attempts")
     pause = error.pause if isinstance(error, Retry) else None
     if pause is None:
         try:
@@ -510,9 +514,10 @@ def failure_of(config: WorkerConfig, job: Any, error: BaseException) -> Failure:
             log(logging.ERROR, "retry_in failed, and the default is used: %s", wrong, exc_info=wrong)
             pause = default_pause(attempt)
     if isinstance(error, Retry):
-        log(logging.INFO, "A job of the queue %r is tried again in %.1f s: %s", config.name, pause, error)
+        log(logging.INFO, "The job %s of the queue %r is tried again in %.1f s: %s", name, config.name, pause, error)
         return Failure(_text_of(error), pause, error)
-    log(logging.WARNING, "A job of the queue %r failed", config.name, exc_info=error)
+    message = "The job %s of the queue %r failed, in attempt %d of %d"
+    log(logging.WARNING, message, name, config.name, attempt, attempts, exc_info=error)
     return Failure(format_error(error), pause, error)
 
 

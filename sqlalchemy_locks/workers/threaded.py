@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 import queue as queues
 import selectors
 import signal
@@ -405,11 +406,12 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
         yield
         return
 
-    stopped = False
+    stopped, process = False, os.getpid()
 
     def on_signal(number: int, _: Any) -> None:
         nonlocal stopped
-        if stopped:  # the second one ends the process, or what it did before
+        # the second one ends the process, or does what it did before, and so does each in a forked child
+        if stopped or os.getpid() != process:
             signal.signal(number, before[number])
             signal.raise_signal(number)
         stopped = True

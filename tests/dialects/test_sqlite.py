@@ -278,3 +278,78 @@ def other_can_write(make: Make) -> bool:
     with make(timeout=0).connect() as connection:
         got: bool = connection.scalar(sl.lock.try_exclusive("c"))
         return got
+
+
+@pytest.mark.parametrize("how", ["driver's default", "deferred", "immediate"])
+def test_a_lock_acquired_in_a_savepoint_is_held_until_the_transaction_ends(make: Make, how: str) -> None:
+    """Python's driver sends no BEGIN before SAVEPOINT, so that RELEASE would commit."""
+    engine = make(deferred=how == "deferred")
+    if how == "immediate":
+        sl.sqlite.begin_immediate(engine)
+    sl.Locks(engine)
+    with Session(engine) as session, session.begin():
+        with session.begin_nested():
+            session.execute(sl.lock.exclusive("a"))
+        assert not other_can_write(make)
+        with session.begin_nested() as savepoint:
+            session.execute(sl.lock.exclusive("b"))
+            savepoint.rollback()
+        assert not other_can_write(make)
+    assert other_can_write(make)
+
+
+def test_what_was_done_in_a_savepoint_is_rolled_back_with_its_transaction(make: Make) -> None:
+    engine, queue, mutex = make(), sl.Queue(), sl.Mutex()
+    locks = sl.Locks(engine)
+    locks.run(queue.put(1))
+    locks.run(mutex.create("task"))
+    locks.run(sl.semaphore.create("room", capacity=1))
+    with Session(engine) as session:
+        with session.begin_nested():
+            assert session.scalar(mutex.acquire("task"))
+            assert session.scalar(sl.semaphore.acquire({"room": 1}))
+            assert len(session.execute(queue.capture()).all()) == 1
+            session.execute(queue.put(2, 3))
+        session.rollback()
+    assert locks.mutex.acquire("task")
+    assert locks.acquire({"room": 1}, timeout=0)
+    assert [job.payload for job in locks.run(queue.capture(9))] == [1]
+
+
+def test_a_savepoint_from_before_the_engine_s_first_use_is_refused(make: Make) -> None:
+    """Nobody knows whether it was the first statement of its transaction; the next one is in a transaction."""
+    engine, message = make(), r"inside begin_nested\(\), on a SQLite connection that may have begun no transaction"
+    with Session(engine) as session, session.begin_nested():
+        with pytest.raises(sl.Unsupported, match=message):
+            session.execute(sl.lock.exclusive("a"))
+        with pytest.raises(sl.Unsupported, match=message):
+            session.execute(sl.Queue().put(1))
+    with Session(engine) as session, session.begin():
+        with session.begin_nested():
+            session.execute(sl.lock.exclusive("a"))
+        assert not other_can_write(make)
+
+
+def test_a_savepoint_in_autocommit_is_refused(make: Make) -> None:
+    engine = make(isolation_level="AUTOCOMMIT")
+    sl.Locks(engine)
+    with (
+        engine.connect() as connection,
+        connection.begin_nested(),
+        pytest.raises(sl.Unsupported, match="in autocommit"),
+    ):
+        connection.execute(sl.lock.exclusive("a"))
+    assert other_can_write(make)
+
+
+def test_savepoints_of_aiosqlite(make: Make, path: Path) -> None:
+    async def main() -> None:
+        async with async_connected(f"sqlite+aiosqlite:///{path}") as engine:
+            sl.AsyncLocks(engine)
+            async with AsyncSession(engine) as session, session.begin():
+                async with session.begin_nested():
+                    await session.execute(sl.lock.exclusive("a"))
+                assert not other_can_write(make)
+            assert other_can_write(make)
+
+    asyncio.run(main())

@@ -210,7 +210,6 @@ def test_log_lines(engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> N
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
         f"{what} lock {key!r}" for what in ("waited", "acquired", "released")
     ]
-    assert any(isinstance(one, logging.NullHandler) for one in logging.getLogger("sqlalchemy_locks").handlers)
 
 
 @pytest.mark.usefixtures("unhurried")

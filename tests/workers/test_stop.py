@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -19,8 +20,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import PATIENCE, async_connected, cancelled_at_every_await, later, until
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.parties import (
+    PATIENCE,
+    async_connected,
+    cancelled_at_every_await,
+    connected,
+    later,
+    until,
+)
 from tests.fixtures.queues import MakeEngine, put
 from tests.fixtures.worker_states import counts, queue, run_async, running, state_for
 
@@ -28,6 +36,26 @@ ROOT = Path(__file__).parents[2]
 
 
 CAPTURE, COMPLETE, FAIL = "processing_host=", "completed_at=", "failed_at=CASE"
+
+
+def test_a_job_that_outlives_the_grace_is_lost_before_it_is_released(engine: Engine) -> None:
+    put(engine, 1)
+    begun, go_on, lost = threading.Event(), threading.Event(), []
+
+    def handler(job: Any) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        lost.append(job.lost)
+
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0)
+    with running(worker) as thread:
+        assert begun.wait(PATIENCE)
+        worker.stop()
+        thread.join(PATIENCE)
+    assert counts(engine)["waiting"] == 1
+    go_on.set()
+    until(lambda: lost)
+    assert lost == [True]
 
 
 def test_a_stop_releases_waiting_jobs(engine: Engine) -> None:
@@ -435,3 +463,105 @@ def test_a_signal_stops_all_workers_of_a_loop(servers: Servers, engine_to: MakeE
         timeout=PATIENCE,
     )
     assert ran.stdout == "one has ended\nall have ended True\n", ran.stderr
+
+
+SERVED = """
+import asyncio, contextlib, signal, sys
+import uvicorn
+from fastapi import FastAPI
+from sqlalchemy.ext.asyncio import create_async_engine
+import sqlalchemy_locks as sl
+
+engine = create_async_engine(sys.argv[1])
+queue = sl.Queue(bind=engine)
+
+async def handler(job):
+    print("began", flush=True)
+    signal.raise_signal(signal.SIGTERM)
+    await asyncio.sleep(0.1)
+    print("done", flush=True)
+
+@contextlib.asynccontextmanager
+async def lifespan(app):
+    worker = sl.AsyncWorker(queue, handler)
+    running = asyncio.create_task(worker.run())
+    yield
+    worker.stop()
+    await running
+    await engine.dispose()
+    print("shut down", flush=True)
+
+async def main():
+    async with engine.begin() as connection:
+        await connection.execute(queue.put(1))
+    server = uvicorn.Server(uvicorn.Config(FastAPI(lifespan=lifespan), port=0, log_level="error"))
+    with contextlib.suppress(KeyboardInterrupt):
+        await server.serve()
+
+signal.signal(signal.SIGTERM, lambda *_: print("raised again by uvicorn", flush=True))
+asyncio.run(main())
+"""
+
+
+def test_a_worker_in_a_server_leaves_the_signals_to_it(servers: Servers, engine_to: MakeEngine) -> None:
+    engine_to("postgresql15")
+    ran = subprocess.run(
+        [sys.executable, "-c", SERVED, servers.installed("postgresql15", "asyncpg")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ran.stdout == "began\ndone\nshut down\nraised again by uvicorn\n", ran.stderr
+
+
+FORKING = """
+import asyncio, multiprocessing, signal, sys, time
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+import sqlalchemy_locks as sl
+
+def child(ready):
+    ready.set()
+    time.sleep(60)
+
+def handle(job):
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    forked = context.Process(target=child, args=(ready,))
+    forked.start()
+    assert ready.wait(60)
+    forked.terminate()
+    forked.join(20)
+    print(forked.exitcode, flush=True)
+    forked.kill()
+
+async def main():
+    async def handler(job):
+        await asyncio.to_thread(handle, job)
+
+    engine = create_async_engine(sys.argv[1])
+    await sl.AsyncWorker(sl.Queue(), handler, bind=engine, concurrency=1).run(until_empty=True)
+    await engine.dispose()
+
+if "aiosqlite" in sys.argv[1]:
+    asyncio.run(main())
+else:
+    sl.Worker(sl.Queue(), handle, bind=create_engine(sys.argv[1]), concurrency=1).run(until_empty=True)
+"""
+
+
+@pytest.mark.parametrize("driver", ["pysqlite", "aiosqlite"])
+def test_a_signal_to_a_forked_child_of_a_handler_is_the_child_s(servers: Servers, driver: str) -> None:
+    url = servers.fresh("sqlite", PLAIN["sqlite"])
+    install(url)
+    with connected(url) as engine:
+        put(engine, 1, 2)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, url.replace(PLAIN["sqlite"], driver)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ran.stdout == f"{-signal.SIGTERM}\n" * 2, ran.stderr

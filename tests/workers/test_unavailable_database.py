@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, select, update
+from sqlalchemy import Engine, create_engine, event, select, text, update
 from sqlalchemy.exc import OperationalError
 
 import sqlalchemy_locks as sl
@@ -18,7 +18,7 @@ from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.workers.state import WorkerState
 from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
-from tests.fixtures.parties import PATIENCE, connected, until
+from tests.fixtures.parties import PATIENCE, connected, seen, until
 from tests.fixtures.queues import put
 from tests.fixtures.worker_states import beat, counts, finish_all, queue, running, state_of
 
@@ -203,3 +203,39 @@ def test_a_server_restart_loses_no_job(name: str) -> None:
             assert counts(engine)["running"] == 0
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_connections_to_a_standby_are_replaced(servers: Servers, hold: bool) -> None:
+    """Connections that were made when the server's name led to a standby stay connections to it."""
+    url = servers.fresh("postgresql15", "psycopg")
+    install(url)
+    with connected(url, isolation_level="AUTOCOMMIT") as admin, connected(url, pool_size=2, max_overflow=0) as engine:
+        database, done = admin.url.database, []
+
+        def set_read_only(value: str) -> None:
+            with admin.connect() as connection:
+                connection.execute(text(f'ALTER DATABASE "{database}" SET default_transaction_read_only = {value}'))
+
+        def work() -> None:
+            assert locks.mutex.acquire("task")
+            assert locks.mutex.release("task")
+            with locks.exclusive("task"):
+                pass
+
+        locks = sl.Locks(engine)
+        locks.run(sl.Mutex().create("task"))
+        put(engine, 1)
+        engine.dispose()
+        set_read_only("on")
+        for _ in range(3):
+            with pytest.raises(sl.NotWritable):
+                work()
+        with pytest.raises(sl.NotWritable), locks.exclusive("task"):
+            pass
+        worker = sl.Worker(queue, done.append, bind=engine, concurrency=1, poll=0.1, heartbeat=0.2, hold=hold)
+        with seen(engine) as statements, running(worker):
+            until(lambda: len([each for each in statements if "lock.job" in each]) > 3)
+            set_read_only("off")
+            work()
+            until(lambda: done)

@@ -108,13 +108,9 @@ def log_refused(name: str, who: str | None, why: str, form: Mapping[str, str]) -
 
 def _write(message: str, *values: object) -> None:
     """Log to ``AUDIT``; to standard error where the app has configured no handler that would keep it."""
-    AUDIT.warning(message, *values)
-    logger: logging.Logger | None = AUDIT
-    while logger is not None:
-        if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-            return
-        logger = logger.parent if logger.propagate else None
-    if AUDIT.isEnabledFor(logging.WARNING):
+    if AUDIT.hasHandlers():
+        AUDIT.warning(message, *values)
+    elif AUDIT.isEnabledFor(logging.WARNING):
         record = AUDIT.makeRecord(AUDIT.name, logging.WARNING, __file__, 0, message, values, None)
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
