@@ -305,19 +305,20 @@ class AsyncWorker(ObservedWorker):
         while not stop.requested and not state.stopping and not idle.all:
             wake.clear()
             held = helds[wake] = HeldJob(self.config, state.reports)
-            found = False
+            found, pause = False, self.config.poll
             try:
                 found = await self._run_held_job(held, idle, wake)
+                state.held_succeeded()
             except Exception as error:
                 if is_wrong_statement(error):
                     state.fail(error)
                     return
-                log(logging.WARNING, "A held job is released: %s", error)
+                pause = state.held_failed(error, captured=held.captured)
             if idle.all:
                 self._wake_all()
             if not found and not stop.requested and not idle.all:
                 self._idle.set()
-                await _wait(wake, self.config.poll)
+                await _wait(wake, pause)
 
     async def _run_held_job(self, held: HeldJob, idle: IdleSlots, slot: object) -> bool:
         stop = self._stop

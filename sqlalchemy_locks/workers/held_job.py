@@ -31,6 +31,8 @@ class HeldJob:
     def __init__(self, config: WorkerConfig, reports: JobReports) -> None:
         self.config, self.reports = config, reports
         self._transaction = ShortTransaction(config.engine)
+        #: it has captured a job
+        self.captured = False
 
     def capture(self, stopped: Callable[[], bool]) -> RunningJob | None:
         """Open the transaction and capture a job.
@@ -56,6 +58,7 @@ class HeldJob:
             jobs: list[Any] = self._unread() if operation is None else list(short.connection.execute(operation))
             if jobs and not stopped():
                 short.use()
+                self.captured = True
                 return RunningJob(jobs[0], lambda: short.loss() is not None)
             if jobs:
                 short.connection.execute(queue.release(jobs))

@@ -7,11 +7,13 @@ to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`Work
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -21,6 +23,7 @@ from sqlalchemy_locks.errors import Discard, Retry
 from sqlalchemy_locks.queue.acknowledge import skip_locked
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.retry import Sleep
+from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, default_pause
 from sqlalchemy_locks.workers.database import (
     WorkerDatabase,
@@ -41,6 +44,8 @@ _FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 #: the longest time without a fetch from the head of the queue, in seconds: a search that was slow may have waited for
 #: something else
 _LONGEST_WITHOUT_HEAD = 1.0
+#: how many jobs of silent workers are counted
+_MOST_SILENT = 1000
 #: how often a worker that stops tries to report and release its jobs
 _CLOSE_ATTEMPTS = 5
 
@@ -251,6 +256,25 @@ class WorkerState:
         else:
             self._error_pause = 0.0
 
+    def held_failed(self, error: Exception, *, captured: bool) -> float:
+        """Log an error of a slot with a transaction of its own; return the pause, which grows while captures fail.
+
+        :param captured: it had captured a job.
+        """
+        if captured:
+            log(logging.WARNING, "A held job is released: %s", error)
+            return self.config.poll
+        with self._lock:
+            before = self._error_pause
+            self._error_pause = min(LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * before))
+        if not before:  # once for all slots
+            log(logging.WARNING, "Database unavailable: %s", error)
+        return self._error_pause
+
+    def held_succeeded(self) -> None:
+        """Note that a slot with a transaction of its own could capture."""
+        self._error_pause = 0.0
+
     @property
     def idle(self) -> bool:
         """Whether a job could be started."""
@@ -303,6 +327,27 @@ class WorkerState:
             log(logging.ERROR, "Jobs could not be released: they are requeued when they have stalled")
         if errors:
             raise errors[0]
+        if self._until_empty:
+            with contextlib.suppress(Exception):
+                self._warn_of_silent()
+
+    def _warn_of_silent(self) -> None:
+        """Log that jobs of silent workers are left, which only a worker that stays can judge."""
+        config = self.config
+        if config.stalled_after is None:
+            return
+        now: Any = utc(self.database.perform(config.queue._server_time()))
+        since = now - timedelta(seconds=config.stalled_after)
+        look = config.queue._silent_jobs(since, queue=config.name, hosts=[], limit=_MOST_SILENT)
+        if silent := self.database.perform(look):
+            log(
+                logging.WARNING,
+                "%d jobs of the queue %r are left, whose worker has sent no heartbeat for %g s: a worker that stays "
+                "requeues them, or queue.requeue_stalled() before a run until_empty",
+                len(silent),
+                config.name,
+                config.stalled_after,
+            )
 
     def _take_steps(
         self, steps: Sequence[Callable[[], None]], errors: list[Exception] | None = None

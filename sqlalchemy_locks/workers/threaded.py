@@ -299,23 +299,24 @@ class Worker(ObservedWorker):
 
         while not stopped():
             wake.clear()
+            held, pause = HeldJob(self.config, state.reports), self.config.poll
             found = False
             try:
                 with disposing_replaced_pool(self.config.engine):  # a handler may outlive the grace
-                    found = self._run_held_job(state, stopped, idle)
+                    found = self._run_held_job(held, stopped, idle)
+                state.held_succeeded()
             except Exception as error:
                 if is_wrong_statement(error):
                     state.fail(error)
                     return
-                log(logging.WARNING, "A held job is released: %s", error)
+                pause = state.held_failed(error, captured=held.captured)
             if not found and not stopped():
                 self._idle.set()
-                wake.wait(self.config.poll)
+                wake.wait(pause)
             if idle.all:
                 self._wake_all()
 
-    def _run_held_job(self, state: WorkerState, stopped: Callable[[], bool], idle: IdleSlots) -> bool:
-        held = HeldJob(self.config, state.reports)
+    def _run_held_job(self, held: HeldJob, stopped: Callable[[], bool], idle: IdleSlots) -> bool:
         job = held.capture(stopped)
         if job is None:
             idle.add(threading.current_thread())

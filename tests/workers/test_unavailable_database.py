@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from sqlalchemy_locks.workers.state import WorkerState
 from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE, connected, seen, until
-from tests.fixtures.queues import put
+from tests.fixtures.queues import MakeEngine, put
 from tests.fixtures.worker_states import beat, counts, finish_all, queue, running, state_of
 
 CAPTURE, COMPLETE, FAIL = "processing_host=", "completed_at=", "failed_at=CASE"
@@ -239,3 +239,38 @@ def test_connections_to_a_standby_are_replaced(servers: Servers, hold: bool) -> 
             set_read_only("off")
             work()
             until(lambda: done)
+
+
+def test_slots_that_hold_jobs_log_a_failure_once(
+    servers: Servers, engine_to: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each slot captures by itself, and all of them fail as long as the database is unavailable."""
+    engine, done = engine_to("postgresql15"), []
+    worker = sl.Worker(queue, done.append, bind=engine, concurrency=4, poll=0.01, hold=True)
+
+    def failures() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name == "sqlalchemy_locks.worker"]
+
+    with seen(engine) as statements, refusing(engine, "SKIP LOCKED"), running(worker):
+        until(lambda: len([each for each in statements if "SKIP LOCKED" in each]) > 8)
+    assert len([each for each in failures() if each.startswith("Database unavailable")]) == 1
+    put(engine, 1)
+    with running(worker):
+        until(lambda: done)
+
+
+def test_a_run_until_empty_tells_of_jobs_whose_worker_is_silent(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends before it could judge other workers."""
+    put(engine, 1)
+    with engine.begin() as connection:
+        assert len(connection.execute(queue.capture()).all()) == 1
+    worker = sl.Worker(queue, print, bind=engine, concurrency=1, stalled_after=60)
+    worker.run(until_empty=True)
+    assert "are left" not in caplog.text
+    with engine.begin() as connection:
+        job = build_context(engine.dialect, {}).tables.job
+        connection.execute(update(job).values(heartbeat_at=datetime.now(timezone.utc) - timedelta(hours=1)))
+    worker.run(until_empty=True)
+    assert "1 jobs of the queue 'default' are left, whose worker has sent no heartbeat for 60 s" in caplog.text
