@@ -67,8 +67,9 @@ class Mutexes:
         """Release a mutex.
 
         An acquisition made here is released only if it is still the current one: a second release, or one after another
-        process has acquired the mutex, returns ``False`` and changes nothing. For an acquisition of another process a
-        lost reply raises ``OutcomeUnknown``, since a second try could release the next holder's.
+        process has acquired the mutex, returns ``False`` and changes nothing. (After 10,000 releases of other ids this
+        one is forgotten, and is released as one of another process.) For an acquisition of another process a lost reply
+        raises ``OutcomeUnknown``, since a second try could release the next holder's.
 
         :param owner: release it only if this owner acquired it.
         :return: ``True`` if this call released it.

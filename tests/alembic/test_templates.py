@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,36 @@ def test_init_upgrade_downgrade_and_offline(fresh: Fresh, shell: Shell, name: st
     run(plain, "DROP TABLE alembic_version")
     execute(plain, shell.alembic("upgrade", "sqlalchemy_locks@head", "--sql"))
     assert catalog(plain) == made
+
+
+def test_a_number_of_steps_drops_no_locks_beside_other_heads(fresh: Fresh, shell: Shell) -> None:
+    """Alembic takes the first of the rows of alembic_version, and PostgreSQL moves the one that was changed last."""
+    url = fresh("postgresql15", "psycopg")
+    shell.alembic("init", "-t", template("generic"), "migrations")
+    shell.connect(url)
+    for name in ("first", "second"):
+        shell.alembic("revision", "-m", name)
+        shell.alembic("upgrade", "heads")
+    made, versions = catalog(url), run(url, "SELECT * FROM alembic_version")
+    # in a process that doesn't make an error of Alembic's own warning
+    ran = subprocess.run(
+        [sys.executable, "-m", "alembic", "downgrade", "-1"],
+        cwd=shell.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode != 0
+    assert "Name the branch: BRANCH@-1 or REVISION for yours, sqlalchemy_locks@-1 for the locks" in " ".join(
+        ran.stderr.split()
+    )
+    assert catalog(url) == made
+    assert sorted(run(url, "SELECT * FROM alembic_version")) == sorted(versions)
+    (own,) = {version for (version,) in versions} - {"sqlalchemy_locks_0001"}
+    shell.alembic("downgrade", f"{own}@-1")
+    assert catalog(url) == made
+    shell.alembic("downgrade", "sqlalchemy_locks@-1")
+    assert catalog(url) == {}
 
 
 def fresh_driver(url: URL) -> URL:

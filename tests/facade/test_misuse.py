@@ -249,6 +249,7 @@ FORKED = """
     try:
         with locks.exclusive(sys.argv[2]) as held:
             held.session.execute(text("SELECT 1"))
+            held.session.execute(sl.Mutex().create(sys.argv[2]))
             child = os.fork()
             if not child:
                 seen_events = [held.lost]
@@ -272,7 +273,7 @@ FORKED = """
     except (sl.LockLost, KeyError) as error:
         print(type(error).__name__, flush=True)
     if child:
-        print(free(), flush=True)
+        print(free(), locks.run(sl.Mutex().acquire(sys.argv[2])), flush=True)
 """
 
 
@@ -288,7 +289,7 @@ def test_fork_leaves_the_block_of_its_parent_intact(servers: Any, name: str, how
         "True check waits as others do",
         "LockLost" if how == "ends" else "KeyError",
         "False False",
-        "True",
+        "True True",
     ], ran.stderr
 
 
