@@ -130,7 +130,7 @@ class AsyncLocks:
     ) -> bool:
         """As :meth:`sqlalchemy_locks.Locks.once_per`.
 
-        >>> if await locks.once_per("hourly-report", every=3600):
+        >>> if await locks.once_per("hourly-report", every=3600, windowed=True):
         ...     await send_report()
         """
         return await run_in_greenlet(self._sync.once_per, name, every=every, windowed=windowed, tz=tz, queue=queue)
@@ -146,7 +146,7 @@ class AsyncLocks:
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T | None]]]:
         """As :meth:`sqlalchemy_locks.Locks.scheduled`, for coroutine functions.
 
-        >>> @locks.scheduled("daily-report", every=86400)
+        >>> @locks.scheduled("daily-report", every=86400, windowed=True)
         ... async def send_daily_report() -> None: ...
         """
         what = f"scheduled({name!r})"

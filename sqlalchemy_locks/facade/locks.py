@@ -134,11 +134,13 @@ class Locks(LockHost):
         """Acquire the current period of a name, a :class:`Timeout` that is created on first use.
 
         :param every: the period, in whole seconds or as a ``timedelta``.
-        :param windowed: :param tz: :param queue: see :class:`Timeout`.
+        :param windowed: one acquisition in each window of that length, as cron needs it. Otherwise the period must have
+            passed since the last acquisition: a caller that comes once a period gets every second one.
+        :param tz: :param queue: see :class:`Timeout`.
         :return: ``True`` at most once a period, among all processes.
         :raises OutcomeUnknown: when the connection died, and so did those of three more attempts.
 
-        >>> if locks.once_per("hourly-report", every=3600):
+        >>> if locks.once_per("hourly-report", every=3600, windowed=True):
         ...     send_report()
         """
         timeout = Timeout(every=every, windowed=windowed, tz=tz)
@@ -162,7 +164,7 @@ class Locks(LockHost):
         :return: a decorator. A call returns ``None`` when the period was acquired before.
         :raises OutcomeUnknown: by a call, as :meth:`once_per`.
 
-        >>> @locks.scheduled("daily-report", every=86400)
+        >>> @locks.scheduled("daily-report", every=86400, windowed=True)
         ... def send_daily_report() -> None: ...
         """
         Timeout(every=every, windowed=windowed, tz=tz).acquire(name, queue=queue)  # refuses bad input before any call
