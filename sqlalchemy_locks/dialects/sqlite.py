@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection, Dialect, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
+from sqlalchemy.util.concurrency import in_greenlet
 
 from sqlalchemy_locks.dialects.base import Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
@@ -125,12 +126,12 @@ class SQLite(Backend):
                 ) from error
 
     def adapt(self, dialect: Dialect) -> None:
-        # Python's driver sends no BEGIN before a SAVEPOINT, so that its end would commit, and release the lock
         if "do_savepoint" in dialect.__dict__:
             return
-        send_savepoint = dialect.do_savepoint
+        send_savepoint, terminate = dialect.do_savepoint, dialect.do_terminate
 
         def do_savepoint(connection: Connection, name: str) -> None:
+            # Python's driver sends no BEGIN before it, so that the savepoint's end would commit, and release the lock
             raw: Any = connection.connection.dbapi_connection
             if not in_transaction(connection) and raw.isolation_level is not None:
                 _driver_rows(connection, "BEGIN")
@@ -138,7 +139,17 @@ class SQLite(Backend):
                 _begun.add(connection.get_transaction())
             send_savepoint(connection, name)
 
+        def do_terminate(dbapi_connection: Any) -> None:
+            # SQLite keeps a closed connection, and its lock, until the garbage collector finds the cancelled cursor
+            try:
+                if in_greenlet():
+                    await_only(asyncio.shield(_roll_back(dbapi_connection.driver_connection)))
+            finally:
+                terminate(dbapi_connection)
+
         dialect.do_savepoint = do_savepoint  # type: ignore[method-assign]
+        if dialect.is_async:
+            dialect.do_terminate = do_terminate  # type: ignore[method-assign]
 
     def autocommit(self, connection: Connection) -> bool:
         return False  # Python's driver begins with the first write; see `transaction_begun`
@@ -242,6 +253,13 @@ class SQLite(Backend):
         with _BusyTimeout(connection) as busy_timeout:
             busy_timeout.set(seconds)
             yield
+
+
+async def _roll_back(driver: Any) -> None:
+    """Interrupt the statement of an aiosqlite connection that runs, and roll back."""
+    with contextlib.suppress(Exception):
+        await driver.interrupt()
+        await driver.rollback()
 
 
 def _begin_within(connection: Connection, wait: float | None, begin: Callable[[], T]) -> T:

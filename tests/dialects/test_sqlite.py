@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -353,3 +354,39 @@ def test_savepoints_of_aiosqlite(make: Make, path: Path) -> None:
             assert other_can_write(make)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("of_block", [True, False])
+def test_a_cancelled_statement_of_aiosqlite_keeps_no_lock(make: Make, path: Path, of_block: bool) -> None:
+    """SQLite keeps a connection that is closed during a statement, and its lock, as long as there is its cursor."""
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000000)"
+    slow = text(f"{numbers} SELECT count(*) FROM n UNION ALL SELECT 2")
+
+    async def main() -> None:
+        async with async_connected(f"sqlite+aiosqlite:///{path}") as engine:
+            locks, began = sl.AsyncLocks(engine), asyncio.Event()
+
+            async def in_block() -> None:
+                async with locks.exclusive("a") as held:
+                    began.set()
+                    await held.session.execute(slow)
+
+            async def in_session() -> None:
+                async with AsyncSession(engine) as session, session.begin():
+                    await session.execute(sl.lock.exclusive("a"))
+                    began.set()
+                    await session.execute(slow)
+
+            task = asyncio.create_task(in_block() if of_block else in_session())
+            await began.wait()
+            await asyncio.sleep(0.1)  # whether it has begun in its thread makes no difference
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(other_can_write, make)
+
+    gc.disable()
+    try:
+        asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    finally:
+        gc.enable()
