@@ -287,7 +287,11 @@ class _BusyTimeout:
 
     def __exit__(self, *_: object) -> None:
         if self._was is not None and not self._connection.invalidated:
-            _driver_rows(self._connection, f"PRAGMA busy_timeout = {self._was}")
+            try:
+                _driver_rows(self._connection, f"PRAGMA busy_timeout = {self._was}")
+            except BaseException as error:
+                self._connection.invalidate(error)  # interrupted: the next user would hardly wait
+                raise
 
     def get(self) -> float:
         """Return the app's setting, in seconds."""

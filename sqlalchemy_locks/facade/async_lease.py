@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy_locks.facade.lease import GrantView, LeaseContext
-from sqlalchemy_locks.runtime.decorators import in_async_block
+from sqlalchemy_locks.runtime.decorators import in_async_block, refuse_truth
 from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.runtime.local_queue import wait_for_future
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, clock
@@ -95,6 +95,8 @@ class AsyncLeaseContext:
         )
         self._context.copy()  # which refuses a block that can't be used again
         return decorated
+
+    __bool__ = refuse_truth
 
     async def __aenter__(self) -> AsyncLease:
         grant, renewable = await run_in_greenlet(self._context.enter)

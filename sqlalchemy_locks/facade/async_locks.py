@@ -36,7 +36,7 @@ from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import AsyncMaintenance
 from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.semaphores import DAY, Alive
-from sqlalchemy_locks.runtime.decorators import check_coroutine, in_async_block
+from sqlalchemy_locks.runtime.decorators import check_coroutine, in_async_block, refuse_truth
 from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.values import Grant, Released, Report
 
@@ -317,6 +317,8 @@ class AsyncExclusiveBlock:
         return in_async_block(
             function, self._block.display_name, lambda: AsyncExclusiveBlock(self._locks, self._block.copy())
         )
+
+    __bool__ = refuse_truth
 
     async def __aenter__(self) -> AsyncHeld:
         return AsyncHeld(await run_in_greenlet(self._block.__enter__), self._locks)

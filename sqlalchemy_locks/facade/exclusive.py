@@ -32,7 +32,7 @@ from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError, StaleSn
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.runtime import reentry
-from sqlalchemy_locks.runtime.decorators import in_block
+from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
 from sqlalchemy_locks.runtime.events import Observed
 from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
 from sqlalchemy_locks.runtime.retry import Sleep, retried
@@ -178,6 +178,8 @@ class ExclusiveBlock:
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         return in_block(function, self.display_name, self.copy)
 
+    __bool__ = refuse_truth
+
     @property
     def display_name(self) -> str:
         """What error messages call it."""
@@ -262,7 +264,10 @@ class ExclusiveBlock:
             for held in entry.held:
                 if held in wanted:
                     name = self._names.get(held[1], "another lock of this database")
-                    raise ReentryError(f"this thread or task holds {name!r} already: acquiring it again would deadlock")
+                    raise ReentryError(
+                        f"this thread or task holds {name!r} already, and acquiring it again would deadlock: work in "
+                        "the held.session of the block that holds it"
+                    )
         return reentry.enter("key", owner, wanted)
 
     def _queue_and_acquire(self, one_lock: bool, started: float) -> Held:

@@ -35,7 +35,7 @@ from sqlalchemy_locks.errors import (
 from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
 from sqlalchemy_locks.facade.semaphores import Semaphores
 from sqlalchemy_locks.runtime import reentry
-from sqlalchemy_locks.runtime.decorators import in_block
+from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
 from sqlalchemy_locks.runtime.renewal import NOT_HELD, LostEvent, RenewableLease, clock
 from sqlalchemy_locks.semaphore.acquire import repeated
 from sqlalchemy_locks.semaphore.admin import create_for_lease
@@ -162,6 +162,8 @@ class LeaseContext:
         decorated = in_block(function, self.display_name, self.copy)
         self.copy()  # which refuses a block that can't be used again
         return decorated
+
+    __bool__ = refuse_truth
 
     def __enter__(self) -> Lease:
         grant, renewable = self.enter()

@@ -43,6 +43,11 @@ def check_coroutine(function: Any, what: str) -> None:
         raise TypeError(f"{what} of AsyncLocks decorates async functions, and {_named(function)} is none: use Locks")
 
 
+def refuse_truth(block: Any) -> bool:
+    """Be the ``__bool__`` of a block: ``if locks.exclusive(...):`` would lock nothing."""
+    raise TypeError("a block acquires when it is entered: use it in a with statement, or as a decorator")
+
+
 def in_block(
     function: Callable[P, T], what: str, block: Callable[[], contextlib.AbstractContextManager[Any]]
 ) -> Callable[P, T]:

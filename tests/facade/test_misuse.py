@@ -465,3 +465,27 @@ def test_errors_about_what_is_passed_show_no_password() -> None:
 def test_run_takes_operations_only(engine_to: MakeEngine) -> None:
     with pytest.raises(TypeError, match="takes an operation of this library"):
         sl.Locks(engine_to("sqlite")).run(select(1))  # type: ignore[arg-type]
+
+
+def test_a_block_that_is_not_entered_is_neither_true_nor_false(servers: Any, engine_to: MakeEngine) -> None:
+    """Other libraries' ``if lock.acquire(timeout=0):`` would lock nothing here."""
+    locks = sl.Locks(engine_to("sqlite"))
+    blocks: list[Any] = [locks.exclusive("a", timeout=0), locks.lease("a", timeout=0)]
+
+    async def main() -> None:
+        async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
+            others = sl.AsyncLocks(engine)
+            blocks.extend([others.exclusive("a"), others.lease("a")])
+
+    asyncio.run(main())
+    for block in blocks:
+        with pytest.raises(TypeError, match="use it in a with statement, or as a decorator"):
+            bool(block)
+    with pytest.raises(TypeError, match=r"not function; a decorator takes it, as in @locks.exclusive\('report'\)"):
+        locks.exclusive(lambda: None)  # type: ignore[arg-type]
+    with (
+        locks.exclusive("a"),
+        pytest.raises(sl.ReentryError, match="work in the held.session of the block"),
+        locks.exclusive("a"),
+    ):
+        pass
