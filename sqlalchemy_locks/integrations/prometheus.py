@@ -48,7 +48,13 @@ class Metrics:
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._held = Gauge("sqlalchemy_locks_held", "Blocks that hold a lock now", _LABELS, registry=registry)
+        self._held = Gauge(
+            "sqlalchemy_locks_held",
+            "Blocks that hold a lock now",
+            _LABELS,
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         self._counters = {
             "acquired": counter("acquired", "Locks acquired"),
             "released": counter("released", "Locks released"),
@@ -126,7 +132,13 @@ class WorkerMetrics:
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._running = Gauge("sqlalchemy_locks_jobs_running", "Handlers that run now", labels, registry=registry)
+        self._running = Gauge(
+            "sqlalchemy_locks_jobs_running",
+            "Handlers that run now",
+            labels,
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         self._counters = {
             what: Counter(f"sqlalchemy_locks_jobs_{what}", f"Jobs {what}", labels, registry=registry)
             for what in ("begun", "completed", "failed", "dead", "stalled")

@@ -33,7 +33,7 @@ from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
 from sqlalchemy_locks.workers.running_job import RunningJob
 from sqlalchemy_locks.workers.state import LONGEST_PAUSE, WorkerState
-from sqlalchemy_locks.workers.threaded import is_coroutine_function
+from sqlalchemy_locks.workers.threaded import exit_if_forked, is_coroutine_function
 
 AsyncHandler = Callable[[Any], Awaitable[object]]
 
@@ -265,10 +265,13 @@ class AsyncWorker(ObservedWorker):
             self._begin(state, following, tasks)
 
     async def _call_handler(self, job: Any) -> BaseException | None:
+        process = os.getpid()
         try:
             await self.handler(job)
         except BaseException as error:
             return error
+        finally:
+            exit_if_forked(process)
         return None
 
     async def _run_holding(self, until_empty: bool) -> None:

@@ -387,11 +387,25 @@ def call_handler(handler: Handler, job: Any) -> None:
 
     :raises TypeError: if it returns an awaitable: its work isn't done.
     """
-    returned = handler(job)
+    process = os.getpid()
+    try:
+        returned = handler(job)
+    finally:
+        exit_if_forked(process)
     if returned is not None and isinstance(returned, Awaitable):
         if inspect.iscoroutine(returned):
             returned.close()
         raise TypeError(f"the handler returned {returned!r}, which a Worker doesn't await: use an AsyncWorker")
+
+
+def exit_if_forked(process: int) -> None:
+    """End a child that a handler has forked, and that has left the handler: the job, and all others, are the parent's.
+
+    :param process: the one in which the handler was called.
+    """
+    if os.getpid() != process:
+        log(logging.ERROR, "A child that a handler has forked has left the handler, and is ended")
+        os._exit(1)
 
 
 def is_coroutine_function(handler: Any) -> bool:

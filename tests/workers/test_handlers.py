@@ -7,8 +7,10 @@ import contextlib
 import contextvars
 import functools
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +21,8 @@ from sqlalchemy.pool import QueuePool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from tests.conftest import Servers
-from tests.fixtures.parties import until
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.parties import PATIENCE, connected, until
 from tests.fixtures.queues import MakeEngine, put
 from tests.fixtures.worker_states import all_ended, counts, errors, queue, run_async, run_until_ended, running, state_of
 
@@ -290,3 +292,53 @@ def test_a_handler_that_returns_an_awaitable_fails(lite: Engine) -> None:
     put(lite, 1, max_attempts=1)
     run_until_ended(sl.Worker(queue, lambda job: coroutine_function(job), bind=lite, poll=0.05), lite, 1)
     assert "use an AsyncWorker" in errors(lite)[0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_forked_child_that_leaves_the_handler_runs_no_job(
+    servers: Servers, tmp_path: Path, asynchronous: bool
+) -> None:
+    url = servers.fresh("sqlite", PLAIN["sqlite"])
+    install(url)
+    with connected(url) as engine:
+        put(engine, 1, 2, 3)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, url, "async" if asynchronous else ""],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ran.stdout.splitlines() == ["child 1 ended", "1", "child 1 ended", "2", "child 1 ended", "3", "end"], (
+        ran.stderr
+    )
+    assert "has left the handler, and is ended" in ran.stderr
+
+
+FORKING = """
+import asyncio, os, sys
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+import sqlalchemy_locks as sl
+
+def handle(job):
+    child = os.fork()
+    if not child:
+        return
+    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "ended", flush=True)
+    print(job.payload, flush=True)
+
+async def handle_async(job):
+    handle(job)
+
+async def main():
+    engine = create_async_engine("sqlite+aiosqlite" + sys.argv[1][sys.argv[1].index(":"):])
+    await sl.AsyncWorker(sl.Queue(), handle_async, bind=engine, concurrency=1).run(until_empty=True)
+    await engine.dispose()
+
+if sys.argv[2]:
+    asyncio.run(main())
+else:
+    sl.Worker(sl.Queue(), handle, bind=create_engine(sys.argv[1]), concurrency=1).run(until_empty=True)
+print("end")
+"""
