@@ -36,8 +36,9 @@ _FILE_QUEUE = "_sqlalchemy_locks_file_queue"
 #: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own busy handler backs off to 0.1 s, and so
 #: lets waiters starve.
 _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
-#: transactions that had begun before their first savepoint
+#: transactions with savepoints: begun before the first one, or not begun at all
 _begun: WeakSet[Any] = WeakSet()
+_autocommitting: WeakSet[Any] = WeakSet()
 
 
 class SQLite(Backend):
@@ -128,16 +129,25 @@ class SQLite(Backend):
     def adapt(self, dialect: Dialect) -> None:
         if "do_savepoint" in dialect.__dict__:
             return
-        send_savepoint, terminate = dialect.do_savepoint, dialect.do_terminate
+        send_savepoint, release, terminate = dialect.do_savepoint, dialect.do_release_savepoint, dialect.do_terminate
+
+        # Python's driver sends no BEGIN before a SAVEPOINT, so that its RELEASE would commit, and release the lock
 
         def do_savepoint(connection: Connection, name: str) -> None:
-            # Python's driver sends no BEGIN before it, so that the savepoint's end would commit, and release the lock
-            raw: Any = connection.connection.dbapi_connection
-            if not in_transaction(connection) and raw.isolation_level is not None:
-                _driver_rows(connection, "BEGIN")
-            if in_transaction(connection):
-                _begun.add(connection.get_transaction())
+            transaction = connection.get_transaction()
+            if not in_transaction(connection):
+                if _begins(connection):
+                    _driver_rows(connection, "BEGIN")
+                else:
+                    _autocommitting.add(transaction)
+            if in_transaction(connection) and connection.get_nested_transaction() is None:
+                _begun.add(transaction)
             send_savepoint(connection, name)
+
+        def do_release_savepoint(connection: Connection, name: str) -> None:
+            # one that was sent before, and may be the outermost one, is left to COMMIT and ROLLBACK
+            if connection.get_transaction() in _begun or not _begins(connection):
+                release(connection, name)
 
         def do_terminate(dbapi_connection: Any) -> None:
             # SQLite keeps a closed connection, and its lock, until the garbage collector finds the cancelled cursor
@@ -148,6 +158,7 @@ class SQLite(Backend):
                 terminate(dbapi_connection)
 
         dialect.do_savepoint = do_savepoint  # type: ignore[method-assign]
+        dialect.do_release_savepoint = do_release_savepoint  # type: ignore[method-assign]
         if dialect.is_async:
             dialect.do_terminate = do_terminate  # type: ignore[method-assign]
 
@@ -202,11 +213,10 @@ class SQLite(Backend):
         # before the statement that is tried repeatedly: SQLAlchemy doesn't call the event again after a failure
         if not connection.in_transaction():
             _begin_within(connection, wait, lambda: autobegin(connection))
-        elif connection.in_nested_transaction() and connection.get_transaction() not in _begun:
+        elif connection.in_nested_transaction() and connection.get_transaction() in _autocommitting:
             raise Unsupported(
-                "inside begin_nested(), on a SQLite connection that may have begun no transaction before the "
-                "savepoint, whose end would commit. Make Locks(engine) before, or begin every transaction by "
-                "sl.sqlite.begin_immediate(engine); in autocommit, use no savepoint"
+                "inside begin_nested(), on a SQLite connection in autocommit, where the savepoint's end commits: "
+                "execute it in a transaction, or use Locks"
             )
 
     def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
@@ -253,6 +263,12 @@ class SQLite(Backend):
         with _BusyTimeout(connection) as busy_timeout:
             busy_timeout.set(seconds)
             yield
+
+
+def _begins(connection: Connection) -> bool:
+    """Return whether Python's driver begins transactions by itself, before the first write."""
+    raw: Any = connection.connection.dbapi_connection
+    return raw.isolation_level is not None
 
 
 async def _roll_back(driver: Any) -> None:

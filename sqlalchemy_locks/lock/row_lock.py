@@ -178,7 +178,7 @@ def _row(entity: Any, ident: Any) -> Operation[Any]:
     MariaDB, and PostgreSQL raises a serialization failure when it has changed since the snapshot.
 
     >>> with Session(engine) as session, session.begin():
-    ...     customer = session.scalar(sl.lock.row(Customer, 42))
+    ...     customer = session.scalars(sl.lock.row(Customer, 42)).one()
     """
     try:
         impl = _IMPLS.get(entity)

@@ -317,18 +317,25 @@ def test_what_was_done_in_a_savepoint_is_rolled_back_with_its_transaction(make: 
     assert [job.payload for job in locks.run(queue.capture(9))] == [1]
 
 
-def test_a_savepoint_from_before_the_engine_s_first_use_is_refused(make: Make) -> None:
-    """Nobody knows whether it was the first statement of its transaction; the next one is in a transaction."""
-    engine, message = make(), r"inside begin_nested\(\), on a SQLite connection that may have begun no transaction"
-    with Session(engine) as session, session.begin_nested():
-        with pytest.raises(sl.Unsupported, match=message):
-            session.execute(sl.lock.exclusive("a"))
-        with pytest.raises(sl.Unsupported, match=message):
-            session.execute(sl.Queue().put(1))
-    with Session(engine) as session, session.begin():
-        with session.begin_nested():
-            session.execute(sl.lock.exclusive("a"))
-        assert not other_can_write(make)
+def test_a_savepoint_from_before_the_engine_s_first_use_commits_nothing(make: Make) -> None:
+    """Its RELEASE isn't sent: it may be the outermost one."""
+    for ends in ("commit", "rollback"):
+        engine, queue = make(), sl.Queue()
+        with Session(engine) as session:
+            with session.begin_nested():
+                session.execute(sl.lock.exclusive("a"))
+                with session.begin_nested():
+                    session.execute(queue.put(ends))
+                with session.begin_nested() as savepoint:
+                    session.execute(queue.put("undone"))
+                    savepoint.rollback()
+            assert not other_can_write(make)
+            with session.begin_nested():
+                session.execute(queue.put(ends))
+            assert not other_can_write(make)
+            getattr(session, ends)()
+        assert other_can_write(make)
+    assert [job.payload for job in sl.Locks(engine).run(queue.capture(9))] == ["commit", "commit"]
 
 
 def test_a_savepoint_in_autocommit_is_refused(make: Make) -> None:
@@ -337,7 +344,7 @@ def test_a_savepoint_in_autocommit_is_refused(make: Make) -> None:
     with (
         engine.connect() as connection,
         connection.begin_nested(),
-        pytest.raises(sl.Unsupported, match="in autocommit"),
+        pytest.raises(sl.Unsupported, match="in autocommit, where the savepoint"),
     ):
         connection.execute(sl.lock.exclusive("a"))
     assert other_can_write(make)

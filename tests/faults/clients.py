@@ -224,16 +224,17 @@ class Client:
             with self.recorder.call(self.name, "session", *keys, acquires=True, **details) as entered:
                 if step["isolation"]:
                     session.connection(execution_options={"isolation_level": step["isolation"]})
-                for key in keys:
-                    if timeout == 0:
-                        got = session.scalar((lock.try_shared if shared else lock.try_exclusive)(key))
-                    else:
-                        waits = (lock.shared if shared else lock.exclusive)(key)
-                        session.execute(waits.execution_options(locks_wait=timeout))
-                        got = True
-                    if not got:
-                        break
-                    granted.append(key)
+                with session.begin_nested() if step["savepoint"] else contextlib.nullcontext():
+                    for key in keys:
+                        if timeout == 0:
+                            got = session.scalar((lock.try_shared if shared else lock.try_exclusive)(key))
+                        else:
+                            waits = (lock.shared if shared else lock.exclusive)(key)
+                            session.execute(waits.execution_options(locks_wait=timeout))
+                            got = True
+                        if not got:
+                            break
+                        granted.append(key)
                 entered.value = len(granted) == len(keys)
             holds += [self.recorder.hold(self.name, key, shared=shared, call=entered.call) for key in granted]
             complete = len(granted) == len(keys)

@@ -162,6 +162,7 @@ def _step(chance: random.Random, config: Config) -> Step:
     if what == "session":
         step["isolation"] = chance.choice([None, None, *LEVELS]) if config.engine != "sqlite" else None
         step["unlock"] = chance.random() < 0.2
+        step["savepoint"] = chance.random() < 0.2
     elif what == "mutex":
         step["token"], step["in_session"] = chance.random() < 0.5, chance.random() < 0.3
         step["late"] = chance.random() < 0.5
