@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 #: in the ``info`` of a pooled connection, which ends with the driver's connection
 _CURSOR = "_sqlalchemy_locks_cursor"
+#: in a ``Connection``: the exception that the caller was handling when it was checked out
+_HANDLED = "_sqlalchemy_locks_handled"
 #: what PostgreSQL says of a prepared statement whose columns have other types since
 PLAN_CHANGED = "cached plan must not change result type"
 #: libpq's PQTRANS_IDLE
@@ -127,6 +129,11 @@ def on_statement_and_commit(
     cursor_execute = private._cursor_execute
     private._commit_impl, private._cursor_execute = intercept_commit, intercept_cursor
     private._exec_single_context, private._exec_insertmany_context = intercept_statement, intercept_batches
+
+
+def is_guarded(connection: Connection) -> bool:
+    """Return whether every statement is preceded by a look at a lock, as inside a block of ``Locks``."""
+    return "_cursor_execute" in connection.__dict__
 
 
 def autobegin(connection: Connection) -> None:
@@ -276,8 +283,7 @@ def statement_form(connection: Connection) -> StatementForm:
     statement, or are called wherever it is sent.
     """
     private: Any = connection
-    # inside a block of Locks, every statement is preceded by a look at its lock
-    form = StatementForm.CURSOR_EVENTS if "_cursor_execute" in private.__dict__ else StatementForm.DRIVER_CALL
+    form = StatementForm.CURSOR_EVENTS if is_guarded(connection) else StatementForm.DRIVER_CALL
     if private._has_events or private.engine._has_events:
         # a connection joins each event of its engine's when it is first looked at
         dispatch = private.dispatch if private._has_events else private.engine.dispatch
@@ -509,7 +515,9 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
         else:
             bounded_pool = _with_timeout(type(pool))  # type: ignore[arg-type]
             pooled = bounded_pool(pool, min(within, threading.TIMEOUT_MAX)).connect()
-        return engine._connection_cls(engine, pooled)
+        connection = engine._connection_cls(engine, pooled)
+        connection.__dict__[_HANDLED] = sys.exc_info()[1]
+        return connection
     except CheckoutTimeout as error:
         limit = "its own pool_timeout" if within is None else "the timeout"
         raise PoolTimeout(
@@ -582,7 +590,9 @@ def return_to_pool(connection: Connection, *, committed: bool = False) -> None:
     :param committed: COMMIT was the last statement, so that no transaction is open: the pool then sends no ROLLBACK,
         which is a round trip on MySQL and MariaDB.
     """
-    if not (connection.closed or connection.invalidated) and isinstance(sys.exc_info()[1], NotWritable):
+    error = sys.exc_info()[1]
+    refused = isinstance(error, NotWritable) and error is not connection.__dict__.get(_HANDLED)
+    if refused and not (connection.closed or connection.invalidated):
         connection.invalidate()
     if not connection.closed and not connection.invalidated:
         pooled: Any = connection.connection

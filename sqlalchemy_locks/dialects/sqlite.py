@@ -21,7 +21,7 @@ from sqlalchemy.util.concurrency import in_greenlet
 
 from sqlalchemy_locks.dialects.base import Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
-from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect
+from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect, is_guarded
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import InsertAbsent
@@ -135,7 +135,8 @@ class SQLite(Backend):
 
         def do_savepoint(connection: Connection, name: str) -> None:
             transaction = connection.get_transaction()
-            if not in_transaction(connection):
+            # a block of Locks has begun: there the transaction is lost, which the SAVEPOINT finds
+            if not (in_transaction(connection) or is_guarded(connection)):
                 if _begins(connection):
                     _driver_rows(connection, "BEGIN")
                 else:
@@ -151,11 +152,15 @@ class SQLite(Backend):
 
         def do_terminate(dbapi_connection: Any) -> None:
             # SQLite keeps a closed connection, and its lock, until the garbage collector finds the cancelled cursor
-            try:
-                if in_greenlet():
-                    await_only(asyncio.shield(_roll_back(dbapi_connection.driver_connection)))
-            finally:
-                terminate(dbapi_connection)
+            driver = dbapi_connection.driver_connection
+            if in_greenlet():
+                try:
+                    await_only(asyncio.shield(_roll_back(driver)))
+                except asyncio.CancelledError:
+                    # a second one doesn't wait, as in SQLAlchemy's own terminate()
+                    driver.stop() if hasattr(driver, "stop") else terminate(dbapi_connection)
+                    raise
+            terminate(dbapi_connection)
 
         dialect.do_savepoint = do_savepoint  # type: ignore[method-assign]
         dialect.do_release_savepoint = do_release_savepoint  # type: ignore[method-assign]
@@ -268,7 +273,7 @@ class SQLite(Backend):
 def _begins(connection: Connection) -> bool:
     """Return whether Python's driver begins transactions by itself, before the first write."""
     raw: Any = connection.connection.dbapi_connection
-    return raw.isolation_level is not None
+    return raw.isolation_level is not None and getattr(raw, "autocommit", None) is not True
 
 
 async def _roll_back(driver: Any) -> None:

@@ -298,7 +298,7 @@ class ShortTransaction:
         connection = self.connection
         if os.getpid() != self._process:
             _inherited.append(self)  # the parent uses the socket
-            if self.backend.single_writer:
+            if self.backend.single_writer and not (connection.closed or connection.invalidated):
                 import ctypes  # not loaded before it is needed
 
                 # never deallocated, not even when the interpreter ends: SQLite would delete the parent's journal

@@ -269,9 +269,9 @@ class AsyncWorker(ObservedWorker):
         try:
             await self.handler(job)
         except BaseException as error:
+            exit_if_forked(process, error)
             return error
-        finally:
-            exit_if_forked(process)
+        exit_if_forked(process)
         return None
 
     async def _run_holding(self, until_empty: bool) -> None:

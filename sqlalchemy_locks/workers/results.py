@@ -173,7 +173,7 @@ class PendingAcks:
     def _defer(self, jobs: list[tuple[Any, Failure | None]]) -> None:
         if jobs:
             log(
-                logging.INFO,
+                logging.WARNING,
                 "%d finished jobs are reported later: their rows are locked by other sessions",
                 len(jobs),
             )

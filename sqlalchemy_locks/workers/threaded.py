@@ -14,6 +14,7 @@ import queue as queues
 import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -390,22 +391,32 @@ def call_handler(handler: Handler, job: Any) -> None:
     process = os.getpid()
     try:
         returned = handler(job)
-    finally:
-        exit_if_forked(process)
+    except BaseException as error:
+        exit_if_forked(process, error)
+        raise
+    exit_if_forked(process)
     if returned is not None and isinstance(returned, Awaitable):
         if inspect.iscoroutine(returned):
             returned.close()
         raise TypeError(f"the handler returned {returned!r}, which a Worker doesn't await: use an AsyncWorker")
 
 
-def exit_if_forked(process: int) -> None:
+def exit_if_forked(process: int, error: BaseException | None = None) -> None:
     """End a child that a handler has forked, and that has left the handler: the job, and all others, are the parent's.
 
-    :param process: the one in which the handler was called.
+    :param process: the one in which the handler was called. :param error: what it has raised.
     """
-    if os.getpid() != process:
-        log(logging.ERROR, "A child that a handler has forked has left the handler, and is ended")
-        os._exit(1)
+    if os.getpid() == process:
+        return
+    status = 1
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        status = error.code or 0
+    else:
+        log(logging.ERROR, "A child that a handler has forked has left the handler, and is ended", exc_info=error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
 
 
 def is_coroutine_function(handler: Any) -> bool:

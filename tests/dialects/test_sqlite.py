@@ -397,3 +397,15 @@ def test_a_cancelled_statement_of_aiosqlite_keeps_no_lock(make: Make, path: Path
         asyncio.run(asyncio.wait_for(main(), PATIENCE))
     finally:
         gc.enable()
+
+
+def test_a_savepoint_of_a_block_begins_no_transaction_in_the_place_of_a_lost_one(make: Make) -> None:
+    engine = make()
+    with pytest.raises(sl.LockLost), sl.Locks(engine).exclusive("a") as held:
+        connection = held.session.connection()
+        connection.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+        assert other_can_write(make)
+        with connection.begin_nested():
+            write(connection)
+    with engine.connect() as connection:
+        assert read(connection) == 0

@@ -59,7 +59,8 @@ def test_promises_hold_under_faults(arena: Callable[[str], Arena], engine: str) 
 
 
 def test_promises_hold_when_clients_die(arena: Callable[[str], Arena]) -> None:
-    steps = draw(7, "sqlite", steps=16).clients[0]
+    # the seed's own face is another one, which alone can cancel
+    steps = tuple(step for step in draw(7, "sqlite", steps=16).clients[0] if step["what"] != "cancelled")
     config = Config("sqlite", "pysqlite", "Locks", processes=True)
     faults = tuple(Fault(what, 0.02) for what in PROCESS)
     outcome = arena("sqlite").run(Episode(7, config, (steps, steps), faults))

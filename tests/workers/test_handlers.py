@@ -309,7 +309,7 @@ def test_a_forked_child_that_leaves_the_handler_runs_no_job(
         text=True,
         timeout=PATIENCE,
     )
-    assert ran.stdout.splitlines() == ["child 1 ended", "1", "child 1 ended", "2", "child 1 ended", "3", "end"], (
+    assert ran.stdout.splitlines() == ["child 1 ended", "1", "child 7 ended", "2", "child 1 ended", "3", "end"], (
         ran.stderr
     )
     assert "has left the handler, and is ended" in ran.stderr
@@ -324,6 +324,8 @@ import sqlalchemy_locks as sl
 def handle(job):
     child = os.fork()
     if not child:
+        if job.payload == 2:
+            sys.exit(7)
         return
     print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "ended", flush=True)
     print(job.payload, flush=True)

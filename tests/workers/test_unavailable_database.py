@@ -239,6 +239,14 @@ def test_connections_to_a_standby_are_replaced(servers: Servers, hold: bool) -> 
             set_read_only("off")
             work()
             until(lambda: done)
+        made: list[Any] = []
+        event.listen(engine, "connect", lambda *given: made.append(given))
+        for _ in range(3):
+            try:
+                raise sl.NotWritable("of another database")
+            except sl.NotWritable:
+                work()  # what its caller handles is none of its own errors
+        assert len(made) <= 1
 
 
 def test_slots_that_hold_jobs_log_a_failure_once(
