@@ -76,6 +76,8 @@ def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
     :raises TypeError: unless it is a number or a ``timedelta``.
     :raises ValueError: for NaN, a negative duration, and for 0 where that isn't allowed.
     """
+    if type(value) is float and value > 0:
+        return value
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 #: in the ``info`` of a pooled connection, which ends with the driver's connection
 _CURSOR = "_sqlalchemy_locks_cursor"
-#: in a ``Connection``: the exception that the caller was handling when it was checked out
-_HANDLED = "_sqlalchemy_locks_handled"
 #: what PostgreSQL says of a prepared statement whose columns have other types since
 PLAN_CHANGED = "cached plan must not change result type"
 #: libpq's PQTRANS_IDLE
@@ -157,34 +155,36 @@ class DriverAutocommit:
     raised there would come after the change. While no transaction is open, the setter only sets this attribute.
     """
 
-    __slots__ = ("_at_checkin", "_attribute", "_connection", "_driver", "_idle")
+    __slots__ = ("_at_checkin", "_attribute", "_changed", "_connection", "_driver", "_idle")
 
-    def __init__(self, connection: Connection, idle: Callable[[Connection], bool]) -> None:
+    def __init__(self, connection: Connection, idle: Callable[[Any], bool]) -> None:
         """Create the block.
 
-        :param idle: whether the server has no transaction open on a connection.
+        :param idle: whether the server has no transaction open on a connection of the driver's.
         """
         self._connection, self._idle = connection, idle
-        self._driver: Any = None
+        #: what has the attribute, where it was changed
+        self._changed: Any = None
 
     def __enter__(self) -> None:
         connection = self._connection
         pooled: Any = connection.connection
-        driver, attribute = pooled.driver_connection, "_autocommit"
-        if not hasattr(driver, "pgconn"):
-            driver, attribute = pooled.dbapi_connection, "autocommit"
-        if getattr(driver, attribute):
+        changed = self._driver = pooled.driver_connection
+        attribute = "_autocommit"
+        if not hasattr(changed, "pgconn"):
+            changed, attribute = pooled.dbapi_connection, "autocommit"
+        if getattr(changed, attribute):
             return
         try:
             try:
-                if not self._idle(connection):
+                if not self._idle(self._driver):
                     pooled.dbapi_connection.rollback()  # a listener of the app's has left a transaction open
-                self._driver, self._attribute = driver, attribute
+                self._changed, self._attribute = changed, attribute
                 record = pooled._connection_record  # None for one that a listener has detached
                 self._at_checkin = [] if record is None else record.finalize_callback
                 # otherwise a signal handler that raises before __exit__ does would leave it to the app's transactions
                 self._at_checkin.append(self._end)
-                setattr(driver, attribute, True)  # psycopg2 sends the engine's isolation level along
+                setattr(changed, attribute, True)  # psycopg2 sends the engine's isolation level along
             except connection.dialect.loaded_dbapi.Error as error:
                 raise_translated(connection, error)
         except BaseException as error:
@@ -192,19 +192,20 @@ class DriverAutocommit:
             raise
 
     def _end(self, _: object = None) -> None:
-        setattr(self._driver, self._attribute, False)
+        setattr(self._changed, self._attribute, False)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         connection, begun = self._connection, False
         try:
             if isinstance(error, DBAPIError) and PLAN_CHANGED in str(error.orig):
                 connection.invalidate()  # psycopg prepares its statements again after a ROLLBACK only
-            begun = not connection.invalidated and not self._idle(connection)
-            if begun:
-                connection.invalidate()
-            elif self._driver is not None and not connection.invalidated:
-                self._end()
-                self._at_checkin.remove(self._end)
+            if not connection.invalidated:
+                begun = not self._idle(self._driver)
+                if begun:
+                    connection.invalidate()
+                elif self._changed is not None:
+                    self._end()
+                    self._at_checkin.remove(self._end)
             if connection.in_transaction():
                 connection.rollback()  # SQLAlchemy's own view; nothing is open on the server
         except BaseException as raised:
@@ -515,9 +516,7 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
         else:
             bounded_pool = _with_timeout(type(pool))  # type: ignore[arg-type]
             pooled = bounded_pool(pool, min(within, threading.TIMEOUT_MAX)).connect()
-        connection = engine._connection_cls(engine, pooled)
-        connection.__dict__[_HANDLED] = sys.exc_info()[1]
-        return connection
+        return engine._connection_cls(engine, pooled)
     except CheckoutTimeout as error:
         limit = "its own pool_timeout" if within is None else "the timeout"
         raise PoolTimeout(
@@ -581,18 +580,17 @@ def _with_timeout(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePo
     return BoundedPool
 
 
-def return_to_pool(connection: Connection, *, committed: bool = False) -> None:
+def return_to_pool(connection: Connection, error: BaseException | None = None, *, committed: bool = False) -> None:
     """Return a connection to its pool; one that dies while its isolation level is reset is invalidated.
 
     ``close()`` would raise the driver's error, and the pool would count the connection as checked out forever. One on
     which nothing can be written is replaced: the name of the server may lead to the primary by now.
 
+    :param error: what its use has raised.
     :param committed: COMMIT was the last statement, so that no transaction is open: the pool then sends no ROLLBACK,
         which is a round trip on MySQL and MariaDB.
     """
-    error = sys.exc_info()[1]
-    refused = isinstance(error, NotWritable) and error is not connection.__dict__.get(_HANDLED)
-    if refused and not (connection.closed or connection.invalidated):
+    if isinstance(error, NotWritable) and not (connection.closed or connection.invalidated):
         connection.invalidate()
     if not connection.closed and not connection.invalidated:
         pooled: Any = connection.connection
@@ -603,8 +601,8 @@ def return_to_pool(connection: Connection, *, committed: bool = False) -> None:
                     connection.rollback()
                 while record.finalize_callback:
                     record.finalize_callback.pop()(pooled.dbapi_connection)
-        except (connection.dialect.loaded_dbapi.Error, DBAPIError) as error:
-            connection.invalidate(error)
+        except (connection.dialect.loaded_dbapi.Error, DBAPIError) as raised:
+            connection.invalidate(raised)
         if committed and not connection.invalidated and not connection.in_transaction():
             # as Connection.close() does after a transaction that it has ended itself; close() then only closes
             pooled._close_special(transaction_reset=True)
@@ -617,8 +615,10 @@ def connected(engine: Engine, within: float | None = None) -> Iterator[Connectio
     connection = connect(engine, within)
     try:
         yield connection
-    finally:
-        return_to_pool(connection)
+    except BaseException as error:
+        return_to_pool(connection, error)
+        raise
+    return_to_pool(connection)
 
 
 @contextlib.contextmanager

@@ -252,7 +252,7 @@ class PostgreSQL(Backend):
         return bool(known[_SHOWS_ROW_LOCKS])
 
     def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        return DriverAutocommit(connection, self.transaction_ended)
+        return DriverAutocommit(connection, _is_idle)
 
     def marker_lost(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never
@@ -273,9 +273,7 @@ class PostgreSQL(Backend):
 
     def transaction_ended(self, connection: Connection) -> bool:
         # psycopg begins another transaction by itself after a COMMIT that was executed as a statement
-        driver: Any = connection.connection.driver_connection
-        status = _transaction_status(driver)
-        return status == TRANSACTION_IDLE if status is not None else not driver.is_in_transaction()
+        return _is_idle(connection.connection.driver_connection)
 
     def transaction_aborted(self, connection: Connection) -> bool:
         return _transaction_status(connection.connection.driver_connection) == _IN_ERROR
@@ -407,6 +405,12 @@ def _transaction_status(driver: Any) -> int | None:
         return int(pgconn.transaction_status)
     info = getattr(driver, "info", None)
     return None if info is None else int(info.transaction_status)
+
+
+def _is_idle(driver: Any) -> bool:
+    """Return whether the server has no transaction open on a connection of the driver's."""
+    status = _transaction_status(driver)
+    return not driver.is_in_transaction() if status is None else status == TRANSACTION_IDLE
 
 
 def yugabyte_findings(connection: Connection, level: str) -> Iterator[Finding]:

@@ -314,8 +314,8 @@ class ExclusiveBlock:
                 self._acquire_key(short, key, deadline)
                 if ticket is not None:
                     ticket.leave()
-        except StaleSnapshot:
-            short.abandon()
+        except StaleSnapshot as error:
+            short.abandon(error)
             if not keep_isolation:
                 raise
             locks._sets_isolation = True
@@ -327,10 +327,10 @@ class ExclusiveBlock:
                 # not for timeout=0, which is to be cheap; a caller can ask
                 holders = () if self._timeout == 0 else self._holders(short)
             finally:
-                short.abandon()
+                short.abandon(error)
             raise self._timed_out(holders) from error
-        except BaseException:
-            short.abandon()
+        except BaseException as error:
+            short.abandon(error)
             raise
         return Held(short, locks._session_maker, lambda error: self._emit("lost", error=error))
 
@@ -382,13 +382,13 @@ class ExclusiveBlock:
                 if session is not None:
                     session.close()
             finally:
-                short.abandon()
+                short.abandon(error)
             return
         try:
             if session is not None and short.loss() is None:
                 session.commit()
                 session.close()
-        except BaseException:
-            short.abandon()
+        except BaseException as raised:
+            short.abandon(raised)
             raise
         short.commit(locks=took > _BRIEF)

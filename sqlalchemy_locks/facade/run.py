@@ -112,7 +112,6 @@ class OperationRunner:
         entities = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
         stale = 0 if repeatable else _MAX_STALE
         connection = connect(self._engine, checkout)
-        finished, committed = True, False
         try:
             execution = Execution(connection, operation, options)
             while stale and execution.backend.server_closed(connection):
@@ -121,17 +120,21 @@ class OperationRunner:
                 connection, stale = connect(self._engine, checkout), stale - 1
                 execution = Execution(connection, operation, options)
             deadline = None if execution.wait is None else began + execution.wait
-            if not short and not entities and impl.statement(execution.context) is not None:
-                # a wait that is not sent along is set before the statement, and restored after it
-                bounded = deadline is not None and not impl.sends_wait
-                if execution.backend.allows_autocommit(connection, bounded):
-                    value = run_in_autocommit(execution, deadline)
-                    committed = True
-                    return value
-            finished = False
-        finally:
-            if finished:
-                return_to_pool(connection, committed=committed)
+            # a wait that is not sent along is set before the statement, and restored after it
+            bounded = deadline is not None and not impl.sends_wait
+            alone = (
+                not (short or entities)
+                and impl.statement(execution.context) is not None
+                and execution.backend.allows_autocommit(connection, bounded)
+            )
+            if alone:
+                value = run_in_autocommit(execution, deadline)
+        except BaseException as error:
+            return_to_pool(connection, error)
+            raise
+        if alone:
+            return_to_pool(connection, committed=True)
+            return value
         transaction = ShortTransaction(self._engine, connection)
         return self._run_in_transaction(transaction, operation, options, deadline, entities)
 
@@ -147,18 +150,18 @@ class OperationRunner:
         try:
             try:
                 transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
-            except LockTimeout:
+            except LockTimeout as error:
                 if not impl.impatient:
                     raise
-                transaction.abandon()
+                transaction.abandon(error)
                 return impl.refused
             transaction.use(marker=entities)  # an operation passes over no error that ends its transaction
             if entities:
                 value = self._entities(transaction, operation, options)
             else:
                 value = Execution(transaction.connection, operation, options).value()
-        except BaseException:
-            transaction.abandon()
+        except BaseException as error:
+            transaction.abandon(error)
             raise
         try:
             transaction.commit(_left(deadline))

@@ -336,16 +336,13 @@ class SemaphoreWaiter:
         if not self._backend.single_writer:
             return self._exhausted_in(self._semaphores.run(availability(self._request), checkout=self._left()))
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
-        short = ShortTransaction(self._engine, connect(self._engine, self._left()))
-        try:
+        with ShortTransaction(self._engine, connect(self._engine, self._left())) as short:
             try:
                 short.begin(writes=False, wait=self._row_timeout())
             except LockTimeout:
                 self._busy = True
                 return [name]
             return self._exhausted_in(Execution(short.connection, availability(self._request), {}).value())
-        finally:
-            short.abandon()
 
     def _exhausted_in(self, rows: Any) -> list[str]:
         """Return which of the semaphores have no room.
@@ -433,21 +430,18 @@ class SemaphoreWaiter:
         with contextlib.suppress(Exception):
             short = ShortTransaction(self._engine)
             short.open(writes=False, wait=0, within=0)
-            try:
-                with short.backend.statement_timeout(short.connection):
-                    for name in self._exhausted:
-                        found += [
-                            PermitHolder(
-                                name=name,
-                                owner=row.owner,
-                                since=row.since,
-                                external_id=row.external_id,
-                                permits=row.permits,
-                                expires_at=row.expires_at,
-                            )
-                            for row in short.connection.execute(semaphore.holders(name))
-                            if not row.expired
-                        ]
-            finally:
-                short.abandon()
+            with short, short.backend.statement_timeout(short.connection):
+                for name in self._exhausted:
+                    found += [
+                        PermitHolder(
+                            name=name,
+                            owner=row.owner,
+                            since=row.since,
+                            external_id=row.external_id,
+                            permits=row.permits,
+                            expires_at=row.expires_at,
+                        )
+                        for row in short.connection.execute(semaphore.holders(name))
+                        if not row.expired
+                    ]
         return tuple(found)

@@ -66,4 +66,4 @@ class ServerQueue:
                     connection.invalidate()
                     raise
         finally:
-            self.transaction.abandon()
+            self.transaction.abandon(error)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Engine
@@ -86,6 +86,14 @@ class ShortTransaction:
         self._restore: Callable[[], None] | None = None
         self._process = os.getpid()
 
+    def __enter__(self) -> ShortTransaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon(error)
+
     def open(self, *, writes: bool = True, wait: float | None = None, within: float | None = None) -> None:
         """Check a connection out, and begin.
 
@@ -98,8 +106,8 @@ class ShortTransaction:
         self.backend = backend_for(self.connection.dialect)
         try:
             self.begin(writes=writes, wait=wait)
-        except BaseException:
-            self.abandon()
+        except BaseException as error:
+            self.abandon(error)
             raise
 
     def begin(self, *, writes: bool = True, keep_isolation: bool = False, wait: float | None = None) -> None:
@@ -290,11 +298,16 @@ class ShortTransaction:
                 raise OutcomeUnknown(
                     "the connection died during COMMIT: what was done is committed, or it is not"
                 ) from error
-        finally:
-            self.abandon()
+        except BaseException as error:
+            self.abandon(error)
+            raise
+        self.abandon()
 
-    def abandon(self) -> None:
-        """Roll back what isn't committed, and give the connection back; never raises over a dead connection."""
+    def abandon(self, error: BaseException | None = None) -> None:
+        """Roll back what isn't committed, and give the connection back; never raises over a dead connection.
+
+        :param error: what was raised in the transaction.
+        """
         connection = self.connection
         if os.getpid() != self._process:
             _inherited.append(self)  # the parent uses the socket
@@ -304,21 +317,21 @@ class ShortTransaction:
                 # never deallocated, not even when the interpreter ends: SQLite would delete the parent's journal
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection.connection.driver_connection))
             return
-        if (error := sys.exc_info()[1]) is not None:
+        if error is not None:
             release_cursors(error)
         try:
             if connection.in_transaction() or connection.invalidated:
                 connection.rollback()
             if self._restore is not None and not connection.invalidated:
                 self._restore()
-        except BaseException as error:
+        except BaseException as raised:
             # its state is unknown
             if not connection.closed:
-                connection.invalidate(error)
-            if not isinstance(error, DBAPIError):
+                connection.invalidate(raised)
+            if not isinstance(raised, DBAPIError):
                 raise
         finally:
-            return_to_pool(connection, committed=self._committed)
+            return_to_pool(connection, error, committed=self._committed)
 
 
 def release_cursors(error: BaseException) -> None:

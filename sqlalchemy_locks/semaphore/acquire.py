@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ARRAY, BigInteger, Float, Integer, Text, bindparam, cast, column, literal, select
+from sqlalchemy import ARRAY, BigInteger, Float, Integer, Text, bindparam, cast, literal, literal_column, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
@@ -68,8 +68,10 @@ class AcquirePermits(SemaphoreImpl):
         return LockFunction("semaphore_acquire", *_ARGUMENTS, type_=NullType())
 
     def select_call(self, call: LockFunction) -> Executable:
-        granted = call.table_valued(*(column(name) for name in _ANSWER)).alias("granted")
-        return select(*(granted.c[name] for name in _ANSWER))
+        # called in the SELECT list of a subquery: in FROM, the server would store the row, and read it again
+        called = select(call.label("answer")).subquery("called")
+        answer: list[Any] = [literal_column(f"(called.answer).{name}").label(name) for name in _ANSWER]
+        return select(*answer).select_from(called)
 
     def answer(self, execution: Execution, row: Any) -> Grant:
         state, replayed, token, expires_at, fences, exhausted, capacities = row

@@ -118,7 +118,7 @@ def transaction(engine: Engine) -> Iterator[ShortTransaction]:
     except BaseException as error:
         # references to a cursor whose rows could not be decoded: an open one of SQLite's keeps its lock
         traceback.clear_frames(error.__traceback__)
-        short.abandon()
+        short.abandon(error)
         raise
     short.commit()
 

@@ -62,8 +62,8 @@ class HeldJob:
                 return RunningJob(jobs[0], lambda: short.loss() is not None)
             if jobs:
                 short.connection.execute(queue.release(jobs))
-        except BaseException:
-            short.abandon()
+        except BaseException as error:
+            short.abandon(error)
             raise
         short.commit()
         return None
@@ -105,8 +105,8 @@ class HeldJob:
                         raise
                     log(logging.WARNING, "An error could not be stored: %s", unstorable)
                     connection.execute(failure_operation(queue, job.row, UNSTORABLE, failure.pause))
-        except BaseException:
-            self.abandon()
+        except BaseException as raised:
+            self._transaction.abandon(raised)
             raise
         self._transaction.commit()
         if self.reports.has_listeners:
