@@ -319,9 +319,14 @@ class RequeueSilent(UpdateOwnedJobs):
 
 
 class SilentJobs(JobOperation):
-    """Reads ids and claims of the running jobs of other processes, whose rows no session has locked, without a
-    heartbeat since an instant; the oldest first.
+    """Reads ids and claims of the running jobs of other processes without a heartbeat since an instant, oldest first.
+
+    :param unlocked: only those whose rows no session has locked. It locks them for a moment itself.
     """
+
+    def __init__(self, jobs: Jobs, name: str, *, unlocked: bool = True) -> None:
+        super().__init__(jobs, name)
+        self._unlocked = unlocked
 
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
@@ -337,14 +342,15 @@ class SilentJobs(JobOperation):
             .order_by(at.heartbeat_at)
             .limit(bindparam(LIMIT, type_=Integer(), literal_execute=True))
         )
-        return silent.with_for_update(skip_locked=True, key_share=True) if context.backend.writable_ctes else silent
+        locks = self._unlocked and context.backend.writable_ctes
+        return silent.with_for_update(skip_locked=True, key_share=True) if locks else silent
 
     def run(self, execution: Execution) -> list[tuple[Any, Any]]:
         statement = self.statement(execution.context)
         assert statement is not None
         found = [tuple(pair) for pair in execution.execute(statement)]
         backend = execution.backend
-        if not found or backend.writable_ctes or not backend.row_locks:
+        if not found or not self._unlocked or backend.writable_ctes or not backend.row_locks:
             return found
         # a search that locks would lock gaps
         locking = unlocked_by_key(self.jobs.at(execution.context))

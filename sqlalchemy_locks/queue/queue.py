@@ -111,7 +111,7 @@ class Queue(EntityPattern[E]):
         self._claimed_jobs = ClaimedJobs(jobs, "Queue.heartbeat")
         self._read_owned = ReadOwned(jobs, "Queue.capture")
         self._counting = CountingCapture(jobs)
-        self._silent = SilentJobs(jobs, "Queue.requeue_stalled")
+        self._silent = {free: SilentJobs(jobs, "Queue.requeue_stalled", unlocked=free) for free in (False, True)}
         self._silent_requeue = RequeueSilent(jobs, "Queue.requeue_stalled")
         self._worker_heartbeat = WorkerHeartbeat(jobs, "Queue.heartbeat")
         self._clock = ServerTime(jobs, "Queue.heartbeat")
@@ -512,12 +512,15 @@ class Queue(EntityPattern[E]):
         """
         return Operation(self._worker_heartbeat, self._jobs.owned_rows(jobs))
 
-    def _silent_jobs(self, since: datetime, *, queue: str, hosts: Sequence[str], limit: int) -> Operation[Any]:
-        """Read the running jobs, as pairs, without a heartbeat since an instant, except locked ones and those of some
-        hosts.
+    def _silent_jobs(
+        self, since: datetime, *, queue: str, limit: int, hosts: Sequence[str] = (), unlocked: bool = True
+    ) -> Operation[Any]:
+        """Read the running jobs, as pairs, without a heartbeat since an instant, except those of some hosts.
+
+        :param unlocked: except those, too, whose rows a session has locked.
         """
         values = {LIMIT: limit, "locks_queue": queue, "locks_silent_since": since, "locks_hosts": list(hosts)}
-        return Operation(self._silent, values)
+        return Operation(self._silent[unlocked], values)
 
     def _requeue_silent(self, jobs: Sequence[Any], since: datetime) -> Operation[Any]:
         """Requeue those of these pairs that no session has locked, and without a heartbeat since an instant."""

@@ -305,12 +305,16 @@ class AsyncWorker(ObservedWorker):
         self, wake: asyncio.Event, idle: IdleSlots, state: WorkerState, helds: dict[asyncio.Event, HeldJob]
     ) -> None:
         stop = self._stop
-        while not stop.requested and not state.stopping and not idle.all:
+
+        def stopped() -> bool:
+            return stop.requested or state.stopping or idle.all
+
+        while not stopped():
             wake.clear()
             held = helds[wake] = HeldJob(self.config, state.reports)
             found, pause = False, self.config.poll
             try:
-                found = await self._run_held_job(held, idle, wake)
+                found = await self._run_held_job(held, stopped, idle, wake)
                 state.held_succeeded()
             except Exception as error:
                 if is_wrong_statement(error):
@@ -319,13 +323,14 @@ class AsyncWorker(ObservedWorker):
                 pause = state.held_failed(error, captured=held.captured)
             if idle.all:
                 self._wake_all()
-            if not found and not stop.requested and not idle.all:
+            if not found and not stopped():
                 self._idle.set()
                 await _wait(wake, pause)
 
-    async def _run_held_job(self, held: HeldJob, idle: IdleSlots, slot: object) -> bool:
-        stop = self._stop
-        job = await run_in_greenlet(held.capture, lambda: stop.requested)
+    async def _run_held_job(
+        self, held: HeldJob, stopped: Callable[[], bool], idle: IdleSlots, slot: asyncio.Event
+    ) -> bool:
+        job = await run_in_greenlet(held.capture, stopped)
         if job is None:
             idle.add(slot)
             return False

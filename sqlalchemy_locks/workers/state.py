@@ -241,20 +241,17 @@ class WorkerState:
             self._find_lost_captures,
             self._release_waiting_if_stopping,
         )
-        failed: Sequence[Any]
-        if self.error is None:
-            try:
-                failed = self._take_steps(steps)
-            except Exception as error:
-                failed = ()
-                self.fail(error)
-        else:
-            again: list[Exception] = []
-            failed = [*self._take_steps(steps, again), *again]
-        if failed:
-            self._error_pause = min(LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
+        errors: list[Exception] = []
+        failed = self._take_steps(steps, errors)
+        for error in errors:
+            self.fail(error)
+        if failed or errors:
+            self._lengthen_pause()
         else:
             self._error_pause = 0.0
+
+    def _lengthen_pause(self) -> None:
+        self._error_pause = min(LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
 
     def held_failed(self, error: Exception, *, captured: bool) -> float:
         """Log an error of a slot with a transaction of its own; return the pause, which grows while captures fail.
@@ -266,7 +263,7 @@ class WorkerState:
             return self.config.poll
         with self._lock:
             before = self._error_pause
-            self._error_pause = min(LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * before))
+            self._lengthen_pause()
         if not before:  # once for all slots
             log(logging.WARNING, "Database unavailable: %s", error)
         return self._error_pause
@@ -338,7 +335,8 @@ class WorkerState:
             return
         now: Any = utc(self.database.perform(config.queue._server_time()))
         since = now - timedelta(seconds=config.stalled_after)
-        look = config.queue._silent_jobs(since, queue=config.name, hosts=[], limit=_MOST_SILENT)
+        # without locks, which would hide them from the sweep of a worker that stays
+        look = config.queue._silent_jobs(since, queue=config.name, limit=_MOST_SILENT, unlocked=False)
         if silent := self.database.perform(look):
             log(
                 logging.WARNING,
@@ -349,12 +347,10 @@ class WorkerState:
                 config.stalled_after,
             )
 
-    def _take_steps(
-        self, steps: Sequence[Callable[[], None]], errors: list[Exception] | None = None
-    ) -> list[Callable[[], None]]:
+    def _take_steps(self, steps: Sequence[Callable[[], None]], errors: list[Exception]) -> list[Callable[[], None]]:
         """Take steps one after the other, and return those that have to be taken again.
 
-        :param errors: collects errors that retries don't mend; without it they are raised.
+        :param errors: collects errors that retries don't mend.
         """
         failed: list[Callable[[], None]] = []
         without_reply = 0
@@ -363,8 +359,6 @@ class WorkerState:
                 step()
             except Exception as error:
                 if not is_temporary(error):
-                    if errors is None:
-                        raise
                     errors.append(error)
                     continue  # the other steps may succeed
                 log(logging.WARNING, "Database unavailable: %s", error)

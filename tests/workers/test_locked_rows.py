@@ -333,7 +333,7 @@ def test_a_look_that_fails_begins_again(engine_to: MakeEngine) -> None:
     perform = other.database.perform
 
     def fail(operation: Any) -> Any:
-        if operation._impl is queue._silent:
+        if operation._impl is queue._silent[True]:
             raise sl.LockTimeout("a statement timeout")
         return perform(operation)
 
