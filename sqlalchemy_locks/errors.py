@@ -105,7 +105,7 @@ class RequestOver(LockLost):
     RELEASED
     """
 
-    def __init__(self, message: str, state: str) -> None:
+    def __init__(self, message: str, state: str = "RELEASED") -> None:
         super().__init__(message)
         self.state = state
 
@@ -212,7 +212,7 @@ class StaleToken(LockError):
     ...     log.warning("a newer holder has written already")
     """
 
-    def __init__(self, message: str, token: int) -> None:
+    def __init__(self, message: str, token: int = 0) -> None:
         super().__init__(message)
         self.token = token
 

@@ -203,7 +203,8 @@ class JobEvent:
     error: BaseException | None = field(default=None, hash=False)
 
     def __str__(self) -> str:
-        job = f"{self.count} jobs" if self.external_id is None else f"job {self.external_id}"
+        jobs = f"{self.count} job{'' if self.count == 1 else 's'}"
+        job = jobs if self.external_id is None else f"job {self.external_id}"
         parts = [f"{self.event} {job} of the queue {self.queue!r}"]
         parts += [] if self.attempt is None else [f"attempt {self.attempt}"]
         parts += [f"{what} {took:.3f} s" for what, took in (("waited", self.waited), ("took", self.took)) if took]

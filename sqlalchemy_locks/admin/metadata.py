@@ -19,9 +19,12 @@ def metadata(*, schema: str | None = DEFAULT_SCHEMA, prefix: str = DEFAULT_PREFI
     :param prefix: the prefix of the tables' names on MySQL, MariaDB and SQLite.
     :param locking: ``"table"``: on PostgreSQL, lock rows of a table instead of advisory keys.
     :return: its ``create_all`` and ``drop_all`` do what the revisions do, functions and view included.
+    :raises ValueError: for another ``locking``.
 
     >>> sl.metadata().create_all(engine)
     """
+    if locking not in ("native", "table"):
+        raise ValueError(f"locking is 'native' or 'table', not {locking!r}")
     return _Metadata(schema, prefix, locking)
 
 
@@ -36,13 +39,20 @@ class _Metadata(MetaData):
 
     def create_all(self, bind: Any, tables: Any = None, checkfirst: Any = True) -> None:
         """Install everything, as the revisions do; what exists stays."""
+        _refuse_selection(tables, checkfirst)
         with _in_transaction(bind) as connection:
             _operations(connection).upgrade_locks(from_="base", to=_last_step(), **self._options)
 
     def drop_all(self, bind: Any, tables: Any = None, checkfirst: Any = True) -> None:
         """Remove everything, as the revisions' downgrade does."""
+        _refuse_selection(tables, checkfirst)
         with _in_transaction(bind) as connection:
             _operations(connection).downgrade_locks(from_=_last_step(), to="base", **self._options)
+
+
+def _refuse_selection(tables: Any, checkfirst: Any) -> None:
+    if tables is not None or not checkfirst:
+        raise TypeError("sl.metadata() installs and removes all of its tables: leave out tables= and checkfirst=")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.conditional.listing import count_listed
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import Operation
+from sqlalchemy_locks.core.operation import Operation, translated_schema
 from sqlalchemy_locks.dialects.connections import connected
 from sqlalchemy_locks.errors import NotInstalled, Unsupported
 from sqlalchemy_locks.facade.locks import Locks
@@ -174,7 +174,7 @@ def instant(locks: Locks) -> datetime:
 def findings(locks: Locks) -> list[Finding]:
     """Return the findings of ``health.examine`` for the database of these locks."""
     options = locks._engine.get_execution_options()
-    schema = options.get("schema_translate_map", {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
+    schema = translated_schema(options, DEFAULT_SCHEMA)
     with connected(locks._engine) as connection:
         return examine(connection, schema=schema, prefix=options.get("locks_prefix", DEFAULT_PREFIX))
 

@@ -122,7 +122,7 @@ def add_lock_columns(
         changed: replace it if ids are unique within a queue only.
     :param fence: ``fence``, the fencing token of the last write or acquisition; 0 in existing rows.
     :param token: ``token``, the nonce by which ``Locks`` recognizes its own acquisition after a lost reply.
-    :param claim: ``claim``, which increases at each capture: the proof of having captured a row.
+    :param claim: ``claim``, a random number that each capture writes: the proof of having captured a row.
     :param schema: the table's schema.
     :raises ValueError: if none is selected.
     """

@@ -11,6 +11,7 @@ random number that each capture writes, a worker that was too late can't change 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
@@ -127,12 +128,13 @@ class StateTransition(EntityPattern[E]):
 
     @shaped(select(literal(1)))
     def create(
-        self, *ids: Any, queue: Any = None, retries: int | None = None, timeout: float | None = None
+        self, *ids: Any, queue: Any = None, retries: int | None = None, timeout: float | timedelta | None = None
     ) -> Operation[Any]:
         """Insert tasks that don't exist yet, in the first of the ``ready`` statuses.
 
         :param retries: how many captures they allow; by default the column's default (unlimited in the shipped table).
-        :param timeout: how long they may stay captured, in whole seconds; by default unlimited.
+        :param timeout: how long they may stay captured, in whole seconds or as a ``timedelta`` of whole seconds; by
+            default unlimited.
         :return: the number of inserted tasks.
 
         >>> tasks = sl.StateTransition()
@@ -343,7 +345,7 @@ def _status(given: Any) -> str:
     return status
 
 
-def _whole_seconds(given: float) -> int:
+def _whole_seconds(given: float | timedelta) -> int:
     number = bounded_seconds(given, "timeout", zero=False)
     if number != int(number):
         raise ValueError(f"StateTransition: timeout is kept in whole seconds, not {given!r}")

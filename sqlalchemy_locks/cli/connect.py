@@ -21,6 +21,7 @@ import click
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
+from sqlalchemy_locks.core.operation import translated_schema
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA
@@ -154,7 +155,7 @@ class AppDatabaseUrl(DatabaseUrl):
     def of(cls, engine: Engine) -> AppDatabaseUrl:
         """Read the schema and the prefix from the engine's execution options."""
         options = engine.get_execution_options()
-        schema = options.get("schema_translate_map", {}).get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
+        schema = translated_schema(options, DEFAULT_SCHEMA)
         return cls(engine.url, schema, options.get("locks_prefix", DEFAULT_PREFIX), engine)
 
     def run(self, work: Callable[[Database], T]) -> T:

@@ -185,7 +185,7 @@ class Timeout:
         """Make the timeout due in ``due_in`` seconds, if the acquisition that stored this nonce is the last one."""
         values = self._values(id, queue)
         values[NONCE_PARAM], values[_DUE_IN.key] = self._mapping.nonce_type(nonce), math.ceil(due_in)
-        return Operation(self._impls.return_to_pool, values)
+        return Operation(self._impls.make_due, values)
 
     @shaped_rows(select(ID))
     def capture(self, limit: int, *, queue: Any = None) -> RowsOperation[Any]:
@@ -336,7 +336,7 @@ class _MakeTimeoutDue(ConditionalUpdate):
     """Make a timeout due again soon, if the acquisition whose nonce is given is the last one."""
 
     def __init__(self, mapping: RoleMapping) -> None:
-        super().__init__(mapping, "timeout.return_to_pool")
+        super().__init__(mapping, "timeout.make_due")
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
@@ -359,7 +359,7 @@ class _TimeoutImpls:
             retries: row_admin.CreateRows(mapping, "timeout.create", _initial, retries=retries)
             for retries in (False, True)
         }
-        self.return_to_pool = _MakeTimeoutDue(mapping)
+        self.make_due = _MakeTimeoutDue(mapping)
         self.set_retries = row_admin.SetRetries(mapping, "timeout.set_retries")
         self.listed = {
             one_queue: Listing(

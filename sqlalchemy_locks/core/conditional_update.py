@@ -7,7 +7,6 @@ version. The rows are those of a shipped table or the user's own; ``RoleMapping`
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
@@ -69,7 +68,9 @@ class ConditionalUpdate(OperationImpl):
 
     def build_update(self, context: BuildContext) -> Executable:
         """Return the UPDATE of the row."""
-        columns = self.mapping.columns(context)
+        return self.update_of(context, self.mapping.columns(context))
+
+    def update_of(self, context: BuildContext, columns: RoleColumns) -> Update:
         conditions = [*self.mapping.row_condition(columns), *self.condition(columns)]
         return update(columns.table).where(and_(*conditions)).values(self.all_changes(columns))
 
@@ -83,9 +84,8 @@ class ConditionalUpdate(OperationImpl):
     def run(self, execution: Execution) -> Any:
         if not self.mapping.unique and execution.backend.autocommit(execution.connection):
             raise execution.backend.refuse_autocommit(self.name)
-        started, wait = time.monotonic(), execution.wait
         row: Any = None
-        for _ in range(_MAX_TRIES):
+        for _ in execution.attempts():
             answer = self.update(execution)
             if not self.mapping.unique:
                 self._refuse_duplicates(execution)
@@ -94,11 +94,8 @@ class ConditionalUpdate(OperationImpl):
                     self._refresh(execution)
                 return answer
             row = self.probe(execution)
-            replaced = self.retries_replaced and execution.context.backend.misses_replaced and row.meets_condition
-            if not replaced:
+            if not (self.retries_replaced and row.meets_condition):
                 break
-            if wait is not None:
-                execution.wait = max(0.0, wait - (time.monotonic() - started))
         return self.refusal(execution, row)
 
     def update(self, execution: Execution) -> Any:
@@ -258,9 +255,8 @@ class ConditionalAcquire(ConditionalUpdate):
         return statement.values({columns["fence"]: func.last_insert_id(incremented(columns["fence"]))})
 
     def update_of(self, context: BuildContext, columns: RoleColumns) -> Update:
-        """Return the UPDATE of the row; of the variant that doesn't wait, unless the row is locked."""
-        conditions = [*self.mapping.row_condition(columns), *self.condition(columns)]
-        statement = update(columns.table).where(and_(*conditions)).values(self.all_changes(columns))
+        # of the variant that doesn't wait, unless the row is locked
+        statement = super().update_of(context, columns)
         if self.waiting is None:
             return statement
         free = self._skip_locked(columns).cte("locks_free")
@@ -288,6 +284,8 @@ class ConditionalAcquire(ConditionalUpdate):
         if backend.locking_ctes:
             return self.answer(execution, self.update_statement(execution.context))
         if backend.row_locks:
+            if backend.autocommit(execution.connection):
+                raise backend.refuse_autocommit(self.name)  # the row's lock would end before the UPDATE
             row = execution.execute(self._skip_locked(self.mapping.columns(execution.context))).first()
             return row is not None and self.answer(execution, waiting.update_statement(execution.context))
         try:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy
 from sqlalchemy import Engine, Table, delete, false, update
@@ -81,6 +81,11 @@ def build_context(dialect: Dialect, options: Mapping[str, Any]) -> BuildContext:
     return BuildContext(backend_for(dialect), options.get("locks_prefix", DEFAULT_PREFIX))
 
 
+def translated_schema(options: Mapping[str, Any], schema: str | None) -> Any:
+    """Return what the execution option ``schema_translate_map`` makes of a schema."""
+    return (options.get("schema_translate_map") or {}).get(schema, schema)
+
+
 def installation(engine: Engine) -> str:
     """Return what tells the tables of one schema or prefix from those of another in the same database.
 
@@ -88,8 +93,7 @@ def installation(engine: Engine) -> str:
     """
     options = engine.get_execution_options()
     table = build_context(engine.dialect, options).tables.semaphore
-    schema = (options.get("schema_translate_map") or {}).get(table.schema, table.schema)
-    return f"{schema}.{table.name}"
+    return f"{translated_schema(options, table.schema)}.{table.name}"
 
 
 class OperationImpl:
@@ -362,7 +366,7 @@ class DialectCache:
         #: operations whose tables are, where no ``schema_translate_map`` moves them
         self.checked: WeakSet[OperationImpl] = WeakSet()
         #: statements as the dialect compiles them: SQL, their own values, the order of the parameters
-        self.compiled: dict[Executable, tuple[str, dict[str, Any], list[str] | None]] = {}
+        self.compiled: WeakKeyDictionary[Executable, tuple[str, dict[str, Any], list[str] | None]] = WeakKeyDictionary()
 
 
 class Execution:
@@ -438,7 +442,7 @@ class Execution:
         for table in used:
             if not isinstance(table, Table) or table.metadata is tables(DEFAULT_SCHEMA, "").installed.metadata:
                 continue
-            schema = (self._every.get("schema_translate_map") or {}).get(table.schema, table.schema)
+            schema = translated_schema(self._every, table.schema)
             if (schema, table.name) not in self.cache.transactional:
                 self.backend.require_transactions(self.connection, schema, table.name)
                 self.cache.transactional.add((schema, table.name))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.facade.lease import GrantView, LeaseContext
 from sqlalchemy_locks.runtime.decorators import in_async_block, refuse_truth
 from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
@@ -43,18 +44,11 @@ class AsyncLostEvent:
 
     __bool__ = is_set
 
-    async def wait(self, timeout: float | None = None) -> bool:
+    async def wait(self, timeout: float | timedelta | None = None) -> bool:
         """As ``LostEvent.wait``."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while not self.is_set():
-            left = max(0.0, self._lost.deadline - clock())
-            if until is not None:
-                rest = until - time.monotonic()
-                if rest <= 0:
-                    return False
-                left = min(left, rest)
+        for left in self._lost.waits(timeout):
             await wait_for_future(self._future, left)
-        return True
+        return self.is_set()
 
     def __repr__(self) -> str:
         return repr(self._lost)
@@ -107,7 +101,8 @@ class AsyncLeaseContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task, self._task = self._task, None
-        assert task is not None
+        if task is None:
+            raise ReentryError("this block is not entered")
         task.cancel()
         try:
             await asyncio.wait({task})

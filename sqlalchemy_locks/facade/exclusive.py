@@ -224,7 +224,8 @@ class ExclusiveBlock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._entered is not None
+        if self._entered is None:
+            raise ReentryError("this block is not entered")
         (held, entry, entered), self._entered = self._entered, None
         self._use.release()
         reentry.leave(entry)

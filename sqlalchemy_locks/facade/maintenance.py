@@ -72,6 +72,8 @@ TASKS = (
 
 def run_due_tasks(locks: Locks, alive: Alive | None) -> Report:
     """Run the tasks that are due; ``Locks.maintain`` documents it."""
+    if alive is not None and not callable(alive):
+        raise TypeError(f"alive is a function of a list of owners, not {alive!r}")
     done: dict[str, int] = {}
     failed: list[Exception] = []
     for task in TASKS:
@@ -87,6 +89,8 @@ def run_due_tasks(locks: Locks, alive: Alive | None) -> Report:
                     raise
         except Exception as error:
             failed.append(error)
+    for further in failed[1:]:
+        _log.error("a further task of maintenance failed: %s", further, exc_info=further)
     if failed:
         raise failed[0]
     return Report(done)

@@ -18,8 +18,8 @@ from sqlalchemy_locks.errors import OutcomeUnknown, UnknownTask
 if TYPE_CHECKING:
     from sqlalchemy_locks.facade.locks import Locks
 
-#: how many released acquisitions are remembered
-_MAX_RELEASED = 10_000
+#: how many acquisitions are remembered, of those held and of those released
+_MAX_REMEMBERED = 10_000
 
 
 class Mutexes:
@@ -67,9 +67,9 @@ class Mutexes:
         """Release a mutex.
 
         An acquisition made here is released only if it is still the current one: a second release, or one after another
-        process has acquired the mutex, returns ``False`` and changes nothing. (After 10,000 releases of other ids this
-        one is forgotten, and is released as one of another process.) For an acquisition of another process a lost reply
-        raises ``OutcomeUnknown``, since a second try could release the next holder's.
+        process has acquired the mutex, returns ``False`` and changes nothing. (After 10,000 acquisitions or releases of
+        other ids this one is forgotten, and is released as one of another process.) For an acquisition of another
+        process a lost reply raises ``OutcomeUnknown``, since a second try could release the next holder's.
 
         :param owner: release it only if this owner acquired it.
         :return: ``True`` if this call released it.
@@ -91,9 +91,7 @@ class Mutexes:
                 # unless another thread has acquired it since
                 if self._acquired.get(key) is nonces:
                     del self._acquired[key]
-                    self._released[key] = nonces
-                    if len(self._released) > _MAX_RELEASED:
-                        del self._released[next(iter(self._released))]
+                    _remember(self._released, key, nonces)
         if released:
             self._locks._emit("released", "mutex", (id,), owner=owner)
         return released
@@ -115,11 +113,18 @@ class Mutexes:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
                 # it may have been acquired: a release then releases this acquisition, the one before, or nothing
                 with self._changing:
-                    self._acquired[key] = (*self._acquired.get(key, ()), nonce)
+                    _remember(self._acquired, key, (*self._acquired.get(key, ()), nonce))
             raise
         if answer:
             with self._changing:
                 self._released.pop(key, None)
-                self._acquired[key] = (nonce,)
+                _remember(self._acquired, key, (nonce,))
             self._locks._emit("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
         return answer
+
+
+def _remember(known: dict[tuple[Any, Any], tuple[str, ...]], key: tuple[Any, Any], nonces: tuple[str, ...]) -> None:
+    known.pop(key, None)  # to the end: the first one is forgotten
+    known[key] = nonces
+    if len(known) > _MAX_REMEMBERED:
+        del known[next(iter(known))]

@@ -81,6 +81,8 @@ class Semaphores:
         return renewed
 
     def sweep(self, stale_after: float | timedelta | None, alive: Alive | None) -> int:
+        if alive is not None and not callable(alive):
+            raise TypeError(f"alive is a function of a list of owners, not {alive!r}")
         age = stale_age(stale_after)
         dead = [] if alive is None else self._requests_of_dead_owners(alive)
         swept: int = 0

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Header
 from starlette.applications import Starlette
 
-from sqlalchemy_locks._validation import seconds, timeout_seconds
+from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds
 from sqlalchemy_locks.facade.async_lease import AsyncLease
 from sqlalchemy_locks.facade.async_locks import AsyncHeld, AsyncLocks
 from sqlalchemy_locks.integrations import openapi
@@ -262,7 +262,7 @@ def _keys(
 
 def _check_ttl(ttl: float | timedelta) -> float:
     # the block checks it, too, but only at the first request
-    number = seconds(ttl, "ttl")
+    number = bounded_seconds(ttl, "ttl")
     if number < 1:
         raise ValueError(f"ttl is at least 1 second, not {ttl!r}")
     return number

@@ -16,7 +16,7 @@ from sqlalchemy import NullPool, create_engine
 
 from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.facade.locks import Locks
-from sqlalchemy_locks.runtime.decorators import in_block
+from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +58,8 @@ class DeferredBlock:
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         self._checked(function)
         return in_block(function, self._name, self._make)
+
+    __bool__ = refuse_truth
 
     def __enter__(self) -> Any:
         if not self._in_use.acquire(blocking=False):

@@ -6,8 +6,8 @@ The pattern's own advice: where a row represents the business key, ``SELECT ... 
 from __future__ import annotations
 
 import re
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import (
@@ -68,8 +68,7 @@ class _Row(OperationImpl):
             raise TypeError(f"lock.row takes a mapped class or a Table, not {entity!r}")
         if not self.key_columns:
             raise ValueError(f"lock.row needs a primary key, and {entity!r} has none")
-        #: weak, since the dictionary that keeps this must not keep classes alive
-        self.entity = weakref.ref(entity)
+        self.entity = entity
 
     def build(self, context: BuildContext) -> Executable | None:
         return self._select_row(context) if context.backend.row_locks else None
@@ -156,7 +155,7 @@ def _key_shown(execution: Execution) -> str:
     return ", ".join(repr(value) for value in execution.values.values())
 
 
-_IMPLS: weakref.WeakKeyDictionary[Any, _Row] = weakref.WeakKeyDictionary()
+_impl_of = lru_cache(maxsize=1024)(_Row)
 
 
 def _row(entity: Any, ident: Any) -> Operation[Any]:
@@ -180,12 +179,9 @@ def _row(entity: Any, ident: Any) -> Operation[Any]:
     >>> with Session(engine) as session, session.begin():
     ...     customer = session.scalars(sl.lock.row(Customer, 42)).one()
     """
-    try:
-        impl = _IMPLS.get(entity)
-    except TypeError:
-        raise TypeError(f"lock.row takes a mapped class or a Table, not {entity!r}") from None
-    if impl is None:
-        impl = _IMPLS[entity] = _Row(entity)
+    if not isinstance(entity, Hashable):
+        raise TypeError(f"lock.row takes a mapped class or a Table, not {entity!r}")
+    impl = _impl_of(entity)
     operation: Operation[Any] = Operation(impl, _values(impl, ident))
     if impl.mapper is not None:
         operation._entity_is(entity)

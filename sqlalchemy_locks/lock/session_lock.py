@@ -7,6 +7,7 @@ to the pool at each commit, and the next checkout would get it still locked: so 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sqlalchemy import Integer, bindparam, event, literal, select
@@ -69,9 +70,8 @@ class _SessionLock(_SessionOperation):
             answer = execution.execute(statement).scalar()
         else:
             with execution.backend.bounded(execution.connection, execution.wait):
-                answer = execution.execute(
-                    statement, {**execution.values, "seconds": max(1, round(execution.wait + 0.5))}
-                ).scalar()
+                seconds = math.ceil(min(execution.wait, _YEAR))
+                answer = execution.execute(statement, {**execution.values, "seconds": seconds}).scalar()
         if answer == "refused":
             raise execution.backend.not_writable()
         # None: the server stopped waiting, because the statement was killed or reached its own time limit

@@ -158,7 +158,7 @@ class Fetch(FetchJobs):
     fewer = True
 
     def __init__(self, jobs: Jobs, complete: Complete, *, after: bool = False) -> None:
-        super().__init__(jobs, "Queue.exchange", after=after)
+        super().__init__(jobs, "Queue.fetch", after=after)
         self._complete = complete
         self._native: WeakKeyDictionary[Dialect, bool] = WeakKeyDictionary()
         self._direct: dict[tuple[BuildContext, int, bool], _DirectFetch] = {}

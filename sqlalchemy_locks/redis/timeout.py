@@ -261,6 +261,8 @@ def as_instant(clock: Clock | None) -> Any:
         instant = instant.timestamp()
     if isinstance(instant, bool) or not isinstance(instant, (int, float)):
         raise TypeError(f"the clock returns seconds since 1970 or an aware datetime, not {instant!r}")
+    if not math.isfinite(instant):
+        raise ValueError(f"the clock returned {instant!r}")
     return math.floor(instant)
 
 

@@ -83,10 +83,8 @@ _SET_STATUS = RedisScript(
   local force, at = ARGV[6] == '1', tonumber(ARGV[7]) or tonumber(time[1])
   local score = redis.call('ZSCORE', scores, id)
   if not score then return -1 end
-  if not force then
-    if tonumber(score) ~= number(captured) then return 0 end
-    if claim ~= '' and redis.call('HGET', facts, 'fence:' .. id) ~= claim then return 0 end
-  end
+  if not force and tonumber(score) ~= number(captured) then return 0 end
+  if claim ~= '' and redis.call('HGET', facts, 'fence:' .. id) ~= claim then return 0 end
   redis.call('ZADD', scores, 'XX', 'CH', number(status), id)
   redis.call('ZREM', deadlines, id)
   if status == captured then deadline(id, at) end
@@ -222,7 +220,7 @@ class StateTransition(Pattern[Client]):
         """Set the status of a captured task.
 
         :param claim: the claim of the captured task; if it has been captured again since, nothing is changed.
-        :param force: set it regardless of the current status.
+        :param force: set it whatever its status is; a claim is checked nevertheless.
         :return: ``False`` if it was not captured, or not with this claim.
         :raises UnknownTask: when it was never created.
 
@@ -235,8 +233,6 @@ class StateTransition(Pattern[Client]):
         """
         if claim is not None and (isinstance(claim, bool) or not isinstance(claim, int)):
             raise TypeError(f"claim is the number that a captured task has, not {claim!r}")
-        if claim is not None and force:
-            raise ValueError("force= changes any task's status: leave out claim=, which checks the capture")
         given_claim = b"" if claim is None else int(claim)
         values = as_id(id), as_status(status), self._captured, given_claim, int(bool(force)), as_instant(self._clock)
         return _SET_STATUS, queue, values, bool

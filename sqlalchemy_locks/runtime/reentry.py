@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.core.operation import build_context, translated_schema
 
 
 class _ThreadToken:
@@ -73,8 +73,7 @@ def tables_of(engine: Engine) -> str:
     if table.schema is None:
         # another database of the server may be this one, by its name
         return table.name.lower()
-    schema = (options.get("schema_translate_map") or {}).get(table.schema, table.schema)
-    return str(schema or table.schema)
+    return str(translated_schema(options, table.schema) or table.schema)
 
 
 def held_by(kind: str, owner: tuple[Any, ...]) -> list[HeldEntry]:

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+from sqlalchemy_locks._validation import timeout_seconds
 
 _log = logging.getLogger("sqlalchemy_locks")
 
@@ -104,26 +108,26 @@ class LostEvent:
 
     __bool__ = is_set
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until the lease is lost.
 
-        :param timeout: the longest wait, in seconds; ``None`` for no limit.
+        :param timeout: the longest wait, in seconds or as a ``timedelta``; ``None`` for no limit.
         :return: whether it is lost.
 
         >>> with locks.lease("nightly-import", ttl=60) as grant:
         ...     grant.lost.wait(0.01)
         False
         """
-        until = None if timeout is None else time.monotonic() + timeout
-        while not self.is_set():
-            left = max(0.0, self.deadline - clock())
-            if until is not None:
-                rest = until - time.monotonic()
-                if rest <= 0:
-                    return False
-                left = min(left, rest)
-            self._event.wait(min(left, threading.TIMEOUT_MAX))
-        return True
+        for left in self.waits(timeout):
+            self._event.wait(left)
+        return self.is_set()
+
+    def waits(self, timeout: float | timedelta | None) -> Iterator[float]:
+        """Yield how long to wait for the next change, in seconds, until the lease is lost or ``timeout`` is over."""
+        limit = timeout_seconds(timeout)
+        until = math.inf if limit is None else time.monotonic() + limit
+        while not self.is_set() and (rest := until - time.monotonic()) > 0:
+            yield min(rest, max(0.0, self.deadline - clock()), threading.TIMEOUT_MAX)
 
     def __repr__(self) -> str:
         return f"<lost: {self.why}>" if self.is_set() else "<not lost>"

@@ -93,9 +93,8 @@ class AcquirePermits(SemaphoreImpl):
             known = self._replay(execution, sql)
             if known is not None:
                 return known
-        raise IdempotencyConflict(
-            f"others insert and delete the request {execution.values['external_id']!r} again and again"
-        )
+        ident = execution.values["external_id"]
+        raise LockTimeout(f"the request {ident!r} was inserted and deleted by others at each attempt", kind="semaphore")
 
     def _insert_request(self, execution: Execution, sql: Any, first: bool) -> int | None:
         """Return the row id of the new request; ``None`` where there is one with its external id."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,10 @@ from sqlalchemy import Engine
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue import Queue
+from sqlalchemy_locks.workers.results import failure_operation
+from sqlalchemy_locks.workers.running_job import RunningJob
+from sqlalchemy_locks.workers.state import failure_of
+from sqlalchemy_locks.workers.threaded import Worker
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,12 @@ def run_until_empty(
     They run one after another, in the order in which a worker would capture them, each in the calling thread. No worker
     may run at the same time.
 
-    :param handler: as of a :class:`~sqlalchemy_locks.Worker`. If it returns a coroutine, that runs in an event loop of
-        its own.
+    :param handler: as of a :class:`~sqlalchemy_locks.Worker`, or of an :class:`~sqlalchemy_locks.AsyncWorker`: what it
+        returns is awaited in an event loop of its own.
     :param bind: the engine.
     :param name: the queue's name.
-    :param retry: repeat a job whose handler raises at once, until it is done or dead; by default the error is raised
-        here, and the job has failed.
+    :param retry: repeat a job whose handler raises at once, until it is done or dead, unless a
+        :class:`~sqlalchemy_locks.Retry` has a pause; by default the error is raised here, and the job has failed.
     :param limit: how many attempts may be made.
     :return: how many were completed, and how many attempts failed.
     :raises AssertionError: when it isn't empty after that many attempts.
@@ -59,18 +63,20 @@ def run_until_empty(
     Drained(completed=1, failed=0)
     """
     locks, completed, failed = Locks(bind), 0, 0
+    config = Worker(queue, print, bind=bind, name=name, retry_in=0).config
     for _ in range(limit):
         found: list[Any] = locks.run(queue.capture(1, queue=name, host="run_until_empty"))
         if not found:
             return Drained(completed, failed)
         [job] = found
         try:
-            value = handler(job)
-            if inspect.iscoroutine(value):
-                asyncio.run(value)
+            value = handler(RunningJob(job, lambda: False))
+            if inspect.isawaitable(value):
+                asyncio.run(_result(value))
         except Exception as error:
             failed += 1
-            locks.run(queue.fail(job, error=f"{type(error).__name__}: {error}", retry_in=0))
+            failure = failure_of(config, job, error)
+            locks.run(failure_operation(queue, job, failure.text, failure.pause))
             if not retry:
                 raise
         else:
@@ -78,3 +84,7 @@ def run_until_empty(
             locks.run(queue.complete(job))
             completed += 1
     raise AssertionError(f"the queue {name!r} is not empty after {limit} attempts: do its handlers put jobs forever?")
+
+
+async def _result(value: Awaitable[Any]) -> Any:
+    return await value

@@ -8,8 +8,11 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
+
+from sqlalchemy_locks._validation import positive_int, seconds
 
 
 class Inside:
@@ -73,7 +76,7 @@ def assert_serialised(
     callers: int = 4,
     calls: int = 3,
     limit: int = 1,
-    pause: float = 0.01,
+    pause: float | timedelta = 0.01,
 ) -> None:
     """Call a function from several threads, or tasks, at the same time, and assert that they enter one at a time.
 
@@ -81,7 +84,8 @@ def assert_serialised(
         a coroutine function.
     :param callers: how many threads or tasks. :param calls: how often each of them calls it.
     :param limit: how many may be inside at the same time: a semaphore's capacity.
-    :param pause: how long each stays inside, in seconds, so that another one can be seen to enter.
+    :param pause: how long each stays inside, in seconds or as a ``timedelta``, so that another one can be seen to
+        enter.
     :raises AssertionError: when more were inside at the same time, or none entered at all.
 
     An error of the function is raised here. Without a lock it finds two inside almost certainly, not always; it never
@@ -92,7 +96,11 @@ def assert_serialised(
     ...         send_report()
     >>> assert_serialised(charge)
     """
-    inside = Inside(limit, pause)
+    for number, what in ((callers, "callers"), (calls, "calls"), (limit, "limit")):
+        positive_int(number, what)
+    if callers <= limit:
+        raise ValueError(f"no lock could fail: {limit} may be inside, and there are {callers} callers")
+    inside = Inside(limit, seconds(pause, "pause"))
     if inspect.iscoroutinefunction(function):
         asyncio.run(_in_tasks(function, inside, callers, calls))
     else:
