@@ -97,7 +97,7 @@ def claim_of(rows: RoleMapping, given: Any) -> dict[str, Any] | None:
     if proof is None:
         return None
     if rows.target is None or not isinstance(given, rows.target.entity) or len(proof) != len(roles):
-        raise ValueError(f"{rows.pattern}: {given!r} was not captured in its session: it proves nothing")
+        raise ValueError(f"{rows.pattern}: {given!r} was not captured by this session: it proves no capture")
     return dict(zip(roles, proof, strict=True))
 
 

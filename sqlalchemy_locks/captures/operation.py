@@ -55,7 +55,7 @@ class CaptureImpl(OperationImpl):
 
     #: the operation returns the number of rows only
     counts: ClassVar[bool] = False
-    #: fewer rows than there are will do if other sessions capture at the same time
+    #: may return fewer rows than there are, if other sessions capture at the same time
     fewer: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
@@ -118,7 +118,7 @@ class CaptureImpl(OperationImpl):
         """Refuse to read captured rows over changes that were not flushed, which would be lost."""
         session, kind = execution.session, spec.entity
         assert session is not None
-        if spec.loads_others or execution.operation._with_options:
+        if spec.loads_others or execution.loader_options:
             kind = object  # what is loaded with the entities is read as well
         for each in session.dirty:
             if isinstance(each, kind) and session.is_modified(each):
@@ -154,12 +154,12 @@ class CaptureImpl(OperationImpl):
         keys: Keys | None = None
         if self._needs_order(execution, spec):
             # before the UPDATE, which may change what they are ordered by
-            options = criteria(execution.operation._with_options)
+            options = criteria(execution.loader_options)
             keys = _keys(execution, spec, select_candidates(spec, options, locks=False))
         if not _gives_entities(execution, spec):
             result: Result[Any] = execution.execute(statement)
             return result if keys is None else _sorted(execution, spec, result, keys)
-        options = execution.operation._with_options
+        options = execution.loader_options
         read_again = spec.loads_others or any(map(asks_for_select, options))
         if (execution.context, read_again) not in self._loading:
             shape: Any = select(*(spec.keys if read_again else [spec.entity])).from_statement(statement)
@@ -182,7 +182,7 @@ class CaptureImpl(OperationImpl):
             locking = _select(execution, spec, (), locks=execution.backend.row_locks)
             self._steps[execution.context] = locking, _changing(spec).where(where_keys(spec.table))
         locking, changing = self._steps[execution.context]
-        options = criteria(execution.operation._with_options)
+        options = criteria(execution.loader_options)
         if execution.backend.row_locks and not self._can_search_with_locks(execution, spec):
             keys = self._search_then_lock(execution, spec, options)
         else:
@@ -241,9 +241,7 @@ class CaptureImpl(OperationImpl):
         values = {**execution.values, **key_parameters(spec.table, keys)}
         if not entities:
             return _sorted(execution, spec, execution.execute(reading, values), keys)
-        result = execute_in_session(
-            execution, reading.options(*loading(execution.operation._with_options, spec)), values
-        )
+        result = execute_in_session(execution, reading.options(*loading(execution.loader_options, spec)), values)
         found = result.freeze()
         # a joined load returns a row for each related one
         rows = list({inspect(entity): (entity,) for (entity,) in frozen_rows(found)}.values())

@@ -31,7 +31,7 @@ from sqlalchemy.sql import Executable, visitors
 from sqlalchemy.sql.elements import BindParameter, UnaryExpression
 
 from sqlalchemy_locks.core.entities import MappedTable, partial
-from sqlalchemy_locks.dialects.mysql import force_index
+from sqlalchemy_locks.sql.elements import force_index
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper

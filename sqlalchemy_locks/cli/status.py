@@ -99,13 +99,13 @@ def _read(database: Database, limit: int) -> dict[str, Any]:
         "keys": overview.keys,
     }
     parts = {name: overview.read_part(locks, read) for name, read in reads.items()}
-    document: dict[str, Any] = {"database": database.location.display, "untold": None, "counts": {}, "at_least": []}
+    document: dict[str, Any] = {"database": database.location.display, "keys_error": None, "counts": {}, "at_least": []}
     for part_name, part in parts.items():
         document[part_name] = part.rows
         document["counts"] |= part.counts
         document["at_least"] += sorted(part.at_least)
         if isinstance(part.error, Unsupported):
-            document["untold"] = str(part.error)
+            document["keys_error"] = str(part.error)
     for part_name in ("queues", "keys"):
         document[part_name] = document[part_name] and document[part_name][:limit]
     every = document["semaphores"]
@@ -132,7 +132,7 @@ def _tables(document: dict[str, Any], console: Console) -> Group:
         rows = document[part]
         parts.append(title(part.capitalize()))
         if rows is None:
-            why = document["untold"] if part == "keys" else None
+            why = document["keys_error"] if part == "keys" else None
             parts.append(sentence(why or f"not installed; `{program()} check` shows what is", "yellow"))
             continue
         parts.append(make(rows))

@@ -94,7 +94,7 @@ class ConditionalUpdate(OperationImpl):
                     self._refresh(execution)
                 return answer
             row = self.probe(execution)
-            if not (self.retries_replaced and row.meets_condition):
+            if not (self.retries_replaced and execution.backend.misses_replaced and row.meets_condition):
                 break
         return self.refusal(execution, row)
 
@@ -104,7 +104,7 @@ class ConditionalUpdate(OperationImpl):
 
     def send(self, execution: Execution, statement: Executable) -> Any:
         """Execute ``statement``, which waits for a locked row no longer than the execution allows."""
-        if execution.wait is None and not execution.context.backend.single_writer:
+        if execution.wait is None and not execution.backend.single_writer:
             return self.answer(execution, statement)
         with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
             return self.answer(execution, statement)

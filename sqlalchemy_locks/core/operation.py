@@ -459,6 +459,11 @@ class Execution:
         """The token of this call, unique: a row that holds it is recognized after a lost reply."""
         return self._every.get("locks_nonce") or fresh_nonce()
 
+    @property
+    def loader_options(self) -> Any:
+        """The options of the operation for loading entities, as ``options()`` has taken them."""
+        return self.operation._with_options
+
     def execute(
         self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> CursorResult[Any]:

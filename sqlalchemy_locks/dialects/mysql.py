@@ -47,7 +47,7 @@ _WAIT = text(
 _ROW_WAIT = text("SELECT @@session.innodb_lock_wait_timeout")
 _RESTORE = text("SET SESSION innodb_lock_wait_timeout = @sqlalchemy_locks_wait")
 
-_QUEUE_NAME = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256)"
+_QUEUE_NAME = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.queue', DATABASE(), :key), 256)"
 _IDLE = text(f"SET @sqlalchemy_locks_idle = @@session.wait_timeout, SESSION wait_timeout = {IDLE}")
 _JOIN = text(f"SELECT GET_LOCK({_QUEUE_NAME}, :seconds)")
 _LEAVE = text(
@@ -66,17 +66,6 @@ _TABLE_READ_ONLY = "errno: 165"
 #: the transaction's level can't be set while it is in progress
 _IN_PROGRESS = 1568
 _LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
-
-
-def force_index(statement: Any, index: str, table: Table | None = None) -> Any:
-    """Return a statement with a hint that MySQL and MariaDB follow, and other engines don't get.
-
-    :param table: the table of a SELECT; an UPDATE has only one.
-    """
-    for name in ("mysql", "mariadb"):
-        given = {} if table is None else {"selectable": table}
-        statement = statement.with_hint(text=f"FORCE INDEX ({index})", dialect_name=name, **given)
-    return statement
 
 
 class MySQL(Backend):

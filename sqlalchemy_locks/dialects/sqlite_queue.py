@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import quote
 
 #: seconds without a heartbeat after which a waiter is skipped: it is stopped, or died on another machine
-IDLE = 1.0
+IDLE_WRITER = 1.0
 #: the longest wait for the file itself, in seconds
 _BUSY = 0.02
 #: the shortest and longest pause between two checks, in seconds
@@ -177,7 +177,7 @@ class FileTicket:
                 before = self._count_before()
             except sqlite3.OperationalError as error:
                 # another process writes; one that was stopped while it wrote is not waited for
-                if "locked" in str(error) and time.monotonic() - self._answered < IDLE:
+                if "locked" in str(error) and time.monotonic() - self._answered < IDLE_WRITER:
                     return max(1, self._before)
                 self._drop()
         self._answered = time.monotonic()
@@ -194,7 +194,7 @@ class FileTicket:
         return 0
 
     def refresh(self) -> None:
-        """Leave a heartbeat, which is needed more often than every ``IDLE`` seconds."""
+        """Leave a heartbeat, which is needed more often than every ``IDLE_WRITER`` seconds."""
         with self._queue.errors_ignored():
             self._refresh_or_rejoin()
 
@@ -224,7 +224,7 @@ class FileTicket:
             return
         if self._queue.file_id() != self._file_id:
             self._join()
-        elif time.monotonic() - self._refreshed > IDLE / 4:
+        elif time.monotonic() - self._refreshed > IDLE_WRITER / 4:
             kept = self._file.execute(_REFRESH, self._parameters()).rowcount
             self._refreshed = time.monotonic()
             if not kept:
@@ -271,8 +271,8 @@ class FileTicket:
 
 
 def parameters(**given: int) -> dict[str, Any]:
-    """Return the parameters of a statement, with the time and ``IDLE``."""
-    return {"now": time.time(), "idle": IDLE, **given}
+    """Return the parameters of a statement, with the time and ``IDLE_WRITER``."""
+    return {"now": time.time(), "idle": IDLE_WRITER, **given}
 
 
 def process_exists(pid: int) -> bool:

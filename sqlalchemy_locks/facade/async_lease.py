@@ -46,7 +46,7 @@ class AsyncLostEvent:
 
     async def wait(self, timeout: float | timedelta | None = None) -> bool:
         """As ``LostEvent.wait``."""
-        for left in self._lost.waits(timeout):
+        for left in self._lost._waits(timeout):
             await wait_for_future(self._future, left)
         return self.is_set()
 

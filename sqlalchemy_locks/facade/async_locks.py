@@ -288,7 +288,7 @@ class AsyncHeld:
         if self._session is None:
             connection = AsyncConnection(self._locks._engine, self._held._short.connection)
             session: AsyncSession = self._locks._session_maker(bind=connection, **IN_BLOCK)
-            self._held.bind_session(session.sync_session)
+            self._held._bind_session(session.sync_session)
             self._session = session
         return self._session
 

@@ -95,11 +95,11 @@ class Held:
         it the lock. Don't ``close()`` it: what it has flushed would be committed all the same, and the rest be gone.
         """
         if self._session is None:
-            self.bind_session(self._session_maker(bind=self._short.connection, **IN_BLOCK))
+            self._bind_session(self._session_maker(bind=self._short.connection, **IN_BLOCK))
             assert self._session is not None
         return self._session
 
-    def bind_session(self, session: Session) -> None:
+    def _bind_session(self, session: Session) -> None:
         """Keep a session in the transaction that holds the lock, even one whose class routes elsewhere."""
         short, connection = self._short, self._short.connection
 
@@ -110,11 +110,11 @@ class Held:
             # one, which commits, and which no lock guards
             if (why := short.loss(poll=False)) is not None:
                 error = LockLost(why)
-                self.mark_lost(error)
+                self._mark_lost(error)
                 raise error
             if not short.used:
                 short.use()
-                short.guard(self.mark_lost)
+                short.guard(self._mark_lost)
             return connection
 
         session.get_bind = get_bind  # type: ignore[method-assign]
@@ -124,10 +124,10 @@ class Held:
     def lost(self) -> bool:
         """Whether the lock is known to be gone, without asking the server; :meth:`check` asks."""
         if not self._lost and (why := self._short.loss()) is not None:
-            self.mark_lost(LockLost(why))
+            self._mark_lost(LockLost(why))
         return self._lost
 
-    def mark_lost(self, error: BaseException | None) -> None:
+    def _mark_lost(self, error: BaseException | None) -> None:
         """Record that the lock is gone."""
         self._lost = True
         on_lost, self._on_lost = self._on_lost, None
@@ -148,7 +148,7 @@ class Held:
         try:
             self._short.check()
         except LockLost as error:
-            self.mark_lost(error)
+            self._mark_lost(error)
             raise
 
 
@@ -242,7 +242,7 @@ class ExclusiveBlock:
         except BaseException as failed:
             if isinstance(failed, LockLost):
                 held._on_lost = on_lost
-                held.mark_lost(failed)
+                held._mark_lost(failed)
             self._emit("released", held=time.monotonic() - entered, error=failed)
             raise
         if self._locks._has_listeners:

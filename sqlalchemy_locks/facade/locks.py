@@ -365,11 +365,14 @@ class Locks(LockHost):
     def maintain(self, *, alive: Alive | None = None) -> Report:
         """Run every sweep and clean-up that is due, and that no other process has run in its period.
 
-        Every minute captured tasks of the shipped table end whose own ``timeout`` has passed. Every 5 minutes requests
-        are released that have expired, whose owner is dead (``alive``, as for :meth:`sweep`), or that have no time to
-        live and are older than a day. Every 4 hours those are deleted that were released 7 days ago; every day
-        semaphores of leases that were not used since, changes of capacity that are 30 days old, and keys of locks that
-        are not held. Stalled jobs are returned to their queue by its workers.
+        - Every minute: captured tasks of the shipped table whose own ``timeout`` has passed get the status ``timeout``.
+        - Every 5 minutes: requests are released that have expired, whose owner is dead (``alive``, as for
+          :meth:`sweep`), or that have no time to live and are older than a day.
+        - Every 4 hours: requests that were released 7 days ago are deleted.
+        - Every day: semaphores of leases that were unused for 7 days, changes of capacity that are 30 days old, and
+          keys that no transaction holds are deleted.
+
+        Stalled jobs are returned to their queue by its workers.
 
         :return: a :class:`~sqlalchemy_locks.Report`: for each task that was due, how many rows it has handled.
 

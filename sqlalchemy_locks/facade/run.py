@@ -109,7 +109,7 @@ class OperationRunner:
         checkout: float | None,
     ) -> Any:
         began, impl = time.monotonic(), operation._impl
-        entities = isinstance(operation, RowsOperation) and operation._propagate_attrs["plugin_subject"] is not None
+        entities = isinstance(operation, RowsOperation) and operation.is_select
         stale = 0 if repeatable else _MAX_STALE
         connection = connect(self._engine, checkout)
         try:

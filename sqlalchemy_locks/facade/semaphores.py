@@ -25,6 +25,7 @@ from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.reentry import tables_of
 from sqlalchemy_locks.runtime.renewal import RenewalThread
 from sqlalchemy_locks.semaphore.release import unflushed
+from sqlalchemy_locks.semaphore.statements import BATCH
 from sqlalchemy_locks.semaphore.sweep import end_orphans, overdue_requests, owned_requests, release_unchanged, stale_age
 from sqlalchemy_locks.values import Grant, Released
 
@@ -90,8 +91,8 @@ class Semaphores:
         while requests := self.run(overdue_requests(age, after)):
             swept += self.run(release_unchanged(requests))
             after = requests[-1][0]
-        for start in range(0, len(dead), semaphore.BATCH):
-            swept += self.run(release_unchanged(dead[start : start + semaphore.BATCH]))
+        for start in range(0, len(dead), BATCH):
+            swept += self.run(release_unchanged(dead[start : start + BATCH]))
         swept += self.run(end_orphans())
         if swept:
             self.locks._emit("swept", "semaphore", (), count=swept)

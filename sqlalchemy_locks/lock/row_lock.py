@@ -77,7 +77,7 @@ class _Row(OperationImpl):
         return "which has no row locks: the write lock is acquired first, by a statement of its own"
 
     def _select_row(self, context: BuildContext) -> Select[Any]:
-        statement = self._where_key(self.entity())
+        statement = self._where_key(self.entity)
         if context.backend.locks_on_replicas:
             statement = statement.where(Writable())
         if context.backend.row_locks:
@@ -96,7 +96,7 @@ class _Row(OperationImpl):
 
     def _exists(self, execution: Execution) -> bool:
         """Return whether the row is there, read without a lock."""
-        keys = self.key_columns if self.mapper is None else [getattr(self.entity(), name) for name in self.names]
+        keys = self.key_columns if self.mapper is None else [getattr(self.entity, name) for name in self.names]
         return self._select(execution, self._where_key(*keys)).first() is not None
 
     def run(self, execution: Execution) -> Any:
@@ -132,7 +132,7 @@ class _Row(OperationImpl):
     def _select(self, execution: Execution, statement: Any) -> Any:
         if self.mapper is None or execution.session is None:
             return execution.execute(statement)
-        added = execution.operation._with_options
+        added = execution.loader_options
         return execute_in_session(execution, statement.options(*added) if added else statement, execution.values)
 
     def _raise_missing(self, execution: Execution) -> None:
@@ -141,7 +141,7 @@ class _Row(OperationImpl):
         raise UnknownRow(f"{self._entity_name()} has no row {_key_shown(execution)}: nothing was locked")
 
     def _entity_name(self) -> str:
-        entity: Any = self.entity()
+        entity: Any = self.entity
         return str(getattr(entity, "__name__", entity))
 
     def route(self) -> dict[str, Any]:

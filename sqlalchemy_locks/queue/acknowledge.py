@@ -34,15 +34,15 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.captures.statements import LIMIT, by_key, selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.dialects.mysql import force_index
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, PAIRS, JobOperation, Jobs, owned_values
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
+from sqlalchemy_locks.sql.elements import force_index
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 #: the first pause before another attempt, in seconds; each further one is twice as long, up to an hour
-FIRST_PAUSE, LONGEST_PAUSE, DOUBLINGS = 5, 3600, 9
+FIRST_PAUSE, LONGEST_RETRY_PAUSE, DOUBLINGS = 5, 3600, 9
 #: the characters of an error that are kept, from its end: what fits into every engine's column
 LONGEST_ERROR = 16000
 
@@ -182,7 +182,7 @@ def _bound_pairs(at: RoleColumns) -> Any:
 def owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
     """Return the values of an execution as its statement binds ids and claims."""
     values = execution.values.copy()
-    if execution.context.backend.arrays:
+    if execution.backend.arrays:
         del values[PAIRS]
         for name in jobs.integer_arrays:
             values[name] = f"{{{','.join(map(str, values[name]))}}}"
@@ -257,10 +257,19 @@ class WorkerHeartbeat(Heartbeat):
         return self.report(execution)
 
 
-class ClaimedJobs(JobOperation):
-    """Reads ids and claims of jobs that run, or ended, under these claims, and whether they run."""
+class ReadByClaim(JobOperation):
+    """Reads jobs by their claims."""
 
     writes = False
+
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
+        assert statement is not None
+        return execution.execute(statement, owned_parameters(execution, self.jobs))
+
+
+class ClaimedJobs(ReadByClaim):
+    """Reads ids and claims of jobs that run, or ended, under these claims, and whether they run."""
 
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
@@ -269,11 +278,6 @@ class ClaimedJobs(JobOperation):
             select(at.internal_id, at.claim, running).where(at.started_at.is_not(None)), at, context
         )
         return claimed
-
-    def run(self, execution: Execution) -> Any:
-        statement = self.statement(execution.context)
-        assert statement is not None
-        return execution.execute(statement, owned_parameters(execution, self.jobs))
 
 
 class ReleaseJobs(UpdateOwnedJobs):
@@ -295,7 +299,7 @@ class Fail(UpdateOwnedJobs):
         pause: Any = bindparam("locks_pause", type_=Float())
         if self.pause != "given":
             pause = case(
-                (at.attempts > DOUBLINGS + 1, LONGEST_PAUSE),
+                (at.attempts > DOUBLINGS + 1, LONGEST_RETRY_PAUSE),
                 else_=literal(FIRST_PAUSE).op("<<", return_type=Integer())(at.attempts - ONE),
             )
         dead = true() if self.pause == "never" else at.attempts >= at.max_attempts

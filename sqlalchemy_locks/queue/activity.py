@@ -27,9 +27,9 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks._validation import bounded_seconds, positive_int
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.dialects.mysql import force_index
 from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Elapsed, Instant, SecondsAgo, StatementStart
+from sqlalchemy_locks.sql.elements import force_index
 
 #: the maximum number of queues whose jobs are counted one by one when not all jobs that wait are counted
 QUEUES = 50

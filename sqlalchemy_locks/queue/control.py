@@ -37,7 +37,7 @@ class GetJob(JobOperation):
         if target is None or target.mapper is None or execution.session is None:
             return super().run(execution).one_or_none()
         reading: Any = select(target.entity).where(_chosen(self.jobs.at(execution.context)))
-        reading = reading.options(*execution.operation._with_options)
+        reading = reading.options(*execution.loader_options)
         return execute_in_session(execution, reading, execution.values).unique().scalar_one_or_none()
 
 

@@ -31,7 +31,7 @@ from sqlalchemy_locks.captures.claims import draw_claim, drawn_claim
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, captured_cte
 from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
-from sqlalchemy_locks.queue.acknowledge import Complete, owned_parameters, where_owned
+from sqlalchemy_locks.queue.acknowledge import Complete, ReadByClaim, owned_parameters, where_owned
 from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, ORDER, PAIRS, JobCapture, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Now, StatementStart
 
@@ -104,20 +104,13 @@ class JobsOfHost(JobOperation):
         )
 
 
-class ReadOwned(JobOperation):
+class ReadOwned(ReadByClaim):
     """Reads the rows of running jobs that the caller still owns."""
-
-    writes = False
 
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
         reading: Executable = where_owned(select(*at.table.c), at, context)
         return reading
-
-    def run(self, execution: Execution) -> Any:
-        statement = self.statement(execution.context)
-        assert statement is not None
-        return execution.execute(statement, owned_parameters(execution, self.jobs))
 
 
 class Fetched(NamedTuple):

@@ -118,11 +118,11 @@ class LostEvent:
         ...     grant.lost.wait(0.01)
         False
         """
-        for left in self.waits(timeout):
+        for left in self._waits(timeout):
             self._event.wait(left)
         return self.is_set()
 
-    def waits(self, timeout: float | timedelta | None) -> Iterator[float]:
+    def _waits(self, timeout: float | timedelta | None) -> Iterator[float]:
         """Yield how long to wait for the next change, in seconds, until the lease is lost or ``timeout`` is over."""
         limit = timeout_seconds(timeout)
         until = math.inf if limit is None else time.monotonic() + limit

@@ -97,7 +97,8 @@ class ShortTransaction:
     def open(self, *, writes: bool = True, wait: float | None = None, within: float | None = None) -> None:
         """Check a connection out, and begin.
 
-        :param writes: and ``wait``: as :meth:`begin`.
+        :param writes: as for :meth:`begin`.
+        :param wait: as for :meth:`begin`.
         :param within: how long to wait for a free connection of the pool, in seconds; without it the pool's own limit.
         :raises PoolTimeout: when none was free in time.
         """

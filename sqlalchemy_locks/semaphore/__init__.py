@@ -4,8 +4,9 @@ The pattern: "Distributed Counting Semaphore with MySQL", whole: permits of seve
 an id that makes each request repeatable; a time to live, renewed or not; fencing tokens; sweeps.
 
 What is promised: what is held never exceeds the capacity that was in force when it was granted, at any isolation
-level but a READ UNCOMMITTED that no variable shows; one id is granted once; a permit is released once; each grant's
-fencing token is greater than any that its semaphore granted before, deleted and created again or not.
+level, except READ UNCOMMITTED set for one transaction only, which the server's variables don't show; one id is granted
+once; a permit is released once; each grant's fencing token is greater than any that its semaphore granted before,
+deleted and created again or not.
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from sqlalchemy_locks.semaphore.admin import create, delete, resize
 from sqlalchemy_locks.semaphore.guarded import guarded
 from sqlalchemy_locks.semaphore.queries import history, holders, usage
 from sqlalchemy_locks.semaphore.release import release, renew
-from sqlalchemy_locks.semaphore.statements import BATCH
 from sqlalchemy_locks.semaphore.sweep import clean, clean_history, clean_leases, sweep
 
 __all__ = [
-    "BATCH",
     "acquire",
     "clean",
     "clean_history",

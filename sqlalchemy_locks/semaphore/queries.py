@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import positive_int, valid_name
-from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation
+from sqlalchemy_locks.core.operation import BuildContext, OperationImpl, RowsOperation
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, expiry
 from sqlalchemy_locks.sql.clock import UTC, Elapsed, Now
 from sqlalchemy_locks.sql.tables import Tables
@@ -49,11 +49,6 @@ class ReadSemaphores(OperationImpl):
 
     def select(self, tables: Tables) -> Executable:
         raise NotImplementedError
-
-    def run(self, execution: Execution) -> Any:
-        statement = self.statement(execution.context)
-        assert statement is not None
-        return execution.execute(statement)
 
 
 def _use(context: BuildContext, *, of_one: bool = False) -> Any:

@@ -151,9 +151,9 @@ def _values(given: str | Grant) -> dict[str, Any]:
 def release(external_id: str | Grant) -> Operation[Any]:
     """Release the permits of a request.
 
-    :param external_id: the id that they were acquired with, or the grant itself, which identifies its own request
-        only: not for a later one, made with the same id after a clean-up, or by a block that reclaimed it, and a denial
-        for none. Where ids are reclaimed, give the grant, never the id.
+    :param external_id: the id that they were acquired with, or the grant itself. A grant identifies its own request
+        only, never a later one with the same id (made after a clean-up, or by a block that reclaimed the id); a denied
+        grant matches no request. Where ids are reclaimed, give the grant, never the id.
     :return: a :class:`~sqlalchemy_locks.Released`: ``RELEASED``; ``ALREADY_RELEASED`` when it was released or swept
         before; ``UNKNOWN`` when there is no such request. Each of them is a ``str``.
     :raises LockTimeout: when a ``guarded`` write kept it locked for longer than the wait that the database, or the

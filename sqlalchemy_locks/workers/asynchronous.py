@@ -32,7 +32,7 @@ from sqlalchemy_locks.workers.database import is_wrong_statement, log, supports_
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
 from sqlalchemy_locks.workers.running_job import RunningJob
-from sqlalchemy_locks.workers.state import LONGEST_PAUSE, WorkerState
+from sqlalchemy_locks.workers.state import LONGEST_ERROR_PAUSE, WorkerState
 from sqlalchemy_locks.workers.threaded import exit_if_forked, is_coroutine_function
 
 AsyncHandler = Callable[[Any], Awaitable[object]]
@@ -383,7 +383,7 @@ class AsyncWorker(ObservedWorker):
                 await self._listen_until_lost()
             except Exception as error:
                 log(logging.DEBUG, "Polling instead of listening: %s", error)
-            await asyncio.sleep(min(self.config.poll, LONGEST_PAUSE))
+            await asyncio.sleep(min(self.config.poll, LONGEST_ERROR_PAUSE))
 
     async def _listen_until_lost(self) -> None:
         """Listen until the connection is lost."""

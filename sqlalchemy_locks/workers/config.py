@@ -16,7 +16,7 @@ from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, s
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.connections import pool_capacity, shares_one_connection
 from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.queue.acknowledge import DOUBLINGS, FIRST_PAUSE, LONGEST_PAUSE
+from sqlalchemy_locks.queue.acknowledge import DOUBLINGS, FIRST_PAUSE, LONGEST_RETRY_PAUSE
 from sqlalchemy_locks.queue.queue import Queue
 
 #: the longest duration, in seconds: what every way of waiting accepts
@@ -144,7 +144,7 @@ class StopRequest:
 
 def default_pause(attempt: int) -> float:
     """Return the pause after an attempt that failed: 5 s, doubled with each attempt, up to an hour, with jitter."""
-    pause = LONGEST_PAUSE if attempt > DOUBLINGS + 1 else FIRST_PAUSE << max(attempt - 1, 0)
+    pause = LONGEST_RETRY_PAUSE if attempt > DOUBLINGS + 1 else FIRST_PAUSE << max(attempt - 1, 0)
     return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 

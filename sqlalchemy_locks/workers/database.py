@@ -175,7 +175,7 @@ def is_wrong_statement(error: Exception) -> bool:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Whether the database is unavailable for the moment, as opposed to an error that retries don't mend."""
+    """Whether the database is unavailable for the moment, as opposed to a permanent error."""
     if is_wrong_statement(error):
         return False
     if isinstance(error, DBAPIError):

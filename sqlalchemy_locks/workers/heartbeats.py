@@ -59,7 +59,7 @@ class Heartbeats:
     :param on_lost: called with the rows of those that no longer run, and of those among them that have another owner,
         or were returned to the queue, rather than completed.
     :param on_change: called when jobs may be started again, and when jobs were requeued.
-    :param on_error: called with an error that retries don't mend, after which no heartbeat is sent.
+    :param on_error: called with a permanent error, after which no heartbeat is sent.
     :param on_stalled: called with the number of jobs that were requeued.
     """
 
@@ -127,7 +127,7 @@ class Heartbeats:
         self._thread.start()
 
     def end(self) -> None:
-        """Send no more; one that is under way is hardly waited for."""
+        """Send no more heartbeats; wait for one that is being sent for ``_END`` seconds at most."""
         self._ended = True
         self._wake.set()
         if self._thread is not None:

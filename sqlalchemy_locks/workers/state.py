@@ -40,7 +40,7 @@ from sqlalchemy_locks.workers.results import MAX_ACK_DELAY, Failure, PendingAcks
 from sqlalchemy_locks.workers.running_job import RunningJob
 
 #: the pause while the database is unavailable, in seconds: the first one, and the longest
-_FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+_FIRST_PAUSE, LONGEST_ERROR_PAUSE = 0.1, 5.0
 #: the longest time without a fetch from the head of the queue, in seconds: a search that was slow may have waited for
 #: something else
 _LONGEST_WITHOUT_HEAD = 1.0
@@ -98,7 +98,7 @@ class WorkerState:
         #: no job is captured or started any more
         self.stopping = False
         self._deadline = float("inf")
-        #: an error that retries don't mend; the worker raises it when it has ended
+        #: a permanent error, which no retry would avoid; the worker raises it when it has ended
         self.error: Exception | None = None
         #: the last fetch left jobs in the queue, as far as it is known
         self._more_jobs = False
@@ -167,7 +167,7 @@ class WorkerState:
             )
 
     def fail(self, error: Exception) -> None:
-        """End the worker for an error that retries don't mend; running handlers have the grace of a stop."""
+        """End the worker for a permanent error; running handlers have the grace of a stop."""
         if self.error is None:
             self.error = error
         self._stop.request()
@@ -251,7 +251,7 @@ class WorkerState:
             self._error_pause = 0.0
 
     def _lengthen_pause(self) -> None:
-        self._error_pause = min(LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
+        self._error_pause = min(LONGEST_ERROR_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
 
     def held_failed(self, error: Exception, *, captured: bool) -> float:
         """Log an error of a slot with a transaction of its own; return the pause, which grows while captures fail.
@@ -350,7 +350,7 @@ class WorkerState:
     def _take_steps(self, steps: Sequence[Callable[[], None]], errors: list[Exception]) -> list[Callable[[], None]]:
         """Take steps one after the other, and return those that have to be taken again.
 
-        :param errors: collects errors that retries don't mend.
+        :param errors: collects permanent errors.
         """
         failed: list[Callable[[], None]] = []
         without_reply = 0

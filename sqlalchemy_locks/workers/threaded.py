@@ -32,7 +32,7 @@ from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopReque
 from sqlalchemy_locks.workers.database import is_wrong_statement, log, supports_listen
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
-from sqlalchemy_locks.workers.state import LONGEST_PAUSE, WorkerState
+from sqlalchemy_locks.workers.state import LONGEST_ERROR_PAUSE, WorkerState
 
 Handler = Callable[[Any], object]
 
@@ -380,7 +380,7 @@ class Worker(ObservedWorker):
             except Exception as error:
                 # whatever it is (an exhausted pool, a server that shuts down), a later attempt may succeed
                 log(logging.DEBUG, "Polling instead of listening: %s", error)
-                ended.wait(min(config.poll, LONGEST_PAUSE))
+                ended.wait(min(config.poll, LONGEST_ERROR_PAUSE))
 
 
 def call_handler(handler: Handler, job: Any) -> None:

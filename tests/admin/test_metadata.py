@@ -75,3 +75,13 @@ def test_create_all_joins_the_transaction_it_is_given(servers: Servers) -> None:
         assert "installed" in inspect(connection).get_table_names("app_locks")
         connection.rollback()
     assert inspect(engine).get_schema_names() == ["information_schema", "public"]
+
+
+def test_what_it_would_ignore_is_refused() -> None:
+    with pytest.raises(ValueError, match="locking"):
+        sl.metadata(locking="rows")
+    metadata, engine = sl.metadata(), create_engine("sqlite://")
+    for given in ({"tables": []}, {"checkfirst": False}):
+        for method in (metadata.create_all, metadata.drop_all):
+            with pytest.raises(TypeError, match="leave out"):
+                method(engine, **given)

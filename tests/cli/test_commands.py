@@ -179,7 +179,7 @@ def test_status_shows_every_part(cli: Cli) -> None:
     captured(cli, "shown", 2)
     told = cli.json("status")
     parts = {"semaphores", "leases", "queues", "mutexes", "timeouts", "keys"}
-    assert set(told) == parts | {"database", "untold", "counts", "at_least"}
+    assert set(told) == parts | {"database", "keys_error", "counts", "at_least"}
     (semaphore,) = (row for row in told["semaphores"] if row["name"] == "shown")
     assert (semaphore["used"], semaphore["capacity"], semaphore["holders"]) == (2, 5, 1)
     assert semaphore["oldest_owner"] == "web-1"
@@ -224,8 +224,8 @@ def test_status_shows_keys_and_waiters(postgresql: Cli) -> None:
 def test_status_without_key_list(sqlite: Cli) -> None:
     told = sqlite.json("status")
     assert told["keys"] is None
-    assert "SQLite" in told["untold"]
-    assert told["untold"] in sqlite("status").stdout
+    assert "SQLite" in told["keys_error"]
+    assert told["keys_error"] in sqlite("status").stdout
 
 
 def test_a_missing_step_is_reported_and_installed(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from typing import Any
@@ -159,3 +160,14 @@ def test_locks_work_without_a_compiled_cache(engine_to: MakeEngine) -> None:
 def cache_of(engine: Engine) -> list[Any]:
     cache: Any = engine._compiled_cache
     return list(cache.values())
+
+
+def test_patterns_made_for_each_use_leave_nothing_behind(engine_to: MakeEngine) -> None:
+    """An app may make a pattern where it uses it."""
+    engine = engine_to("postgresql15")
+    kept: Any = []
+    for _ in range(3):
+        sl.Locks(engine).run(sl.StateTransition().expire())
+        gc.collect()
+        kept.append(len(next(each for each in vars(engine.dialect).values() if hasattr(each, "compiled")).compiled))
+    assert kept[0] == kept[-1]

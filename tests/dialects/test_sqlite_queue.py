@@ -18,7 +18,7 @@ import pytest
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects.sqlite import BACKEND
-from sqlalchemy_locks.dialects.sqlite_queue import IDLE, FileQueue
+from sqlalchemy_locks.dialects.sqlite_queue import IDLE_WRITER, FileQueue
 from tests.conftest import install
 from tests.fixtures.parties import PATIENCE, connected, later, queued, until
 
@@ -93,7 +93,7 @@ def test_a_dead_or_stopped_waiter_is_skipped(
     url: str, parties: list[sl.Locks], end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if end == signal.SIGSTOP:  # a dead process is recognized by its number
-        monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_queue.IDLE", IDLE)
+        monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_queue.IDLE_WRITER", IDLE_WRITER)
     holder, behind, after, _ = parties
     with holder._engine.connect() as connection:
         # otherwise a process that is stopped during a read keeps every COMMIT waiting
@@ -124,7 +124,7 @@ def test_permits_are_granted_whatever_happens_to_the_file(
     url: str, parties: list[sl.Locks], trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One holder at a time, and every waiter is granted in the end: only the order depends on the file."""
-    monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_queue.IDLE", IDLE)
+    monkeypatch.setattr("sqlalchemy_locks.dialects.sqlite_queue.IDLE_WRITER", IDLE_WRITER)
     if trouble == "a folder":
         line(url).mkdir()
     holder, *waiters = parties

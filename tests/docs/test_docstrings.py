@@ -32,7 +32,7 @@ OTHERS = [Held, LostEvent, AsyncLostEvent, LockEvents, Mutexes]
 ON_A_SERVER = {"lock.holders", "lock.session_exclusive", "lock.session_unlock", "KeyHolder", "KeyWaiter", "explain"}
 ON_A_SERVER |= {"Explanation"}
 #: methods that the façades use internally, and those that the example of a listener's class covers
-INTERNAL = {"Held.bind_session", "Held.mark_lost", "LostEvent.close", "LostEvent.confirm", "LostEvent.set"}
+INTERNAL = {"LostEvent.close", "LostEvent.confirm", "LostEvent.set"}
 REDIS = {"redis.Mutex": Mutex, "redis.Timeout": Timeout, "redis.StateTransition": StateTransition}
 
 

@@ -7,6 +7,7 @@ import copy
 import logging
 import pickle
 import sys
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -186,10 +187,12 @@ def test_check_asks_database(name: str, engine_to: MakeEngine) -> None:
         with engine.begin() as connection:
             expire(connection, grant)
         assert not grant.lost
+        assert not grant.lost.wait(timedelta(0))
         with pytest.raises(sl.LockLost, match="its time had run out"):
             grant.check()
         assert grant.lost
         assert grant.lost.wait(0)
+        assert grant.lost.wait(timedelta(seconds=PATIENCE))
         with pytest.raises(sl.LockLost, match="its time had run out"):
             grant.check()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -489,3 +491,31 @@ def test_a_block_that_is_not_entered_is_neither_true_nor_false(servers: Any, eng
         locks.exclusive("a"),
     ):
         pass
+
+
+def test_errors_cross_process_borders() -> None:
+    for error in (sl.RequestOver("over", "EXPIRED"), sl.StaleToken("stale", 7), sl.LockTimeout("late", kind="lock")):
+        for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert (str(twin), vars(twin)) == (str(error), vars(error))
+
+
+def test_blocks_are_left_only_when_entered(servers: Any, engine_to: MakeEngine) -> None:
+    locks = sl.Locks(engine_to("sqlite"))
+    for block in (locks.exclusive("a"), locks.lease("a"), locks.semaphore("a")):
+        with pytest.raises(sl.ReentryError, match="not entered"):
+            block.__exit__(None, None, None)
+
+    async def main() -> None:
+        async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
+            for block in (sl.AsyncLocks(engine).lease("a"), sl.AsyncLocks(engine).exclusive("a")):
+                with pytest.raises(sl.ReentryError, match="not entered"):
+                    await block.__aexit__(None, None, None)
+
+    asyncio.run(main())
+
+
+def test_alive_is_a_function(engine_to: MakeEngine) -> None:
+    locks: Any = sl.Locks(engine_to("sqlite"))
+    for call in (locks.sweep, locks.maintain):
+        with pytest.raises(TypeError, match="alive"):
+            call(alive=5)

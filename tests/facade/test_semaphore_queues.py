@@ -27,7 +27,7 @@ HEADED = {
     " AND objsubid = 1 AND (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) = :key",
     "yugabytedb": "SELECT EXISTS (SELECT FROM lock.locked_keys WHERE key = :key) AND NOT lock.try_shared(:key)",
 }
-BY_NAME = "SELECT NOT IS_FREE_LOCK(SHA2(CONCAT_WS(':', 'sqlalchemy_locks.line', DATABASE(), :key), 256))"
+BY_NAME = "SELECT NOT IS_FREE_LOCK(SHA2(CONCAT_WS(':', 'sqlalchemy_locks.queue', DATABASE(), :key), 256))"
 LINED = ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"]
 
 

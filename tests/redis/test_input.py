@@ -114,7 +114,12 @@ def test_invalid_zones_and_clocks(client: Any) -> None:
     for kind in (Timeout, StateTransition):
         with pytest.raises(TypeError, match="clock"):
             kind(client, clock=1_700_000_000)
-    for wrong, error in ((datetime(2026, 1, 1), ValueError), ("now", TypeError), (True, TypeError)):
+    for wrong, error in (
+        (datetime(2026, 1, 1), ValueError),
+        (float("inf"), ValueError),
+        ("now", TypeError),
+        (True, TypeError),
+    ):
         with pytest.raises(error, match="the clock"):
             Timeout(client, every=1, clock=lambda wrong=wrong: wrong).acquire("a")
         with pytest.raises(error, match="the clock"):
@@ -134,8 +139,6 @@ def test_statuses(client: Any) -> None:
     for wrong in ("1", True, 1.0):
         with pytest.raises(TypeError, match="claim"):
             tasks.set_status("a", "done", claim=wrong)
-    with pytest.raises(ValueError, match="claim="):
-        tasks.set_status("a", "done", claim=1, force=True)
 
 
 @pytest.mark.parametrize("kind", PATTERNS, ids=lambda kind: kind.__name__)

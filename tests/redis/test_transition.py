@@ -37,6 +37,7 @@ def test_an_old_claim_changes_nothing(party: Party, queue: str) -> None:
     (theirs,) = party(tasks.capture(1, queue=queue))
     assert theirs.claim > mine.claim
     assert party(tasks.set_status("a", "done", queue=queue, claim=mine.claim)) is False
+    assert party(tasks.set_status("a", "done", queue=queue, claim=mine.claim, force=True)) is False
     assert party(tasks.set_status("a", "done", queue=queue, claim=theirs.claim)) is True
     assert party(tasks.set_status("a", "done", queue=queue, claim=theirs.claim)) is False
 

@@ -35,6 +35,20 @@ class TestAssertSerialised:
         with pytest.raises(AssertionError, match="callers were inside at the same time"):
             assert_serialised(unlocked, limit=limit, pause=PATIENCE)
 
+    @pytest.mark.parametrize(
+        ("given", "error"),
+        [
+            ({"callers": 1}, ValueError),
+            ({"limit": 4}, ValueError),
+            ({"calls": 0}, ValueError),
+            ({"pause": "1"}, TypeError),
+        ],
+        ids=str,
+    )
+    def test_what_could_not_fail_is_refused(self, given: Any, error: type[Exception]) -> None:
+        with pytest.raises(error):
+            assert_serialised(lambda inside: None, **given)
+
     def test_finds_tasks_that_nothing_keeps_out(self) -> None:
         async def unlocked(inside: Inside) -> None:
             async with inside:
@@ -142,6 +156,17 @@ class TestRunUntilEmpty:
         jobs("a")
         run_until_empty(sl.Queue(), handler, bind=locks_engine)
         assert ran == ["a"]
+
+    def test_a_job_is_as_a_worker_gives_it(self, locks: sl.Locks, locks_engine: Engine, jobs: Any) -> None:
+        def handler(job: Any) -> None:
+            assert not job.lost
+            raise sl.Discard("why") if job.payload == "discarded" else sl.Retry("why", in_=60)
+
+        for payload in ("discarded", "later"):
+            jobs(payload)
+        assert run_until_empty(sl.Queue(), handler, bind=locks_engine, retry=True) == Drained(0, 2)
+        (stats,) = locks.run(sl.Queue().stats())
+        assert (stats.dead, stats.scheduled) == (1, 1)
 
     def test_endless_jobs_end(self, locks_engine: Engine, jobs: Any) -> None:
         jobs({})
