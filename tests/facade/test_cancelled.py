@@ -355,32 +355,36 @@ def test_cancelled_wait_for_a_semaphore(servers: Any, which: str) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout and TaskGroup are of Python 3.11")
-def test_asyncio_timeouts_and_task_groups(servers: Any) -> None:
+def test_asyncio_timeouts_and_task_groups(servers: Any, watch: Callable[[str], Watch]) -> None:
+    server = watch("postgresql15")
+
     async def main() -> None:
         key = unused()
         url = installed(servers, "postgresql15", "asyncpg")
+
+        async def fail() -> None:
+            await became(lambda: server.waiting() > 0)
+            raise RuntimeError("another task's")
+
         async with async_connected(url, pool_size=2, max_overflow=0) as engine, async_connected(url) as other:
             locks = sl.AsyncLocks(engine)
             async with sl.AsyncLocks(other).exclusive(key):
                 with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.2):
-                        await in_a_block(locks, key)
+                    async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
+                        group.create_task(in_a_block(locks, key))
+                        await became(lambda: server.waiting() > 0)
+                        limit.reschedule(0)
                 with pytest.raises(BaseException, match="unhandled errors in a TaskGroup"):
                     async with asyncio.TaskGroup() as group:
                         for _ in range(3):
                             group.create_task(in_a_block(locks, key))
-                        group.create_task(_fail())
+                        group.create_task(fail())
                 assert held_by_whom(engine) == 0
             async with _limit(), locks.exclusive(key):
                 pass
             assert held_by_whom(engine) == 0
 
     asyncio.run(main())
-
-
-async def _fail() -> None:
-    await asyncio.sleep(0.1)
-    raise RuntimeError("another task's")
 
 
 INTERRUPTED = """

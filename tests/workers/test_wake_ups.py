@@ -6,7 +6,6 @@ import asyncio
 import os
 import resource
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -86,25 +85,23 @@ def wake_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) ->
         at_work = running(sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600))
     else:
         at_work = awaiting(servers.installed("postgresql15", driver.removeprefix("async ")), handler)
-    with at_work, engine.connect() as connection:
-
-        def listening() -> Any:
-            connection.rollback()
-            return connection.scalar(
-                text(
-                    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"
-                )
-            )
-
-        until(listening)
-        # it fetches once more when it listens: only then is it idle
-        put(engine, 0)
-        assert done.wait(PATIENCE)
-        until(lambda: counts(engine)["completed"] == 1)
+    with at_work:
+        wait_until_idle(engine, done)
         for number in range(3):
             done.clear()
             put(engine, number)
             assert done.wait(PATIENCE)
+
+
+def wait_until_idle(engine: Engine, done: threading.Event) -> None:
+    """Wait until only a notification wakes a worker: it fetches once more when it listens."""
+    listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"
+    with engine.connect() as connection:
+        autocommit = connection.execution_options(isolation_level="AUTOCOMMIT")
+        until(lambda: autocommit.scalar(text(listening)))
+    put(engine, 0)
+    assert done.wait(PATIENCE)
+    until(lambda: counts(engine)["completed"] == 1)
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg", "async psycopg"])
@@ -198,7 +195,8 @@ def test_listening_resumes_after_an_error(engine_to: MakeEngine) -> None:
     worker = sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600, heartbeat=3600, stalled_after=None)
     with running(worker):
         assert failed.wait(PATIENCE)
-        time.sleep(0.2)  # most likely it is idle then, and only a notification wakes it
+        wait_until_idle(engine, done)
+        done.clear()
         put(engine, 1)
         assert done.wait(PATIENCE)
 
