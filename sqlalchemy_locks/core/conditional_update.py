@@ -178,10 +178,14 @@ class ConditionalUpdate(OperationImpl):
         columns = self.mapping.columns(execution.context)
         found = execution.execute(select(columns["id"]).where(*self.mapping.row_condition(columns)).limit(2)).all()
         if len(found) > 1:
-            raise Unsupported(
-                f"{self.name}: several rows of {columns.table} have the id {execution.values[ID_PARAM]!r}, and each "
-                "would be a separate lock: give the column a unique constraint"
-            )
+            raise refuse_duplicate(self.name, columns.table, execution.values[ID_PARAM])
+
+
+def refuse_duplicate(what: str, table: Any, id: Any) -> Unsupported:
+    return Unsupported(
+        f"{what}: several rows of {table} have the id {id!r}, and each would be a separate lock: give the column a "
+        "unique constraint"
+    )
 
 
 class ConditionalAcquire(ConditionalUpdate):

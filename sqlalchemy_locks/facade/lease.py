@@ -206,7 +206,7 @@ class LeaseContext:
                     raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
             lost = LostEvent(ttl, asked_at)
             description = f"the lease {grant.external_id!r}"
-            renewable = RenewableLease(description, lost, asked_at, self._semaphores.renewal_of(grant))
+            renewable = RenewableLease(description, lost, asked_at, self._semaphores.renewal_of(grant, ttl))
             lost.on_lost.append(_weak_callback(self._on_lost, grant))
             if lost:
                 raise self._lost_error(grant, lost)
@@ -304,15 +304,16 @@ class LeaseContext:
             # it may be held by the first caller: it must not be released here
             raise RequestHeld(f"the request {grant.external_id!r} was granted before, and is held")
         try:
-            return (grant, *self._resume_grant(grant))
+            return (grant, *self._resume_grant(grant, owner))
         except BaseException as error:
             if not known:
                 self._release(grant)
             self._emit("released", grant, held=0.0, error=error)
             raise
 
-    def _resume_grant(self, grant: Grant) -> tuple[float, float]:
+    def _resume_grant(self, grant: Grant, owner: str) -> tuple[float, float]:
         """Renew what an earlier attempt was granted; return from when its time counts, and its own time to live."""
+        self._semaphores.adopt(grant, owner)
         asked_at = clock()
         if not self._semaphores.run_on_request(semaphore.renew(grant)):
             message = f"the request {grant.external_id!r} was granted before, and its time ran out"

@@ -24,7 +24,7 @@ from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
 from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.reentry import tables_of
 from sqlalchemy_locks.runtime.renewal import RenewalThread
-from sqlalchemy_locks.semaphore.release import unflushed
+from sqlalchemy_locks.semaphore.release import adopt, unflushed
 from sqlalchemy_locks.semaphore.statements import BATCH
 from sqlalchemy_locks.semaphore.sweep import end_orphans, overdue_requests, owned_requests, release_unchanged, stale_age
 from sqlalchemy_locks.values import Grant, Released
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Alive = Callable[[list[str]], Iterable[str]]
 
 DAY = 86400.0
+#: the part of its time to live that a renewal in the background may wait for a lock is one of this
+_RENEWAL_WAIT = 24
 
 
 class Semaphores:
@@ -67,7 +69,14 @@ class Semaphores:
     ) -> Grant:
         owner = self.locks.owner if owner is None else owner
         request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=ttl)
-        return SemaphoreWaiter(self, request, timeout_seconds(timeout), known=external_id is not None).wait()
+        grant = SemaphoreWaiter(self, request, timeout_seconds(timeout), known=external_id is not None).wait()
+        if grant.replayed:
+            self.adopt(grant, owner)
+        return grant
+
+    def adopt(self, grant: Grant, owner: str) -> None:
+        """Make this caller the owner of what another one was granted, perhaps one that has crashed since."""
+        self.run_on_request(adopt(grant, owner))
 
     def release(self, external_id: str | Grant) -> Released:
         released: Released = self.run_release(semaphore.release(external_id), external_id)
@@ -148,13 +157,17 @@ class Semaphores:
             return run(operation)
         return await_only(shielded(greenlet_spawn(run, operation)))
 
-    def renewal_of(self, grant: Grant) -> Callable[[], bool]:
-        """Return what renews a grant in the background. It keeps no reference to the block."""
+    def renewal_of(self, grant: Grant, ttl: float) -> Callable[[], bool]:
+        """Return what renews a grant in the background. It keeps no reference to the block.
+
+        :param ttl: its time to live, in seconds.
+        """
+        # behind a guarded write, while the renewals of other leases wait for a thread
+        wait = min(ROW_TIMEOUT, ttl / _RENEWAL_WAIT)
 
         def renew() -> bool:
-            # not longer than that behind a guarded write: the renewals of other leases wait meanwhile
             with disposing_replaced_pool(self.engine):
-                return bool(self.run(semaphore.renew(grant), wait=ROW_TIMEOUT))
+                return bool(self.run(semaphore.renew(grant), wait=wait))
 
         return renew
 

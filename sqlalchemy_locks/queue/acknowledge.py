@@ -23,7 +23,6 @@ from sqlalchemy import (
     literal,
     literal_column,
     null,
-    or_,
     select,
     true,
     tuple_,
@@ -34,7 +33,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.captures.statements import LIMIT, by_key, selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, PAIRS, JobOperation, Jobs, owned_values
+from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, NO_CLAIM, PAIRS, JobOperation, Jobs, owned_values
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
 from sqlalchemy_locks.sql.elements import force_index
 
@@ -323,7 +322,7 @@ class RequeueSilent(UpdateOwnedJobs):
 
 
 class SilentJobs(JobOperation):
-    """Reads ids and claims of the running jobs of other processes without a heartbeat since an instant, oldest first.
+    """Reads ids and claims of the running jobs without a heartbeat since an instant, the oldest first.
 
     :param unlocked: only those whose rows no session has locked. It locks them for a moment itself.
     """
@@ -334,13 +333,11 @@ class SilentJobs(JobOperation):
 
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
-        hosts = bindparam("locks_hosts", expanding=True, type_=at.processing_host.type)
         silent = (
             select(at.internal_id, at.claim)
             .where(
                 at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
                 at.heartbeat_at < bindparam("locks_silent_since", type_=Instant()),
-                or_(at.processing_host.is_(None), at.processing_host.not_in(hosts)),
                 *self.jobs.class_condition(),
             )
             .order_by(at.heartbeat_at)
@@ -366,7 +363,8 @@ def requeue(at: RoleColumns) -> dict[Any, Any]:
     """Return what an UPDATE sets on a job whose worker has sent no heartbeat."""
     dead = at.attempts >= at.max_attempts
     error = func.coalesce(at.error, literal("stalled: its worker sent no heartbeat"))
-    return {**end_attempt(at, dead), at.error: case((dead, error), else_=at.error)}
+    # 0 is no worker's claim: to its handler, which may still run, a job that is dead now is lost
+    return {**end_attempt(at, dead), at.error: case((dead, error), else_=at.error), at.claim: NO_CLAIM}
 
 
 def end_attempt(at: RoleColumns, dead: Any) -> dict[Any, Any]:

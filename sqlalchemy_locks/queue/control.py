@@ -12,7 +12,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, execute_in_session
 from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping
-from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
+from sqlalchemy_locks.queue.jobs import NO_CLAIM, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
 
 #: what a cancelled job has as its ``error``; a completed one has none
@@ -67,7 +67,8 @@ class UpdateWaitingJob(JobOperation):
 class CancelJob(UpdateWaitingJob):
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         ended = {at.started_at: Now(), at.completed_at: Now(), at.error: literal(CANCELLED, at.error.type)}
-        return {**ended, **self.jobs.free_key(at)}
+        # 0 is no worker's claim: to a handler that has run it before, and may still run, it is lost
+        return {**ended, **self.jobs.free_key(at), at.claim: NO_CLAIM}
 
 
 class RescheduleJob(UpdateWaitingJob):

@@ -12,15 +12,18 @@ from functools import cache, cached_property
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Integer, Row, Table, bindparam, null, select, update
+from sqlalchemy import Integer, Row, Table, bindparam, literal_column, null, select, update
 
 from sqlalchemy_locks.captures.claims import stored_proof
 from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl
 from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping
+from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
+#: the claim of a job that nobody has captured since: none that is drawn
+NO_CLAIM: Any = literal_column("0")
 ROLES = (
     "internal_id",
     "external_id",
@@ -208,6 +211,11 @@ class Jobs:
         return list(jobs)
 
     def _id_and_claim(self, job: Any) -> tuple[Any, int]:
+        if getattr(job, "_ends_with_transaction", False):
+            raise Unsupported(
+                "a worker with hold=True ends a job in the transaction that has captured it, when its handler returns "
+                "or raises: leave that to it"
+            )
         if isinstance(job, Row):
             if len(job) > 2:
                 mapping = job._mapping

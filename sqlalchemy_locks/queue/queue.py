@@ -512,14 +512,12 @@ class Queue(EntityPattern[E]):
         """
         return Operation(self._worker_heartbeat, self._jobs.owned_rows(jobs))
 
-    def _silent_jobs(
-        self, since: datetime, *, queue: str, limit: int, hosts: Sequence[str] = (), unlocked: bool = True
-    ) -> Operation[Any]:
-        """Read the running jobs, as pairs, without a heartbeat since an instant, except those of some hosts.
+    def _silent_jobs(self, since: datetime, *, queue: str, limit: int, unlocked: bool = True) -> Operation[Any]:
+        """Read the running jobs, as pairs, without a heartbeat since an instant.
 
-        :param unlocked: except those, too, whose rows a session has locked.
+        :param unlocked: except those whose rows a session has locked.
         """
-        values = {LIMIT: limit, "locks_queue": queue, "locks_silent_since": since, "locks_hosts": list(hosts)}
+        values = {LIMIT: limit, "locks_queue": queue, "locks_silent_since": since}
         return Operation(self._silent[unlocked], values)
 
     def _requeue_silent(self, jobs: Sequence[Any], since: datetime) -> Operation[Any]:

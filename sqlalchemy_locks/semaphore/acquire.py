@@ -58,6 +58,7 @@ _ARGUMENTS = (
     bindparam("owner", type_=Text()),
     bindparam("ttl_seconds", type_=Float()),
     LOCK_WAIT,
+    bindparam("nonce", type_=Text()),
 )
 
 
@@ -72,6 +73,10 @@ class AcquirePermits(SemaphoreImpl):
         called = select(call.label("answer")).subquery("called")
         answer: list[Any] = [literal_column(f"(called.answer).{name}").label(name) for name in _ANSWER]
         return select(*answer).select_from(called)
+
+    def run(self, execution: Execution) -> Any:
+        execution.values = {**execution.values, "nonce": execution.nonce}
+        return super().run(execution)
 
     def answer(self, execution: Execution, row: Any) -> Grant:
         state, replayed, token, expires_at, fences, exhausted, capacities = row
@@ -236,6 +241,8 @@ def _grant(
     capacities: Iterable[int] = (),
 ) -> Grant:
     permits = execution.values["permits"]
+    # granted to an earlier attempt at this call, whose reply was lost
+    own = state == ACQUIRED and token == execution.nonce
     return Grant(
         external_id=execution.values["external_id"],
         acquired=state == ACQUIRED,
@@ -243,7 +250,7 @@ def _grant(
         permits=permits,
         fence=dict(zip(permits, fences, strict=False)),
         exhausted=tuple(exhausted),
-        replayed=replayed,
+        replayed=replayed and not own,
         expires_at=utc(until) if state in (ACQUIRED, EXPIRED) else None,
         token=token,
         capacities=tuple(capacities),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Text, bindparam, case, literal, literal_column, select
+from sqlalchemy import BigInteger, Boolean, Text, bindparam, case, literal, literal_column, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,
@@ -109,6 +109,35 @@ class RenewRequest(SemaphoreImpl):
         return request is not None and execution.execute(sql.renew, {"which": request.id}).rowcount == 1
 
 
+class AdoptRequest(OperationImpl):
+    """Makes another owner the holder of a request that is held, and renews it.
+
+    A sweep of dead owners releases none that was renewed after it was read.
+    """
+
+    name = "semaphore.adopt"
+
+    def build(self, context: BuildContext) -> Executable | None:
+        request = context.tables.permit_request
+        owner = bindparam("new_owner", type_=request.c.owner.type)
+        held = (
+            request.c.external_id == bindparam("asked_id", type_=request.c.external_id.type),
+            request.c.token == bindparam("own_token", type_=request.c.token.type),
+            request.c.state != RELEASED,
+            or_(request.c.ttl_seconds.is_(None), expiry(request) > Now()),
+            request.c.owner.is_distinct_from(owner),
+        )
+        return update(request).where(*held).values(owner=owner, renewed_at=Now())
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True
+
+    def run(self, execution: Execution) -> bool:
+        statement = self.statement(execution.context)
+        assert statement is not None
+        return execution.execute(statement).rowcount > 0
+
+
 class ForgetExpired(SemaphoreImpl):
     """Deletes a request whose time ran out, so that its id can be granted again.
 
@@ -139,7 +168,7 @@ def _expired_at_end(execution: Execution) -> Any:
 
 _RELEASE, _RELEASE_ONCE, _WITHDRAW = ReleasePermits(), ReleasePermits(once=True), WithdrawRequest()
 _UNFLUSHED, _UNFLUSHED_ONCE = ReleasePermits(durable=False), ReleasePermits(once=True, durable=False)
-_RENEW, _FORGET_EXPIRED = RenewRequest(), ForgetExpired()
+_RENEW, _ADOPT, _FORGET_EXPIRED = RenewRequest(), AdoptRequest(), ForgetExpired()
 
 
 def _values(given: str | Grant) -> dict[str, Any]:
@@ -204,6 +233,11 @@ def renew(external_id: str | Grant) -> Operation[Any]:
     True
     """
     return Operation(_RENEW, _values(external_id))
+
+
+def adopt(grant: Grant, owner: str) -> Operation[Any]:
+    """Make another owner the holder of a request, and renew it, if it is held; ``False`` where nothing was changed."""
+    return Operation(_ADOPT, {"asked_id": grant.external_id, "own_token": token_of(grant), "new_owner": owner})
 
 
 def forget_expired(external_id: str) -> Operation[Any]:

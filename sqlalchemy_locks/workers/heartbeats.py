@@ -45,8 +45,8 @@ _LATE = 0.25
 #: how long a worker that ends waits for a heartbeat under way, in seconds
 _END = 0.5
 
-#: the hosts of the workers that run, with their process: a forked one runs none of them
-_hosts: set[tuple[int, str]] = set()
+#: what returns the jobs of each run of a worker, as pairs, by its process and host: a forked process runs none of them
+_runs: dict[tuple[int, str], Callable[[], Sequence[Any]]] = {}
 
 
 class Heartbeats:
@@ -122,7 +122,7 @@ class Heartbeats:
 
     def start(self) -> None:
         """Send heartbeats from now on."""
-        _hosts.add((os.getpid(), self._host))
+        _runs[os.getpid(), self._host] = lambda: self.config.queue._jobs.pairs(self._jobs())
         self._thread = threading.Thread(target=self._work, name="sqlalchemy_locks.heartbeats", daemon=True)
         self._thread.start()
 
@@ -132,7 +132,7 @@ class Heartbeats:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(_END)
-        _hosts.discard((os.getpid(), self._host))
+        _runs.pop((os.getpid(), self._host), None)
 
     def _work(self) -> None:
         """Run the thread; with an async driver in an event loop of its own, which the app's can't block."""
@@ -266,11 +266,12 @@ class Heartbeats:
         config, process = self.config, os.getpid()
         assert config.stalled_after is not None
         half = config.stalled_after / 2
-        hosts = [host for of, host in list(_hosts) if of == process]
-        look = config.queue._silent_jobs(now - timedelta(seconds=half), queue=config.name, hosts=hosts, limit=_LOOK_AT)
+        look = config.queue._silent_jobs(now - timedelta(seconds=half), queue=config.name, limit=_LOOK_AT)
         # if this look fails, it isn't known whether their rows are free
         before, self._silent = self._silent, {}
         found, looked_at = database.perform(look), clock()
-        self._silent = {pair: before.get(pair, looked_at) for pair in found}
+        # not those of a run with the same host that it doesn't know of: the reply to their capture was lost
+        known = {pair for (of, _), pairs in list(_runs.items()) if of == process for pair in pairs()}
+        self._silent = {pair: before.get(pair, looked_at) for pair in found if pair not in known}
         self._stalled = [pair for pair, since in self._silent.items() if asked_at - since >= half]
         self._silent_since = now - timedelta(seconds=config.stalled_after)

@@ -59,7 +59,7 @@ class HeldJob:
             if jobs and not stopped():
                 short.use()
                 self.captured = True
-                return RunningJob(jobs[0], lambda: short.loss() is not None)
+                return RunningJob(jobs[0], lambda: short.loss() is not None, held=True)
             if jobs:
                 short.connection.execute(queue.release(jobs))
         except BaseException as error:

@@ -10,12 +10,13 @@ class RunningJob:
     """A captured row (its columns are attributes) and :attr:`lost`.
 
     :param may_be_lost: whether the job may have another owner by now, as far as the worker can tell without asking.
+    :param held: the transaction that has captured it is open (``hold=True``), and only that one can end it.
     """
 
-    __slots__ = ("_may_be_lost", "began_at", "gone", "row", "taken")
+    __slots__ = ("_ends_with_transaction", "_may_be_lost", "began_at", "gone", "row", "taken")
 
-    def __init__(self, row: Any, may_be_lost: Callable[[], bool]) -> None:
-        self.row = row
+    def __init__(self, row: Any, may_be_lost: Callable[[], bool], *, held: bool = False) -> None:
+        self.row, self._ends_with_transaction = row, held
         self._may_be_lost = may_be_lost
         #: the database has said that it no longer runs: another owner has it (``taken``), or its handler has ended it
         self.gone = self.taken = False

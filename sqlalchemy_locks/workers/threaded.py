@@ -136,6 +136,8 @@ class Worker(ObservedWorker):
         )
         self._stop = StopRequest()
         self._error: BaseException | None = None
+        #: of the current run, in its thread
+        self._state: WorkerState | None = None
         self._wake = WakeEvent()
         #: it has found fewer jobs than it can run: before, a notification of new ones would tell it nothing
         self._idle = threading.Event()
@@ -200,6 +202,8 @@ class Worker(ObservedWorker):
         finally:
             stop.request()  # of a thread that hasn't ended
             self._wake_all()
+            if self._state is not None:
+                self._state.heartbeats.end()  # which would keep the jobs of that thread from being requeued
         if self._error is not None:
             raise self._error
 
@@ -216,6 +220,7 @@ class Worker(ObservedWorker):
 
     def _run(self, stop: StopRequest, until_empty: bool) -> None:
         state = WorkerState(self, self.config, stop, time.sleep, self._wake_all, until_empty=until_empty)
+        self._state = state
         jobs: queues.SimpleQueue[Any] = queues.SimpleQueue()
         for _ in range(self.config.concurrency):
             # daemon threads: a handler that never returns must not keep the process alive
@@ -266,7 +271,7 @@ class Worker(ObservedWorker):
 
     def _run_holding(self, stop: StopRequest, until_empty: bool) -> None:
         config = self.config
-        state = WorkerState(self, config, stop, time.sleep, self._wake_all)
+        state = self._state = WorkerState(self, config, stop, time.sleep, self._wake_all)
         idle = IdleSlots(config.concurrency, until_empty)
         if len(self._slot_wakes) != config.concurrency:  # it was changed
             self._slot_wakes = [WakeEvent() for _ in range(config.concurrency)]

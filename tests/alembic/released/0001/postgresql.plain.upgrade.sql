@@ -533,7 +533,7 @@ $body$;
 
 CREATE OR REPLACE FUNCTION lock.semaphore_acquire(names text[], counts integer[], external_id text,
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
-  lock_wait text DEFAULT NULL::text, queue_keys bigint[] DEFAULT NULL::bigint[],
+  lock_wait text DEFAULT NULL::text, nonce text DEFAULT NULL::text, queue_keys bigint[] DEFAULT NULL::bigint[],
   OUT acquired boolean, OUT state text, OUT replayed boolean, OUT token text,
   OUT expires_at timestamp with time zone, OUT semaphores text[], OUT fences bigint[],
   OUT exhausted text[], OUT capacities integer[]) RETURNS record
@@ -628,10 +628,11 @@ BEGIN
     END IF;
     FOR attempt IN 1 .. 100 LOOP
       -- A concurrent call with the same external_id waits at this insert until this request is decided. The token
-      -- distinguishes it from every other request with this external_id.
+      -- distinguishes it from every other request with this external_id; a caller that gives it knows its own again.
       INSERT INTO lock.permit_request AS r (external_id, owner, state, ttl_seconds, token)
       VALUES (semaphore_acquire.external_id, semaphore_acquire.owner, 'ACQUIRED', semaphore_acquire.ttl_seconds,
-        to_hex((random() * 9007199254740992)::bigint) || to_hex((random() * 9007199254740992)::bigint))
+        coalesce(nonce,
+          to_hex((random() * 9007199254740992)::bigint) || to_hex((random() * 9007199254740992)::bigint)))
       ON CONFLICT DO NOTHING RETURNING r.id, r.token, r.renewed_at INTO request, token, began;
       replayed := request IS NULL;
       EXIT WHEN NOT replayed;
