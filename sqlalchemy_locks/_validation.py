@@ -9,6 +9,8 @@ from datetime import timedelta
 MAX_NAME_LENGTH = 255
 #: a hundred years: every engine can add it to a timestamp, and no lock lasts longer
 MAX_SECONDS = 100 * 365.25 * 86400
+#: of a timeout, in seconds: a new one counts from 1970, and must be due
+LONGEST_PERIOD = 50 * 365.25 * 86400
 
 
 def valid_name(value: object, what: str) -> str:

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks._validation import escape_unprintable
 from sqlalchemy_locks.cli.connect import AppDatabaseUrl, Database, DatabaseUrl, HostApp, find_database
 from sqlalchemy_locks.cli.render import Screen
-from sqlalchemy_locks.errors import LockError
+from sqlalchemy_locks.errors import LockError, NotInstalled
 
 EXIT_OK, EXIT_NEGATIVE, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 PROGRAM = "sqlalchemy-locks"
@@ -134,7 +134,8 @@ def _run(screen: Screen, location: DatabaseUrl, work: Callable[[Database], int |
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except LockError as error:
-        _fail(screen, EXIT_NEGATIVE, type(error).__name__, location.redact(str(error)))
+        code = EXIT_ERROR if isinstance(error, NotInstalled) else EXIT_NEGATIVE
+        _fail(screen, code, type(error).__name__, location.redact(str(error)))
     except (ValueError, TypeError) as error:
         # an operation's refusal is a message for the user; anything else is a defect, which needs its traceback
         if not _raised_by_library(error):

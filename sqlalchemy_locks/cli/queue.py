@@ -150,7 +150,7 @@ def cancel(screen: Screen, database: Database, job: str) -> int | None:
 def reschedule(screen: Screen, database: Database, job: str, run_in: float | None, run_at: str | None) -> int | None:
     """Change the earliest time to run a waiting job."""
     if (run_in is None) == (run_at is None):
-        raise click.UsageError("Give --in or --at.")
+        raise click.UsageError("Give --in or --at, and not both.")
     if run_at is None:
         assert run_in is not None
         operation = Queue().reschedule(job, run_in=run_in)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import click
 from sqlalchemy.util import greenlet_spawn
 
+from sqlalchemy_locks.cli.base import EXIT_ERROR
+from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.threaded import Worker
 
@@ -42,10 +44,15 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
         found.config.change(name=queue, concurrency=concurrency)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
-    if isinstance(found, Worker):
-        found.run(until_empty=until_empty)
-    else:
-        asyncio.run(_run(found, until_empty))
+    try:
+        if isinstance(found, Worker):
+            found.run(until_empty=until_empty)
+        else:
+            asyncio.run(_run(found, until_empty))
+    except LockError as error:
+        failed = click.ClickException(str(error))
+        failed.exit_code = EXIT_ERROR
+        raise failed from None
 
 
 async def _run(found: AsyncWorker, until_empty: bool) -> None:

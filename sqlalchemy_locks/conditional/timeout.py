@@ -35,7 +35,7 @@ from sqlalchemy import (
 )
 
 from sqlalchemy_locks import _timezones as zones
-from sqlalchemy_locks._validation import seconds
+from sqlalchemy_locks._validation import LONGEST_PERIOD, seconds
 from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, labelled
 from sqlalchemy_locks.core import row_admin
@@ -246,8 +246,10 @@ class Timeout:
 
 def _period(every: float | timedelta) -> int:
     period = seconds(every, "every", zero=False)
-    if period > 2**53:
-        raise ValueError(f"every is longer than any clock can count: {every!r}")
+    if period > LONGEST_PERIOD:
+        raise ValueError(
+            f"every is at most 50 years, not {every!r}: a mutex that is never released is for once and all"
+        )
     if period != int(period):
         raise ValueError(f"every must be whole seconds, the unit of ts, not {every!r}")
     return int(period)

@@ -143,6 +143,8 @@ class Locks(LockHost):
         >>> if locks.once_per("hourly-report", every=3600, windowed=True):
         ...     send_report()
         """
+        if every is None:
+            raise TypeError("once_per needs a period: every=, in seconds or as a timedelta")
         timeout = Timeout(every=every, windowed=windowed, tz=tz)
         acquired = acquire_period(self._run, timeout, name, queue, fresh_nonce())
         if acquired:

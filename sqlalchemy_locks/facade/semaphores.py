@@ -120,6 +120,8 @@ class Semaphores:
                         f"alive returns those of the given owners that are alive, as a list or set, not {answer!r}"
                     )
                 living = frozenset(answer if isinstance(answer, Collection) else list(answer))
+                if not all(isinstance(each, str) for each in living):
+                    raise TypeError(f"alive returns those of the given owners that are alive, not {answer!r}")
                 verdicts |= {owner: owner in living for owner in unknown}
             dead += [(request, renewed_at) for request, renewed_at, owner in found if not verdicts[owner]]
             after = found[-1][0]

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import JSON, BigInteger, DateTime, Identity, Integer, String, Text, text
+from sqlalchemy import JSON, BigInteger, DateTime, Integer, String, Text, text
 from sqlalchemy.dialects.mysql import DATETIME
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
@@ -43,7 +43,7 @@ class JobColumns:
     """
 
     internal_id: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True, sort_order=-1
+        BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True, sort_order=-1
     )
     external_id: Mapped[UUID] = mapped_column(ExternalId(), default=uuid4, unique=True)
     queue_id: Mapped[str] = mapped_column(_Name, default="default", server_default="default")

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 
 from sqlalchemy_locks._timezones import offsets_around, zone
-from sqlalchemy_locks._validation import seconds
+from sqlalchemy_locks._validation import LONGEST_PERIOD, seconds
 from sqlalchemy_locks.redis.base import (
     Call,
     Client,
@@ -268,6 +268,8 @@ def as_instant(clock: Clock | None) -> Any:
 
 def as_period(value: float | timedelta, name: str) -> int:
     period = seconds(value, name, zero=False)
-    if math.isinf(period) or period != int(period):
+    if period > LONGEST_PERIOD:
+        raise ValueError(f"{name} is at most 50 years, not {value!r}")
+    if period != int(period):
         raise ValueError(f"{name} must be whole seconds, not {value!r}")
     return int(period)

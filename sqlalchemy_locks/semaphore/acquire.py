@@ -71,7 +71,7 @@ class AcquirePermits(SemaphoreImpl):
     def select_call(self, call: LockFunction) -> Executable:
         # called in the SELECT list of a subquery: in FROM, the server would store the row, and read it again
         called = select(call.label("answer")).subquery("called")
-        answer: list[Any] = [literal_column(f"(called.answer).{name}").label(name) for name in _ANSWER]
+        answer: list[Any] = [literal_column(f"(called.answer).{name}") for name in _ANSWER]
         return select(*answer).select_from(called)
 
     def run(self, execution: Execution) -> Any:

@@ -71,6 +71,8 @@ def run_until_empty(
         [job] = found
         try:
             value = handler(RunningJob(job, lambda: False))
+            if inspect.isgenerator(value) or inspect.isasyncgen(value):
+                raise TypeError(f"the handler returned {value!r}, whose code has not run: a handler does the work")
             if inspect.isawaitable(value):
                 asyncio.run(_result(value))
         except Exception as error:

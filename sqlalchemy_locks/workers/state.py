@@ -170,6 +170,7 @@ class WorkerState:
         """End the worker for a permanent error; running handlers have the grace of a stop."""
         if self.error is None:
             self.error = error
+            log(logging.ERROR, "The worker ends: %s", error, exc_info=error)
         self._stop.request()
         self._wake()
 

@@ -115,6 +115,10 @@ class Worker(ObservedWorker):
             raise TypeError(f"a worker's handler is a function of one job, not {handler!r}")
         if is_coroutine_function(handler):
             raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
+        if any(map(_is_generator_function, (handler, getattr(handler, "__call__", None)))):  # noqa: B004
+            raise TypeError(
+                f"a call of {handler!r}, a generator function, runs none of its code: a handler does the work"
+            )
         engine = bound_engine(queue, bind)
         if not isinstance(engine, Engine):
             raise TypeError(f"a Worker needs an Engine, not {type(engine).__name__}")
@@ -391,7 +395,7 @@ class Worker(ObservedWorker):
 def call_handler(handler: Handler, job: Any) -> None:
     """Run a handler.
 
-    :raises TypeError: if it returns an awaitable: its work isn't done.
+    :raises TypeError: if it returns an awaitable or a generator: its work isn't done.
     """
     process = os.getpid()
     try:
@@ -400,6 +404,8 @@ def call_handler(handler: Handler, job: Any) -> None:
         exit_if_forked(process, error)
         raise
     exit_if_forked(process)
+    if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        raise TypeError(f"the handler returned {returned!r}, whose code has not run: a handler does the work")
     if returned is not None and isinstance(returned, Awaitable):
         if inspect.iscoroutine(returned):
             returned.close()
@@ -429,6 +435,10 @@ def is_coroutine_function(handler: Any) -> bool:
     while isinstance(handler, partial):
         handler = handler.func
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def _is_generator_function(handler: Any) -> bool:
+    return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)  # both see through a partial
 
 
 @contextlib.contextmanager
