@@ -50,9 +50,11 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
         else:
             asyncio.run(_run(found, until_empty))
     except LockError as error:
-        failed = click.ClickException(str(error))
-        failed.exit_code = EXIT_ERROR
-        raise failed from None
+        raise _NotDone(str(error)) from None
+
+
+class _NotDone(click.ClickException):
+    exit_code = EXIT_ERROR
 
 
 async def _run(found: AsyncWorker, until_empty: bool) -> None:

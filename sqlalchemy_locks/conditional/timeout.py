@@ -247,9 +247,7 @@ class Timeout:
 def _period(every: float | timedelta) -> int:
     period = seconds(every, "every", zero=False)
     if period > LONGEST_PERIOD:
-        raise ValueError(
-            f"every is at most 50 years, not {every!r}: a mutex that is never released is for once and all"
-        )
+        raise ValueError(f"every is at most 50 years, not {every!r}; for once ever, take a mutex and never release it")
     if period != int(period):
         raise ValueError(f"every must be whole seconds, the unit of ts, not {every!r}")
     return int(period)

@@ -116,9 +116,7 @@ class Worker(ObservedWorker):
         if is_coroutine_function(handler):
             raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
         if any(map(_is_generator_function, (handler, getattr(handler, "__call__", None)))):  # noqa: B004
-            raise TypeError(
-                f"a call of {handler!r}, a generator function, runs none of its code: a handler does the work"
-            )
+            raise TypeError(f"a call of {handler!r}, a generator function, runs none of its code")
         engine = bound_engine(queue, bind)
         if not isinstance(engine, Engine):
             raise TypeError(f"a Worker needs an Engine, not {type(engine).__name__}")

@@ -103,6 +103,13 @@ def test_values_returned_by_clock(tmp_path: Any) -> None:
     engine.dispose()
 
 
+def test_a_period_is_at_most_50_years() -> None:
+    """It counts from 1970 where a timeout was never acquired."""
+    sl.Timeout(every=timedelta(days=18_000))
+    with pytest.raises(ValueError, match="50 years"):
+        sl.Timeout(every=timedelta(days=20_000))
+
+
 @pytest.mark.parametrize("operation", [mutex.acquire("a"), mutex.release("a"), timeout.acquire("a")], ids=repr)
 def test_acquire_and_release_are_one_statement(operation: sl.Operation[Any]) -> None:
     for dialect in (postgresql.dialect(), mysql.dialect(), sqlite.dialect()):

@@ -519,3 +519,7 @@ def test_alive_is_a_function(engine_to: MakeEngine) -> None:
     for call in (locks.sweep, locks.maintain):
         with pytest.raises(TypeError, match="alive"):
             call(alive=5)
+    with locks.lease(unused()) as grant:
+        with pytest.raises(TypeError, match="those of the given owners"):
+            locks.sweep(alive=lambda owners: [True for _ in owners])
+        grant.check()

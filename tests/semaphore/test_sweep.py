@@ -77,3 +77,31 @@ def test_orphaned_permit_is_ended(name: str, through: str, engine_to: MakeEngine
     with engine.connect() as connection:
         left = f"SELECT count(*) FROM {permit} WHERE permit_request_id = 900000000000"
         assert connection.scalar(text(left)) == 0
+
+
+@pytest.mark.parametrize("asked", ["block", "acquire"])
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_who_resumes_a_request_is_its_owner(name: str, asked: str, engine_to: MakeEngine) -> None:
+    """The owner that a crashed process has stored is dead, and its permits have a new holder."""
+    engine = engine_to(name)
+    sem, ident = made(engine, 1), unused("job")
+    crashed, restarted = sl.Locks(engine), sl.Locks(engine)
+    assert crashed.acquire({sem: 1}, external_id=ident, ttl=3600)
+
+    def resume() -> None:
+        if asked == "acquire":
+            assert restarted.acquire({sem: 1}, external_id=ident, ttl=3600).replayed
+        else:
+            restarted.semaphore(sem, external_id=ident, ttl=3600, timeout=0).__enter__()
+
+    def alive(owners: list[str]) -> list[str]:
+        if crashed.owner in owners:
+            resume()  # after the sweep has read the owners
+        return [owner for owner in owners if owner != crashed.owner]
+
+    for _ in range(2):
+        sl.Locks(engine).sweep(alive=alive)
+        assert held(engine, sem) == 1
+    with engine.connect() as connection:
+        (holder,) = connection.execute(sl.semaphore.holders(sem))
+    assert holder.owner == restarted.owner

@@ -344,3 +344,40 @@ else:
     sl.Worker(sl.Queue(), handle, bind=create_engine(sys.argv[1]), concurrency=1).run(until_empty=True)
 print("end")
 """
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_a_held_job_is_ended_by_its_worker_alone(engine_to: MakeEngine, name: str) -> None:
+    """Its row is locked, and on PostgreSQL invisible, to the sessions of its handler."""
+    engine, refused = engine_to(name), []
+    put(engine, 1)
+
+    def handler(job: Any) -> None:
+        for end in (queue.complete, lambda job: queue.fail(job, error="why"), queue.release, queue.heartbeat):
+            with pytest.raises(sl.Unsupported, match="hold=True"):
+                end(job)
+            refused.append(end)
+
+    sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, poll=0.05).run(until_empty=True)
+    assert (len(refused), counts(engine)["completed"]) == (4, 1)
+
+
+def test_generators_are_no_handlers(lite: Engine) -> None:
+    """Their code would never run."""
+
+    def generator(job: Any) -> Any:
+        yield job
+
+    async def asynchronous(job: Any) -> Any:
+        yield job
+
+    class Callable:
+        def __call__(self, job: Any) -> Any:
+            yield job
+
+    for wrong in (generator, functools.partial(generator), asynchronous, Callable()):
+        with pytest.raises(TypeError, match="generator function"):
+            sl.Worker(queue, wrong, bind=lite)
+    put(lite, 1, max_attempts=1)
+    sl.Worker(queue, lambda job: generator(job), bind=lite).run(until_empty=True)
+    assert "whose code has not run" in errors(lite)[0]

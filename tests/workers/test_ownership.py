@@ -9,13 +9,14 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, select, text, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.workers import heartbeats
 from tests.fixtures.parties import PATIENCE, until
 from tests.fixtures.queues import MakeEngine, put, silenced
-from tests.fixtures.worker_states import beat, counts, queue, running, state_for, state_of, sweep
+from tests.fixtures.worker_states import beat, counts, fetched, queue, running, state_for, state_of, sweep
 
 
 def test_heartbeats_keep_long_jobs_from_stalling(engine_to: MakeEngine) -> None:
@@ -127,3 +128,75 @@ def test_a_forked_process_has_its_own_host(lite: Engine, monkeypatch: pytest.Mon
     state.cycle()
     (job,) = state.waiting
     assert job.processing_host.split(":")[1] == "12345"
+
+
+@pytest.mark.parametrize("ended", ["dead", "cancelled"])
+def test_a_job_that_was_ended_by_others_is_lost(engine_to: MakeEngine, ended: str) -> None:
+    """Its first handler still runs: revived, the job runs twice."""
+    engine = engine_to("postgresql15")
+    put(engine, 1, max_attempts=1 if ended == "dead" else 2)
+    mine, others = (state_of(engine, stalled_after=7200) for _ in range(2))
+    mine.cycle()
+    job = mine.take()
+    assert job is not None
+    assert not job.lost
+    with engine.begin() as connection:
+        silenced(connection)
+    sweep(others)
+    if ended == "cancelled":
+        with engine.begin() as connection:
+            assert connection.scalar(queue.cancel(job.external_id)) is True
+    beat(mine)
+    assert job.lost
+    if ended == "dead":
+        with engine.begin() as connection:
+            assert connection.scalar(queue.revive()) == 1
+    others.cycle()
+    assert job.lost
+    mine.done(job, None)
+    mine.cycle()
+    assert counts(engine)["completed"] == (ended == "cancelled"), "its first handler completes nothing"
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
+def test_a_capture_that_its_worker_never_saw_stalls(engine_to: MakeEngine, name: str) -> None:
+    """The server has executed it after the worker looked for it the last time."""
+    engine = engine_to(name)
+    put(engine, "known", "unknown")
+    state = state_of(engine, batch=1, stalled_after=7200)
+    state.heartbeats.start()
+    try:
+        until(state.heartbeats.recent)
+        state.cycle()
+        assert [job.payload for job in state.waiting] == ["known"]
+        assert len(fetched(engine, [], 1, host=state.host).jobs) == 1
+        with engine.begin() as connection:
+            silenced(connection)
+        sweep(state)
+    finally:
+        state.heartbeats.end()
+    assert (counts(engine)["running"], counts(engine)["waiting"]) == (1, 1)
+
+
+def test_a_worker_that_gives_up_lets_its_jobs_stall(engine_to: MakeEngine) -> None:
+    """Its thread waits for a database that doesn't reply, and run() has returned."""
+    engine = engine_to("postgresql15")
+    put(engine, 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(_: Any) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    worker = sl.Worker(queue, handler, bind=engine, grace=0)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert begun.wait(PATIENCE)
+    with engine_to("postgresql15").begin() as blocker:
+        blocker.execute(text("LOCK TABLE lock.job"))
+        go_on.set()
+        worker.stop()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        assert not [host for process, host in heartbeats._runs if process == os.getpid()]
+    until(lambda: all(each.name != "sqlalchemy_locks.worker" for each in threading.enumerate()))
