@@ -127,8 +127,7 @@ class OperationRunner:
                 and impl.statement(execution.context) is not None
                 and execution.backend.allows_autocommit(connection, bounded)
             )
-            if alone:
-                value = run_in_autocommit(execution, deadline)
+            value = run_in_autocommit(execution, deadline) if alone else None
         except BaseException as error:
             return_to_pool(connection, error)
             raise
