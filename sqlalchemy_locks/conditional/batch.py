@@ -69,7 +69,7 @@ class BatchAcquire(OperationImpl):
             ids = [row[0] for row in execution.execute(statement, values)]
         else:
             ids = self._select_then_update(execution, columns, values)
-        if not self.mapping.unique:
+        if ids and not self.mapping.unique:
             self._refuse_duplicates(execution, columns, ids)
         target = self.mapping.target
         if target is not None and execution.session is not None:

@@ -17,6 +17,7 @@ These hooks of SQLAlchemy are private or semi-private. They are used in this fil
   entities. Its ``orm_pre_session_exec`` returns two values on 2.0 and three on 2.1.
 - ``_propagate_attrs``, ``_with_options``, ``_compile_options``, ``_execution_options``, ``_compiler``,
   ``Session._autoflush``: what the two above read or call.
+- ``SessionTransaction._prepare_impl``: the part of a commit that comes before the COMMIT.
 """
 
 from __future__ import annotations
@@ -322,6 +323,15 @@ class _InSession:
     ) -> Result[Any]:
         execution = Execution(conn, statement, execution_options, session, bind_arguments)
         return statement._result(execution.perform())
+
+
+def prepare_commit(session: Session) -> None:
+    """Do what ``session.commit()`` does before its COMMIT: a later ``commit()`` does what follows it.
+
+    Its ``before_commit`` is called, and it is flushed.
+    """
+    transaction: Any = session.get_transaction() or session.begin()
+    transaction._prepare_impl()
 
 
 def execute_in_session(execution: Execution, statement: Any, values: Mapping[str, Any]) -> Result[Any]:

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import lock
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.operation import Execution, Operation, installation
+from sqlalchemy_locks.core.operation import Execution, Operation, installation, prepare_commit
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect, connected, has_room
@@ -387,9 +387,17 @@ class ExclusiveBlock:
             return
         try:
             if session is not None and short.loss() is None:
-                session.commit()
-                session.close()
+                prepare_commit(session)
         except BaseException as raised:
             short.abandon(raised)
             raise
-        short.commit(locks=took > _BRIEF)
+        try:
+            short.commit(locks=took > _BRIEF)
+        except BaseException:
+            if session is not None:
+                session.close()
+            raise
+        if session is not None:
+            # after the COMMIT: listeners of after_commit send mails, and put jobs
+            session.commit()
+            session.close()

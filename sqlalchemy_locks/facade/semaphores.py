@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Alive = Callable[[list[str]], Iterable[str]]
 
 DAY = 86400.0
-#: the part of its time to live that a renewal in the background may wait for a lock is one of this
+#: a renewal in the background may wait for a lock for this part of the time to live: one of 24
 _RENEWAL_WAIT = 24
 
 
@@ -164,8 +164,10 @@ class Semaphores:
 
         :param ttl: its time to live, in seconds.
         """
-        # behind a guarded write, while the renewals of other leases wait for a thread
-        wait = min(ROW_TIMEOUT, ttl / _RENEWAL_WAIT)
+        wait = ROW_TIMEOUT
+        if not backend_for(self.engine.dialect).single_writer:
+            # behind a guarded write, while the renewals of other leases wait for a thread
+            wait = min(wait, ttl / _RENEWAL_WAIT)
 
         def renew() -> bool:
             with disposing_replaced_pool(self.engine):

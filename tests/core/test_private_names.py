@@ -73,6 +73,7 @@ OF_CONNECTIONS = {
     "_get_plugin_class_for_plugin": "core/operation.py",
     "_effective_plugin_target": "core/operation.py",
     "_autoflush": "core/operation.py",
+    "_prepare_impl": "core/operation.py",
     "_register_altered": "core/entities.py",
 }
 
