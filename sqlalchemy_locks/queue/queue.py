@@ -96,6 +96,9 @@ class Queue(EntityPattern[E]):
         paused: Any = None,
         **columns: Any,
     ) -> None:
+        if bind is not None and not hasattr(bind, "dialect"):
+            # not its repr: a URL has a password
+            raise TypeError(f"bind is an Engine or an AsyncEngine, not a {type(bind).__name__}")
         jobs = self._jobs = Jobs(entity, columns, paused)
         self.bind = bind
         self.notify = bool(notify)

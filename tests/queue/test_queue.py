@@ -542,6 +542,7 @@ def test_async_sessions_and_async_locks(engine_to: MakeEngine, servers: Any, nam
         (lambda: queue.put(1, queue="a "), ValueError, "ends with a space"),
         (lambda: queue.put(1, queue="a" * 256), ValueError, "256 characters"),
         (lambda: queue.put(1, queue="a\0"), ValueError, "NUL"),
+        (lambda: sl.Queue(bind="sqlite://"), TypeError, "bind is an Engine"),
         (lambda: queue.put(1, queue=3), TypeError, "a queue is a str"),
         (lambda: queue.put(1, external_id="no uuid"), ValueError, "uuid5"),
         (lambda: queue.put(1, external_id=7), TypeError, "not iterable|is a UUID"),

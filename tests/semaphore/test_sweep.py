@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from sqlalchemy import Engine, text
 
@@ -92,16 +94,17 @@ def test_who_resumes_a_request_is_its_owner(name: str, asked: str, engine_to: Ma
         if asked == "acquire":
             assert restarted.acquire({sem: 1}, external_id=ident, ttl=3600).replayed
         else:
-            restarted.semaphore(sem, external_id=ident, ttl=3600, timeout=0).__enter__()
+            blocks.enter_context(restarted.semaphore(sem, external_id=ident, ttl=3600, timeout=0))
 
     def alive(owners: list[str]) -> list[str]:
         if crashed.owner in owners:
             resume()  # after the sweep has read the owners
         return [owner for owner in owners if owner != crashed.owner]
 
-    for _ in range(2):
-        sl.Locks(engine).sweep(alive=alive)
-        assert held(engine, sem) == 1
-    with engine.connect() as connection:
-        (holder,) = connection.execute(sl.semaphore.holders(sem))
-    assert holder.owner == restarted.owner
+    with contextlib.ExitStack() as blocks:
+        for _ in range(2):
+            sl.Locks(engine).sweep(alive=alive)
+            assert held(engine, sem) == 1
+        with engine.connect() as connection:
+            (holder,) = connection.execute(sl.semaphore.holders(sem))
+        assert holder.owner == restarted.owner

@@ -139,6 +139,8 @@ def _check_synchronous(locks: Any) -> Locks:
 
 
 def _check_own(own: Mapping[str, OwnTable] | None) -> Mapping[str, OwnTable]:
+    if own is not None and not isinstance(own, Mapping):
+        raise TypeError(f"own= maps names to a Queue, Mutex or Timeout, not {own!r}")
     for name, one in (own or {}).items():
         if not isinstance(name, str) or not name or not isinstance(one, (Queue, Mutex, Timeout)):
             raise TypeError(f"own= maps names to a Queue, Mutex or Timeout, not {name!r} to {one!r}")
