@@ -158,11 +158,12 @@ class AppState:
     """The state of an app, in ``app.extensions["sqlalchemy_locks"]``."""
 
     def __init__(self, app: Flask, engine: Engine | sessionmaker[Any] | None) -> None:
-        from sqlalchemy.orm import sessionmaker  # not loaded before it is needed
+        if engine is not None and not isinstance(engine, Engine):
+            from sqlalchemy.orm import sessionmaker  # not loaded before it is needed
 
-        if engine is not None and not isinstance(engine, (Engine, sessionmaker)):
-            # not its repr: a URL has a password
-            raise TypeError(f"FlaskLocks takes an Engine or a sessionmaker, not a {type(engine).__name__}")
+            if not isinstance(engine, sessionmaker):
+                # not its repr: a URL has a password
+                raise TypeError(f"FlaskLocks takes an Engine or a sessionmaker, not a {type(engine).__name__}")
         self._app = weakref.ref(app)
         self._given_engine = engine
         self._locks: dict[str, Locks] = {}
