@@ -40,13 +40,18 @@ class BatchAcquire(OperationImpl):
         return "whose UPDATE can't return the rows it changed"
 
     def _where_free(self, columns: RoleColumns) -> Select[Any]:
-        conditions = [*self.single.condition(columns), *self.mapping.class_condition()]
-        if "queue" in columns:
-            conditions.append(columns["queue"] == role_param(columns["queue"], "queue"))
+        conditions = [*self.single.condition(columns), *self._of_queue(columns)]
         # ordered by the primary key without the queue, which is given: to sort them, InnoDB would lock all rows
         order = [key for key in columns.table.primary_key if "queue" not in columns or key is not columns["queue"]]
         found = select(*columns.table.primary_key).where(and_(*conditions)).order_by(*order).limit(_LIMIT)
         return found.with_for_update(skip_locked=True, key_share=True)
+
+    def _of_queue(self, columns: RoleColumns) -> list[Any]:
+        """Return the conditions on the rows of the class, and of the queue that is given."""
+        conditions: list[Any] = self.mapping.class_condition()
+        if "queue" not in columns:
+            return conditions
+        return [*conditions, columns["queue"] == role_param(columns["queue"], "queue")]
 
     def _update(self, columns: RoleColumns) -> Update:
         return update(columns.table).values(self.single.all_changes(columns))
@@ -81,10 +86,8 @@ class BatchAcquire(OperationImpl):
 
     def _refuse_duplicates(self, execution: Execution, columns: RoleColumns, ids: list[Any]) -> None:
         """As ``ConditionalUpdate`` does for one id: two rows with one id would be two locks with one name."""
-        conditions = [columns["id"].in_(ids), *self.mapping.class_condition()]
-        if "queue" in columns:
-            conditions.append(columns["queue"] == role_param(columns["queue"], "queue"))
-        twice = select(columns["id"]).where(*conditions).group_by(columns["id"]).having(func.count() > 1).limit(1)
+        of_ids = (columns["id"].in_(ids), *self._of_queue(columns))
+        twice = select(columns["id"]).where(*of_ids).group_by(columns["id"]).having(func.count() > 1).limit(1)
         if found := execution.execute(twice, execution.values).first():
             raise refuse_duplicate(self.name, columns.table, found[0])
 

@@ -31,8 +31,6 @@ from sqlalchemy_locks.core.roles import (
 from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown, UnknownTask, Unsupported
 from sqlalchemy_locks.sql.elements import ReadCommitted
 
-#: how often one row may be replaced while an UPDATE waits for it; every further try needs another replacement
-_MAX_TRIES = 10
 _rowcount = attrgetter("rowcount")
 _rowcount_and_id = attrgetter("rowcount", "lastrowid")
 

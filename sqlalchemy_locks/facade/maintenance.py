@@ -20,7 +20,7 @@ from sqlalchemy_locks.captures.state_transition import StateTransition
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.facade.once_per import acquire_period
-from sqlalchemy_locks.facade.semaphores import DAY, Alive
+from sqlalchemy_locks.facade.semaphores import DAY, Alive, check_alive
 from sqlalchemy_locks.values import Report
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ TASKS = (
 
 def run_due_tasks(locks: Locks, alive: Alive | None) -> Report:
     """Run the tasks that are due; ``Locks.maintain`` documents it."""
-    if alive is not None and not callable(alive):
-        raise TypeError(f"alive is a function of a list of owners, not {alive!r}")
+    check_alive(alive)
     done: dict[str, int] = {}
     failed: list[Exception] = []
     for task in TASKS:

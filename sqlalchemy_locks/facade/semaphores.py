@@ -39,6 +39,12 @@ DAY = 86400.0
 _RENEWAL_WAIT = 24
 
 
+def check_alive(alive: Any) -> None:
+    """:raises TypeError: for what can't tell which owners are alive."""
+    if alive is not None and not callable(alive):
+        raise TypeError(f"alive is a function of a list of owners, not {alive!r}")
+
+
 class Semaphores:
     """What ``Locks`` does with semaphores; the methods of ``Locks`` with the same names document it."""
 
@@ -91,8 +97,7 @@ class Semaphores:
         return renewed
 
     def sweep(self, stale_after: float | timedelta | None, alive: Alive | None) -> int:
-        if alive is not None and not callable(alive):
-            raise TypeError(f"alive is a function of a list of owners, not {alive!r}")
+        check_alive(alive)
         age = stale_age(stale_after)
         dead = [] if alive is None else self._requests_of_dead_owners(alive)
         swept: int = 0

@@ -16,7 +16,7 @@ from sqlalchemy_locks.queue import Queue
 from sqlalchemy_locks.workers.results import failure_operation
 from sqlalchemy_locks.workers.running_job import RunningJob
 from sqlalchemy_locks.workers.state import failure_of
-from sqlalchemy_locks.workers.threaded import Worker
+from sqlalchemy_locks.workers.threaded import Worker, refuse_generator
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ def run_until_empty(
         [job] = found
         try:
             value = handler(RunningJob(job, lambda: False))
-            if inspect.isgenerator(value) or inspect.isasyncgen(value):
-                raise TypeError(f"the handler returned {value!r}, whose code has not run: a handler does the work")
+            refuse_generator(value)
             if inspect.isawaitable(value):
                 asyncio.run(_result(value))
         except Exception as error:

@@ -402,12 +402,17 @@ def call_handler(handler: Handler, job: Any) -> None:
         exit_if_forked(process, error)
         raise
     exit_if_forked(process)
-    if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
-        raise TypeError(f"the handler returned {returned!r}, whose code has not run: a handler does the work")
+    refuse_generator(returned)
     if returned is not None and isinstance(returned, Awaitable):
         if inspect.iscoroutine(returned):
             returned.close()
         raise TypeError(f"the handler returned {returned!r}, which a Worker doesn't await: use an AsyncWorker")
+
+
+def refuse_generator(returned: Any) -> None:
+    """:raises TypeError: for a generator that a handler has returned: its work isn't done."""
+    if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        raise TypeError(f"the handler returned {returned!r}, whose code has not run: a handler does the work")
 
 
 def exit_if_forked(process: int, error: BaseException | None = None) -> None:
