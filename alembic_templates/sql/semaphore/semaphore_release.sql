@@ -11,7 +11,7 @@ BEGIN
   external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF lock_wait IS NOT NULL THEN
     previous := current_setting('lock_timeout');
-    PERFORM set_config('lock_timeout', lock_wait, true);
+    lock_wait := set_config('lock_timeout', lock_wait, true);
   END IF;
   -- Only its request and its permits are locked: it never waits for an acquire. Not "state = 'ACQUIRED'", which may
   -- make the planner prefer the index of held permits to that of the id.
@@ -20,7 +20,7 @@ BEGIN
     AND (semaphore_release.token IS NULL OR r.token = semaphore_release.token)
   RETURNING r.id INTO request;
   IF lock_wait IS NOT NULL THEN
-    PERFORM set_config('lock_timeout', previous, true);
+    lock_wait := set_config('lock_timeout', previous, true);
   END IF;
   IF request IS NULL THEN
     PERFORM 1 FROM lock.permit_request AS r

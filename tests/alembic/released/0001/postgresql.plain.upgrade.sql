@@ -544,56 +544,70 @@ AS $body$
 DECLARE
   free boolean;
   previous text;
-  wanted bigint[] := counts;
   request bigint;
   began timestamptz;
   ids bigint[];
   sem record;
-  at_most bigint[];
+  bounded boolean := true;
+  totals bigint[];
   used bigint;
   held record;
 BEGIN
-  external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
-  IF owner IS NOT NULL THEN
-    owner := lock.semaphore_checked(owner, 'an owner');
-  END IF;
-  IF coalesce(cardinality(names), 0) = 0 OR cardinality(names) IS DISTINCT FROM cardinality(counts) THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
-      'semaphore.acquire needs at least one semaphore, and one count for each name';
-  ELSIF (array_ndims(names), array_ndims(counts), array_lower(names, 1), array_lower(counts, 1)) <> (1, 1, 1, 1) THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
-      'names and counts must be one-dimensional arrays whose indexes begin at 1';
-  ELSIF queue_keys IS NOT NULL AND (cardinality(queue_keys) <> cardinality(names)
-    OR array_position(queue_keys, NULL) IS NOT NULL OR (array_ndims(queue_keys), array_lower(queue_keys, 1)) <> (1, 1))
+  IF cardinality(names) = 1 AND cardinality(counts) = 1 AND counts[1] > 0
+    AND length(names[1]) BETWEEN 1 AND 255 AND right(names[1], 1) <> ' '
+    AND length(external_id) BETWEEN 1 AND 255 AND right(external_id, 1) <> ' '
+    AND (owner IS NULL OR length(owner) BETWEEN 1 AND 255 AND right(owner, 1) <> ' ')
+    AND (ttl_seconds IS NULL OR ttl_seconds BETWEEN 0.001 AND 3155760000)
+    AND (queue_keys IS NULL OR cardinality(queue_keys) = 1 AND queue_keys[1] IS NOT NULL)
   THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
-      'queue_keys is NULL, or has one key for each name';
-  ELSIF NOT (ttl_seconds BETWEEN 0.001 AND 3155760000) THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'ttl ' || CASE
-      WHEN ttl_seconds <= 0 THEN 'must be more than 0 seconds'
-      WHEN ttl_seconds < 1 THEN 'is at least 0.001 seconds'
-      ELSE 'must be at most a hundred years, 3155760000 seconds'
-    END || ', not ' || ttl_seconds;
-  END IF;
-  FOR i IN 1 .. cardinality(names) LOOP
-    semaphores[i] := lock.semaphore_checked(names[i], 'a semaphore''s name');
-    IF counts[i] IS NULL OR counts[i] < 1 THEN
-      RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
-        'a count of permits is from 1 to 2147483647, not ' || coalesce(counts[i]::text, 'NULL');
+    -- A valid request of one semaphore: one expression costs much less than the checks one by one.
+    semaphores := names;
+  ELSE
+    external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
+    IF owner IS NOT NULL THEN
+      owner := lock.semaphore_checked(owner, 'an owner');
     END IF;
-  END LOOP;
-  IF cardinality(names) > 1 THEN
-    -- Sorted independently of the collation, so that two requests can't deadlock; each name once.
-    SELECT array_agg(given.name ORDER BY given.name COLLATE "C"), array_agg(given.count ORDER BY given.name COLLATE "C")
-    INTO semaphores, wanted
-    FROM (SELECT u.name, sum(u.count) AS count
-          FROM unnest(names, counts) AS u (name, count) GROUP BY u.name) AS given;
-    FOR i IN 1 .. cardinality(wanted) LOOP
-      IF wanted[i] > 2147483647 THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the counts of '
-          || quote_literal(semaphores[i]) || ' add up to ' || wanted[i] || ', and the maximum is 2147483647';
+    IF coalesce(cardinality(names), 0) = 0 OR cardinality(names) IS DISTINCT FROM cardinality(counts) THEN
+      RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+        'semaphore.acquire needs at least one semaphore, and one count for each name';
+    ELSIF (array_ndims(names), array_ndims(counts), array_lower(names, 1), array_lower(counts, 1)) <> (1, 1, 1, 1) THEN
+      RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+        'names and counts must be one-dimensional arrays whose indexes begin at 1';
+    ELSIF queue_keys IS NOT NULL AND (
+      cardinality(queue_keys) <> cardinality(names) OR array_position(queue_keys, NULL) IS NOT NULL
+      OR (array_ndims(queue_keys), array_lower(queue_keys, 1)) <> (1, 1)
+    ) THEN
+      RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+        'queue_keys is NULL, or has one key for each name';
+    ELSIF NOT (ttl_seconds BETWEEN 0.001 AND 3155760000) THEN
+      RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'ttl ' || CASE
+        WHEN ttl_seconds <= 0 THEN 'must be more than 0 seconds'
+        WHEN ttl_seconds < 1 THEN 'is at least 0.001 seconds'
+        ELSE 'must be at most a hundred years, 3155760000 seconds'
+      END || ', not ' || ttl_seconds;
+    END IF;
+    FOR i IN 1 .. cardinality(names) LOOP
+      semaphores[i] := lock.semaphore_checked(names[i], 'a semaphore''s name');
+      IF counts[i] IS NULL OR counts[i] < 1 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
+          'a count of permits is from 1 to 2147483647, not ' || coalesce(counts[i]::text, 'NULL');
       END IF;
     END LOOP;
+    IF cardinality(names) > 1 THEN
+      -- Sorted independently of the collation, so that two requests can't deadlock; each name once.
+      SELECT array_agg(given.name ORDER BY given.name COLLATE "C"),
+             array_agg(given.count ORDER BY given.name COLLATE "C")
+      INTO semaphores, totals
+      FROM (SELECT u.name, sum(u.count) AS count
+            FROM unnest(names, counts) AS u (name, count) GROUP BY u.name) AS given;
+      FOR i IN 1 .. cardinality(totals) LOOP
+        IF totals[i] > 2147483647 THEN
+          RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the counts of '
+            || quote_literal(semaphores[i]) || ' add up to ' || totals[i] || ', and the maximum is 2147483647';
+        END IF;
+      END LOOP;
+      counts := totals;
+    END IF;
   END IF;
   -- A denial rolls this block back: it leaves no row, and its locks are released immediately.
   BEGIN
@@ -624,7 +638,7 @@ BEGIN
     END IF;
     IF lock_wait IS NOT NULL THEN
       previous := current_setting('lock_timeout');
-      PERFORM set_config('lock_timeout', lock_wait, true);
+      lock_wait := set_config('lock_timeout', lock_wait, true);
     END IF;
     FOR attempt IN 1 .. 100 LOOP
       -- A concurrent call with the same external_id waits at this insert until this request is decided. The token
@@ -648,12 +662,12 @@ BEGIN
           'could not serialize access: the request is not visible to this transaction; run the transaction again';
       END IF;
       SELECT array_agg(s.name ORDER BY s.name COLLATE "C") AS names,
-             array_agg(p.count::bigint ORDER BY s.name COLLATE "C") AS counts,
+             array_agg(p.count ORDER BY s.name COLLATE "C") AS counts,
              array_agg(p.fence ORDER BY s.name COLLATE "C") AS fences
       INTO held FROM lock.permit AS p JOIN lock.semaphore AS s ON s.id = p.semaphore_id
       WHERE p.permit_request_id = request;
       fences := held.fences;
-      IF held.names IS DISTINCT FROM semaphores OR held.counts IS DISTINCT FROM wanted THEN
+      IF held.names IS DISTINCT FROM semaphores OR held.counts IS DISTINCT FROM counts THEN
         state := 'CONFLICT';
       ELSIF state = 'ACQUIRED' AND expires_at <= clock_timestamp() THEN
         state := 'EXPIRED';
@@ -662,34 +676,33 @@ BEGIN
       FOR i IN 1 .. cardinality(semaphores) LOOP
         -- The update is the lock: a snapshot from before the last grant fails here. A denial undoes it.
         UPDATE lock.semaphore AS s
-        SET fence = s.fence + 1, used_at_most = s.used_at_most + wanted[i], updated_at = clock_timestamp()
+        SET fence = s.fence + 1, used_at_most = s.used_at_most + counts[i], updated_at = clock_timestamp()
         WHERE s.name = semaphores[i] AND s.capacity IS NOT NULL
         RETURNING s.id, s.capacity, s.fence, s.used_at_most INTO sem;
         ids[i] := sem.id;
-        at_most[i] := sem.used_at_most;
         capacities[i] := sem.capacity;
         fences[i] := sem.fence;
         IF sem.id IS NULL THEN  -- no semaphore of that name, or a deleted one
           state := 'UNKNOWN';
           exhausted := exhausted || semaphores[i];
+        ELSIF (sem.used_at_most <= sem.capacity) IS NOT TRUE THEN
+          bounded := false;  -- says nothing: a release lowers no bound
         END IF;
       END LOOP;
       -- In statements after the locking ones: only these see what the previous holder has committed.
-      FOR i IN 1 .. CASE WHEN state IS NULL THEN cardinality(semaphores) ELSE 0 END LOOP
-        -- A release lowers no bound: one that leaves no room says nothing.
-        CONTINUE WHEN at_most[i] <= capacities[i];
+      FOR i IN 1 .. CASE WHEN bounded OR state IS NOT NULL THEN 0 ELSE cardinality(semaphores) END LOOP
         FOR attempt IN 1 .. 2 LOOP
           SELECT coalesce(sum(p.count), 0) INTO used FROM lock.permit AS p
           WHERE p.semaphore_id = ids[i] AND p.state = 'ACQUIRED';
-          EXIT WHEN used + wanted[i] <= capacities[i];
+          EXIT WHEN used + counts[i] <= capacities[i];
           IF attempt = 2 OR lock.semaphore_take_back(ids[i]) = 0 THEN
             exhausted := exhausted || semaphores[i];
             EXIT;
           END IF;
         END LOOP;
         -- Where some further grants will need no sum.
-        IF used + 5 * wanted[i] <= capacities[i] THEN
-          UPDATE lock.semaphore AS s SET used_at_most = used + wanted[i] WHERE s.id = ids[i];
+        IF used + 5::bigint * counts[i] <= capacities[i] THEN
+          UPDATE lock.semaphore AS s SET used_at_most = used + counts[i] WHERE s.id = ids[i];
         END IF;
       END LOOP;
       IF exhausted IS NOT NULL THEN
@@ -699,7 +712,7 @@ BEGIN
       state := 'ACQUIRED';
       FOR i IN 1 .. cardinality(semaphores) LOOP
         INSERT INTO lock.permit (semaphore_id, permit_request_id, count, fence, state)
-        VALUES (ids[i], request, wanted[i], fences[i], 'ACQUIRED');
+        VALUES (ids[i], request, counts[i], fences[i], 'ACQUIRED');
       END LOOP;
       IF ttl_seconds IS NOT NULL THEN
         IF clock_timestamp() - began > least(0.01, ttl_seconds / 100) * interval '1 second' THEN
@@ -711,7 +724,7 @@ BEGIN
       END IF;
     END IF;
     IF lock_wait IS NOT NULL THEN
-      PERFORM set_config('lock_timeout', previous, true);
+      lock_wait := set_config('lock_timeout', previous, true);
     END IF;
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
     token := NULL;
@@ -735,7 +748,7 @@ BEGIN
   external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF lock_wait IS NOT NULL THEN
     previous := current_setting('lock_timeout');
-    PERFORM set_config('lock_timeout', lock_wait, true);
+    lock_wait := set_config('lock_timeout', lock_wait, true);
   END IF;
   -- Only its request and its permits are locked: it never waits for an acquire. Not "state = 'ACQUIRED'", which may
   -- make the planner prefer the index of held permits to that of the id.
@@ -744,7 +757,7 @@ BEGIN
     AND (semaphore_release.token IS NULL OR r.token = semaphore_release.token)
   RETURNING r.id INTO request;
   IF lock_wait IS NOT NULL THEN
-    PERFORM set_config('lock_timeout', previous, true);
+    lock_wait := set_config('lock_timeout', previous, true);
   END IF;
   IF request IS NULL THEN
     PERFORM 1 FROM lock.permit_request AS r
@@ -770,14 +783,14 @@ BEGIN
   external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
   IF lock_wait IS NOT NULL THEN
     previous := current_setting('lock_timeout');
-    PERFORM set_config('lock_timeout', lock_wait, true);
+    lock_wait := set_config('lock_timeout', lock_wait, true);
   END IF;
   SELECT r.id INTO request FROM lock.permit_request AS r
   WHERE r.external_id = semaphore_renew.external_id
     AND (semaphore_renew.token IS NULL OR r.token = semaphore_renew.token)
   FOR NO KEY UPDATE;
   IF lock_wait IS NOT NULL THEN
-    PERFORM set_config('lock_timeout', previous, true);
+    lock_wait := set_config('lock_timeout', previous, true);
   END IF;
   -- After the locking statement: a clock that is read before a wait is late by the wait.
   UPDATE lock.permit_request AS r SET renewed_at = clock_timestamp()
