@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 #: characters; the most that fits into an InnoDB index key together with a queue's name
 MAX_NAME_LENGTH = 255
@@ -120,3 +123,16 @@ def format_duration(seconds: float | None) -> str:
         if seconds >= 2 * size:
             return f"{sign}{seconds / size:.0f} {unit}"
     return f"{sign}{seconds:.0f} s"
+
+
+def is_coroutine_function(function: Any) -> bool:
+    """Whether a call of it returns a coroutine; also for a ``partial``, and for an object with ``__call__``."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def check_listener(function: Any) -> None:
+    """:raises TypeError: for a listener of events whose coroutine nothing would await."""
+    if is_coroutine_function(function):
+        raise TypeError(f"a listener is a plain function, and {function!r} is async: start a task in a plain function")

@@ -129,7 +129,7 @@ class DatabaseUrl:
         name = self.url.database
         if not self._is_file or not name or name.startswith("file:"):
             return True
-        return name == ":memory:" or Path(name).exists()
+        return Path(name).exists()
 
     def redact(self, text: str) -> str:
         """Return an error message or a traceback without the secrets of the URL."""
@@ -243,6 +243,8 @@ def _parse_url(text: str) -> URL:
         raise click.UsageError(f"SQLAlchemy knows no dialect {url.drivername!r}.") from None
     except ImportError:
         raise click.UsageError(_no_driver(url.drivername)) from None
+    if backend.single_writer and (":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"):
+        raise click.UsageError("A database in memory ends with this command: name a file, as in sqlite:///app.db.")
     # a server without schemas has the tables in the database that the URL names
     if not backend.schemas and not backend.single_writer and not url.database:
         raise click.UsageError(f"The URL names no database of {backend.name}: put it after the host, as in host/app.")

@@ -11,6 +11,8 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, ParamSpec, TypeVar
 
+from sqlalchemy_locks._validation import is_coroutine_function
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -32,7 +34,7 @@ _MANAGERS = type(_manager()), type(_async_manager())
 def check_plain(function: Any, what: str) -> None:
     """Refuse a function whose code has not run when its call returns."""
     _check(function, what)
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+    if is_coroutine_function(function):
         raise TypeError(f"{what} of Locks decorates plain functions, and {_named(function)} is async: use AsyncLocks")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.event.registry import EventTarget
 
+from sqlalchemy_locks._validation import check_listener
 from sqlalchemy_locks.values import LockEvent
 
 log = logging.getLogger("sqlalchemy_locks")
@@ -113,6 +114,7 @@ class LockEvents(event.Events[Observed]):
 
     @classmethod
     def _listen(cls, event_key: Any, **kw: Any) -> None:
+        check_listener(event_key.fn)
         event_key.dispatch_target._listened = True
         event_key.base_listen(**kw)
 

@@ -22,6 +22,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only
 
+from sqlalchemy_locks._validation import is_coroutine_function
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
@@ -33,7 +34,7 @@ from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
 from sqlalchemy_locks.workers.running_job import RunningJob
 from sqlalchemy_locks.workers.state import LONGEST_ERROR_PAUSE, WorkerState
-from sqlalchemy_locks.workers.threaded import exit_if_forked, is_coroutine_function
+from sqlalchemy_locks.workers.threaded import exit_if_forked
 
 AsyncHandler = Callable[[Any], Awaitable[object]]
 

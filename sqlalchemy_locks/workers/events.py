@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.event.registry import EventTarget
 
+from sqlalchemy_locks._validation import check_listener
 from sqlalchemy_locks.queue.jobs import Jobs
 from sqlalchemy_locks.values import JobEvent
 from sqlalchemy_locks.workers.config import WorkerConfig
@@ -109,6 +110,7 @@ class JobEvents(event.Events[ObservedWorker]):
 
     @classmethod
     def _listen(cls, event_key: Any, **kw: Any) -> None:
+        check_listener(event_key.fn)
         event_key.dispatch_target._listened = True
         event_key.base_listen(**kw)
 

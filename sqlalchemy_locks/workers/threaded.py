@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine
 
+from sqlalchemy_locks._validation import is_coroutine_function
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.queue.enqueue import CHANNEL
@@ -431,13 +431,6 @@ def exit_if_forked(process: int, error: BaseException | None = None) -> None:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(status)
-
-
-def is_coroutine_function(handler: Any) -> bool:
-    """Whether a call of it returns a coroutine; also for a ``partial``, and for an object with ``__call__``."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def _is_generator_function(handler: Any) -> bool:

@@ -111,11 +111,17 @@ def test_url_without_driver_gets_an_installed_one(given: str, driver: str, serve
         ("mysql+mysqldb://app:s3cret-word@host/db", "No driver is installed"),
         ("sqlite:////nowhere/at/all.db", "there is no file"),
         ("mysql+pymysql://app:s3cret-word@127.0.0.1:1/db?nonsense=1", "unexpected keyword argument 'nonsense'"),
-        ("sqlite://", "memory"),
+        ("sqlite://", "in memory ends with this command"),
+        ("sqlite:///:memory:", "in memory ends with this command"),
+        ("sqlite:///file::memory:?cache=shared&uri=true", "in memory ends with this command"),
+        ("sqlite:///file:shared?mode=memory&uri=true", "in memory ends with this command"),
     ],
 )
-def test_unusable_urls_are_refused(url: str, said: str) -> None:
-    done = run("check", "--url", url)
+@pytest.mark.parametrize("command", ["check", "install"])
+def test_unusable_urls_are_refused(url: str, said: str, command: str) -> None:
+    if said == "there is no file" and command == "install":
+        said = "unable to open"  # it would create the file
+    done = run(command, "--url", url)
     assert done.exit_code in (1, 2)
     assert said in " ".join(done.output.split())
     for secret in (SECRET, "s3cret-word"):

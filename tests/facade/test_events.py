@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import pickle
 from collections.abc import Callable, Iterator
@@ -167,6 +168,20 @@ def test_error_of_a_listener_is_logged(engine_to: MakeEngine, caplog: pytest.Log
     with locks.exclusive(key):
         pass
     assert "the listener's" not in caplog.text
+
+
+def test_async_listeners_are_refused(engine_to: MakeEngine) -> None:
+    async def hear(one: object) -> None:
+        raise AssertionError("nothing awaits it")
+
+    engine = engine_to("sqlite")
+    worker = sl.Worker(sl.Queue(), print, bind=engine)
+    locks = sl.Locks(engine)
+    for target, what in ((locks, "acquired"), (worker, "begun")):
+        for listener in (hear, functools.partial(hear)):
+            with pytest.raises(TypeError, match=r"hear.* is async: start a task in a plain function"):
+                event.listen(target, what, listener)
+    assert not locks._has_listeners
 
 
 @pytest.fixture

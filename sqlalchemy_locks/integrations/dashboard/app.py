@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -26,6 +26,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 WSGI = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+L = TypeVar("L")
 ASGI = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _TOO_LONG = Response(b"The request is too long.", 413, (("Content-Type", "text/plain; charset=utf-8"),))
@@ -69,9 +70,9 @@ def wsgi(
     >>> from sqlalchemy_locks.integrations import dashboard
     >>> app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/locks": dashboard.wsgi(locks)})
     """
-    current, own_tables = _getter(locks), _check_own(own)
+    current, own_tables = _getter(locks, _check_synchronous), _check_own(own)
     guard = PageGuard(view, authorize, secret, hosts)
-    page = Page(lambda: _check_synchronous(current()), guard, _check_refresh(refresh), title, own_tables)
+    page = Page(current, guard, _check_refresh(refresh), title, own_tables)
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         request = _from_environ(environ)
@@ -106,7 +107,7 @@ def asgi(
     >>> from sqlalchemy_locks.integrations import dashboard
     >>> app.mount("/locks", dashboard.asgi(locks))
     """
-    current, own_tables = _getter(locks), _check_own(own)
+    current, own_tables = _getter(locks, _check_either), _check_own(own)
     guard, interval = PageGuard(view, authorize, secret, hosts), _check_refresh(refresh)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,13 +129,24 @@ def asgi(
     return application
 
 
-def _getter(locks: Any) -> Callable[[], Any]:
-    return locks if callable(locks) else lambda: locks
+def _getter(locks: Any, check: Callable[[Any], L]) -> Callable[[], L]:
+    if callable(locks):
+        return lambda: check(locks())
+    checked = check(locks)
+    return lambda: checked
 
 
 def _check_synchronous(locks: Any) -> Locks:
     if not isinstance(locks, Locks):
         raise TypeError(f"dashboard.wsgi takes Locks, not {locks!r}: AsyncLocks need dashboard.asgi")
+    return locks
+
+
+def _check_either(locks: Any) -> AsyncLocks | Locks:
+    from sqlalchemy_locks.facade.async_locks import AsyncLocks
+
+    if not isinstance(locks, (AsyncLocks, Locks)):
+        raise TypeError(f"dashboard.asgi takes AsyncLocks or Locks, not {locks!r}")
     return locks
 
 

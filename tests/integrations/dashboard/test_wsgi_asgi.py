@@ -185,7 +185,14 @@ def test_options_are_checked(databases: Databases) -> None:
         engine = create_async_engine(databases("sqlite")[1], poolclass=NullPool)
         other: Any = sl.AsyncLocks(engine)
         with pytest.raises(TypeError, match=r"need dashboard\.asgi"):
-            Client(dashboard.wsgi(other)).get("/")
+            dashboard.wsgi(other)
+        with pytest.raises(TypeError, match=r"need dashboard\.asgi"):
+            Client(dashboard.wsgi(lambda: other)).get("/")
+        for neither in (engine, engine.sync_engine, None):
+            with pytest.raises(TypeError, match=r"dashboard\.wsgi takes Locks, not "):
+                dashboard.wsgi(neither)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match=r"dashboard\.asgi takes AsyncLocks or Locks, not "):
+                dashboard.asgi(neither)  # type: ignore[arg-type]
         await engine.dispose()
 
     asyncio.run(ask())
