@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -50,28 +50,16 @@ def escape_unprintable(value: str) -> str:
     )
 
 
-def int32(value: object, what: str) -> int:
-    """Return an integer that fits into a column of 32 bits.
+def valid_int(value: object, what: str, least: int = 1, most: int = 2**31 - 1) -> int:
+    """Return a number of rows, permits, threads or attempts, or another integer that a column stores.
 
-    :raises TypeError: unless it is an ``int``. :raises ValueError: when it has more bits.
+    :raises TypeError: unless it is an ``int``. :raises ValueError: when it is outside the bounds.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} is an int, not {value!r}")
-    if not -(2**31) <= value < 2**31:
-        raise ValueError(f"{what} has 32 bits, and {value} has more")
-    return value
-
-
-def positive_int(value: object, what: str) -> int:
-    """Return a number of rows, threads or attempts.
-
-    :raises TypeError: unless it is an ``int``. :raises ValueError: unless it is at least 1 and fits into 32 bits.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} is an int, not {value!r}")
-    if not 1 <= value < 2**31:
-        raise ValueError(f"{what} must be at least 1 and fit into 32 bits, not {value}")
-    return value
+    if not least <= value <= most:
+        raise ValueError(f"{what} is from {least} to {most}, not {value}")
+    return int(value)
 
 
 def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
@@ -112,6 +100,35 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
     :raises TypeError: :raises ValueError: as :func:`seconds`.
     """
     return None if timeout is None else seconds(timeout, "timeout")
+
+
+def period_seconds(value: float | timedelta, name: str) -> int:
+    """Return a period: whole seconds, the unit of the instants that are stored.
+
+    :raises TypeError: :raises ValueError: as :func:`seconds`, and for more than ``LONGEST_PERIOD``, or a fraction.
+    """
+    period = seconds(value, name, zero=False)
+    if period > LONGEST_PERIOD:
+        raise ValueError(f"{name} is at most 50 years, not {value!r}; for once ever, take a mutex and never release it")
+    if period != int(period):
+        raise ValueError(f"{name} must be whole seconds, not {value!r}")
+    return int(period)
+
+
+def seconds_since_1970(instant: object) -> int:
+    """Return what the caller's clock has returned, in whole seconds since 1970.
+
+    :raises TypeError: unless it is a number or a ``datetime``. :raises ValueError: for one without a zone, or NaN.
+    """
+    if isinstance(instant, datetime):
+        if instant.tzinfo is None:
+            raise ValueError(f"the clock returned a datetime without a zone: {instant!r}")
+        instant = instant.timestamp()
+    if isinstance(instant, bool) or not isinstance(instant, (int, float)):
+        raise TypeError(f"the clock returns seconds since 1970 or an aware datetime, not {instant!r}")
+    if not math.isfinite(instant):
+        raise ValueError(f"the clock returned {instant!r}")
+    return math.floor(instant)
 
 
 def format_duration(seconds: float | None) -> str:

@@ -16,6 +16,7 @@ from sqlalchemy import BigInteger, Column, Integer, Select, Table, Update, func,
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
 
+from sqlalchemy_locks._validation import valid_int
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.typing import shaped
@@ -57,10 +58,7 @@ def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
     """
     if not isinstance(statement, Update):
         raise TypeError(f"fenced takes an UPDATE, not {statement!r}")
-    if isinstance(token, bool) or not isinstance(token, int):
-        raise TypeError(f"a fencing token is an int, not {token!r}")
-    if not 0 < token < 2**63:
-        raise ValueError(f"a fencing token is at least 1 and has 63 bits, not {token}")
+    valid_int(token, "a fencing token", 1, 2**63 - 1)
     return Operation(_FencedUpdate(statement, fence, token), {"token": token})
 
 

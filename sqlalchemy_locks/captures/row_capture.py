@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import Join, Table, select
 
-from sqlalchemy_locks._validation import positive_int
+from sqlalchemy_locks._validation import valid_int
 from sqlalchemy_locks.captures.operation import CaptureImpl, capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, search
 from sqlalchemy_locks.core.entities import MappedTable
@@ -74,7 +74,7 @@ def _capture(
         raise ValueError(f"capture: {keys[0]} belongs to the primary key, which a capture can't set")
     spec = CaptureSpec(target.table, _as_tuple(where), changes, _as_tuple(order_by), target)
     _refuse_joins(spec)
-    return capture_operation(_RowCapture(spec), target, {LIMIT: positive_int(limit, "limit")})
+    return capture_operation(_RowCapture(spec), target, {LIMIT: valid_int(limit, "limit")})
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:

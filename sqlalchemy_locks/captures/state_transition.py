@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
 
-from sqlalchemy_locks._validation import MAX_SECONDS, bounded_seconds, positive_int, valid_name
+from sqlalchemy_locks._validation import MAX_SECONDS, bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.captures.claims import claim_number, claim_of, drawn_claim, identity_roles, require_claim
 from sqlalchemy_locks.captures.operation import CaptureImpl, capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, inlined
@@ -160,7 +160,7 @@ class StateTransition(EntityPattern[E]):
         >>> [task.id for task in session.execute(tasks.capture(3)).all()]
         ['task_c']
         """
-        values = {**self._rows.queue(queue), LIMIT: positive_int(limit, "limit")}
+        values = {**self._rows.queue(queue), LIMIT: valid_int(limit, "limit")}
         return capture_operation(self._capture, self._rows.target, values)
 
     if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class StateTransition(EntityPattern[E]):
         """
         self._rows.require("timeout", "expire()")
         self._rows.require("updated_at", "expire()")
-        return Operation(self._expire, {LIMIT: positive_int(limit, "limit")})
+        return Operation(self._expire, {LIMIT: valid_int(limit, "limit")})
 
     @shaped(select(literal(True)))
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:

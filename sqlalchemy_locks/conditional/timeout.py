@@ -35,7 +35,7 @@ from sqlalchemy import (
 )
 
 from sqlalchemy_locks import _timezones as zones
-from sqlalchemy_locks._validation import LONGEST_PERIOD, seconds
+from sqlalchemy_locks._validation import period_seconds, seconds_since_1970
 from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, labelled
 from sqlalchemy_locks.core import row_admin
@@ -101,7 +101,7 @@ class Timeout:
             raise ValueError("Timeout: tz is for windows of local time, so pass windowed=True")
         if clock is not None and not callable(clock):
             raise TypeError(f"Timeout: clock is a function that returns the instant, not {clock!r}")
-        self._every = None if every is None else _period(every)
+        self._every = None if every is None else period_seconds(every, "every")
         variant = _Variant(every is not None, bool(windowed), None if tz is None else zones.zone(tz), clock)
         given = {
             "queue": queue,
@@ -141,7 +141,7 @@ class Timeout:
         >>> session.scalar(daily.create("report"))
         1
         """
-        period = self._every if every is None else _period(every)
+        period = self._every if every is None else period_seconds(every, "every")
         if period is None and self._mapping.has("timeout"):
             raise ValueError("Timeout: pass every= here or to Timeout(): each row stores its period")
         values = row_admin.ids(self._mapping, "timeout.create", ids, queue) | row_admin.retries(self._mapping, retries)
@@ -244,15 +244,6 @@ class Timeout:
         return {} if self._every is None else {_EVERY.key: self._every}
 
 
-def _period(every: float | timedelta) -> int:
-    period = seconds(every, "every", zero=False)
-    if period > LONGEST_PERIOD:
-        raise ValueError(f"every is at most 50 years, not {every!r}; for once ever, take a mutex and never release it")
-    if period != int(period):
-        raise ValueError(f"every must be whole seconds, the unit of ts, not {every!r}")
-    return int(period)
-
-
 class _Variant(NamedTuple):
     """The arguments of a ``Timeout`` that change its statements."""
 
@@ -325,7 +316,7 @@ class _TimeoutAcquire(ConditionalAcquire):
     def call_values(self, execution: Execution) -> dict[str, Any]:
         values, instant = super().call_values(execution), time.time()
         if self.variant.clock is not None:
-            values[_NOW.key] = instant = _seconds_since_1970(self.variant.clock())
+            values[_NOW.key] = instant = seconds_since_1970(self.variant.clock())
         if self.variant.zone is not None:
             offsets = zones.offsets_around(self.variant.zone, instant)
             values |= {param_name(f"zone_{name}"): value for name, value in offsets._asdict().items()}
@@ -408,18 +399,6 @@ def _initial(columns: RoleColumns) -> dict[str, Any]:
 def _as_bigint(column: Any) -> Any:
     """Return the column as 64 bits, since the sum of two integers of 32 bits may need more."""
     return column if isinstance(column.type, BigInteger) else cast(column, BigInteger())
-
-
-def _seconds_since_1970(instant: float | datetime) -> int:
-    if isinstance(instant, datetime):
-        if instant.tzinfo is None:
-            raise ValueError(f"Timeout: the clock returned a datetime without a zone: {instant!r}")
-        instant = instant.timestamp()
-    if isinstance(instant, bool) or not isinstance(instant, (int, float)):
-        raise TypeError(f"Timeout: the clock returns seconds since 1970 or an aware datetime, not {instant!r}")
-    if not math.isfinite(instant):
-        raise ValueError(f"Timeout: the clock returned {instant!r}")
-    return math.floor(instant)
 
 
 @cache

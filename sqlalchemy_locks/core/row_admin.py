@@ -9,7 +9,7 @@ from sqlalchemy import Insert, Integer, Select, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import positive_int
+from sqlalchemy_locks._validation import valid_int
 from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.roles import ID_PARAM, RoleColumns, RoleMapping, param_name, role_param
@@ -112,13 +112,9 @@ def retries(mapping: RoleMapping, given: Any, *, required: bool = False) -> dict
     if given is None and not required:
         return {}
     mapping.require("retries", "retries")
-    if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
-        raise TypeError(f"{mapping.pattern}: retries is a number or None, not {given!r}")
-    if given is not None and not 0 <= given < 2**31:
-        raise ValueError(f"{mapping.pattern}: retries must be at least 0 and fit into an integer, not {given}")
-    return {param_name("retries"): given}
+    return {param_name("retries"): None if given is None else valid_int(given, "retries", 0)}
 
 
 def limit(given: Any) -> dict[str, Any]:
     """Return the value of ``limit``."""
-    return {param_name("limit"): positive_int(given, "limit")}
+    return {param_name("limit"): valid_int(given, "limit")}

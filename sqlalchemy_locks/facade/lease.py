@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds
+from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_int
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -40,7 +40,6 @@ from sqlalchemy_locks.runtime.renewal import NOT_HELD, LostEvent, RenewableLease
 from sqlalchemy_locks.semaphore.acquire import repeated
 from sqlalchemy_locks.semaphore.admin import create_for_lease
 from sqlalchemy_locks.semaphore.availability import availability, is_held, time_to_live
-from sqlalchemy_locks.semaphore.base import permit_count
 from sqlalchemy_locks.semaphore.release import release_once
 from sqlalchemy_locks.values import Grant, Released
 
@@ -115,7 +114,7 @@ class LeaseContext:
         reclaim: bool = False,
     ) -> None:
         if isinstance(permits, str):
-            permits = {permits: 1 if count is None else permit_count(count, "a count of permits", 1)}
+            permits = {permits: 1 if count is None else valid_int(count, "a count of permits")}
         elif count is not None:
             raise TypeError("count is for one semaphore that is given by its name: a mapping has its counts in it")
         if ttl is None:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Header
 from starlette.applications import Starlette
 
-from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds
+from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_int
 from sqlalchemy_locks.facade.async_lease import AsyncLease
 from sqlalchemy_locks.facade.async_locks import AsyncHeld, AsyncLocks
 from sqlalchemy_locks.integrations import openapi
@@ -39,7 +39,6 @@ from sqlalchemy_locks.integrations.problem import (
 )
 from sqlalchemy_locks.integrations.route_locks import Name, RouteLock, Scope
 from sqlalchemy_locks.integrations.starlette import LockProblem, StarletteLocks, answer, locks_of
-from sqlalchemy_locks.semaphore.base import permit_count
 
 __all__ = [
     "AsyncHeld",
@@ -190,11 +189,11 @@ def semaphore(
     """
     if callable(permits) or isinstance(permits, str):
         names: Sequence[Name] = [permits]
-        counts = [1 if count is None else permit_count(count, "a count of permits", 1)]
+        counts = [1 if count is None else valid_int(count, "a count of permits")]
     elif count is not None:
         raise TypeError("count is for one semaphore that is given by its name: a mapping has its counts in it")
     else:
-        names, counts = list(permits), [permit_count(one, "a count of permits", 1) for one in permits.values()]
+        names, counts = list(permits), [valid_int(one, "a count of permits") for one in permits.values()]
         if not names:
             raise ValueError("semaphore needs at least one semaphore")
     checked_ttl, wait = _check_ttl(ttl), timeout_seconds(timeout)

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import bounded_seconds, positive_int
+from sqlalchemy_locks._validation import bounded_seconds, valid_int
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
@@ -228,7 +228,7 @@ def completed(within: float, limit: int) -> RowsOperation[Any]:
     :param limit: the most jobs that are counted, the newest first; if the counts add up to it, there were more.
     """
     return RowsOperation(
-        _COMPLETED, {"locks_older": bounded_seconds(within, "within"), "locks_limit": positive_int(limit, "limit")}
+        _COMPLETED, {"locks_older": bounded_seconds(within, "within"), "locks_limit": valid_int(limit, "limit")}
     )
 
 
@@ -245,7 +245,7 @@ def counts(limit: int, stalled_after: float, jobs: Jobs | None = None) -> Operat
         totals.
     """
     values = {
-        "locks_limit": positive_int(limit, "limit"),
+        "locks_limit": valid_int(limit, "limit"),
         "locks_older": bounded_seconds(stalled_after, "stalled_after"),
     }
     return Operation(_COUNTS if jobs is None else QueueCounts(jobs), values)

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Index, literal, select
 
-from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, valid_name
+from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.captures.operation import capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT
 from sqlalchemy_locks.core import row_admin
@@ -186,8 +186,8 @@ class Queue(EntityPattern[E]):
             # without ids they are drawn at each execution
             IDS: None if external_id is None else external_ids(external_id, len(payloads)),
             "locks_queue": valid_name(queue, "a queue"),
-            "locks_priority": int32(priority, "priority"),
-            "locks_max_attempts": positive_int(max_attempts, "max_attempts"),
+            "locks_priority": valid_int(priority, "priority", -(2**31)),
+            "locks_max_attempts": valid_int(max_attempts, "max_attempts"),
         }
         when = "now"
         if run_at is not None:
@@ -221,7 +221,7 @@ class Queue(EntityPattern[E]):
         {'to': 'b@example.org'}
         """
         values = {
-            LIMIT: positive_int(limit, "limit"),
+            LIMIT: valid_int(limit, "limit"),
             "locks_queue": valid_name(queue, "a queue"),
             "locks_host": None if host is None else valid_name(host, "a host"),
         }
@@ -348,7 +348,7 @@ class Queue(EntityPattern[E]):
             return self._sweep(self._revive, limit, queue)
         if queue is not None:
             raise ValueError("Queue.revive: give queue or external_id, not both")
-        values = {LIMIT: positive_int(limit, "limit"), "locks_chosen": as_uuid(external_id)}
+        values = {LIMIT: valid_int(limit, "limit"), "locks_chosen": as_uuid(external_id)}
         return Operation(self._revive["external_id"], values)
 
     @shaped(select(literal(1)))
@@ -372,7 +372,7 @@ class Queue(EntityPattern[E]):
         return self._sweep(impls, limit, queue, locks_older=bounded_seconds(older_than, "older_than"))
 
     def _sweep(self, impls: Mapping[Any, Any], limit: int, queue: str | None, **values: Any) -> Operation[Any]:
-        values[LIMIT] = positive_int(limit, "limit")
+        values[LIMIT] = valid_int(limit, "limit")
         if queue is None:
             return Operation(impls[None], values)
         return Operation(impls["queue_id"], {**values, "locks_chosen": valid_name(queue, "a queue")})

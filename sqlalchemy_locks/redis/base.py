@@ -21,7 +21,7 @@ from redis.client import Pipeline
 from redis.cluster import ClusterPipeline
 from redis.exceptions import RedisError
 
-from sqlalchemy_locks._validation import valid_name
+from sqlalchemy_locks._validation import valid_int, valid_name
 from sqlalchemy_locks.redis.client import Command, QueueKeys, RedisScript, ScriptCalls
 
 P = ParamSpec("P")
@@ -207,18 +207,4 @@ def as_queue(queue: Any) -> str:
 
 
 def as_retries(retries: Any) -> Any:
-    if retries is None:
-        return b""
-    if isinstance(retries, bool) or not isinstance(retries, int):
-        raise TypeError(f"retries is a number or None, not {retries!r}")
-    if not 0 <= retries < 2**31:
-        raise ValueError(f"retries must be at least 0 and fit into an integer, not {retries}")
-    return int(retries)
-
-
-def as_limit(limit: Any) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise TypeError(f"limit is a number, not {limit!r}")
-    if not 1 <= limit < 2**31:
-        raise ValueError(f"limit must be at least 1, not {limit}")
-    return int(limit)
+    return b"" if retries is None else valid_int(retries, "retries", 0)

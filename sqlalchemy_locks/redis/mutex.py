@@ -12,12 +12,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
+from sqlalchemy_locks._validation import valid_int
 from sqlalchemy_locks.redis.base import (
     Call,
     Client,
     Pattern,
     as_id,
-    as_limit,
     as_owner,
     as_queue,
     create_call,
@@ -182,7 +182,7 @@ class Mutex(Pattern[Client]):
         >>> mutex.capture(3)
         ['task_a']
         """
-        return _CAPTURE, queue, (as_limit(limit), *as_owner(owner)), decode_ids
+        return _CAPTURE, queue, (valid_int(limit, "limit"), *as_owner(owner)), decode_ids
 
     @operation
     def held(self, limit: int = 1000, *, queue: str | None = None) -> Call[list[Held]]:
@@ -211,4 +211,4 @@ class Mutex(Pattern[Client]):
         def decode(rows: list[list[Any]]) -> list[Held]:
             return [held(*row) for row in rows]
 
-        return _HELD, queue, (as_limit(limit),), decode
+        return _HELD, queue, (valid_int(limit, "limit"),), decode

@@ -10,20 +10,18 @@ allows an extra one.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 
 from sqlalchemy_locks._timezones import offsets_around, zone
-from sqlalchemy_locks._validation import LONGEST_PERIOD, seconds
+from sqlalchemy_locks._validation import period_seconds, seconds_since_1970, valid_int
 from sqlalchemy_locks.redis.base import (
     Call,
     Client,
     Pattern,
     as_id,
-    as_limit,
     as_queue,
     create_call,
     decode_ids,
@@ -137,7 +135,7 @@ class Timeout(Pattern[Client]):
         super().__init__(client, prefix=prefix)
         if tz is not None and not windowed:
             raise ValueError("Timeout: tz is for windows of local time, so pass windowed=True")
-        self._every = b"" if every is None else as_period(every, "every")
+        self._every = b"" if every is None else period_seconds(every, "every")
         self._windowed = bool(windowed)
         self._zone = None if tz is None else zone(tz)
         self._clock = as_clock(clock)
@@ -159,7 +157,7 @@ class Timeout(Pattern[Client]):
         >>> Timeout(redis.Redis(), every=86400).create("report")
         1
         """
-        period = self._every if every is None else as_period(every, "every")
+        period = self._every if every is None else period_seconds(every, "every")
         if period == b"":
             raise ValueError("Timeout: pass every= here or to Timeout(): each id stores its period")
         return create_call(ids, queue, retries, period)
@@ -204,7 +202,7 @@ class Timeout(Pattern[Client]):
         >>> daily.capture(3)
         ['report']
         """
-        return _CAPTURE, queue, (as_limit(limit), *self._period()), decode_ids
+        return _CAPTURE, queue, (valid_int(limit, "limit"), *self._period()), decode_ids
 
     @operation
     def listed(self, limit: int = 1000, *, queue: str | None = None) -> Call[list[Listed]]:
@@ -233,7 +231,7 @@ class Timeout(Pattern[Client]):
             now = int(rows[0]) if at == b"" else int(at)
             return [listed(now, *row) for row in rows[1:]]
 
-        return _LISTED, queue, (as_limit(limit),), decode
+        return _LISTED, queue, (valid_int(limit, "limit"),), decode
 
     def _period(self) -> tuple[Any, ...]:
         at = as_instant(self._clock)
@@ -252,24 +250,4 @@ def as_clock(clock: Any) -> Clock | None:
 
 def as_instant(clock: Clock | None) -> Any:
     """Return the instant of the caller's clock in whole seconds since 1970; empty without one."""
-    if clock is None:
-        return b""
-    instant = clock()
-    if isinstance(instant, datetime):
-        if instant.tzinfo is None:
-            raise ValueError(f"the clock returned a datetime without a zone: {instant!r}")
-        instant = instant.timestamp()
-    if isinstance(instant, bool) or not isinstance(instant, (int, float)):
-        raise TypeError(f"the clock returns seconds since 1970 or an aware datetime, not {instant!r}")
-    if not math.isfinite(instant):
-        raise ValueError(f"the clock returned {instant!r}")
-    return math.floor(instant)
-
-
-def as_period(value: float | timedelta, name: str) -> int:
-    period = seconds(value, name, zero=False)
-    if period > LONGEST_PERIOD:
-        raise ValueError(f"{name} is at most 50 years, not {value!r}")
-    if period != int(period):
-        raise ValueError(f"{name} must be whole seconds, not {value!r}")
-    return int(period)
+    return b"" if clock is None else seconds_since_1970(clock())

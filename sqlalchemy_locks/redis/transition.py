@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.redis.base import Call, Client, Pattern, as_id, as_ids, as_limit, as_queue, as_retries, operation
+from sqlalchemy_locks._validation import period_seconds, valid_int, valid_name
+from sqlalchemy_locks.redis.base import Call, Client, Pattern, as_id, as_ids, as_queue, as_retries, operation
 from sqlalchemy_locks.redis.client import CAPTURE, RedisScript
-from sqlalchemy_locks.redis.timeout import Clock, as_clock, as_instant, as_period
+from sqlalchemy_locks.redis.timeout import Clock, as_clock, as_instant
 
 _STATUS = """
   local deadlines = KEYS[4]
@@ -181,7 +181,7 @@ class StateTransition(Pattern[Client]):
         >>> StateTransition(redis.Redis()).create("task_a", timeout=60)
         1
         """
-        limits = as_retries(retries), b"" if timeout is None else as_period(timeout, "timeout")
+        limits = as_retries(retries), b"" if timeout is None else period_seconds(timeout, "timeout")
         return _CREATE, queue, (*limits, len(self._statuses), *self._statuses, *as_ids(ids)), int
 
     @operation
@@ -211,7 +211,12 @@ class StateTransition(Pattern[Client]):
         def decode(rows: list[list[Any]]) -> list[Task]:
             return [task(*row) for row in rows]
 
-        return _CAPTURE, queue, (as_limit(limit), as_instant(self._clock), self._captured, *self._ready), decode
+        return (
+            _CAPTURE,
+            queue,
+            (valid_int(limit, "limit"), as_instant(self._clock), self._captured, *self._ready),
+            decode,
+        )
 
     @operation
     def set_status(

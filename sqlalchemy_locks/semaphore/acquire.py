@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
-from sqlalchemy_locks._validation import bounded_seconds, valid_name
+from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
@@ -38,7 +38,6 @@ from sqlalchemy_locks.semaphore.base import (
     lock_semaphore,
     mark_changed,
     may_have_room,
-    permit_count,
     read_current_usage,
     read_usage,
     reads_snapshot,
@@ -305,7 +304,7 @@ def acquire(
     if not permits:
         raise ValueError("semaphore.acquire needs at least one semaphore")
     counts = {
-        valid_name(name, "a semaphore's name"): permit_count(count, "a count of permits", 1)
+        valid_name(name, "a semaphore's name"): valid_int(count, "a count of permits")
         for name, count in permits.items()
     }
     # in one order everywhere, so that two requests can't deadlock

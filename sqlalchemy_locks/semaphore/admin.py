@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select, true
 from sqlalchemy.exc import IntegrityError
 
-from sqlalchemy_locks._validation import valid_name
+from sqlalchemy_locks._validation import valid_int, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
@@ -18,7 +18,6 @@ from sqlalchemy_locks.semaphore.base import (
     lock_semaphore,
     mark_changed,
     may_have_room,
-    permit_count,
     read_current_usage,
     read_usage,
 )
@@ -181,7 +180,7 @@ def create(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]
 
     >>> session.execute(sl.semaphore.create("backup-slots", capacity=10))
     """
-    return Operation(_CREATE, _values(name, by, capacity=permit_count(capacity, "a capacity", 0), on_demand=False))
+    return Operation(_CREATE, _values(name, by, capacity=valid_int(capacity, "a capacity", 0), on_demand=False))
 
 
 def create_for_lease(name: str) -> Operation[Any]:
@@ -204,7 +203,7 @@ def resize(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]
 
     >>> session.execute(sl.semaphore.resize("backup-slots", 12, by="ops"))
     """
-    return Operation(_RESIZE, _values(name, by, capacity=permit_count(capacity, "a capacity", 0)))
+    return Operation(_RESIZE, _values(name, by, capacity=valid_int(capacity, "a capacity", 0)))
 
 
 @shaped(select(literal(None)))

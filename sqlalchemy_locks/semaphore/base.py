@@ -275,15 +275,3 @@ def token_of(value: str | Grant) -> str | None:
     """Return what tells a grant's request from every other of its id; ``None`` for a bare id, which matches any."""
     # a denied grant has no request: "" matches none
     return value.token or "" if isinstance(value, Grant) else None
-
-
-def permit_count(value: Any, what: str, least: int) -> int:
-    """Return a number of permits.
-
-    :raises TypeError: :raises ValueError: unless it is an ``int`` from ``least`` to 2147483647.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} is an int, not {value!r}")
-    if not least <= value < 2**31:
-        raise ValueError(f"{what} is from {least} to {2**31 - 1}, not {value}")
-    return int(value)

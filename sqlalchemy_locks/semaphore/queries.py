@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import positive_int, valid_name
+from sqlalchemy_locks._validation import valid_int, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, OperationImpl, RowsOperation
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, expiry
 from sqlalchemy_locks.sql.clock import UTC, Elapsed, Now
@@ -295,7 +295,7 @@ def history(name: str | None = None, *, limit: int = 100) -> RowsOperation[Any]:
 
     >>> changes = session.execute(sl.semaphore.history("network", limit=10)).all()
     """
-    most = positive_int(limit, "limit")
+    most = valid_int(limit, "limit")
     if name is None:
         return RowsOperation(_HISTORY, {"limit": most})
     return RowsOperation(_HISTORY_OF_ONE, {"name": valid_name(name, "a semaphore's name"), "limit": most})
@@ -310,7 +310,7 @@ def fullest(limit: int) -> RowsOperation[Any]:
 
     :param limit: how many semaphores, unused ones included, and how many leases.
     """
-    return RowsOperation(_FULLEST, {"limit": positive_int(limit, "limit")})
+    return RowsOperation(_FULLEST, {"limit": valid_int(limit, "limit")})
 
 
 def one_semaphore(name: str) -> RowsOperation[Any]:
@@ -328,7 +328,7 @@ def oldest_holders(each: int, semaphores: Sequence[int]) -> RowsOperation[Any]:
     """
     ids = dict(enumerate(semaphores))
     chosen = {f"semaphore_{number}": ids.get(number) for number in range(SEMAPHORES)}
-    return RowsOperation(_OLDEST_HOLDERS, {"each": positive_int(each, "each"), **chosen})
+    return RowsOperation(_OLDEST_HOLDERS, {"each": valid_int(each, "each"), **chosen})
 
 
 def holder_ages(limit: int) -> RowsOperation[Any]:
@@ -336,4 +336,4 @@ def holder_ages(limit: int) -> RowsOperation[Any]:
 
     :param limit: how many are counted, the oldest first.
     """
-    return RowsOperation(_HOLDER_AGES, {"limit": positive_int(limit, "limit")})
+    return RowsOperation(_HOLDER_AGES, {"limit": valid_int(limit, "limit")})

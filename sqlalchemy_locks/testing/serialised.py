@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy_locks._validation import positive_int, seconds
+from sqlalchemy_locks._validation import seconds, valid_int
 
 
 class Inside:
@@ -97,7 +97,7 @@ def assert_serialised(
     >>> assert_serialised(charge)
     """
     for number, what in ((callers, "callers"), (calls, "calls"), (limit, "limit")):
-        positive_int(number, what)
+        valid_int(number, what)
     if callers <= limit:
         raise ValueError(f"no lock could fail: {limit} may be inside, and there are {callers} callers")
     inside = Inside(limit, seconds(pause, "pause"))

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks._validation import bounded_seconds, int32, positive_int, seconds, valid_name
+from sqlalchemy_locks._validation import bounded_seconds, seconds, valid_int, valid_name
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.connections import pool_capacity, shares_one_connection
 from sqlalchemy_locks.errors import Unsupported
@@ -58,10 +58,8 @@ class WorkerConfig:
             )
         self.queue, self.engine, self.hold = queue, engine, bool(hold)
         self.name = valid_name(name, "a queue")
-        self.concurrency, self.batch = positive_int(concurrency, "concurrency"), positive_int(batch, "batch")
-        self.prefetch = int32(prefetch, "prefetch")
-        if self.prefetch < 0:
-            raise ValueError(f"prefetch must be at least 0, not {prefetch}")
+        self.concurrency, self.batch = valid_int(concurrency, "concurrency"), valid_int(batch, "batch")
+        self.prefetch = valid_int(prefetch, "prefetch", 0)
         self.heartbeat = _bounded(heartbeat, "heartbeat", zero=False)
         self.poll = _bounded(poll, "poll", zero=False)
         self.stalled_after = None if stalled_after is None else _bounded(stalled_after, "stalled_after", zero=False)
@@ -84,7 +82,7 @@ class WorkerConfig:
         if name is not None:
             self.name = valid_name(name, "a queue")
         if concurrency is not None:
-            self.concurrency = positive_int(concurrency, "concurrency")
+            self.concurrency = valid_int(concurrency, "concurrency")
             self._check_pool()
 
     def _check_pool(self) -> None:

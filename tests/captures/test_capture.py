@@ -451,7 +451,7 @@ def test_async_drivers_capture(engine_to: MakeEngine, servers: Any, name: str, d
 @pytest.mark.parametrize(
     ("changed", "error", "sentence"),
     [
-        ({"limit": 0}, ValueError, "at least 1"),
+        ({"limit": 0}, ValueError, "is from 1 to"),
         ({"limit": True}, TypeError, "limit is an int"),
         ({"limit": "3"}, TypeError, "limit is an int"),
         ({"values": {}}, ValueError, "must not be empty"),

@@ -78,12 +78,12 @@ def test_numbers(client: Any, kind: Any) -> None:
     pattern = kind(client, every=1) if kind is Timeout else kind(client)
     for call in (pattern.capture, lambda retries: pattern.create("a", retries=retries)):
         for wrong in (True, False, 1.0, "1", [1]):
-            with pytest.raises(TypeError, match="is a number"):
+            with pytest.raises(TypeError, match="is an int"):
                 call(wrong)
         for wrong in (-1, 2**31):
-            with pytest.raises(ValueError, match="at least"):
+            with pytest.raises(ValueError, match=r"is from [01] to 2147483647, not "):
                 call(wrong)
-    with pytest.raises(ValueError, match="limit must be at least 1"):
+    with pytest.raises(ValueError, match="limit is from 1 to 2147483647, not"):
         pattern.capture(0)
     with pytest.raises(ValueError, match="at least one id"):
         pattern.create()
