@@ -32,7 +32,7 @@ from sqlalchemy_locks.errors import (
     UnknownSemaphore,
     Unsupported,
 )
-from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
+from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
 from sqlalchemy_locks.facade.semaphores import Semaphores
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
@@ -40,7 +40,7 @@ from sqlalchemy_locks.runtime.renewal import NOT_HELD, LostEvent, RenewableLease
 from sqlalchemy_locks.semaphore.acquire import repeated
 from sqlalchemy_locks.semaphore.admin import create_for_lease
 from sqlalchemy_locks.semaphore.availability import availability, is_held, time_to_live
-from sqlalchemy_locks.semaphore.release import release_once
+from sqlalchemy_locks.semaphore.release import adopt, release_once
 from sqlalchemy_locks.values import Grant, Released
 
 T = TypeVar("T")
@@ -312,17 +312,18 @@ class LeaseContext:
 
     def _resume_grant(self, grant: Grant, owner: str) -> tuple[float, float]:
         """Renew what an earlier attempt was granted; return from when its time counts, and its own time to live."""
-        self._semaphores.adopt(grant, owner)
-        asked_at = clock()
+        over = RequestOver(f"the request {grant.external_id!r} was granted before, and its time ran out", "EXPIRED")
         if not self._semaphores.run_on_request(semaphore.renew(grant)):
-            message = f"the request {grant.external_id!r} was granted before, and its time ran out"
-            raise RequestOver(message, "EXPIRED")
+            raise over
         ttl = self._semaphores.run(time_to_live(grant))
         if ttl is None:
             raise IdempotencyConflict(
                 f"the request {grant.external_id!r} was granted without a ttl, to be held until it is released, and a "
                 "block has one: use locks.acquire, or another external_id"
             )
+        asked_at = clock()
+        if self._semaphores.run(adopt(grant, owner), wait=ROW_TIMEOUT) is None:
+            raise over
         return asked_at, float(ttl)
 
     def _refuse_several(self, grant: Grant) -> None:

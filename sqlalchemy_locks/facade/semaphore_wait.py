@@ -42,7 +42,7 @@ from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.semaphore.acquire import acquire_in_turn
 from sqlalchemy_locks.semaphore.availability import availability, exhausted_in
-from sqlalchemy_locks.semaphore.release import forget_expired, withdraw
+from sqlalchemy_locks.semaphore.release import adopt, forget_expired, withdraw
 from sqlalchemy_locks.values import Grant, PermitHolder
 
 if TYPE_CHECKING:
@@ -112,7 +112,11 @@ class SemaphoreWaiter:
             while True:
                 try:
                     grant = self._wait()
-                    break
+                    # a block decides itself whether it resumes a request
+                    taken = self._take_over(grant) if grant.replayed and self._kind is None else grant
+                    if taken is not None:
+                        grant = taken
+                        break
                 except RequestOver:
                     # of several that reclaim it, and then ask, one is granted
                     if not self._reclaim or not self._forget_expired():
@@ -373,6 +377,23 @@ class SemaphoreWaiter:
             )
         self._unanswered = False
         return grant
+
+    def _take_over(self, grant: Grant) -> Grant | None:
+        """Become the owner of what was granted before, perhaps to a caller that has crashed since.
+
+        ``None`` when that is to be asked for again: others have the request locked, or it has ended.
+        """
+        operation = adopt(grant, self._request._values["owner"])
+        try:
+            taken: Grant | None = self._semaphores.run(operation, wait=self._row_timeout(), checkout=self._left())
+            return taken
+        except PoolTimeout:
+            raise
+        except LockTimeout as error:
+            self._busy = True
+            if self._left() == 0:
+                raise self._timed_out() from error
+            return None
 
     def _forget_expired(self) -> bool:
         """Forget an earlier request whose time ran out; return whether to ask again."""

@@ -24,7 +24,7 @@ from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
 from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.reentry import tables_of
 from sqlalchemy_locks.runtime.renewal import RenewalThread
-from sqlalchemy_locks.semaphore.release import adopt, unflushed
+from sqlalchemy_locks.semaphore.release import unflushed
 from sqlalchemy_locks.semaphore.statements import BATCH
 from sqlalchemy_locks.semaphore.sweep import end_orphans, overdue_requests, owned_requests, release_unchanged, stale_age
 from sqlalchemy_locks.values import Grant, Released
@@ -75,14 +75,7 @@ class Semaphores:
     ) -> Grant:
         owner = self.locks.owner if owner is None else owner
         request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=ttl)
-        grant = SemaphoreWaiter(self, request, timeout_seconds(timeout), known=external_id is not None).wait()
-        if grant.replayed:
-            self.adopt(grant, owner)
-        return grant
-
-    def adopt(self, grant: Grant, owner: str) -> None:
-        """Make this caller the owner of what another one was granted, perhaps one that has crashed since."""
-        self.run_on_request(adopt(grant, owner))
+        return SemaphoreWaiter(self, request, timeout_seconds(timeout), known=external_id is not None).wait()
 
     def release(self, external_id: str | Grant) -> Released:
         released: Released = self.run_release(semaphore.release(external_id), external_id)

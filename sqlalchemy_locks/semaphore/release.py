@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Text, bindparam, case, literal, literal_column, or_, select, update
+from sqlalchemy import BigInteger, Boolean, Text, bindparam, case, literal, literal_column, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,
@@ -20,7 +21,7 @@ from sqlalchemy_locks.semaphore.base import (
     token_of,
 )
 from sqlalchemy_locks.semaphore.statements import RELEASED, expiry
-from sqlalchemy_locks.sql.clock import Now
+from sqlalchemy_locks.sql.clock import Now, utc
 from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant, Released
 
@@ -109,7 +110,7 @@ class RenewRequest(SemaphoreImpl):
         return request is not None and execution.execute(sql.renew, {"which": request.id}).rowcount == 1
 
 
-class AdoptRequest(OperationImpl):
+class AdoptRequest(SemaphoreImpl):
     """Makes another owner the holder of a request that is held, and renews it.
 
     A sweep of dead owners releases none that was renewed after it was read.
@@ -117,25 +118,15 @@ class AdoptRequest(OperationImpl):
 
     name = "semaphore.adopt"
 
-    def build(self, context: BuildContext) -> Executable | None:
-        request = context.tables.permit_request
-        owner = bindparam("new_owner", type_=request.c.owner.type)
-        held = (
-            request.c.external_id == bindparam("asked_id", type_=request.c.external_id.type),
-            request.c.token == bindparam("own_token", type_=request.c.token.type),
-            request.c.state != RELEASED,
-            or_(request.c.ttl_seconds.is_(None), expiry(request) > Now()),
-            request.c.owner.is_distinct_from(owner),
-        )
-        return update(request).where(*held).values(owner=owner, renewed_at=Now())
-
-    def repeatable(self, operation: Operation[Any]) -> bool:
-        return True
-
-    def run(self, execution: Execution) -> bool:
-        statement = self.statement(execution.context)
-        assert statement is not None
-        return execution.execute(statement).rowcount > 0
+    def run_statements(self, execution: Execution, sql: Any) -> Grant | None:
+        request = _lock_own_request(execution, sql)
+        if request is None:
+            return None
+        if not execution.execute(sql.adopt, {"which": request.id, "new_owner": execution.values["owner"]}).rowcount:
+            return None
+        until: Any = execution.execute(sql.until, {"which": request.id}).scalar()
+        grant: Grant = execution.values["grant"]
+        return replace(grant, expires_at=utc(until))
 
 
 class ForgetExpired(SemaphoreImpl):
@@ -236,8 +227,9 @@ def renew(external_id: str | Grant) -> Operation[Any]:
 
 
 def adopt(grant: Grant, owner: str) -> Operation[Any]:
-    """Make another owner the holder of a request, and renew it, if it is held; ``False`` where nothing was changed."""
-    return Operation(_ADOPT, {"asked_id": grant.external_id, "own_token": token_of(grant), "new_owner": owner})
+    """Make another owner the holder of a request, and renew it: its grant, or ``None`` where it has ended."""
+    values = {"external_id": grant.external_id, "token": token_of(grant), "grant": grant, "owner": owner}
+    return Operation(_ADOPT, values)
 
 
 def forget_expired(external_id: str) -> Operation[Any]:

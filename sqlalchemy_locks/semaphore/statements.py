@@ -59,6 +59,8 @@ def statements(tables: Tables, *, stale_reads: bool) -> Any:
     called, chosen = req.c.external_id == _NAME, req.c.id == _ID
     state = select(req.c.id, req.c.state, req.c.token)
     permits = select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ID)
+    alive = or_(req.c.ttl_seconds.is_(None), expiry(req) > Now())
+    renewed = update(req).where(req.c.id == _ID, req.c.state != _GONE, alive)
     held_of = select(total).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)
     return SimpleNamespace(
         # the request, and what it was granted
@@ -97,9 +99,9 @@ def statements(tables: Tables, *, stale_reads: bool) -> Any:
         end=update(req).where(req.c.id == _ID).values(state=RELEASED, updated_at=Now()),
         free_one=update(per).where(per.c.id == _ID).values(state=RELEASED),
         free=update(per).where(per.c.permit_request_id == _ID, per.c.state != _GONE).values(state=RELEASED),
-        renew=update(req)
-        .where(req.c.id == _ID, req.c.state != _GONE, or_(req.c.ttl_seconds.is_(None), expiry(req) > Now()))
-        .values(renewed_at=Now()),
+        renew=renewed.values(renewed_at=Now()),
+        adopt=renewed.values(renewed_at=Now(), owner=bindparam("new_owner", type_=String())),
+        until=select(expiry(req)).where(req.c.id == _ID),
         # a semaphore's life
         create=insert(sem),
         resize=update(sem).where(sem.c.id == _ID).values(capacity=bindparam("size", type_=Integer()), updated_at=Now()),

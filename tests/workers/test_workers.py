@@ -291,7 +291,7 @@ def test_invalid_parameters_are_refused(engine_to: MakeEngine) -> None:
     with pytest.raises(TypeError, match="an Engine"):
         sl.Worker(queue, handler, bind="sqlite://")  # type: ignore[arg-type]
     for bad in ({"concurrency": 0}, {"batch": 0}, {"heartbeat": 0}, {"stalled_after": 20}, {"name": ""}):
-        with pytest.raises(ValueError, match="at least|more than|must not be"):
+        with pytest.raises(ValueError, match="is from 1 to|at least|more than|must not be"):
             sl.Worker(queue, handler, bind=engine, **bad)  # type: ignore[arg-type]
 
 
