@@ -35,7 +35,7 @@ from sqlalchemy_locks.facade.exclusive import IN_BLOCK, ExclusiveBlock, Held, Na
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import AsyncMaintenance
 from sqlalchemy_locks.facade.mutexes import Mutexes
-from sqlalchemy_locks.facade.semaphores import DAY, Alive
+from sqlalchemy_locks.facade.semaphores import DAY, Alive, check_alive
 from sqlalchemy_locks.runtime.decorators import check_coroutine, in_async_block, refuse_truth
 from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.values import Grant, Released, Report
@@ -49,6 +49,7 @@ AsyncAlive = Callable[[list[str]], Awaitable[Iterable[str]]]
 
 def awaited(alive: Alive | AsyncAlive | None) -> Alive | None:
     """Return a plain function that calls ``alive``, and awaits it in the greenlet if it is a coroutine."""
+    check_alive(alive)
     if alive is None:
         return None
 

@@ -399,5 +399,7 @@ class ExclusiveBlock:
             raise
         if session is not None:
             # after the COMMIT: listeners of after_commit send mails, and put jobs
-            session.commit()
-            session.close()
+            try:
+                session.commit()
+            finally:
+                session.close()

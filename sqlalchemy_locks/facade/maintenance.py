@@ -19,6 +19,7 @@ from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.captures.state_transition import StateTransition
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
+from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.facade.once_per import acquire_period
 from sqlalchemy_locks.facade.semaphores import DAY, Alive, check_alive
 from sqlalchemy_locks.values import Report
@@ -74,7 +75,7 @@ def run_due_tasks(locks: Locks, alive: Alive | None) -> Report:
     """Run the tasks that are due; ``Locks.maintain`` documents it."""
     check_alive(alive)
     done: dict[str, int] = {}
-    failed: list[Exception] = []
+    first: Exception | None = None
     for task in TASKS:
         period, nonce = Timeout(every=task.every), fresh_nonce()
         try:
@@ -87,11 +88,11 @@ def run_due_tasks(locks: Locks, alive: Alive | None) -> Report:
                         locks._run(period._make_due(task.name, QUEUE, nonce, min(task.every, RETRY_AFTER)), nonce)
                     raise
         except Exception as error:
-            failed.append(error)
-    for further in failed[1:]:
-        _log.error("a further task of maintenance failed: %s", further, exc_info=further)
-    if failed:
-        raise failed[0]
+            if first is not None:
+                _log.error("a further task of maintenance failed: %s", error, exc_info=error)
+            first = first or error
+    if first is not None:
+        raise first
     return Report(done)
 
 
@@ -154,7 +155,8 @@ class AsyncMaintenance:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None
+        if self._task is None:
+            raise ReentryError("this block is not entered")
         self._stopped.set()
         await self._task
 

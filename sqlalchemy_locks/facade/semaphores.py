@@ -7,7 +7,7 @@ sorted names, a gate in memory, a bounded wait for the rows, up to three retries
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Alive = Callable[[list[str]], Iterable[str]]
 
 DAY = 86400.0
-#: a renewal in the background may wait for a lock for this part of the time to live: one of 24
-_RENEWAL_WAIT = 24
+#: the longest lock wait of a background renewal, as a part of the time to live
+_RENEWAL_WAIT = 1 / 24
 
 
 def check_alive(alive: Any) -> None:
@@ -117,7 +117,7 @@ class Semaphores:
                     raise TypeError(
                         f"alive returns those of the given owners that are alive, as a list or set, not {answer!r}"
                     )
-                living = frozenset(answer if isinstance(answer, Collection) else list(answer))
+                living = frozenset(answer)
                 if not all(isinstance(each, str) for each in living):
                     raise TypeError(f"alive returns those of the given owners that are alive, not {answer!r}")
                 verdicts |= {owner: owner in living for owner in unknown}
@@ -164,8 +164,8 @@ class Semaphores:
         """
         wait = ROW_TIMEOUT
         if not backend_for(self.engine.dialect).single_writer:
-            # behind a guarded write, while the renewals of other leases wait for a thread
-            wait = min(wait, ttl / _RENEWAL_WAIT)
+            # a renewal that waits behind a guarded write keeps a thread that other leases need
+            wait = min(wait, ttl * _RENEWAL_WAIT)
 
         def renew() -> bool:
             with disposing_replaced_pool(self.engine):

@@ -363,7 +363,7 @@ def requeue(at: RoleColumns) -> dict[Any, Any]:
     """Return what an UPDATE sets on a job whose worker has sent no heartbeat."""
     dead = at.attempts >= at.max_attempts
     error = func.coalesce(at.error, literal("stalled: its worker sent no heartbeat"))
-    # 0 is no worker's claim: to its handler, which may still run, a job that is dead now is lost
+    # NO_CLAIM matches no worker: job.lost becomes true in a handler that still runs
     return {**end_attempt(at, dead), at.error: case((dead, error), else_=at.error), at.claim: NO_CLAIM}
 
 

@@ -67,7 +67,7 @@ class UpdateWaitingJob(JobOperation):
 class CancelJob(UpdateWaitingJob):
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         ended = {at.started_at: Now(), at.completed_at: Now(), at.error: literal(CANCELLED, at.error.type)}
-        # 0 is no worker's claim: to a handler that has run it before, and may still run, it is lost
+        # NO_CLAIM matches no worker: job.lost becomes true in a handler that still runs
         return {**ended, **self.jobs.free_key(at), at.claim: NO_CLAIM}
 
 

@@ -22,7 +22,7 @@ from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
-#: the claim of a job that nobody has captured since: none that is drawn
+#: written when a job is taken from its owner; ``draw_claim`` never returns it
 NO_CLAIM: Any = literal_column("0")
 ROLES = (
     "internal_id",
@@ -213,8 +213,8 @@ class Jobs:
     def _id_and_claim(self, job: Any) -> tuple[Any, int]:
         if getattr(job, "_ends_with_transaction", False):
             raise Unsupported(
-                "a worker with hold=True ends a job in the transaction that has captured it, when its handler returns "
-                "or raises: leave that to it"
+                "with hold=True only the worker ends this job, in the transaction that captured it, when the handler "
+                "returns or raises: don't complete, fail, release or heartbeat it"
             )
         if isinstance(job, Row):
             if len(job) > 2:

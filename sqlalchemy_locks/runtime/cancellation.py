@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+log = logging.getLogger("sqlalchemy_locks")
 T = TypeVar("T")
 
 #: seconds that the clean-up has after the first cancellation
@@ -33,5 +35,7 @@ async def shielded(work: Coroutine[Any, Any, T], *, raise_cancelled: bool = Fals
     if grace is not None:
         grace.cancel()
     if cancelled is not None and raise_cancelled:
+        if not task.cancelled() and (failure := task.exception()):
+            log.error("a clean-up failed: %s", failure, exc_info=failure)
         raise cancelled
     return task.result()

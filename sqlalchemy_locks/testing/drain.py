@@ -51,8 +51,9 @@ def run_until_empty(
         returns is awaited in an event loop of its own.
     :param bind: the engine.
     :param name: the queue's name.
-    :param retry: repeat a job whose handler raises at once, until it is done or dead, unless a
-        :class:`~sqlalchemy_locks.Retry` has a pause; by default the error is raised here, and the job has failed.
+    :param retry: run a job whose handler raised again immediately, until it is completed or dead; one whose
+        :class:`~sqlalchemy_locks.Retry` has a pause is left. By default the error is raised here, and the job has
+        failed.
     :param limit: how many attempts may be made.
     :return: how many were completed, and how many attempts failed.
     :raises AssertionError: when it isn't empty after that many attempts.
@@ -65,7 +66,8 @@ def run_until_empty(
     locks, completed, failed = Locks(bind), 0, 0
     config = Worker(queue, print, bind=bind, name=name, retry_in=0).config
     for _ in range(limit):
-        found: list[Any] = locks.run(queue.capture(1, queue=name, host="run_until_empty"))
+        # rows, as a worker fetches them, also where the queue has a mapped class
+        found, _ = locks._run(queue._fetch([], 1, queue=name, host="run_until_empty", after=None))
         if not found:
             return Drained(completed, failed)
         [job] = found

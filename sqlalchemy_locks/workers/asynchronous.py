@@ -29,7 +29,7 @@ from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
-from sqlalchemy_locks.workers.database import is_wrong_statement, log, supports_listen
+from sqlalchemy_locks.workers.database import is_temporary, is_wrong_statement, log, supports_listen
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
 from sqlalchemy_locks.workers.running_job import RunningJob
@@ -127,7 +127,7 @@ class AsyncWorker(ObservedWorker):
         #: the cycle that is under way
         self._cycle_task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        #: it has found fewer jobs than it can run: before, a notification of new ones would tell it nothing
+        #: set once a search has found fewer jobs than there are free slots; until then the worker searches anyway
         self._idle = asyncio.Event()
         self._slot_wakes = [asyncio.Event() for _ in range(self.config.concurrency)] if self.config.hold else []
 
@@ -180,7 +180,8 @@ class AsyncWorker(ObservedWorker):
 
     def _wake_from_thread(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._wake_all)
+            # after a permanent error of the heartbeats a cycle under way ends within the grace, too
+            self._loop.call_soon_threadsafe(self.stop if self._stop.requested else self._wake_all)
 
     def _is_cancelled(self) -> bool:
         """Whether the worker is being cancelled, rather than something in a handler."""
@@ -193,15 +194,19 @@ class AsyncWorker(ObservedWorker):
         )
         tasks: set[asyncio.Task[None]] = set()
         state.heartbeats.start()
+        closed = False
         try:
             while await self._cycle(state, tasks):
                 pass
+            if not self._stop.requested:
+                closed = await self._query(state.close)  # which may wait for the locked row of a finished job
         finally:
             state.stopping = self._cancelling = True
             for task in tasks:
                 task.cancel()
             try:
-                await shielded(self._close(state, tasks), raise_cancelled=True)
+                if not closed:
+                    await shielded(self._close(state, tasks), raise_cancelled=True)
             finally:
                 state.heartbeats.end()
 
@@ -223,7 +228,7 @@ class AsyncWorker(ObservedWorker):
         self._wake.clear()
         if not state.keep_going():
             return False
-        await self._query(state)
+        await self._query(state.cycle)
         while (job := state.take()) is not None:
             self._begin(state, job, tasks)
         pause = state.pause()
@@ -232,9 +237,9 @@ class AsyncWorker(ObservedWorker):
         await _wait(self._wake, pause)
         return True
 
-    async def _query(self, state: WorkerState) -> None:
-        """Run a cycle; a stop abandons one that the database doesn't reply to."""
-        cycle = self._cycle_task = asyncio.create_task(run_in_greenlet(state.cycle))
+    async def _query(self, work: Callable[[], None]) -> bool:
+        """Run a cycle; a stop abandons one that the database doesn't reply to. Return whether it has ended."""
+        cycle = self._cycle_task = asyncio.create_task(run_in_greenlet(work))
         if self._stop.requested:
             self._abort_after_grace(cycle)
         try:
@@ -245,8 +250,10 @@ class AsyncWorker(ObservedWorker):
             raise
         finally:
             self._cycle_task = None
-        if not cycle.cancelled():
-            cycle.result()
+        if cycle.cancelled():
+            return False
+        cycle.result()
+        return True
 
     def _begin(self, state: WorkerState, job: RunningJob, tasks: set[asyncio.Task[None]]) -> None:
         """Run a job in a task of its own, which its handler may cancel at any time, and then another one."""
@@ -318,7 +325,7 @@ class AsyncWorker(ObservedWorker):
                 found = await self._run_held_job(held, stopped, idle, wake)
                 state.held_succeeded()
             except Exception as error:
-                if is_wrong_statement(error):
+                if is_wrong_statement(error) or not (held.captured or is_temporary(error)):
                     state.fail(error)
                     return
                 pause = state.held_failed(error, captured=held.captured)
@@ -332,6 +339,8 @@ class AsyncWorker(ObservedWorker):
         self, held: HeldJob, stopped: Callable[[], bool], idle: IdleSlots, slot: asyncio.Event
     ) -> bool:
         job = await run_in_greenlet(held.capture, stopped)
+        if held.buried:
+            return True
         if job is None:
             idle.add(slot)
             return False

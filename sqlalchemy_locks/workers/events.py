@@ -66,22 +66,22 @@ class JobReports:
     def begun(self, job: RunningJob) -> None:
         """Emit ``begun``: a handler is about to be called."""
         if self.has_listeners:
-            job.began_at = time.monotonic()
-            self.emit_job("begun", job.row)
+            job._began_at = time.monotonic()
+            self.emit_job("begun", job._row)
 
     def run_time(self, job: RunningJob) -> float | None:
         """Return how long a handler has run, in seconds; ``None`` where nothing listened when it began."""
-        return time.monotonic() - job.began_at if job.began_at else None
+        return time.monotonic() - job._began_at if job._began_at else None
 
-    def emit_count(self, what: str, count: int) -> None:
-        """Emit an event of several jobs that this worker hasn't read."""
+    def emit_stalled(self, count: int) -> None:
+        """Emit the event of jobs that were requeued, which this worker hasn't read."""
         if self._worker._listened:
-            self._emit(what, count=count)
+            self._emit("stalled", count=count)
 
-    def emit_unread(self, what: str, error: BaseException) -> None:
-        """Emit an event of a job whose row can't be read."""
+    def emit_unread(self, error: BaseException) -> None:
+        """Emit the event of a dead job whose row can't be read."""
         if self._worker._listened:
-            self._emit(what, error=error)
+            self._emit("dead", error=error)
 
     def _emit(self, what: str, **values: Any) -> None:
         config = self._config
@@ -89,7 +89,7 @@ class JobReports:
         for listener in getattr(self._worker.dispatch, what):
             try:
                 listener(job_event)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # that would end a slot
                 log(logging.ERROR, "a listener failed at the event: %s", job_event, exc_info=error)
 
 

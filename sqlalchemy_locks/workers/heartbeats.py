@@ -45,7 +45,8 @@ _LATE = 0.25
 #: how long a worker that ends waits for a heartbeat under way, in seconds
 _END = 0.5
 
-#: what returns the jobs of each run of a worker, as pairs, by its process and host: a forked process runs none of them
+#: for each run of a worker, by process and host, what returns its jobs as pairs; those of another process are copies of
+#: a fork
 _runs: dict[tuple[int, str], Callable[[], Sequence[Any]]] = {}
 
 
@@ -177,8 +178,9 @@ class Heartbeats:
                 self._due_at = asked_at + config.heartbeat * random.uniform(1 - _JITTER, 1)
         except Exception as error:
             if not is_temporary(error):
+                self._ended = True
                 self._on_error(error)
-                return float(threading.TIMEOUT_MAX)
+                return 0.0
             log(logging.WARNING, "A heartbeat could not be sent: %s", error)
             self._failures += 1
             return self._retry_pause(self._failures - 1)
@@ -270,7 +272,7 @@ class Heartbeats:
         # if this look fails, it isn't known whether their rows are free
         before, self._silent = self._silent, {}
         found, looked_at = database.perform(look), clock()
-        # not those of a run with the same host that it doesn't know of: the reply to their capture was lost
+        # a job with a run's host that the run doesn't know of is requeued: the reply to its capture was lost
         known = {pair for (of, _), pairs in list(_runs.items()) if of == process for pair in pairs()}
         self._silent = {pair: before.get(pair, looked_at) for pair in found if pair not in known}
         self._stalled = [pair for pair, since in self._silent.items() if asked_at - since >= half]

@@ -33,6 +33,8 @@ class HeldJob:
         self._transaction = ShortTransaction(config.engine)
         #: it has captured a job
         self.captured = False
+        #: it has captured a job that can't be decoded, and marked it as dead
+        self.buried = False
 
     def capture(self, stopped: Callable[[], bool]) -> RunningJob | None:
         """Open the transaction and capture a job.
@@ -83,7 +85,8 @@ class HeldJob:
                 raise
             log(logging.ERROR, "A job can't be decoded, and is dead: internal_id %s", pairs[0][0], exc_info=error)
             connection.execute(queue.fail(pairs, error=format_error(error), retry=False))
-            self.reports.emit_unread("dead", error)
+            self.reports.emit_unread(error)
+            self.buried = True
             return []
 
     def finish(self, job: RunningJob, error: BaseException | None) -> None:
@@ -93,26 +96,26 @@ class HeldJob:
         dead = False
         try:
             if error is None:
-                connection.execute(queue.complete(job.row))
+                connection.execute(queue.complete(job._row))
             else:
-                failure = failure_of(self.config, job.row, error)
-                dead = failure.is_last(queue, job.row)
+                failure = failure_of(self.config, job._row, error)
+                dead = failure.is_last(queue, job._row)
                 try:
                     with connection.begin_nested():
-                        connection.execute(failure_operation(queue, job.row, failure.text, failure.pause))
+                        connection.execute(failure_operation(queue, job._row, failure.text, failure.pause))
                 except Exception as unstorable:
                     if not is_about_values(unstorable):
                         raise
                     log(logging.WARNING, "An error could not be stored: %s", unstorable)
-                    connection.execute(failure_operation(queue, job.row, UNSTORABLE, failure.pause))
+                    connection.execute(failure_operation(queue, job._row, UNSTORABLE, failure.pause))
         except BaseException as raised:
             self._transaction.abandon(raised)
             raise
         self._transaction.commit()
         if self.reports.has_listeners:
-            self.reports.emit_job("completed" if error is None else "failed", job.row, took=took, error=error)
+            self.reports.emit_job("completed" if error is None else "failed", job._row, took=took, error=error)
             if dead:
-                self.reports.emit_job("dead", job.row, error=error)
+                self.reports.emit_job("dead", job._row, error=error)
 
     def abort(self) -> None:
         """Let a statement that is under way fail."""

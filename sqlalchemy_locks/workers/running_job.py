@@ -13,15 +13,16 @@ class RunningJob:
     :param held: the transaction that has captured it is open (``hold=True``), and only that one can end it.
     """
 
-    __slots__ = ("_ends_with_transaction", "_may_be_lost", "began_at", "gone", "row", "taken")
+    # no name that a column may have: those are the row's
+    __slots__ = ("_began_at", "_ends_with_transaction", "_gone", "_may_be_lost", "_row", "_taken")
 
     def __init__(self, row: Any, may_be_lost: Callable[[], bool], *, held: bool = False) -> None:
-        self.row, self._ends_with_transaction = row, held
+        self._row, self._ends_with_transaction = row, held
         self._may_be_lost = may_be_lost
-        #: the database has said that it no longer runs: another owner has it (``taken``), or its handler has ended it
-        self.gone = self.taken = False
+        #: the database has said that it no longer runs: another owner has it (``_taken``), or its handler has ended it
+        self._gone = self._taken = False
         #: when its handler was called, by ``time.monotonic()``
-        self.began_at = 0.0
+        self._began_at = 0.0
 
     @property
     def lost(self) -> bool:
@@ -30,27 +31,27 @@ class RunningJob:
         It may have one once no heartbeat has been sent for ``stalled_after`` seconds; with ``hold=True``, once the
         server is known to have closed the connection. A handler that sees it should stop: another run may have begun.
         """
-        return self.taken or self._may_be_lost()
+        return self._taken or self._may_be_lost()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.row, name)
+        return getattr(self._row, name)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.row[index]
+        return self._row[index]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.row)
+        return iter(self._row)
 
     def __len__(self) -> int:
-        return len(self.row)
+        return len(self._row)
 
     def __reduce__(self) -> Any:
-        return _same, (self.row,)  # another process gets the row
+        return _same, (self._row,)  # another process gets the row
 
     def __repr__(self) -> str:
-        return repr(self.row)
+        return repr(self._row)
 
 
 def _same(row: Any) -> Any:

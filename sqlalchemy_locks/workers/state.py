@@ -87,7 +87,7 @@ class WorkerState:
             on_lost=self.drop,
             on_change=self._changed,
             on_error=self.fail,
-            on_stalled=lambda number: self.reports.emit_count("stalled", number),
+            on_stalled=self.reports.emit_stalled,
         )
         self.waiting: deque[Any] = deque()
         #: waiting, too, and not to be started: another session, which may be requeueing them, has locked their rows
@@ -132,10 +132,10 @@ class WorkerState:
             self._report("completed", job)
             with self._lock:
                 return self._complete(job)
-        failure = failure_of(self.config, job.row, error)
+        failure = failure_of(self.config, job._row, error)
         self._report("failed", job, error)
         with self._lock:
-            self.acks.failed.append((job.row, failure))
+            self.acks.failed.append((job._row, failure))
             self.running.pop(id(job), None)
         return True
 
@@ -153,10 +153,10 @@ class WorkerState:
             self.waiting = deque(row for row in self.waiting if id(row) not in absent)
             self.withheld = [row for row in self.withheld if id(row) not in absent]
             dropped = before - len(self.waiting) - len(self.withheld)
-            running = [job for job in self.running.values() if id(job.row) in taken and not job.taken]
+            running = [job for job in self.running.values() if id(job._row) in taken and not job._taken]
             for job in self.running.values():
-                job.gone = job.gone or id(job.row) in absent
-                job.taken = job.taken or id(job.row) in taken
+                job._gone = job._gone or id(job._row) in absent
+                job._taken = job._taken or id(job._row) in taken
         if dropped:
             log(logging.WARNING, "%d jobs are not started: they have another owner by now", dropped)
         if running:
@@ -190,12 +190,12 @@ class WorkerState:
     def unfinished(self, rows: Sequence[Any]) -> list[Any]:
         """Return those of the jobs (rows) that wait or run."""
         with self._lock:
-            ids = {id(row) for row in (*self.waiting, *self.withheld, *(job.row for job in self.running.values()))}
+            ids = {id(row) for row in (*self.waiting, *self.withheld, *(job._row for job in self.running.values()))}
         return [row for row in rows if id(row) in ids]
 
     def _report(self, what: str, job: RunningJob, error: BaseException | None = None) -> None:
         if self.reports.has_listeners:
-            self.reports.emit_job(what, job.row, took=self.reports.run_time(job), error=error)
+            self.reports.emit_job(what, job._row, took=self.reports.run_time(job), error=error)
 
     def _changed(self) -> None:
         self._more_jobs = True  # requeued jobs are waiting
@@ -213,7 +213,7 @@ class WorkerState:
         return job
 
     def _complete(self, job: RunningJob) -> bool:
-        self.acks.add_completed(job.row)
+        self.acks.add_completed(job._row)
         self.running.pop(id(job), None)
         return len(self.acks.completed) >= self.config.batch or not self.waiting
 
@@ -296,6 +296,7 @@ class WorkerState:
         ):
             return 0.0
         times = [self.config.poll if free else self.config.heartbeat, acks.due_in()]
+        times.append(self._search_again_at - time.monotonic())
         if self.waiting and not acks.completed:
             times.append(MAX_ACK_DELAY)  # the first job to be completed wakes no cycle
         return max(0.0, min(times))
@@ -341,8 +342,8 @@ class WorkerState:
         if silent := self.database.perform(look):
             log(
                 logging.WARNING,
-                "%d jobs of the queue %r are left, whose worker has sent no heartbeat for %g s: a worker that stays "
-                "requeues them, or queue.requeue_stalled() before a run until_empty",
+                "%d jobs of the queue %r have had no heartbeat for %g s: their workers are dead, or their rows are "
+                "locked. A worker that stays, or queue.requeue_stalled(), requeues those of dead workers",
                 len(silent),
                 config.name,
                 config.stalled_after,
@@ -376,7 +377,7 @@ class WorkerState:
             return self._jobs()
 
     def _jobs(self) -> list[Any]:
-        running = [job.row for job in self.running.values() if not job.gone]
+        running = [job._row for job in self.running.values() if not job._gone]
         return [*self.waiting, *self.withheld, *running, *self.acks.jobs()]
 
     def _fetch(self) -> None:
@@ -387,9 +388,9 @@ class WorkerState:
             return
         with self._lock:
             running, completed = len(self.running), list(self.acks.completed)
-        limit = min(config.batch, config.concurrency - running + config.prefetch)
         if running >= config.concurrency:
             return
+        limit = min(config.batch, config.concurrency - running + config.prefetch)
         asked_at = clock()
         if self._suspicious:
             self._fetch_unread(limit)
@@ -422,7 +423,8 @@ class WorkerState:
             self._more_jobs = True
         self._fetched = True
         with self._lock:
-            self._empty = not (self.waiting or self.withheld or running or self._more_jobs or self._reply_lost)
+            left = self.waiting or self.withheld or running or self.acks.failed
+            self._empty = not (left or self._more_jobs or self._reply_lost)
         self.acks.confirm(completed, changed)
 
     def _fetch_unread(self, limit: int) -> None:
@@ -430,9 +432,11 @@ class WorkerState:
         config = self.config
         if self._reply_lost:
             return  # they are searched first: the fetch that failed may have captured them
+        self._reply_lost = True
         found = self.database.perform(config.queue._capture_unread(limit, queue=config.name, host=self.host))
         self._suspicious = False
-        self._reply_lost = self._more_jobs = bool(found)
+        self._more_jobs = bool(found)
+        self._reply_lost = self._more_jobs or self.database.retried
 
     def _send_completed(self) -> None:
         if not self._fetched:
@@ -459,7 +463,9 @@ class WorkerState:
         if unknown := [pair for pair in found if pair not in known]:
             self._suspicious = False
             if self.stopping:
-                self._release(unknown)
+                locked = self._release(unknown)
+                with self._lock:
+                    self.withheld += locked
             else:
                 self._add_waiting(unknown)
         self._search_again_at = time.monotonic() + self.config.heartbeat if self._reply_lost else float("inf")
@@ -488,7 +494,7 @@ class WorkerState:
             log(logging.ERROR, "A job can't be read, and %s: internal_id %s", state, pairs[0][0], exc_info=error)
             self.database.perform(queue.fail(pairs, error=format_error(error), retry=temporary))
             if not temporary:
-                self.reports.emit_unread("dead", error)
+                self.reports.emit_unread(error)
             return
         with self._lock:
             self.heartbeats.require_heartbeat()  # they are not started before the next heartbeat, which includes them
@@ -518,9 +524,9 @@ class WorkerState:
 
     def _release_running(self) -> None:
         with self._lock:
-            running = [job.row for job in self.running.values()]
+            running = [job._row for job in self.running.values()]
             for job in self.running.values():
-                job.taken = True  # before another worker may begin it
+                job._taken = True  # before another worker may begin it
         self._running_locked = self._release(running)
 
     def _release(self, jobs: Sequence[Any]) -> list[Any]:
@@ -554,7 +560,12 @@ def failure_of(config: WorkerConfig, job: Any, error: BaseException) -> Failure:
             log(logging.ERROR, "retry_in failed, and the default is used: %s", wrong, exc_info=wrong)
             pause = default_pause(attempt)
     if isinstance(error, Retry):
-        log(logging.INFO, "The job %s of the queue %r is tried again in %.1f s: %s", name, config.name, pause, error)
+        if attempt < attempts:
+            message = "The job %s of the queue %r is tried again in %.1f s: %s"
+            log(logging.INFO, message, name, config.name, pause, error)
+        else:
+            message = "The job %s of the queue %r is dead, after attempt %d: %s"
+            log(logging.WARNING, message, name, config.name, attempt, error)
         return Failure(_text_of(error), pause, error)
     message = "The job %s of the queue %r failed, in attempt %d of %d"
     log(logging.WARNING, message, name, config.name, attempt, attempts, exc_info=error)

@@ -29,7 +29,7 @@ from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
-from sqlalchemy_locks.workers.database import is_wrong_statement, log, supports_listen
+from sqlalchemy_locks.workers.database import is_temporary, is_wrong_statement, log, supports_listen
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
 from sqlalchemy_locks.workers.state import LONGEST_ERROR_PAUSE, WorkerState
@@ -137,11 +137,10 @@ class Worker(ObservedWorker):
             host=host,
         )
         self._stop = StopRequest()
-        self._error: BaseException | None = None
         #: of the current run, in its thread
         self._state: WorkerState | None = None
         self._wake = WakeEvent()
-        #: it has found fewer jobs than it can run: before, a notification of new ones would tell it nothing
+        #: set once a search has found fewer jobs than there are free slots; until then the worker searches anyway
         self._idle = threading.Event()
         #: wakes the thread that waits for the others
         self._progress = WakeEvent()
@@ -158,7 +157,6 @@ class Worker(ObservedWorker):
         >>> worker = sl.Worker(sl.Queue(), handle, bind=engine, name="mail")
         >>> worker.run()
         """
-        self._error = None
         try:
             with _signals(self.stop), self._listening():
                 self._run_within_grace(until_empty)
@@ -185,6 +183,7 @@ class Worker(ObservedWorker):
     def _run_within_grace(self, until_empty: bool) -> None:
         """Run in another thread, since a call of the database may never return, and wait here."""
         stop, ended = self._stop, threading.Event()
+        errors: list[BaseException] = []
         work = self._run_holding if self.config.hold else self._run
 
         def run() -> None:
@@ -192,7 +191,7 @@ class Worker(ObservedWorker):
                 with disposing_replaced_pool(self.config.engine):
                     work(stop, until_empty)
             except BaseException as error:
-                self._error = error
+                errors.append(error)
             finally:
                 ended.set()
                 self._progress.set()
@@ -206,8 +205,8 @@ class Worker(ObservedWorker):
             self._wake_all()
             if self._state is not None:
                 self._state.heartbeats.end()  # which would keep the jobs of that thread from being requeued
-        if self._error is not None:
-            raise self._error
+        if errors:
+            raise errors[0]
 
     def _wait(self, stop: StopRequest, ended: threading.Event) -> bool:
         self._progress.clear()
@@ -314,18 +313,20 @@ class Worker(ObservedWorker):
                     found = self._run_held_job(held, stopped, idle)
                 state.held_succeeded()
             except Exception as error:
-                if is_wrong_statement(error):
+                if is_wrong_statement(error) or not (held.captured or is_temporary(error)):
                     state.fail(error)
                     return
                 pause = state.held_failed(error, captured=held.captured)
+            if idle.all:
+                self._wake_all()
             if not found and not stopped():
                 self._idle.set()
                 wake.wait(pause)
-            if idle.all:
-                self._wake_all()
 
     def _run_held_job(self, held: HeldJob, stopped: Callable[[], bool], idle: IdleSlots) -> bool:
         job = held.capture(stopped)
+        if held.buried:
+            return True
         if job is None:
             idle.add(threading.current_thread())
             return False

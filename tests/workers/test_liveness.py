@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, String, TypeDecorator, select, text, update
+from sqlalchemy import Engine, String, TypeDecorator, event, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -183,6 +183,38 @@ def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str, hold: b
         assert all("this word can't be decoded" in error for error in stored)
     finally:
         Base.metadata.drop_all(engine)
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_an_undecodable_job_ends_no_run_until_empty(engine_to: MakeEngine, hold: bool) -> None:
+    engine, own = engine_to("postgresql15"), sl.Queue(Typed)
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    try:
+        with Session(engine) as session, session.begin():
+            session.add_all(Typed(payload=number, word="bad" if number in (0, 2) else "good") for number in range(4))
+        done: list[Any] = []
+        sl.Worker(own, lambda job: done.append(job.payload), bind=engine, hold=hold, concurrency=1, poll=3600).run(
+            until_empty=True
+        )
+        assert done == [1, 3]
+    finally:
+        Base.metadata.drop_all(engine)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_permanent_error_of_a_capture_ends_the_worker(engine_to: MakeEngine, hold: bool) -> None:
+    engine = engine_to("postgresql15")
+    worker = sl.Worker(queue, print, bind=engine, hold=hold, poll=0.05)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def refuse(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "SKIP LOCKED" in statement:
+            raise ValueError("the app's listener refuses it")
+
+    with pytest.raises(ValueError, match="the app's listener refuses it"):
+        worker.run()
 
 
 class Late(sl.JobColumns, Base):

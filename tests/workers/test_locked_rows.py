@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator
@@ -10,13 +11,16 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, select
+from sqlalchemy import Connection, Engine, event, select, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.runtime.renewal import clock
+from sqlalchemy_locks.workers import asynchronous
 from sqlalchemy_locks.workers.database import WorkerDatabase
 from sqlalchemy_locks.workers.state import WorkerState
+from tests.conftest import Servers
+from tests.fixtures.parties import PATIENCE, async_connected, later, until
 from tests.fixtures.queues import MakeEngine, put, silenced
 from tests.fixtures.worker_states import (
     beat,
@@ -242,7 +246,7 @@ def test_a_stop_waits_for_locked_rows_last(engine_to: MakeEngine, name: str) -> 
         state.close()
     assert seen == [{"all": 5, "completed": 1, "dead": 0, "running": 2, "waiting": 2}]
     assert counts(engine) == {"all": 5, "completed": 1, "dead": 0, "running": 0, "waiting": 4}
-    assert state.jobs() == [running.row, free.row]
+    assert state.jobs() == [running._row, free._row]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -287,13 +291,54 @@ def test_a_worker_is_woken_when_it_knows_what_it_owns_again(engine_to: MakeEngin
     beat(state)
     state.cycle()
     with engine.begin() as connection:
-        connection.execute(queue.complete(state.take().row))  # type: ignore[union-attr]
+        connection.execute(queue.complete(state.take()._row))  # type: ignore[union-attr]
     woken.clear()
     state.heartbeats._due_at = -float("inf")
     beat(state)
     assert woken == [True]
     # the rest of the handler's work is no reason to ask again
     assert [job.payload for job in state.jobs()] == [1]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_run_until_empty_waits_for_the_locked_row_of_a_finished_job(
+    servers: Servers, engine_to: MakeEngine, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asynchronous, "CLOSE_WITHIN", 0.1)
+    engine = engine_to("postgresql15")
+    put(engine, 0)
+    with engine_to("postgresql15").connect() as other:
+        job = build_context(engine.dialect, {}).tables.job
+
+        def handler(each: Any) -> None:
+            other.execute(select(job).where(job.c.internal_id == each.internal_id).with_for_update())
+
+        async def work() -> None:
+            async def awaited(each: Any) -> None:
+                handler(each)
+
+            async with async_connected(servers.installed("postgresql15", "asyncpg")) as bind:
+                await sl.AsyncWorker(queue, awaited, bind=bind).run(until_empty=True)
+
+        run = sl.Worker(queue, handler, bind=engine).run
+        ended = later(run, until_empty=True) if kind == "sync" else later(asyncio.run, work())
+        waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%job%'")
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as third:
+            until(lambda: third.scalar(waits))
+        time.sleep(1)  # longer than a stop would wait
+        assert not ended.done()
+        other.rollback()
+        ended.result(PATIENCE)
+    assert counts(engine)["completed"] == 1
+
+
+def test_the_second_look_for_a_lost_capture_is_not_slept_through(lite: Engine) -> None:
+    state = state_of(lite, poll=3600, heartbeat=1, stalled_after=None)
+    beat(state)
+    state._reply_lost = True
+    state.cycle()
+    assert state._search_again_at < float("inf")
+    assert state.pause() <= 1
 
 
 @pytest.mark.parametrize("moment", ["during the fetch", "after it"])

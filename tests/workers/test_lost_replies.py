@@ -45,6 +45,32 @@ def test_a_lost_reply_loses_no_job(servers: Any, direct: Engine, name: str, driv
     assert counts(direct) == {"all": 8, "completed": 8, "dead": 0, "running": 0, "waiting": 0}
 
 
+@pytest.mark.parametrize("lost", ["then a retry finds none", "for good"])
+def test_a_capture_without_reading_whose_reply_was_lost_is_found(engine_to: MakeEngine, lost: str) -> None:
+    """As after a fetch that has failed, of which a job may be impossible to decode."""
+    engine = engine_to("sqlite")
+    put(engine, 0)
+    state = state_of(engine)
+    state._suspicious = True
+    perform = state.database.perform
+
+    def perform_and_lose(operation: Any) -> Any:
+        found = perform(operation)
+        if operation._impl is queue._counting:
+            assert found == 1
+            if lost == "for good":
+                state.database.perform = perform  # type: ignore[method-assign]
+                raise sl.OutcomeUnknown("the reply was lost")
+            found, state.database.retried = perform(operation), True
+            assert found == 0
+        return found
+
+    state.database.perform = perform_and_lose  # type: ignore[method-assign]
+    state.cycle()
+    state.cycle()
+    assert [job.payload for job in state.waiting] == [0]
+
+
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
 def test_only_jobs_of_the_same_run_are_found(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from sqlalchemy_locks.integrations import prometheus
 from sqlalchemy_locks.workers.config import default_pause
 from tests.conftest import Servers
 from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
-from tests.fixtures.worker_states import beat, counts, errors, queue, run_async, state_of, sweep
+from tests.fixtures.worker_states import beat, counts, errors, queue, run_async, state_for, state_of, sweep
 
 
 def pauses(engine: Engine) -> list[float]:
@@ -138,6 +139,38 @@ def test_an_async_worker_ends_when_its_queue_is_empty(engine_to: MakeEngine, ser
     assert counts(engine)["completed"] == 20
 
 
+def test_a_retry_in_the_last_attempt_is_logged_as_the_end(lite: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    put(lite, 1, max_attempts=1)
+
+    def handler(_: Any) -> None:
+        raise sl.Retry("busy")
+
+    sl.Worker(queue, handler, bind=lite).run(until_empty=True)
+    assert "is dead, after attempt 1: busy" in caplog.text
+    assert "is tried again" not in caplog.text
+
+
+def test_a_queue_is_not_empty_while_a_failure_is_unsent(lite: Engine) -> None:
+    put(lite, 1, max_attempts=2)
+    state = state_for(sl.Worker(queue, print, bind=lite, retry_in=0, heartbeat=3600, stalled_after=None))
+    state._until_empty = True
+    state.cycle()
+    job = state.take()
+    assert job is not None
+    fetch = state._fetch
+
+    def fail_and_fetch() -> None:
+        state.done(job, ValueError())  # after this cycle has sent the failures
+        fetch()
+
+    state._fetch = fail_and_fetch  # type: ignore[method-assign]
+    state.cycle()
+    assert state.keep_going()
+    state._fetch = fetch  # type: ignore[method-assign]
+    state.cycle()
+    assert state.take() is not None
+
+
 @pytest.mark.parametrize("hold", [False, True])
 def test_listeners_get_each_event(engine_to: MakeEngine, hold: bool) -> None:
     engine = engine_to("postgresql15")
@@ -153,6 +186,7 @@ def test_listeners_get_each_event(engine_to: MakeEngine, hold: bool) -> None:
     for what in ("begun", "completed", "failed", "dead", "stalled"):
         event.listen(worker, what, seen.append)
     event.listen(worker, "begun", lambda _: 1 / 0)  # the error is logged
+    event.listen(worker, "begun", lambda _: sys.exit("the listener's"))
     prometheus.instrument_worker(worker, registry)
     worker.run(until_empty=True)
     assert [(each.event, each.external_id) for each in seen] == [

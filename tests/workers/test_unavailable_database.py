@@ -285,4 +285,4 @@ def test_a_run_until_empty_tells_of_jobs_whose_worker_is_silent(
         if locking is not None:
             locking.execute(select(job.c.internal_id).with_for_update())
         worker.run(until_empty=True)
-    assert "1 jobs of the queue 'default' are left, whose worker has sent no heartbeat for 60 s" in caplog.text
+    assert "1 jobs of the queue 'default' have had no heartbeat for 60 s" in caplog.text
