@@ -389,7 +389,10 @@ class ExclusiveBlock:
             if session is not None and short.loss() is None:
                 prepare_commit(session)
         except BaseException as raised:
+            broken = isinstance(raised, DBAPIError) and (raised.connection_invalidated or short.loss() is not None)
             short.abandon(raised)
+            if broken:
+                raise LockLost("the connection was lost before the work was committed: nothing was") from raised
             raise
         try:
             short.commit(locks=took > _BRIEF)

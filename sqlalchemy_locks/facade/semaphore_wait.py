@@ -96,6 +96,8 @@ class SemaphoreWaiter:
         self._beyond: dict[str, int] = {}
         #: the semaphores that had no room when the wait timed out
         self._exhausted: tuple[str, ...] = ()
+        #: of every attempt, so that one recognizes what an earlier one was granted
+        self._nonce = fresh_nonce()
         #: when what was granted was asked for, by :func:`clock`
         self.asked_at = 0.0
 
@@ -208,8 +210,8 @@ class SemaphoreWaiter:
                 tickets.append(ticket)
                 if not ticket.wait(max(0.0, deadline - time.monotonic())):
                     return None
-            self.asked_at = clock()
-            grant = self._refuse_ended(self._semaphores.run(request, wait=timeout, checkout=self._left()))
+            self._note_attempt()
+            grant = self._refuse_ended(self._semaphores.run(request, self._nonce, wait=timeout, checkout=self._left()))
             self._busy = False
             return grant
         except PoolTimeout:
@@ -279,11 +281,11 @@ class SemaphoreWaiter:
 
     def _poll_at_head(self, short: ShortTransaction, name: str) -> Grant | str:
         """As :meth:`_wait_in_queue`, at the head of the server's queue, on the connection that is there."""
-        backoff, options = Backoff(0.0003), {"locks_nonce": fresh_nonce(), "locks_wait": ROW_TIMEOUT}
+        backoff, options = Backoff(0.0003), {"locks_nonce": self._nonce, "locks_wait": ROW_TIMEOUT}
         while True:
             exhausted = self._exhausted_in(Execution(short.connection, availability(self._request), {}).value())
             if not exhausted:
-                self.asked_at = clock()
+                self._note_attempt()
                 grant = self._refuse_ended(Execution(short.connection, self._request, options).value())
                 if grant.acquired:
                     self._unanswered = True
@@ -366,6 +368,11 @@ class SemaphoreWaiter:
                     f"{self._permits[row.name]} more would deadlock"
                 )
         return exhausted_in(rows, self._permits)
+
+    def _note_attempt(self) -> None:
+        # an unanswered attempt may have been granted: its time to live began then
+        if not self._unanswered:
+            self.asked_at = clock()
 
     def _refuse_ended(self, grant: Grant) -> Grant:
         """Return the grant. :raises RequestOver: when the request was granted before, and its grant has ended."""

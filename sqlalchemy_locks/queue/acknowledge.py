@@ -95,9 +95,9 @@ class UpdateOwnedJobs(JobOperation):
     def count(self, execution: Execution) -> Any:
         """Change the jobs, and return how many."""
         statement = self.statement(execution.context)
-        if statement is None:
-            return self._update_unlocked(execution)[0]
-        with execution.backend.classify_timeouts(execution.connection):
+        with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
+            if statement is None:
+                return self._update_unlocked(execution)[0]
             return execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
 
     def _update_unlocked(self, execution: Execution) -> tuple[int, list[Any]]:

@@ -9,10 +9,11 @@ import pytest
 from sqlalchemy import column, event, table, text, update
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.runtime.renewal import clock
 from tests.conftest import Servers
 from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import EVERYWHERE, PATIENCE, all_of, unused
+from tests.fixtures.parties import EVERYWHERE, PATIENCE, all_of, later, until, unused
 from tests.fixtures.semaphores import expire_in, held, made, place
 
 
@@ -184,4 +185,34 @@ def test_a_lost_reply_of_its_own_is_no_other_caller(name: str, reclaim: bool, se
         options: Any = {"external_id": ident, "ttl": 3600, "timeout": PATIENCE, "resume": False, "reclaim": reclaim}
         with sl.Locks(engine).semaphore(room, **options) as grant:
             assert (proxy.losses, grant.replayed, held(engine, room)) == (1, False, 1)
+        assert held(engine, room) == 0
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_a_lost_reply_at_the_head_of_the_queue_is_no_other_caller(
+    name: str, servers: Servers, engine_to: MakeEngine
+) -> None:
+    driver = "psycopg2" if name == "postgresql15" else "pymysql"
+    direct = sl.Locks(engine_to(name))
+    with through_a_proxy(servers, name, driver, pool_size=3, **clear(driver)) as (engine, proxy):
+        room, ident = made(engine, 1), unused("request")
+        blocker = direct.acquire({room: 1}, ttl=3600)
+        looks: list[str] = []
+        event.listen(engine, "before_cursor_execute", lambda *given: looks.append(given[2]))
+        lost_at: list[float] = []
+
+        def wait() -> tuple[bool, float]:
+            locks = sl.Locks(engine)
+            with locks.semaphore(room, external_id=ident, ttl=3600, timeout=PATIENCE, resume=False) as grant:
+                assert (proxy.losses, held(engine, room)) == (1, 1)
+                return grant.replayed, grant.lost.deadline
+
+        waiting = later(wait)
+        until(lambda: len(looks) > 10)  # it polls, at the head of the queue
+        proxy.lose_answer(b"COMMIT" if name == "postgresql15" else b"\x03COMMIT", lambda: lost_at.append(clock()))
+        direct.release(blocker)
+        replayed, deadline = waiting.result(PATIENCE)
+        assert not replayed
+        # its time counts from the attempt whose reply was lost
+        assert deadline <= lost_at[0] + 3600
         assert held(engine, room) == 0

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, NullPool
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlalchemy_locks as sl
 from tests.faults.drivers import (
@@ -24,6 +24,15 @@ from tests.faults.drivers import (
 )
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, Watch, later, until, unused
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Unflushed(Base):
+    __tablename__ = "never_created"
+    id: Mapped[int] = mapped_column(primary_key=True)
 
 
 @sync
@@ -181,6 +190,11 @@ def test_async_block(servers: Any, engine_to: MakeEngine, name: str, driver: str
             await good_as_new_async(engine)
             with pytest.raises(sl.LockLost):
                 async with sl.AsyncLocks(engine).exclusive(key):
+                    proxy.cut()
+            await good_as_new_async(engine)
+            with pytest.raises(sl.LockLost):
+                async with sl.AsyncLocks(engine).exclusive(key) as held:
+                    held.session.add(Unflushed(id=1))  # the end of the block writes it
                     proxy.cut()
             await good_as_new_async(engine)
 

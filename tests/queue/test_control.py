@@ -85,6 +85,23 @@ def test_cancel_waits_for_a_capture(engine_to: MakeEngine, name: str, commits: b
     assert captured(engine) == []
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_a_wait_for_the_locked_row_of_a_job_is_limited(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    put(engine, 1)
+    with engine.begin() as connection:
+        (job,) = connection.execute(queue.capture()).all()
+    rows = build_context(engine.dialect, engine.get_execution_options()).tables.job
+    with engine.begin() as other:
+        other.execute(select(rows.c.internal_id).where(rows.c.internal_id == job.internal_id).with_for_update())
+        for end in (queue.complete(job), queue.fail(job, error="x"), queue.release(job)):
+            for wait in (0, 0.05):
+                with pytest.raises(sl.LockTimeout):
+                    one(engine, end.execution_options(locks_wait=wait))
+    assert one(engine, queue.complete(job)) == 1
+
+
 def test_reschedule(engine: Engine) -> None:
     later, soon = put(engine, "later", run_in=3600) + put(engine, "soon")
     assert one(engine, queue.reschedule(soon, run_at=datetime.now(timezone.utc) + timedelta(days=1)))
