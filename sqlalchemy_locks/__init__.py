@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from sqlalchemy_locks.facade.async_locks import AsyncLocks
     from sqlalchemy_locks.queue.mixin import JobColumns
     from sqlalchemy_locks.workers.asynchronous import AsyncWorker
+    from sqlalchemy_locks.workers.running_job import RunningJob
     from sqlalchemy_locks.workers.threaded import Worker
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "RequestHeld",
     "RequestOver",
     "Retry",
+    "RunningJob",
     "SemaphoreHeld",
     "StaleSnapshot",
     "StaleToken",
@@ -122,12 +124,17 @@ _LAZY = {
     "AsyncLocks": ".facade.async_locks",
     "AsyncWorker": ".workers.asynchronous",
     "JobColumns": ".queue.mixin",
+    "RunningJob": ".workers.running_job",
     "Worker": ".workers.threaded",
 }
 
 
-def __getattr__(name: str) -> Any:
-    # SQLAlchemy's ORM and its asyncio extension are loaded on first use, as SQLAlchemy itself does
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # type checkers would accept every name
+
+    def __getattr__(name: str) -> Any:
+        # SQLAlchemy's ORM and its asyncio extension are loaded on first use, as SQLAlchemy itself does
+        if name in _LAZY:
+            return getattr(importlib.import_module(_LAZY[name], __name__), name)
+        if name == "__version__":
+            return importlib.import_module("importlib.metadata").version("sqlalchemy-locks")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

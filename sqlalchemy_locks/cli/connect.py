@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import configparser
+import contextlib
 import os
 import re
 import time
@@ -170,6 +171,8 @@ class HostApp:
     #: what is typed before a command's name, e.g. ``flask locks``
     program: str
     engine: Callable[[], Engine]
+    #: makes the context in which the app's code runs, such as the handlers of a worker
+    context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
 
 def find_database(url: str | None, config: str | None, schema: str | None, prefix: str | None) -> DatabaseUrl:
@@ -224,9 +227,9 @@ def _parse_url(text: str) -> URL:
         raise click.UsageError(
             "The URL can't be read: it looks like postgresql+psycopg://user:password@host/database or sqlite:///app.db."
         ) from None
-    if url.host and "@" in url.host:
-        # an unquoted @ in the password: the rest of the password was parsed as the host
-        raise click.UsageError("The URL can't be read: in a user's name or a password, an @ is written %40.")
+    if "@" in f"{url.host}{url.database}" and not url.drivername.startswith("sqlite"):
+        # an unquoted @ or / in the password: the rest of the password was parsed as the host, or as the database
+        raise click.UsageError("The URL can't be read: in a user's name or a password, @ is written %40, and / %2F.")
     name = "postgresql" if url.drivername == "postgres" else url.drivername
     if name in _DRIVERS:
         installed = [driver for driver in _DRIVERS[name] if find_spec(_MODULES.get(driver) or driver)]

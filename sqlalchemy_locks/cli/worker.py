@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import importlib
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
+from sqlalchemy import Engine
 from sqlalchemy.util import greenlet_spawn
 
+from sqlalchemy_locks._validation import is_coroutine_function
 from sqlalchemy_locks.cli.base import EXIT_ERROR
+from sqlalchemy_locks.cli.connect import AppDatabaseUrl, HostApp
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.threaded import Worker
@@ -44,8 +50,11 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
         found.config.change(name=queue, concurrency=concurrency)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
+    if (app := click.get_current_context().find_object(HostApp)) is not None:
+        found.handler = _in_context(found.handler, app.context)
     try:
         if isinstance(found, Worker):
+            _connect(found.config.engine)
             found.run(until_empty=until_empty)
         else:
             asyncio.run(_run(found, until_empty))
@@ -53,11 +62,42 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
         raise _NotDone(str(error)) from None
 
 
+def _connect(engine: Engine) -> None:
+    """Connect once: a wrong URL ends the command, which a database that is lost later doesn't."""
+    try:
+        with engine.connect():
+            pass
+    except Exception as error:
+        location = AppDatabaseUrl.of(engine)
+        why = " ".join(str(getattr(error, "orig", None) or error).split())
+        raise _NotDone(f"{location.display}: {location.redact(why)}") from error
+
+
+def _in_context(handler: Any, context: Callable[[], contextlib.AbstractContextManager[object]]) -> Any:
+    """Return the handler in a context of the app for each job, as ``db.session`` of Flask-SQLAlchemy needs."""
+    if is_coroutine_function(handler):
+
+        @functools.wraps(handler)
+        async def awaited(job: Any) -> object:
+            with context():
+                return await handler(job)
+
+        return awaited
+
+    @functools.wraps(handler)
+    def handle(job: Any) -> object:
+        with context():
+            return handler(job)
+
+    return handle
+
+
 class _NotDone(click.ClickException):
     exit_code = EXIT_ERROR
 
 
 async def _run(found: AsyncWorker, until_empty: bool) -> None:
+    await greenlet_spawn(_connect, found.config.engine)
     await found.run(until_empty=until_empty)
     # aiosqlite's threads would keep the process alive
     await greenlet_spawn(found.config.engine.dispose)

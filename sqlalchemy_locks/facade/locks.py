@@ -20,7 +20,7 @@ from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, fresh_nonce
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.connections import shares_one_connection
+from sqlalchemy_locks.dialects.connections import replace_pool_in_forks, shares_one_connection
 from sqlalchemy_locks.errors import (
     Unsupported,
 )
@@ -76,6 +76,7 @@ class Locks(LockHost):
                 "transaction, between checkouts: use another pool, and on SQLite a file instead of :memory:"
             )
         backend_for(engine.dialect).adapt(engine.dialect)
+        replace_pool_in_forks(engine)
         self._engine = engine
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = sleep_for(engine)

@@ -18,8 +18,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, Header
-from starlette.applications import Starlette
+from sqlalchemy_locks.integrations import missing
+
+try:
+    from fastapi import Depends, FastAPI, Header
+    from starlette.applications import Starlette
+except ModuleNotFoundError as error:
+    raise missing("fastapi", error) from error
 
 from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_int
 from sqlalchemy_locks.facade.async_lease import AsyncLease

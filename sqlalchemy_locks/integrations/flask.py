@@ -15,14 +15,20 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import click
-from flask import Flask, Response, current_app, request_started
-from flask.cli import with_appcontext
 from sqlalchemy import Engine
-from sqlalchemy.pool import QueuePool
+
+from sqlalchemy_locks.integrations import missing
+
+try:
+    import click
+    from flask import Flask, Response, current_app, request_started
+    from flask.cli import with_appcontext
+except ModuleNotFoundError as error:
+    raise missing("flask", error) from error
 
 from sqlalchemy_locks.cli.adopt import AppCommands
 from sqlalchemy_locks.cli.connect import HostApp
+from sqlalchemy_locks.dialects.connections import replace_pool
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import Maintenance
@@ -141,7 +147,7 @@ class FlaskLocks(AppLocks):
         app.config.setdefault("SQLALCHEMY_LOCKS_ERRORS", True)
         app.config.setdefault("SQLALCHEMY_LOCKS_MAINTENANCE", False)
         state = app.extensions[KEY] = AppState(app, self._default_engine if engine is None else engine)
-        host = HostApp("flask locks", _current_engine)
+        host = HostApp("flask locks", _current_engine, app.app_context)
         app.cli.add_command(AppCommands("locks", host, with_appcontext(lambda: None)))
         if app.config["SQLALCHEMY_LOCKS_ERRORS"] and LockError not in app.error_handler_spec[None][None]:
             app.register_error_handler(LockError, answer)
@@ -220,13 +226,11 @@ class AppState:
         weakref.finalize(sender, _end, maintenance, process)
 
     def on_fork(self) -> None:
-        """Replace the pool in a new process: its connections are the parent's."""
+        """Replace the pool in a new process, also where the parent has used its engine without locks."""
         if self._app() is None:
             return
         with contextlib.suppress(Exception):  # an app without an engine gets that error when it uses its locks
-            engine = self.engine
-            if isinstance(engine.pool, QueuePool):
-                engine.dispose(close=False)
+            replace_pool(self.engine)
 
 
 def _session_maker(db: Any, engine: Engine) -> Engine | sessionmaker[Any]:

@@ -9,9 +9,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from opentelemetry import metrics, trace
-from opentelemetry.trace import Status, StatusCode
 from sqlalchemy import event
+
+from sqlalchemy_locks.integrations import missing
+
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.trace import Status, StatusCode
+except ModuleNotFoundError as error:
+    raise missing("otel", error) from error
 
 from sqlalchemy_locks.values import JobEvent, LockEvent
 

@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from sqlalchemy import event
+
+from sqlalchemy_locks.integrations import missing
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+except ModuleNotFoundError as error:
+    raise missing("prometheus", error) from error
 
 from sqlalchemy_locks.values import JobEvent, LockEvent
 

@@ -24,6 +24,7 @@ from sqlalchemy.util import await_only
 
 from sqlalchemy_locks._validation import is_coroutine_function
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
+from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.runtime.cancellation import shielded
@@ -121,6 +122,7 @@ class AsyncWorker(ObservedWorker):
             host=host,
         )
         self._stop = StopRequest()
+        self._is_running = False
         #: the worker itself cancels its tasks
         self._cancelling = False
         self._state: WorkerState | None = None
@@ -137,18 +139,25 @@ class AsyncWorker(ObservedWorker):
 
         :param until_empty: return when no job is due and no handler runs, for tests and cron; jobs that are scheduled,
             or will be tried again later, are left.
+        :raises ReentryError: when it is running already.
 
         >>> async def handle(job): worker.stop()
         >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, name="mail")
         >>> await worker.run()
         """
+        if self._is_running:
+            raise ReentryError("this worker is running already: make another one")
+        self._is_running = True
         self._cancelling, self._runner, self._loop = False, asyncio.current_task(), asyncio.get_running_loop()
         self._cancelled_before, self._context = _cancellations(self._runner), contextvars.copy_context()
-        async with self._signals(), self._listening():
-            try:
-                await (self._run_holding(until_empty) if self.config.hold else self._run(until_empty))
-            finally:
-                self._stop = StopRequest()
+        try:
+            async with self._signals(), self._listening():
+                try:
+                    await (self._run_holding(until_empty) if self.config.hold else self._run(until_empty))
+                finally:
+                    self._stop = StopRequest()
+        finally:
+            self._is_running = False
 
     def stop(self) -> None:
         """Start no more jobs; to be called in the worker's loop. :meth:`run` returns when running handlers have

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from sqlalchemy_locks._validation import bounded_seconds, seconds, valid_int, valid_name
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.connections import pool_capacity, shares_one_connection
+from sqlalchemy_locks.dialects.connections import pool_capacity, replace_pool_in_forks, shares_one_connection
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.acknowledge import DOUBLINGS, FIRST_PAUSE, LONGEST_RETRY_PAUSE
 from sqlalchemy_locks.queue.queue import Queue
@@ -56,6 +56,7 @@ class WorkerConfig:
                 f"a worker can't work with a {type(engine.pool).__name__}, which shares one connection between "
                 "checkouts: use another pool, and on SQLite a file instead of :memory:"
             )
+        replace_pool_in_forks(engine)
         self.queue, self.engine, self.hold = queue, engine, bool(hold)
         self.name = valid_name(name, "a queue")
         self.concurrency, self.batch = valid_int(concurrency, "concurrency"), valid_int(batch, "batch")

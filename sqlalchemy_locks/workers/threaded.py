@@ -26,6 +26,7 @@ from sqlalchemy import Engine
 from sqlalchemy_locks._validation import is_coroutine_function
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
+from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
@@ -137,6 +138,7 @@ class Worker(ObservedWorker):
             host=host,
         )
         self._stop = StopRequest()
+        self._is_running = threading.Lock()
         #: of the current run, in its thread
         self._state: WorkerState | None = None
         self._wake = WakeEvent()
@@ -152,16 +154,20 @@ class Worker(ObservedWorker):
 
         :param until_empty: return when no job is due and no handler runs, for tests and cron; jobs that are scheduled,
             or will be tried again later, are left.
+        :raises ReentryError: when it is running already.
 
         >>> def handle(job): worker.stop()
         >>> worker = sl.Worker(sl.Queue(), handle, bind=engine, name="mail")
         >>> worker.run()
         """
+        if not self._is_running.acquire(blocking=False):
+            raise ReentryError("this worker is running already: make another one")
         try:
             with _signals(self.stop), self._listening():
                 self._run_within_grace(until_empty)
         finally:
             self._stop = StopRequest()
+            self._is_running.release()
 
     def stop(self, *_: Any) -> None:
         """Start no more jobs; callable from any thread. :meth:`run` returns when running handlers have returned, or

@@ -214,11 +214,12 @@ def test_unreadable_config_is_not_quoted(content: str, said: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("drivername", ["postgresql+psycopg", "mysql+pymysql"])
-def test_unquoted_at_sign_in_password(drivername: str) -> None:
-    done = run("check", "--url", f"{drivername}://me:one@two@127.0.0.1/app")
+@pytest.mark.parametrize("password", ["one@two", "one@/two", "o@ne/two:three"])
+def test_unquoted_at_sign_in_password(drivername: str, password: str) -> None:
+    done = run("check", "--url", f"{drivername}://me:{password}@127.0.0.1/app")
     assert done.exit_code == 2
-    assert "%40" in done.stderr
     assert "two" not in done.output
+    assert "%40" in done.output or "can't be read" in done.output
 
 
 def test_mysql_url_needs_a_database() -> None:

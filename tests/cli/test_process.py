@@ -46,6 +46,23 @@ def test_missing_click_or_rich_is_reported(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{MISSING}\n")
 
 
+@pytest.mark.parametrize(
+    ("module", "library"),
+    [
+        ("flask", "flask"),
+        ("flask", "click"),
+        ("fastapi", "fastapi"),
+        ("otel", "opentelemetry"),
+        ("prometheus", "prometheus_client"),
+        ("dashboard", "jinja2"),
+    ],
+)
+def test_an_integration_names_the_extra_that_it_needs(module: str, library: str) -> None:
+    script = f"import sys; sys.modules[{library!r}] = None; import sqlalchemy_locks.integrations.{module}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert f"pip install 'sqlalchemy-locks[{module}]'" in done.stderr.splitlines()[-1]
+
+
 FAILING = """
 import logging
 import sqlalchemy_locks as sl

@@ -25,6 +25,9 @@ nothing = 1
 async def awaited(job):
     pass
 
+lost = sl.Worker(sl.Queue(), print, bind=create_engine("sqlite:////no/folder/nowhere.db"))
+lost_too = sl.AsyncWorker(sl.Queue(), awaited, bind=create_async_engine("sqlite+aiosqlite:////no/folder/nowhere.db"))
+
 def make():
     return sl.AsyncWorker(sl.Queue(), awaited, bind=create_async_engine({url!r}.replace("sqlite", "sqlite+aiosqlite")))
 """
@@ -47,6 +50,8 @@ def test_a_worker_runs_by_its_name(servers: Servers, tmp_path: Path, monkeypatch
         assert done.exit_code == 0, done.output
         assert counts(engine)["completed"] == 3
     for wrong, message in {
+        "own_app:lost": "nowhere.db: unable to open database file",
+        "own_app:lost_too": "nowhere.db: unable to open database file",
         "own_app": "is not MODULE:WORKER",
         "no_app:worker": "no module 'no_app'",
         "own_app:nothing": "no Worker",

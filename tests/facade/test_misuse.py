@@ -295,6 +295,48 @@ def test_fork_leaves_the_block_of_its_parent_intact(servers: Any, name: str, how
     ], ran.stderr
 
 
+#: Children of a process that has used its engine: on one of its connections, two would hold the same lock.
+CHILDREN = """
+    import collections, multiprocessing, os, sys, tempfile
+    from sqlalchemy import create_engine
+    import sqlalchemy_locks as sl
+
+    url, key = sys.argv[1:]
+    engine = create_engine(url)
+    locks = sl.Locks(engine)
+    with locks.exclusive(key):
+        pass
+    witness = os.path.join(tempfile.mkdtemp(), "inside")
+
+    def child():
+        for _ in range(30):
+            with locks.exclusive(key, timeout=60):
+                os.close(os.open(witness, os.O_CREAT | os.O_EXCL))
+                os.unlink(witness)
+
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=child) for _ in range(4)]
+    for each in children:
+        each.start()
+    for each in children:
+        each.join()
+    with locks.exclusive(key):
+        pass
+    print([each.exitcode for each in children], engine.pool.checkedin())
+"""
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_children_of_a_process_with_open_connections_exclude_each_other(servers: Any, name: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CHILDREN), installed(servers, name), unused("forks")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ran.stdout.strip() == "[0, 0, 0, 0] 1", ran.stderr[-2000:]
+
+
 # sessions
 
 

@@ -6,8 +6,10 @@ import contextlib
 import gc
 import inspect
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -581,6 +583,35 @@ class Commands:
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self(*arguments, "--json", code=code).stdout)
+
+
+JOBS = """
+import sqlalchemy_locks as sl
+from flask import current_app
+
+ran = []
+
+def handler(job):
+    ran.append((job.payload, current_app.name))
+    current_app.extensions["sqlalchemy"].session.get_bind()
+
+def make():
+    return sl.Worker(sl.Queue(), handler, bind=current_app.extensions["sqlalchemy"].engine)
+"""
+
+
+def test_handlers_of_a_worker_run_in_an_app_context(
+    servers: Servers, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, db, _ = make(servers.installed("sqlite", PLAIN["sqlite"]))
+    (tmp_path / "jobs_of_flask.py").write_text(JOBS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with app.app_context():
+        db.session.execute(sl.Queue().put("a", queue="of_flask"))
+        db.session.commit()
+    Commands(app)("worker", "jobs_of_flask:make", "--queue", "of_flask", "--until-empty")
+    assert sys.modules.pop("jobs_of_flask").ran == [("a", app.name)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

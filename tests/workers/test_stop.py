@@ -565,3 +565,31 @@ def test_a_signal_to_a_forked_child_of_a_handler_is_the_child_s(servers: Servers
         timeout=PATIENCE,
     )
     assert ran.stdout == f"{-signal.SIGTERM}\n" * 2, ran.stderr
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_worker_runs_once_at_a_time(engine_to: MakeEngine, servers: Servers, kind: str) -> None:
+    if kind == "sync":
+        worker = sl.Worker(queue, print, bind=engine_to("sqlite"), poll=0.05)
+        with running(worker):
+            until(lambda: worker._is_running.locked())
+            with pytest.raises(sl.ReentryError, match="running already"):
+                worker.run(until_empty=True)
+        worker.run(until_empty=True)
+        return
+
+    async def main() -> None:
+        async def handler(_: object) -> None:
+            pass
+
+        async with async_connected(servers.installed("sqlite", "aiosqlite")) as engine:
+            worker = sl.AsyncWorker(queue, handler, bind=engine, poll=0.05)
+            first = asyncio.create_task(worker.run())
+            await asyncio.sleep(0)
+            with pytest.raises(sl.ReentryError, match="running already"):
+                await worker.run()
+            worker.stop()
+            await first
+            await worker.run(until_empty=True)
+
+    asyncio.run(main())

@@ -6,7 +6,12 @@ import hashlib
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from sqlalchemy_locks.integrations import missing
+
+try:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+except ModuleNotFoundError as error:
+    raise missing("dashboard", error) from error
 
 from sqlalchemy_locks._validation import escape_unprintable, format_duration
 
