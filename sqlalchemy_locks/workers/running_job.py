@@ -7,16 +7,21 @@ from typing import Any
 
 
 class RunningJob:
-    """A captured row (its columns are attributes) and :attr:`lost`.
+    """What a worker's handler gets: a captured row, whose columns are attributes, and :attr:`lost`.
 
-    :param may_be_lost: whether the job may have another owner by now, as far as the worker can tell without asking.
-    :param held: the transaction that has captured it is open (``hold=True``), and only that one can end it.
+    >>> def handler(job: sl.RunningJob) -> None:
+    ...     send(job.payload["to"], attempt=job.attempts)
     """
 
     # no name that a column may have: those are the row's
     __slots__ = ("_began_at", "_ends_with_transaction", "_gone", "_may_be_lost", "_row", "_taken")
 
     def __init__(self, row: Any, may_be_lost: Callable[[], bool], *, held: bool = False) -> None:
+        """Wrap a row.
+
+        :param may_be_lost: whether the job may have another owner by now, as far as the worker can tell without asking.
+        :param held: the transaction that has captured it is open (``hold=True``), and only that one can end it.
+        """
         self._row, self._ends_with_transaction = row, held
         self._may_be_lost = may_be_lost
         #: the database has said that it no longer runs: another owner has it (``_taken``), or its handler has ended it
