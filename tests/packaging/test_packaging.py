@@ -171,3 +171,15 @@ def test_index_pages_accept_the_readme(built: Built, tmp_path: Path) -> None:
     checker = Environment(tmp_path / "checker")
     checker.install("twine>=6.1", "packaging>=24.2")
     checker("-m", "twine", "check", "--strict", built.sdist, built.wheel, cwd=tmp_path)
+
+
+def test_the_oldest_versions_are_tested() -> None:
+    """tools/test installs the least versions that the metadata allows, for the tests of SQLAlchemy 2.0."""
+    metadata = (ROOT / "pyproject.toml").read_text()  # Python 3.10 reads no TOML
+    pins = re.search(r"^oldest=\((.*)\)$", (ROOT / "tools" / "test").read_text(), re.MULTILINE)
+    assert pins is not None
+    for pin in pins[1].split():
+        name, _, version = pin.partition("==")
+        least = re.findall(rf'"{name}>=([0-9.]+)[,"]', metadata)
+        assert least, pin
+        assert all(f"{version}.".startswith(f"{each}.") for each in least), pin
