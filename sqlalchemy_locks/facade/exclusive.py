@@ -46,8 +46,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Name = str | int
-#: seconds; a shorter block doesn't ask, at its end, whether its server has become read-only: no replica is promoted and
-#: has granted its lock again in that time, and the question is a round trip
+#: seconds; a shorter block doesn't ask, at its end, whether its server has become read-only: that takes a round trip,
+#: and no replica is promoted and grants the lock again in so short a time
 _BRIEF = 0.1
 #: options of a session that works in a block's transaction, whatever the options of its maker
 IN_BLOCK: dict[str, Any] = {

@@ -197,7 +197,7 @@ def _expanded(pairs: list[Any]) -> dict[str, Any]:
 
 
 class Complete(UpdateOwnedJobs):
-    #: how many of the workers' next batches lock their rows first, though a look at them could do
+    #: the number of further batches whose rows are locked first, even where a look at ``xmax`` would do
     locking_batches = 0
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:

@@ -52,7 +52,7 @@ class LocalQueues:
     def spare_connection(self, pool: Any) -> Iterator[bool]:
         """Count one more connection used for waiting; yield ``False`` when half of the pool's are used so already.
 
-        The other half is left to those who don't wait, such as the holder that releases.
+        The other half is left for connections that don't wait, such as that of a holder that releases.
         """
         with self.guard:
             spare = 2 * (self.waiting_connections + 1) <= pool_capacity(pool)

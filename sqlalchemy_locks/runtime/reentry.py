@@ -66,7 +66,7 @@ def current_owner() -> tuple[Any, ...]:
 def tables_of(engine: Engine) -> str:
     """Return what tells the tables of an engine from those of its copies with other options.
 
-    Where it isn't certain that they are others, it is the same: a needless error is better than a deadlock.
+    Where they can't be told apart for certain, the result is the same: a needless error is better than a deadlock.
     """
     options = engine.get_execution_options()
     table = build_context(engine.dialect, options).tables.semaphore

@@ -88,7 +88,10 @@ class Worker(ObservedWorker):
     :param host: the start of ``processing_host``; by default the machine's name and the process's number. Each run
         appends a nonce, by which it finds its own jobs when the reply to a capture was lost.
     :raises Unsupported: see ``hold``; and for a pool that shares one connection between checkouts.
-    :raises TypeError: for a coroutine function, which :class:`AsyncWorker` awaits, and without any engine.
+    :raises TypeError: for a coroutine function, which :class:`AsyncWorker` awaits; for a generator function; without any
+        engine.
+    :raises ValueError: for ``stalled_after`` below twice the heartbeat, and with ``hold`` for a pool that is smaller than
+        ``concurrency``.
 
     >>> queue = sl.Queue(bind=engine)
     >>> worker = sl.Worker(queue, handler, concurrency=4, batch=10, heartbeat=15)
@@ -117,7 +120,9 @@ class Worker(ObservedWorker):
         if is_coroutine_function(handler):
             raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
         if any(map(_is_generator_function, (handler, getattr(handler, "__call__", None)))):  # noqa: B004
-            raise TypeError(f"a call of {handler!r}, a generator function, runs none of its code")
+            raise TypeError(
+                f"a worker's handler can't be a generator function: calling it runs none of its code: {handler!r}"
+            )
         engine = bound_engine(queue, bind)
         if not isinstance(engine, Engine):
             raise TypeError(f"a Worker needs an Engine, not {type(engine).__name__}")
