@@ -88,10 +88,10 @@ class Worker(ObservedWorker):
     :param host: the start of ``processing_host``; by default the machine's name and the process's number. Each run
         appends a nonce, by which it finds its own jobs when the reply to a capture was lost.
     :raises Unsupported: see ``hold``; and for a pool that shares one connection between checkouts.
-    :raises TypeError: for a coroutine function, which :class:`AsyncWorker` awaits; for a generator function; without any
-        engine.
-    :raises ValueError: for ``stalled_after`` below twice the heartbeat, and with ``hold`` for a pool that is smaller than
-        ``concurrency``.
+    :raises TypeError: for a coroutine function, which :class:`AsyncWorker` awaits; for a generator function; and
+        without any engine.
+    :raises ValueError: for ``stalled_after`` below twice the heartbeat; with ``hold``, for a pool that is smaller
+        than ``concurrency``.
 
     >>> queue = sl.Queue(bind=engine)
     >>> worker = sl.Worker(queue, handler, concurrency=4, batch=10, heartbeat=15)
