@@ -20,11 +20,13 @@ def begin_immediate(engine: Engine | Any) -> None:
     and all locks of this library are free of charge inside it. Readers queue behind writers as well.
 
     :param engine: an ``Engine`` or ``AsyncEngine`` on SQLite (``sqlite3`` or ``aiosqlite``), before its first use.
-    :raises Unsupported: for any other engine.
+    :raises Unsupported: for an engine on any other database. :raises TypeError: for anything else.
 
     >>> sl.sqlite.begin_immediate(engine)
     """
-    sync: Engine = getattr(engine, "sync_engine", engine)
+    sync: Any = getattr(engine, "sync_engine", engine)
+    if not isinstance(sync, Engine):
+        raise TypeError(f"begin_immediate takes an Engine or an AsyncEngine, not {engine!r}")
     backend = backend_for(sync.dialect)
     if not backend.single_writer:
         raise Unsupported(f"begin_immediate is for SQLite only: {backend.name} doesn't need it")

@@ -49,15 +49,19 @@ def explain(operation: Operation[Any], connection: Connection | Session) -> Expl
     :param operation: a capture: ``sl.capture``, ``Queue.capture``, ``StateTransition.capture`` and their sweeps.
     :param connection: a connection or session; the plan depends on the rows and statistics of its database.
     :return: the plan, its problems, and an index that would solve them.
-    :raises TypeError: for an operation that isn't a capture.
+    :raises TypeError: for anything else than a capture, and than a connection or session.
 
     >>> with engine.connect() as connection:
     ...     print(sl.explain(queue.capture(10, queue="mail"), connection))
     """
-    impl = operation._impl
+    impl = getattr(operation, "_impl", None)
     if not isinstance(impl, CaptureImpl):
         raise TypeError(f"explain takes a capture, and {operation!r} is none")
-    target: Any = connection if isinstance(connection, Connection) else connection.connection()
+    target: Any = connection
+    if not isinstance(connection, Connection):
+        if not hasattr(connection, "connection"):
+            raise TypeError(f"explain takes a Connection or a Session, not {connection!r}")
+        target = connection.connection()
     context = build_context(target.dialect, {**target.get_execution_options(), **operation.get_execution_options()})
     spec = impl.build_spec(context)
     statement = _as_text(search_statement(impl, spec, context), operation, target)

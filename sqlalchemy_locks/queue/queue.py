@@ -539,7 +539,7 @@ class Queue(EntityPattern[E]):
         >>> sl.Queue().topic("mail")
         '...mail'
         """
-        return self._jobs.topic(queue)
+        return self._jobs.topic(valid_name(queue, "a queue"))
 
     def indexes(self, dialect: str | None = None) -> list[Index]:
         """Create the ``Index`` objects that a table of your own needs, and attach them to it.
