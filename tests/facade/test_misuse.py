@@ -297,7 +297,7 @@ def test_fork_leaves_the_block_of_its_parent_intact(servers: Any, name: str, how
 
 #: Children of a process that has used its engine: on one of its connections, two would hold the same lock.
 CHILDREN = """
-    import collections, multiprocessing, os, sys, tempfile
+    import multiprocessing, os, sys, tempfile
     from sqlalchemy import create_engine
     import sqlalchemy_locks as sl
 
