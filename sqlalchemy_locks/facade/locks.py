@@ -188,7 +188,8 @@ class Locks(LockHost):
             block of its own.
         :raises LockTimeout: when they could not be acquired in time; its ``holders`` are those of the keys, where the
             engine lists them, unless ``timeout`` is 0. :raises PoolTimeout: when no pooled connection was free in time.
-        :raises ReentryError: when this thread or task holds one of them already (on SQLite: any lock).
+        :raises ReentryError: when this thread or task holds one of them already (on SQLite: any lock). On SQLite every
+            other call of ``Locks`` that writes raises it inside the block, too: there is one write lock.
         :raises LockLost: at the end of the block, when its transaction failed or the connection died, so that nothing
             is committed; or when it was ended inside the block, which commits or rolls back what was done before.
         :raises OutcomeUnknown: at the end of the block, when the connection died during COMMIT.

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, fresh_nonce, listed, translated
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect, return_to_pool
 from sqlalchemy_locks.errors import (
@@ -22,6 +23,7 @@ from sqlalchemy_locks.errors import (
     UnknownTask,
 )
 from sqlalchemy_locks.facade.exclusive import IN_BLOCK
+from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.retry import NotCommitted, Sleep, retried
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, release_cursors, roll_back
 
@@ -67,8 +69,11 @@ class OperationRunner:
         :param checkout: the longest wait for a connection, in seconds; ``None``: the pool's own.
         :raises OutcomeUnknown: when it is not known whether it was done, and it can't be repeated.
         :raises LockLost: when its transaction ended before COMMIT, at each attempt.
+        :raises ReentryError: on SQLite, when it writes in an ``exclusive`` block of its caller.
         """
         impl = operation._impl
+        if impl.writes and backend_for(self._engine.dialect).single_writer:
+            reentry.refuse_write(self._engine)
         options: dict[str, Any] = {"locks_nonce": nonce or fresh_nonce()}
         if wait is not None:
             options["locks_wait"] = wait

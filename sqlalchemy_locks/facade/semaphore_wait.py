@@ -36,6 +36,7 @@ from sqlalchemy_locks.errors import (
 )
 from sqlalchemy_locks.facade.server_queue import QUEUE_TIMEOUT, ServerQueue
 from sqlalchemy_locks.keys import key
+from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.backoff import Backoff
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from sqlalchemy_locks.runtime.renewal import clock
@@ -110,6 +111,8 @@ class SemaphoreWaiter:
         ident, kind = asked["external_id"], self._kind or "semaphore"
         labels = {"owner": asked["owner"], "external_id": ident}
         hint = f"its external_id is {ident!r}: ask again with it, or release it"
+        if self._backend.single_writer:
+            reentry.refuse_write(self._engine)  # before it waits behind others, which wait for this caller
         try:
             while True:
                 try:

@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from sqlalchemy_locks.core.operation import build_context, translated_schema
+from sqlalchemy_locks.errors import ReentryError
 
 
 class _ThreadToken:
@@ -84,6 +85,21 @@ def held_by(kind: str, owner: tuple[Any, ...]) -> list[HeldEntry]:
         if entry is not None and not entry.closed and entry.kind == kind and entry.owner == owner:
             found.append(entry)
     return found
+
+
+def refuse_write(engine: Engine) -> None:
+    """Refuse what would wait for the write lock that its own caller holds; only for a ``single_writer``.
+
+    :raises ReentryError: when this thread or task is in a block of this engine that holds the lock.
+    """
+    if not _entries.get():
+        return
+    for entry in held_by("key", current_owner()):
+        if any(dialect is engine.dialect for (dialect, _), _ in entry.held):
+            raise ReentryError(
+                "this thread or task is in an exclusive() or shared() block, which holds SQLite's one write lock, and this "
+                "write would wait for it forever: execute it in the block's held.session, or before the block"
+            )
 
 
 def enter(kind: str, owner: tuple[Any, ...], held: Mapping[Any, int]) -> HeldEntry:

@@ -345,6 +345,52 @@ def test_a_cancelled_call_leaves_no_lock_on_the_file(url: str, what: str) -> Non
     assert len(errors) == 150
 
 
+def leave(locks: sl.Locks) -> None:
+    with locks.lease("y", ttl=60):
+        pass
+
+
+INSIDE: dict[str, Callable[[sl.Locks], Any]] = {
+    "lease": leave,
+    "acquire": lambda locks: locks.acquire({"s": 1}),
+    "mutex": lambda locks: locks.mutex.acquire("m"),
+    "put": lambda locks: locks.run(sl.Queue().put({"to": "somebody"})),
+    "sweep": lambda locks: locks.sweep(),
+}
+
+
+@pytest.mark.parametrize("outer", ["exclusive", "shared"])
+@pytest.mark.parametrize("what", INSIDE)
+def test_a_write_in_a_block_of_the_same_caller_is_refused(url: str, what: str, outer: str) -> None:
+    """It would wait for the block's own write lock; another thread waits for it, and reads don't."""
+    with connected(url) as engine:
+        locks = sl.Locks(engine)
+        with locks.exclusive("x") if outer == "exclusive" else locks.shared("x"):
+            with pytest.raises(sl.ReentryError, match="held.session"):
+                INSIDE[what](locks)
+            assert [row.used for row in locks.run(sl.semaphore.usage())] == [0]
+            waiting = later(INSIDE[what], locks)
+            until(lambda: waiting_writers(engine) == 1, unless=waiting)
+        waiting.result(PATIENCE)
+        INSIDE[what](locks)
+
+
+def test_a_lease_in_a_block_of_the_same_task_is_refused(url: str) -> None:
+    async def main() -> None:
+        async with async_connected(url.replace("sqlite:", "sqlite+aiosqlite:")) as engine:
+            locks = sl.AsyncLocks(engine)
+            async with locks.exclusive("x"):
+                with pytest.raises(sl.ReentryError, match="held.session"):
+                    async with locks.lease("y"):
+                        pass
+                with pytest.raises(sl.ReentryError, match="held.session"):
+                    await locks.mutex.acquire("m")
+            async with locks.lease("y"), locks.exclusive("x") as held:
+                assert await held.session.scalar(sl.Mutex().acquire("m"))
+
+    asyncio.run(main())
+
+
 def test_a_begin_event_may_acquire_a_lock(url: str) -> None:
     with connected(url) as engine:
 
