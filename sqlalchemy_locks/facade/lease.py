@@ -311,19 +311,17 @@ class LeaseContext:
             raise
 
     def _resume_grant(self, grant: Grant, owner: str) -> tuple[float, float]:
-        """Renew what an earlier attempt was granted; return from when its time counts, and its own time to live."""
-        over = RequestOver(f"the request {grant.external_id!r} was granted before, and its time ran out", "EXPIRED")
-        if not self._semaphores.run_on_request(semaphore.renew(grant)):
-            raise over
-        ttl = self._semaphores.run(time_to_live(grant))
-        if ttl is None:
+        """Take over what was granted before; return from when its time counts, and its own time to live."""
+        if grant.expires_at is None:
             raise IdempotencyConflict(
                 f"the request {grant.external_id!r} was granted without a ttl, to be held until it is released, and a "
                 "block has one: use locks.acquire, or another external_id"
             )
         asked_at = clock()
-        if self._semaphores.run(adopt(grant, owner), wait=ROW_TIMEOUT) is None:
-            raise over
+        held = self._semaphores.run(adopt(grant, owner), wait=ROW_TIMEOUT) is not None
+        ttl = self._semaphores.run(time_to_live(grant)) if held else None
+        if ttl is None:
+            raise RequestOver(f"the request {grant.external_id!r} was granted before, and its time ran out", "EXPIRED")
         return asked_at, float(ttl)
 
     def _refuse_several(self, grant: Grant) -> None:

@@ -97,8 +97,8 @@ def refuse_write(engine: Engine) -> None:
     for entry in held_by("key", current_owner()):
         if any(dialect is engine.dialect for (dialect, _), _ in entry.held):
             raise ReentryError(
-                "this thread or task is in an exclusive() or shared() block, which holds SQLite's one write lock, and this "
-                "write would wait for it forever: execute it in the block's held.session, or before the block"
+                "this thread or task is in an exclusive() or shared() block, which holds SQLite's one write lock, and "
+                "this write would wait for it forever: execute it in the block's held.session, or before the block"
             )
 
 
