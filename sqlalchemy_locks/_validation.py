@@ -109,7 +109,7 @@ def period_seconds(value: float | timedelta, name: str) -> int:
     """
     period = seconds(value, name, zero=False)
     if period > LONGEST_PERIOD:
-        raise ValueError(f"{name} is at most 50 years, not {value!r}; for once ever, take a mutex and never release it")
+        raise ValueError(f"{name} is at most 50 years, not {value!r}")
     if period != int(period):
         raise ValueError(f"{name} must be whole seconds, not {value!r}")
     return int(period)
@@ -147,9 +147,3 @@ def is_coroutine_function(function: Any) -> bool:
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def check_listener(function: Any) -> None:
-    """:raises TypeError: for a listener of events whose coroutine nothing would await."""
-    if is_coroutine_function(function):
-        raise TypeError(f"a listener is a plain function, and {function!r} is async: start a task in a plain function")

@@ -227,7 +227,7 @@ def _parse_url(text: str) -> URL:
         raise click.UsageError(
             "The URL can't be read: it looks like postgresql+psycopg://user:password@host/database or sqlite:///app.db."
         ) from None
-    if "@" in f"{url.host}{url.database}" and not url.drivername.startswith("sqlite"):
+    if url.host and "@" in f"{url.host}{url.database}":
         # an unquoted @ or / in the password: the rest of the password was parsed as the host, or as the database
         raise click.UsageError("The URL can't be read: in a user's name or a password, @ is written %40, and / %2F.")
     name = "postgresql" if url.drivername == "postgres" else url.drivername

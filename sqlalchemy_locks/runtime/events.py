@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.event.registry import EventTarget
 
-from sqlalchemy_locks._validation import check_listener
+from sqlalchemy_locks._validation import is_coroutine_function
 from sqlalchemy_locks.values import LockEvent
 
 log = logging.getLogger("sqlalchemy_locks")
@@ -97,6 +97,19 @@ def _call(listener: Callable[[LockEvent], object], lock_event: LockEvent) -> Non
             log.exception("a listener failed at the event: %s", lock_event)
 
 
+def add_listener(event_key: Any, **kw: Any) -> None:
+    """Add a listener to its target, which then emits events.
+
+    :param event_key: SQLAlchemy's description of both. :raises TypeError: for a coroutine, which nothing would await.
+    """
+    if is_coroutine_function(event_key.fn):
+        raise TypeError(
+            f"a listener is a plain function, and {event_key.fn!r} is async: start a task in a plain function"
+        )
+    event_key.dispatch_target._listened = True
+    event_key.base_listen(**kw)
+
+
 class LockEvents(event.Events[Observed]):
     """The events, for SQLAlchemy's own ``event.listen`` and ``event.listens_for``.
 
@@ -114,9 +127,7 @@ class LockEvents(event.Events[Observed]):
 
     @classmethod
     def _listen(cls, event_key: Any, **kw: Any) -> None:
-        check_listener(event_key.fn)
-        event_key.dispatch_target._listened = True
-        event_key.base_listen(**kw)
+        add_listener(event_key, **kw)
 
     def waited(self, event: LockEvent) -> None:
         """A wait has ended: with the lock, and ``acquired`` follows, or without it, and there is an ``error``."""

@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.event.registry import EventTarget
 
-from sqlalchemy_locks._validation import check_listener
 from sqlalchemy_locks.queue.jobs import Jobs
+from sqlalchemy_locks.runtime.events import add_listener
 from sqlalchemy_locks.values import JobEvent
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import log
@@ -110,9 +110,7 @@ class JobEvents(event.Events[ObservedWorker]):
 
     @classmethod
     def _listen(cls, event_key: Any, **kw: Any) -> None:
-        check_listener(event_key.fn)
-        event_key.dispatch_target._listened = True
-        event_key.base_listen(**kw)
+        add_listener(event_key, **kw)
 
     def begun(self, event: JobEvent) -> None:
         """A handler is about to be called; ``waited`` is the queue's latency."""
