@@ -227,9 +227,6 @@ def _parse_url(text: str) -> URL:
         raise click.UsageError(
             "The URL can't be read: it looks like postgresql+psycopg://user:password@host/database or sqlite:///app.db."
         ) from None
-    if url.host and "@" in f"{url.host}{url.database}":
-        # an unquoted @ or / in the password: the rest of the password was parsed as the host, or as the database
-        raise click.UsageError("The URL can't be read: in a user's name or a password, @ is written %40, and / %2F.")
     name = "postgresql" if url.drivername == "postgres" else url.drivername
     if name in _DRIVERS:
         installed = [driver for driver in _DRIVERS[name] if find_spec(_MODULES.get(driver) or driver)]
@@ -246,6 +243,9 @@ def _parse_url(text: str) -> URL:
         raise click.UsageError(f"SQLAlchemy knows no dialect {url.drivername!r}.") from None
     except ImportError:
         raise click.UsageError(_no_driver(url.drivername)) from None
+    if not backend.single_writer and "@" in f"{url.host}{url.database}":
+        # an unquoted @ or / in the password: the rest of the password was parsed as the host, or as the database
+        raise click.UsageError("The URL can't be read: in a user's name or a password, @ is written %40, and / %2F.")
     if backend.single_writer and (":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"):
         raise click.UsageError("A database in memory ends with this command: name a file, as in sqlite:///app.db.")
     # a server without schemas has the tables in the database that the URL names
