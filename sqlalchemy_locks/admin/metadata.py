@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, MetaData
 
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, describe
 
 
@@ -19,13 +20,15 @@ def metadata(*, schema: str | None = DEFAULT_SCHEMA, prefix: str = DEFAULT_PREFI
     :param prefix: the prefix of the tables' names on MySQL, MariaDB and SQLite.
     :param locking: ``"table"``: on PostgreSQL, lock rows of a table instead of advisory keys.
     :return: its ``create_all`` and ``drop_all`` do what the revisions do, functions and view included.
-    :raises ValueError: for another ``locking``.
+    :raises TypeError: :raises ValueError: for names that aren't strings or are empty, and for another ``locking``.
 
     >>> sl.metadata().create_all(engine)
     """
     if locking not in ("native", "table"):
         raise ValueError(f"locking is 'native' or 'table', not {locking!r}")
-    return _Metadata(schema, prefix, locking)
+    return _Metadata(
+        None if schema is None else valid_name(schema, "a schema"), valid_name(prefix, "a prefix"), locking
+    )
 
 
 class _Metadata(MetaData):

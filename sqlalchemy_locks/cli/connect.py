@@ -191,8 +191,15 @@ def find_database(url: str | None, config: str | None, schema: str | None, prefi
             raise click.UsageError(
                 f"Which database? Give --url, or --config with an alembic.ini, or set {' or '.join(URL_VARIABLES)}."
             )
+    parsed = _parse_url(url)
+    backend = backend_for(parsed.get_dialect()())
+    # a script for several engines gives both
+    if schema and not prefix and not backend.schemas:
+        raise click.UsageError(f"{backend.name}'s tables are in no schema of their own: give their --prefix.")
+    if prefix and not schema and backend.schemas:
+        raise click.UsageError(f"{backend.name}'s tables have no prefix, but a schema of their own: give its --schema.")
     return DatabaseUrl(
-        _parse_url(url),
+        parsed,
         schema or configured.get("schema", DEFAULT_SCHEMA),
         prefix or configured.get("prefix", DEFAULT_PREFIX),
     )

@@ -13,7 +13,14 @@ from rich.text import Text
 
 from sqlalchemy_locks._validation import format_duration
 from sqlalchemy_locks.admin import overview
-from sqlalchemy_locks.cli.base import INTERRUPT_INTERVAL, database_command, duration_option, interruptible, program
+from sqlalchemy_locks.cli.base import (
+    EXIT_NEGATIVE,
+    INTERRUPT_INTERVAL,
+    database_command,
+    duration_option,
+    interruptible,
+    program,
+)
 from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.queue import queue_table
 from sqlalchemy_locks.cli.render import Screen, name, note, number, second, sentence, table, title
@@ -35,18 +42,18 @@ _limit_option = click.option(
 @click.command(short_help="Show what is held, and what waits.")
 @_limit_option
 @database_command()
-def status(screen: Screen, database: Database, limit: int) -> None:
+def status(screen: Screen, database: Database, limit: int) -> int | None:
     """Show what is held, and what waits: semaphores, leases, queues, mutexes, timeouts, keys.
 
     Of each the first are shown, and how many more there are: full semaphores, queues whose jobs are late, and what is
-    held longest come first. Jobs, mutexes and timeouts are counted up to 2,000: more are 2,000+.
+    held longest come first. Jobs, mutexes and timeouts are counted up to 2,000: more are 2,000+. It exits with 1 where
+    nothing is installed.
 
     \b
       sqlalchemy-locks status
       sqlalchemy-locks status --json | jq '.semaphores[] | select(.used == .capacity) | .name'
     """
-    document = _read(database, limit)
-    screen.show(document, _tables(document, screen.console))
+    return _show_once(screen, database, limit)
 
 
 @click.command(short_help="Watch what is held, and what waits.")
@@ -54,7 +61,7 @@ def status(screen: Screen, database: Database, limit: int) -> None:
 @click.option("--once", is_flag=True, help="Show it once and exit, for scripts.")
 @_limit_option
 @database_command()
-def top(screen: Screen, database: Database, interval: float, once: bool, limit: int) -> None:
+def top(screen: Screen, database: Database, interval: float, once: bool, limit: int) -> int | None:
     """Watch what `status` shows; Ctrl-C ends it.
 
     With --json it prints one document per line. A refresh is a handful of short SELECTs, which lock nothing.
@@ -62,9 +69,7 @@ def top(screen: Screen, database: Database, interval: float, once: bool, limit: 
     if interval < 0.1:
         raise click.UsageError("--interval must be at least 0.1 s.")
     if once:
-        document = _read(database, limit)
-        screen.show(document, _tables(document, screen.console))
-        return
+        return _show_once(screen, database, limit)
     with interruptible() as interrupted, _refreshing(screen, interval) as show:
         while not interrupted():
             show(_read(database, limit))
@@ -72,6 +77,14 @@ def top(screen: Screen, database: Database, interval: float, once: bool, limit: 
             while waited < interval and not interrupted():
                 database.sleep(INTERRUPT_INTERVAL)
                 waited += INTERRUPT_INTERVAL
+    return None
+
+
+def _show_once(screen: Screen, database: Database, limit: int) -> int | None:
+    document = _read(database, limit)
+    screen.show(document, _tables(document, screen.console))
+    installed = any(document[part] is not None for part in ("semaphores", "queues", "mutexes", "timeouts"))
+    return None if installed else EXIT_NEGATIVE
 
 
 @contextlib.contextmanager

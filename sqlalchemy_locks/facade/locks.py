@@ -117,10 +117,13 @@ class Locks(LockHost):
         """As :attr:`mutex`, for mutexes on columns of your own, with a ``token`` among them; keep the returned object.
 
         :raises ValueError: without such a column: a release could not tell its own acquisition from another one.
+        :raises TypeError: for anything but a :class:`Mutex`.
 
         >>> imports = locks.mutexes(sl.Mutex(Import, id=Import.name, acquired=Import.locked, token=Import.nonce))
         >>> imports.acquire("prices")
         """
+        if not isinstance(mutex, Mutex):
+            raise TypeError(f"mutexes takes a sl.Mutex, not {mutex!r}")
         return Mutexes(self, mutex)
 
     def once_per(

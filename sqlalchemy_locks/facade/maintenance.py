@@ -19,7 +19,7 @@ from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.captures.state_transition import StateTransition
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
-from sqlalchemy_locks.errors import ReentryError
+from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
 from sqlalchemy_locks.facade.once_per import acquire_period
 from sqlalchemy_locks.facade.semaphores import DAY, Alive, check_alive
 from sqlalchemy_locks.values import Report
@@ -87,9 +87,11 @@ def run_due_tasks(locks: Locks, alive: Alive | None) -> Report:
                     with contextlib.suppress(Exception):
                         locks._run(period._make_due(task.name, QUEUE, nonce, min(task.every, RETRY_AFTER)), nonce)
                     raise
+        except NotInstalled:
+            raise  # no task has its tables
         except Exception as error:
             if first is not None:
-                _log.error("a further task of maintenance failed: %s", error, exc_info=error)
+                _log.error("a further task of maintenance failed: %s", error, exc_info=_trace(error))
             first = first or error
     if first is not None:
         raise first
@@ -133,8 +135,8 @@ class Maintenance:
         while True:
             try:
                 _log_report(self._maintain())
-            except Exception:
-                _log_failure()
+            except Exception as error:
+                _log_failure(error)
             if self._stopped.wait(self._every):
                 return
 
@@ -164,8 +166,8 @@ class AsyncMaintenance:
         while not self._stopped.is_set():
             try:
                 _log_report(await self._maintain())
-            except Exception:
-                _log_failure()
+            except Exception as error:
+                _log_failure(error)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), self._every)
 
@@ -175,5 +177,10 @@ def _log_report(report: Report) -> None:
         _log.info("maintenance: %s", ", ".join(f"{task} {count}" for task, count in report.done.items() if count))
 
 
-def _log_failure() -> None:
-    _log.exception("a round of maintenance failed; it is tried again when it is due")
+def _log_failure(error: Exception) -> None:
+    _log.error("a round of maintenance failed, and is tried again when it is due: %s", error, exc_info=_trace(error))
+
+
+def _trace(error: Exception) -> Exception | None:
+    # an error of this library is a sentence that says what to do
+    return None if isinstance(error, LockError) else error

@@ -33,6 +33,8 @@ class Clock:
     """
 
     def __init__(self, engine: Engine, *entities: Any) -> None:
+        if not isinstance(engine, Engine):
+            raise TypeError(f"Clock takes an Engine, as the sync_engine of an AsyncEngine is one, not {engine!r}")
         self._engine = engine
         self._own = [entity if isinstance(entity, Table) else inspect(entity).local_table for entity in entities]
 

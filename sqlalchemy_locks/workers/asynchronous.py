@@ -29,7 +29,14 @@ from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
-from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
+from sqlalchemy_locks.workers.config import (
+    CLOSE_WITHIN,
+    RetryPolicy,
+    StopRequest,
+    WorkerConfig,
+    bound_engine,
+    check_handler,
+)
 from sqlalchemy_locks.workers.database import is_temporary, is_wrong_statement, log, supports_listen
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
@@ -96,8 +103,7 @@ class AsyncWorker(ObservedWorker):
         hold: bool = False,
         host: str | None = None,
     ) -> None:
-        if not callable(handler):
-            raise TypeError(f"a worker's handler is a coroutine function of one job, not {handler!r}")
+        check_handler(handler, "coroutine function")
         if _is_plain_function(handler):
             raise TypeError(
                 f"an AsyncWorker awaits its handler, and {handler!r} is no coroutine function: use a Worker"
@@ -306,7 +312,8 @@ class AsyncWorker(ObservedWorker):
                 await _wait(self._wake, config.heartbeat)
             state.stopping = True
             self._wake_all()
-            await asyncio.wait(slots, timeout=config.grace)
+            _, running = await asyncio.wait(slots, timeout=config.grace)
+            state.warn_of_running(len(running))
             if state.error is not None:
                 raise state.error
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import socket
@@ -29,6 +30,20 @@ CLOSE_WITHIN = 3.0
 _JITTER = 0.1
 
 RetryPolicy = float | timedelta | Callable[[int], float | timedelta]
+
+
+def check_handler(handler: Any, what: str) -> None:
+    """:raises TypeError: unless it can be called with one job."""
+    if not callable(handler):
+        raise TypeError(f"a worker's handler is a {what} of one job, not {handler!r}")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # it is not written in Python
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TypeError(f"a worker's handler is a {what} of one job, and {handler!r} is not: {error}") from None
 
 
 class WorkerConfig:

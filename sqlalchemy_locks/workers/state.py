@@ -304,6 +304,7 @@ class WorkerState:
     def close(self) -> None:
         """Report what is finished, and release all other jobs: those that still run may run again elsewhere."""
         self.stopping = True
+        self.warn_of_running(len(self.running))
         errors = [] if self.error is None else [self.error]
         steps: Sequence[Callable[[], None]] = (
             self._send_all_completed,
@@ -329,6 +330,12 @@ class WorkerState:
         if self._until_empty:
             with contextlib.suppress(Exception):
                 self._warn_of_silent()
+
+    def warn_of_running(self, count: int) -> None:
+        """Log that handlers have not returned within the grace, which is too short, or were cancelled."""
+        if count:
+            message = "The worker of the queue %r ended while %d of its handlers ran: their jobs may run again"
+            log(logging.WARNING, message, self.config.name, count)
 
     def _warn_of_silent(self) -> None:
         """Log that jobs of silent workers are left, which only a worker that stays can judge."""

@@ -29,7 +29,14 @@ from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.workers.config import CLOSE_WITHIN, RetryPolicy, StopRequest, WorkerConfig, bound_engine
+from sqlalchemy_locks.workers.config import (
+    CLOSE_WITHIN,
+    RetryPolicy,
+    StopRequest,
+    WorkerConfig,
+    bound_engine,
+    check_handler,
+)
 from sqlalchemy_locks.workers.database import is_temporary, is_wrong_statement, log, supports_listen
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
@@ -115,8 +122,7 @@ class Worker(ObservedWorker):
         hold: bool = False,
         host: str | None = None,
     ) -> None:
-        if not callable(handler):
-            raise TypeError(f"a worker's handler is a function of one job, not {handler!r}")
+        check_handler(handler, "function")
         if is_coroutine_function(handler):
             raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
         if any(map(_is_generator_function, (handler, getattr(handler, "__call__", None)))):  # noqa: B004
@@ -304,6 +310,7 @@ class Worker(ObservedWorker):
             deadline = min(stop.at, time.monotonic()) + config.grace
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
+            state.warn_of_running(sum(thread.is_alive() for thread in threads))
             if state.error is not None:
                 raise state.error
         finally:

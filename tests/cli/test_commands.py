@@ -51,11 +51,11 @@ def test_commands_in_another_schema(engine: str, servers: Servers) -> None:
     cli("install", *place)
     cli("check", code=1)
     cli("check", *place)
-    empty = cli.json("status")
+    empty = cli.json("status", code=1)
     assert {part: empty[part] for part in ("semaphores", "leases", "queues", "mutexes", "timeouts")} == dict.fromkeys(
         ("semaphores", "leases", "queues", "mutexes", "timeouts")
     )
-    assert cli("status").stdout.count("not installed; `sqlalchemy-locks check` shows what is") >= 5
+    assert cli("status", code=1).stdout.count("not installed; `sqlalchemy-locks check` shows what is") >= 5
     cli("semaphore", "create", "placed", "3", *place)
     assert [row["name"] for row in cli.json("status", *place)["semaphores"]] == ["placed"]
     cli("vacuum", *place)
@@ -311,7 +311,9 @@ def test_help_without_database() -> None:
         (("queue", "pause"), "QUEUE..."),
         (("sweep", "--stale-after", "0"), "more than 0 seconds"),
         (("top", "--interval", "0"), "at least 0.1 s"),
-        (("check", "--schema", "a;b"), "is refused"),
+        (("check", "--schema", "a;b", "--prefix", "c"), "is refused"),
+        (("install", "--schema", "others"), "SQLite's tables are in no schema of their own: give their --prefix"),
+        (("install", "--url", "postgresql://a@b/c", "--prefix", "others_"), "give its --schema"),
         (("install", "--prefix", "a b"), "is refused"),
         (("install", "--locking", "rows"), "is not one of"),
         (("install", "--grant-to", "app"), "no roles"),

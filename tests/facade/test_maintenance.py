@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,6 +139,14 @@ def test_background_thread(engine: Engine, caplog: pytest.LogCaptureFixture) -> 
         until(lambda: held(engine, sem) == 0)
     # requests of other tests may be swept as well
     assert told("maintenance: orphans ")
+
+
+def test_maintenance_without_tables_logs_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(f"sqlite:///{tmp_path / 'empty.db'}") as engine, sl.Locks(engine).maintenance(every=3600):
+        until(lambda: bool(caplog.records))
+    [record] = caplog.records
+    assert "sqlalchemy-locks install" in record.getMessage()
+    assert record.exc_info is None
 
 
 def test_async_maintenance(servers: Servers, engine_to: MakeEngine) -> None:

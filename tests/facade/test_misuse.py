@@ -21,6 +21,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
+from sqlalchemy_locks.testing import Clock
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, INNODB, PATIENCE, SERVERS, Watch, async_connected, installed, later, unused
 
@@ -504,6 +505,21 @@ def test_errors_about_what_is_passed_show_no_password() -> None:
         with pytest.raises(TypeError, match="str") as caught:
             make(url)
         assert "secret" not in str(caught.value)
+
+
+def test_what_is_no_mutex_no_engine_or_no_name_is_refused(engine_to: MakeEngine) -> None:
+    locks = sl.Locks(engine_to("sqlite"))
+    for wrong in (None, "m", sl.Mutex):
+        with pytest.raises(TypeError, match=r"takes a sl\.Mutex, not"):
+            locks.mutexes(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Clock takes an Engine"):
+        Clock("sqlite://")  # type: ignore[arg-type]
+    for named in ({"prefix": None}, {"schema": 1}):
+        with pytest.raises(TypeError):
+            sl.metadata(**named)
+    for named in ({"prefix": ""}, {"schema": ""}):
+        with pytest.raises(ValueError, match="empty"):
+            sl.metadata(**named)
 
 
 def test_run_takes_operations_only(engine_to: MakeEngine) -> None:

@@ -362,6 +362,17 @@ def test_a_held_job_is_ended_by_its_worker_alone(engine_to: MakeEngine, name: st
     assert (len(refused), counts(engine)["completed"]) == (4, 1)
 
 
+def test_what_takes_no_job_is_no_handler(lite: Engine) -> None:
+    async def asynchronous(job: Any, more: Any) -> None: ...
+
+    for wrong in (lambda: None, lambda job, more: None, None):
+        with pytest.raises(TypeError, match="is a function of one job"):
+            sl.Worker(queue, wrong, bind=lite)  # type: ignore[arg-type]
+    sl.Worker(queue, lambda job, more=1: None, bind=lite)
+    with pytest.raises(TypeError, match="is a coroutine function of one job"):
+        sl.AsyncWorker(queue, asynchronous, bind=create_async_engine("sqlite+aiosqlite://"))  # type: ignore[arg-type]
+
+
 def test_generators_are_no_handlers(lite: Engine) -> None:
     """Their code would never run."""
 

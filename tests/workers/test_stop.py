@@ -103,7 +103,10 @@ def test_a_job_that_is_just_being_taken_is_not_released(engine_to: MakeEngine, m
     assert counts(engine)["completed"] == 1
 
 
-def test_jobs_that_outlive_the_grace_are_released(engine_to: MakeEngine) -> None:
+@pytest.mark.parametrize("hold", [False, True])
+def test_jobs_that_outlive_the_grace_are_released(
+    engine_to: MakeEngine, caplog: pytest.LogCaptureFixture, hold: bool
+) -> None:
     engine = engine_to("postgresql15")
     put(engine, 1)
     begun, go_on = threading.Event(), threading.Event()
@@ -112,13 +115,18 @@ def test_jobs_that_outlive_the_grace_are_released(engine_to: MakeEngine) -> None
         begun.set()
         go_on.wait(2 * PATIENCE)
 
-    with running(sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0.2)):
+    with running(sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0.2, hold=hold)):
         assert begun.wait(PATIENCE)
+    assert "ended while 1 of its handlers ran" in caplog.text
+    if not hold:
+        assert counts(engine)["waiting"] == 1
     go_on.set()
-    assert counts(engine)["waiting"] == 1
 
 
-def test_async_handlers_are_cancelled_after_the_grace(engine_to: MakeEngine, servers: Servers) -> None:
+@pytest.mark.parametrize("hold", [False, True])
+def test_async_handlers_are_cancelled_after_the_grace(
+    engine_to: MakeEngine, servers: Servers, caplog: pytest.LogCaptureFixture, hold: bool
+) -> None:
     engine = engine_to("postgresql15")
     put(engine, 1, 2)
 
@@ -135,7 +143,7 @@ def test_async_handlers_are_cancelled_after_the_grace(engine_to: MakeEngine, ser
                 raise
 
         async with async_connected(servers.installed("postgresql15", "asyncpg")) as bind:
-            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, grace=0.1)
+            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, grace=0.1, hold=hold)
             task = asyncio.create_task(worker.run())
             await begun.wait()
             worker.stop()
@@ -143,6 +151,7 @@ def test_async_handlers_are_cancelled_after_the_grace(engine_to: MakeEngine, ser
         return cancelled
 
     assert asyncio.run(work())
+    assert "ended while 1 of its handlers ran" in caplog.text
     assert counts(engine)["waiting"] == 2
 
 
