@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from functools import cache
 from typing import Any, NoReturn, TypeVar
-from weakref import WeakSet
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
@@ -620,34 +619,6 @@ def connected(engine: Engine, within: float | None = None) -> Iterator[Connectio
         return_to_pool(connection, error)
         raise
     return_to_pool(connection)
-
-
-#: engines that a forked process must not share connections of
-_engines: WeakSet[Engine] = WeakSet()
-
-
-def replace_pool_in_forks(engine: Engine) -> None:
-    """Replace the engine's pool in every process that is forked from now on.
-
-    Its connections are the parent's: on one of them, two processes would hold the same lock.
-    """
-    _engines.add(engine)
-
-
-def replace_pool(engine: Engine) -> None:
-    """Replace the pool of an engine in a forked process; the parent's connections stay open."""
-    if isinstance(engine.pool, QueuePool):
-        engine.dispose(close=False)
-
-
-def _replace_pools() -> None:
-    for engine in list(_engines):
-        with contextlib.suppress(Exception):
-            replace_pool(engine)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replace_pools)
 
 
 @contextlib.contextmanager

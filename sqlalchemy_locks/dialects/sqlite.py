@@ -22,6 +22,7 @@ from sqlalchemy.util.concurrency import in_greenlet
 from sqlalchemy_locks.dialects.base import Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
 from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect, is_guarded
+from sqlalchemy_locks.dialects.forks import forked, is_inherited
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import InsertAbsent
@@ -33,9 +34,13 @@ T = TypeVar("T")
 
 _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
 _FILE_QUEUE = "_sqlalchemy_locks_file_queue"
+#: of a connection: the process that has seen that it doesn't share the file with its parent
+_OWN = "sqlalchemy_locks_own_file"
 #: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own busy handler backs off to 0.1 s, and so
 #: lets waiters starve.
 _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
+#: how long a rollback waits for the statement of a cancelled call before it interrupts it, in seconds
+_INTERRUPT_AFTER = 0.05
 #: transactions with savepoints: begun before the first one, or not begun at all
 _begun: WeakSet[Any] = WeakSet()
 _autocommitting: WeakSet[Any] = WeakSet()
@@ -209,12 +214,14 @@ class SQLite(Backend):
     def begin_writing(
         self, connection: Connection, wait: float | None = None
     ) -> tuple[RootTransaction, Callable[[], None]]:
+        _refuse_inherited(connection)
         transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
             take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
         return transaction, restore_nothing
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
+        _refuse_inherited(connection)
         # before the statement that is tried repeatedly: SQLAlchemy doesn't call the event again after a failure
         if not connection.in_transaction():
             _begin_within(connection, wait, lambda: autobegin(connection))
@@ -270,6 +277,19 @@ class SQLite(Backend):
             yield
 
 
+def _refuse_inherited(connection: Connection) -> None:
+    """Refuse a file that this process has inherited open from its parent: its locks would keep nobody out."""
+    if not forked() or connection.info.get(_OWN) == os.getpid():
+        return
+    [path] = [file for _, name, file in _driver_rows(connection, "PRAGMA database_list") if name == "main"]
+    if path and is_inherited(path):
+        raise Unsupported(
+            f"this process was forked while {path} was open, and SQLite counts the locks of a file by process, so that "
+            "it can't lock it: dispose of the file's engines before the fork, or start processes by spawn or forkserver"
+        )
+    connection.info[_OWN] = os.getpid()
+
+
 def _begins(connection: Connection) -> bool:
     """Return whether Python's driver begins transactions by itself, before the first write."""
     raw: Any = connection.connection.dbapi_connection
@@ -277,10 +297,17 @@ def _begins(connection: Connection) -> bool:
 
 
 async def _roll_back(driver: Any) -> None:
-    """Interrupt the statement of an aiosqlite connection that runs, and roll back."""
+    """Roll back an aiosqlite connection, and interrupt the statement that it waits for."""
     with contextlib.suppress(Exception):
-        await driver.interrupt()
-        await driver.rollback()
+        rolled_back = asyncio.ensure_future(driver.rollback())
+        await asyncio.wait({rolled_back}, timeout=_INTERRUPT_AFTER)
+        if not rolled_back.done():
+            await driver.interrupt()
+        # SQLite interrupts the ROLLBACK, too, where a SELECT has rows left
+        try:
+            await rolled_back
+        except Exception:
+            await driver.rollback()
 
 
 def _begin_within(connection: Connection, wait: float | None, begin: Callable[[], T]) -> T:

@@ -20,6 +20,9 @@ from sqlalchemy_locks.values import Grant
 T = TypeVar("T")
 P = ParamSpec("P")
 
+#: the longest wait of a block's end for a renewal that is under way, in seconds: cancelled, it would cost a connection
+_RENEWAL_END = 1.0
+
 
 class AsyncLostEvent:
     """As :class:`LostEvent`, waited for by tasks."""
@@ -115,5 +118,14 @@ async def _renew(lease: RenewableLease) -> None:
         pause = lease.due - clock()
         if pause > 0:
             await asyncio.sleep(pause)
-        elif not await run_in_greenlet(lease.renew):
+            continue
+        renewal = asyncio.create_task(run_in_greenlet(lease.renew))
+        try:
+            renewed = await asyncio.shield(renewal)
+        except asyncio.CancelledError:
+            await asyncio.wait({renewal}, timeout=_RENEWAL_END)
+            renewal.cancel()
+            await asyncio.wait({renewal})
+            raise
+        if not renewed:
             return

@@ -40,7 +40,7 @@ from sqlalchemy_locks.runtime.renewal import NOT_HELD, LostEvent, RenewableLease
 from sqlalchemy_locks.semaphore.acquire import repeated
 from sqlalchemy_locks.semaphore.admin import create_for_lease
 from sqlalchemy_locks.semaphore.availability import availability, is_held, time_to_live
-from sqlalchemy_locks.semaphore.release import adopt, release_once
+from sqlalchemy_locks.semaphore.release import abandon, adopt, release_once
 from sqlalchemy_locks.values import Grant, Released
 
 T = TypeVar("T")
@@ -52,6 +52,16 @@ _IDS = "_sqlalchemy_locks_ids"
 #: attempts to make the semaphore of a lease before a clean-up removes it again
 _ROUNDS = 100
 _guard = threading.Lock()
+
+
+def _replace_guard() -> None:
+    # another thread of the parent may have held it
+    global _guard
+    _guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_replace_guard)
 
 
 class GrantView(Grant):
@@ -212,7 +222,7 @@ class LeaseContext:
         except BaseException as error:
             try:
                 if grant is not None:
-                    self._release(grant)
+                    self._release(grant, error)
                     self._emit("released", grant, held=time.monotonic() - began, error=error)
             finally:
                 self._release_id()
@@ -247,7 +257,7 @@ class LeaseContext:
             return
         kept, outcome = not lost, error
         try:
-            if self._release(grant) is not Released.RELEASED:
+            if self._release(grant, error) is not Released.RELEASED:
                 lost.set("it had been released or swept when its block ended")
                 kept = False
             if not kept:
@@ -306,7 +316,7 @@ class LeaseContext:
             return (grant, *self._resume_grant(grant, owner))
         except BaseException as error:
             if not known:
-                self._release(grant)
+                self._release(grant, error)
             self._emit("released", grant, held=0.0, error=error)
             raise
 
@@ -339,9 +349,13 @@ class LeaseContext:
                     "of 1: use locks.semaphore, or another name, and never resize one that is used for leases"
                 )
 
-    def _release(self, grant: Grant) -> Released:
+    def _release(self, grant: Grant, error: BaseException | None) -> Released:
         try:
             try:
+                if self._reclaim and error is not None:
+                    # as if the process had died: the work isn't done, and may be begun again
+                    abandoned: Released = self._semaphores.run_on_request(abandon(grant))
+                    return abandoned
                 released: Released = self._semaphores.run_release(release_once(grant), grant)
             except OutcomeUnknown:
                 # the first one may have released it

@@ -20,7 +20,8 @@ from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, fresh_nonce
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.connections import replace_pool_in_forks, shares_one_connection
+from sqlalchemy_locks.dialects.connections import shares_one_connection
+from sqlalchemy_locks.dialects.forks import replace_pool_in_forks
 from sqlalchemy_locks.errors import (
     Unsupported,
 )

@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
 
 from sqlalchemy_locks.cli.adopt import AppCommands
 from sqlalchemy_locks.cli.connect import HostApp
-from sqlalchemy_locks.dialects.connections import replace_pool
+from sqlalchemy_locks.dialects.forks import replace_pool
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import Maintenance

@@ -95,6 +95,22 @@ class WithdrawRequest(ReleasePermits):
         return super().run_statements(execution, sql)
 
 
+class AbandonRequest(ReleasePermits):
+    """Deletes a request whose work has failed, so that its id can be granted again."""
+
+    name = "semaphore.abandon"
+
+    def build(self, context: BuildContext) -> Executable | None:
+        return None
+
+    def run_statements(self, execution: Execution, sql: Any) -> Released:
+        request = _lock_own_request(execution, sql)
+        if request is None:
+            return Released.UNKNOWN
+        delete_request(execution, sql, request.id)
+        return Released.RELEASED if request.state != RELEASED else Released.ALREADY_RELEASED
+
+
 class RenewRequest(SemaphoreImpl):
     name = "semaphore.renew"
 
@@ -159,7 +175,7 @@ def _expired_at_end(execution: Execution) -> Any:
 
 _RELEASE, _RELEASE_ONCE, _WITHDRAW = ReleasePermits(), ReleasePermits(once=True), WithdrawRequest()
 _UNFLUSHED, _UNFLUSHED_ONCE = ReleasePermits(durable=False), ReleasePermits(once=True, durable=False)
-_RENEW, _ADOPT, _FORGET_EXPIRED = RenewRequest(), AdoptRequest(), ForgetExpired()
+_ABANDON, _RENEW, _ADOPT, _FORGET_EXPIRED = AbandonRequest(once=True), RenewRequest(), AdoptRequest(), ForgetExpired()
 
 
 def _values(given: str | Grant) -> dict[str, Any]:
@@ -193,6 +209,11 @@ def release(external_id: str | Grant) -> Operation[Any]:
 def release_once(grant: Grant) -> Operation[Any]:
     """Return the release at the end of a block; a lost reply is ``OutcomeUnknown``."""
     return Operation(_RELEASE_ONCE, _values(grant))
+
+
+def abandon(grant: Grant) -> Operation[Any]:
+    """Return the release at the end of a block that failed and reclaims its id; a lost reply is ``OutcomeUnknown``."""
+    return Operation(_ABANDON, _values(grant))
 
 
 def unflushed(release: Operation[Any]) -> Operation[Any]:

@@ -15,7 +15,8 @@ from sqlalchemy import Engine
 
 from sqlalchemy_locks._validation import bounded_seconds, seconds, valid_int, valid_name
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.connections import pool_capacity, replace_pool_in_forks, shares_one_connection
+from sqlalchemy_locks.dialects.connections import pool_capacity, shares_one_connection
+from sqlalchemy_locks.dialects.forks import replace_pool_in_forks
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.acknowledge import DOUBLINGS, FIRST_PAUSE, LONGEST_RETRY_PAUSE
 from sqlalchemy_locks.queue.queue import Queue

@@ -1,0 +1,83 @@
+"""What a forked process must not share with its parent: the connections of an engine, and a SQLite file.
+
+On one connection two processes would hold the same lock. And SQLite counts the locks of a file by process: a child that
+has inherited an open connection to it, and opens another one, believes that it holds locks which only its parent holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import Engine
+from sqlalchemy.pool import NullPool, SingletonThreadPool, StaticPool
+
+#: engines that a forked process must not share connections of
+_engines: WeakSet[Engine] = WeakSet()
+#: the pools of parents: where their connections were collected as garbage, asyncio's event loop, whose selector both
+#: processes share, would forget the parent's sockets
+_kept: list[Any] = []
+#: device and inode of the files that were open when this process was forked, by descriptor
+_inherited: dict[int, tuple[int, int]] = {}
+
+
+def replace_pool_in_forks(engine: Engine) -> None:
+    """Replace the engine's pool in every process that is forked from now on."""
+    _engines.add(engine)
+
+
+def replace_pool(engine: Engine) -> None:
+    """Replace the pool of an engine in a forked process; the parent's connections stay open."""
+    if not isinstance(engine.pool, (NullPool, StaticPool, SingletonThreadPool)):
+        _kept.append(engine.pool)
+        engine.dispose(close=False)
+
+
+def forked() -> bool:
+    """Return whether this process has inherited open files."""
+    return bool(_inherited)
+
+
+def is_inherited(path: str) -> bool:
+    """Return whether a file was open when this process was forked, and still is."""
+    file = os.stat(path)
+    return any(
+        known == (file.st_dev, file.st_ino) and _identity(descriptor) == known
+        for descriptor, known in _inherited.items()
+    )
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+
+
+def _close_files() -> None:
+    """Close the idle connections to files before a fork, where that needs no event loop; they are opened again."""
+    for engine in list(_engines):
+        pool: Any = engine.pool
+        with contextlib.suppress(Exception):
+            if engine.dialect.name == "sqlite" and not engine.dialect.is_async and not pool.checkedout():
+                pool.dispose()
+
+
+def _after_fork() -> None:
+    _inherited.clear()
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            known = ((int(name), _identity(int(name))) for name in os.listdir(folder))
+            _inherited.update((descriptor, file) for descriptor, file in known if file is not None)
+            break
+    for engine in list(_engines):
+        with contextlib.suppress(Exception):
+            replace_pool(engine)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_close_files, after_in_child=_after_fork)
