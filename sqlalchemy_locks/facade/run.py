@@ -60,6 +60,7 @@ class OperationRunner:
         short: bool = False,
         wait: float | None = None,
         checkout: float | None = None,
+        on_lost: Callable[[], object] = lambda: None,
     ) -> Any:
         """Run an operation, and again after an error that leaves nothing behind.
 
@@ -67,6 +68,7 @@ class OperationRunner:
         :param short: in a short transaction, even where autocommit would be one round trip.
         :param wait: the longest wait for a lock, in seconds; ``None``: the operation's own, or the server's.
         :param checkout: the longest wait for a connection, in seconds; ``None``: the pool's own.
+        :param on_lost: called when a reply was lost: that attempt may take effect even after the next one is answered.
         :raises OutcomeUnknown: when it is not known whether it was done, and it can't be repeated.
         :raises LockLost: when its transaction ended before COMMIT, at each attempt.
         :raises ReentryError: on SQLite, when it writes in an ``exclusive`` block of its caller.
@@ -86,6 +88,7 @@ class OperationRunner:
                 if not impl.writes and error.__cause__ is not None:
                     raise error.__cause__ from None  # it has nothing to do
                 options["locks_again"] = True
+                on_lost()
                 raise
             except _NEVER_DONE:
                 raise  # an earlier attempt would have failed with the same error

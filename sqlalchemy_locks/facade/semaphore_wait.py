@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 #: the longest wait for the rows of a semaphore or a request, and for the queue in memory before them, in seconds
 ROW_TIMEOUT = 5.0
+#: how often a request that was granted before is asked for without a pause, while others end it or have it locked
+_ROUNDS = 3
 _NOTHING: Mapping[str, int] = {}
 
 queue_key = lru_cache(1024)(key)
@@ -93,6 +95,8 @@ class SemaphoreWaiter:
         self._busy = False
         #: the reply to a COMMIT of the grant was lost, and no attempt has been answered since
         self._unanswered = False
+        #: the reply to some attempt was lost, which may still reach the server
+        self._late_attempt = False
         #: the semaphores whose whole capacity, unless it is 0, is less than what is asked for, with it
         self._beyond: dict[str, int] = {}
         #: the semaphores that had no room when the wait timed out
@@ -113,6 +117,7 @@ class SemaphoreWaiter:
         hint = f"its external_id is {ident!r}: ask again with it, or release it"
         if self._backend.single_writer:
             reentry.refuse_write(self._engine)  # before it waits behind others, which wait for this caller
+        rounds = 0
         try:
             while True:
                 try:
@@ -122,6 +127,9 @@ class SemaphoreWaiter:
                     if taken is not None:
                         grant = taken
                         break
+                    rounds += 1
+                    if rounds > _ROUNDS:
+                        self._pause(next(iter(self._permits)), random.uniform(0, 0.05))
                 except RequestOver:
                     # of several that reclaim it, and then ask, one is granted
                     if not self._reclaim or not self._forget_expired():
@@ -135,6 +143,11 @@ class SemaphoreWaiter:
                 raise OutcomeUnknown(
                     f"{self._request.name}: a reply was lost, and what followed failed: it was done, or not; {hint}"
                 ) from error
+            if not self._known and (self._late_attempt or not isinstance(error, Exception)):
+                # cancelled or interrupted, perhaps after it was granted, or an attempt may reach the server only now:
+                # nobody else knows the id
+                with contextlib.suppress(Exception):
+                    self._semaphores.shield(self._semaphores.run, withdraw(ident))
             if isinstance(error, LockTimeout):
                 # a single attempt is to be cheap: it doesn't ask for the holders
                 holders = self._permit_holders() if self._timeout else ()
@@ -144,10 +157,6 @@ class SemaphoreWaiter:
                 locks._emit("waited", kind, asked["permits"], waited=waited, error=late, **labels)
                 if late is not error:
                     raise late from error
-            elif not self._known and not isinstance(error, Exception):
-                # cancelled or interrupted, perhaps after it was granted: only this caller knows the id
-                with contextlib.suppress(Exception):
-                    self._semaphores.shield(self._semaphores.run, withdraw(ident))
             raise
         if locks._has_listeners:
             waited = time.monotonic() - self._began
@@ -214,7 +223,9 @@ class SemaphoreWaiter:
                 if not ticket.wait(max(0.0, deadline - time.monotonic())):
                     return None
             self._note_attempt()
-            grant = self._refuse_ended(self._semaphores.run(request, self._nonce, wait=timeout, checkout=self._left()))
+            checkout, note = self._left(), self._note_late_attempt
+            answer = self._semaphores.run(request, self._nonce, wait=timeout, checkout=checkout, on_lost=note)
+            grant = self._refuse_ended(answer)
             self._busy = False
             return grant
         except PoolTimeout:
@@ -371,6 +382,9 @@ class SemaphoreWaiter:
                     f"{self._permits[row.name]} more would deadlock"
                 )
         return exhausted_in(rows, self._permits)
+
+    def _note_late_attempt(self) -> None:
+        self._late_attempt = True
 
     def _note_attempt(self) -> None:
         # an unanswered attempt may have been granted: its time to live began then

@@ -132,20 +132,21 @@ class Semaphores:
         *,
         wait: float | None = None,
         checkout: float | None = None,
+        on_lost: Callable[[], object] = lambda: None,
     ) -> Any:
         """Run an operation, in autocommit where that is one round trip, unless the app's isolation level forbids it.
 
-        :param nonce: :param wait: :param checkout: as :meth:`OperationRunner.run` takes them.
+        :param nonce: :param wait: :param checkout: :param on_lost: as :meth:`OperationRunner.run` takes them.
         """
         if not self._in_transactions:
             try:
-                return self.locks._run(operation, nonce, wait=wait, checkout=checkout)
+                return self.locks._run(operation, nonce, wait=wait, checkout=checkout, on_lost=on_lost)
             except DBAPIError as error:
                 # at REPEATABLE READ an operation that waited for a row fails to serialize, at each retry
                 if not backend_for(self.engine.dialect).transient(error):
                     raise
             self._in_transactions = True
-        return self.locks._run(operation, nonce, short=True, wait=wait, checkout=checkout)
+        return self.locks._run(operation, nonce, short=True, wait=wait, checkout=checkout, on_lost=on_lost)
 
     def run_on_request(self, operation: Operation[Any]) -> Any:
         """As :meth:`run`, for what may wait for a ``guarded`` write of the request, not longer than ``ROW_TIMEOUT``."""
