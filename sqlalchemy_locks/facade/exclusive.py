@@ -92,7 +92,7 @@ class Held:
         """A session in the transaction that holds the lock; its work is committed when the block ends.
 
         Its own ``commit()`` flushes and commits nothing yet; its ``rollback()`` ends the transaction, and with
-        it the lock. Don't ``close()`` it: what it has flushed would be committed all the same, and the rest be gone.
+        it the lock, as does its ``close()`` once it was used.
         """
         if self._session is None:
             self._bind_session(self._session_maker(bind=self._short.connection, **IN_BLOCK))
@@ -117,7 +117,14 @@ class Held:
                 short.guard(self._mark_lost)
             return connection
 
+        def close() -> None:
+            # the block would commit what was flushed, and not the rest
+            if session.in_transaction():
+                short.close_inside()
+            type(session).close(session)
+
         session.get_bind = get_bind  # type: ignore[method-assign]
+        session.close = close  # type: ignore[method-assign]
         self._session = session
 
     @property
@@ -381,7 +388,7 @@ class ExclusiveBlock:
         if error is not None:
             try:
                 if session is not None:
-                    session.close()
+                    type(session).close(session)
             finally:
                 short.abandon(error)
             return
@@ -398,11 +405,11 @@ class ExclusiveBlock:
             short.commit(locks=took > _BRIEF)
         except BaseException:
             if session is not None:
-                session.close()
+                type(session).close(session)
             raise
         if session is not None:
             # after the COMMIT: listeners of after_commit send mails, and put jobs
             try:
                 session.commit()
             finally:
-                session.close()
+                type(session).close(session)

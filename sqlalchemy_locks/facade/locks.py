@@ -243,7 +243,7 @@ class Locks(LockHost):
             ``timeout`` is 0.
         :raises OutcomeUnknown: when the connection died, and so did those of three more attempts; it names the id.
         :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again,
-            except to a block that reclaims what ran out.
+            except to a block with ``reclaim=True``.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
 
         Waiters are served in FIFO order.
@@ -301,9 +301,10 @@ class Locks(LockHost):
         :param timeout: :param external_id: :param owner: as for :meth:`acquire`.
         :param resume: also enter with an ``external_id`` that is held already; with ``False`` that is refused, so that
             two callers with one id never work at the same time.
-        :param reclaim: treat an ``external_id`` that expired before it was released, since its process died, as a
-            new one; otherwise ``RequestOver`` is raised, as for a released one. Only with ``resume=False``, without
-            which two callers that use it at the same time would both enter.
+        :param reclaim: treat an ``external_id`` as a new one if its block was left by an exception, or if it expired
+            before it was released, since its process died; otherwise ``RequestOver`` is raised, as for one whose block
+            has ended. Only with ``resume=False``, without which two callers that use it at the same time would both
+            enter.
         :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.facade.lease.Lease`: a ``Grant``,
             with ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks
             the database. It decorates functions, too: each call then has a block of its own.

@@ -33,6 +33,7 @@ from sqlalchemy_locks.integrations import openapi
 from sqlalchemy_locks.integrations.lock_names import all_dependants
 from sqlalchemy_locks.integrations.problem import (
     ANOTHER_REQUEST,
+    ANSWERED,
     IN_PROGRESS,
     KEY_SPENT,
     LOCKED,
@@ -180,14 +181,15 @@ def semaphore(
         request: put the client's identity into the key by a dependency of your own.
     :param unless: a dependency; when it returns a true value, no permit is acquired, and the endpoint gets ``None``.
         For requests that were answered before.
-    :param reclaim: process a key again whose time to live ended before its request did, because the process died. The
-        first attempt may have done some or all of the work: for an endpoint that can tell.
+    :param reclaim: process a key again whose request did not end, because the process died (after its time to live) or
+        the endpoint raised. It may have done some or all of the work: for an endpoint that can tell.
     :param scope: ``"function"`` releases the permits before the response is sent.
     :return: as :func:`exclusive`; the value is an :class:`~sqlalchemy_locks.AsyncLease`.
 
     A full semaphore is answered 429. A repeated key is answered 409: *in-progress* with ``Retry-After`` while it is
-    held, *key-spent* when its request has ended, finished or not (except with ``reclaim``), *another-request* when it
-    was for other permits. A request that was answered 429 may be sent again with its key.
+    held, *key-spent* when its request has ended, finished or not (except with ``reclaim``; with ``Retry-After`` where
+    ``unless`` may find its answer now), *another-request* when it was for other permits. A request that was answered
+    429 may be sent again with its key.
 
     >>> @app.post("/exports", dependencies=[semaphore("exports", ttl=60, timeout=0)])
     ... async def export() -> FileResponse: ...
@@ -211,7 +213,8 @@ def semaphore(
             requested, ttl=checked_ttl, timeout=wait, external_id=external_id, resume=False, reclaim=reclaim
         )
 
-    kinds = (NO_ROOM, NOT_FOUND, *((IN_PROGRESS, ANOTHER_REQUEST, KEY_SPENT) if key is not None else ()))
+    spent = KEY_SPENT if unless is None else ANSWERED
+    kinds = (NO_ROOM, NOT_FOUND, *((IN_PROGRESS, ANOTHER_REQUEST, spent) if key is not None else ()))
     retry = _retry(retry_after, wait)
     return Depends(RouteLock(names, block, kinds, scope, retry, locks, key, unless), scope=scope)
 

@@ -75,6 +75,14 @@ ANOTHER_REQUEST = Kind(
 KEY_SPENT = Kind(
     "key-spent", 409, "Key used up", "The request with this idempotency key has ended; use a new key for a new request."
 )
+#: of a service that stores its answers: the first one may have been stored since it was looked for
+ANSWERED = Kind(
+    "key-spent",
+    409,
+    "Key used up",
+    "The request with this idempotency key has ended. Ask again for its answer; use a new key only for a new request.",
+    LOCK_RETRY,
+)
 HELD = Kind("held", 409, "In use", "Some of this is still in use.", SEMAPHORE_RETRY)
 SUPERSEDED = Kind("superseded", 409, "Superseded", "A newer request has already written; this one changed nothing.")
 NOT_FOUND = Kind("not-found", 404, "Not found", "There is no such resource to lock.")

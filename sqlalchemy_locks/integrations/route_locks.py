@@ -20,8 +20,10 @@ from sqlalchemy_locks.errors import LockError, UnknownSemaphore
 from sqlalchemy_locks.facade.async_locks import AsyncLocks
 from sqlalchemy_locks.integrations.lock_names import Parameters, Template
 from sqlalchemy_locks.integrations.problem import (
+    ANSWERED,
     BAD_NAME,
     FAILED,
+    KEY_SPENT,
     LOST,
     NOT_FOUND,
     UNKNOWN_OUTCOME,
@@ -141,6 +143,8 @@ class RouteLock:
 
     def _refuse(self, connection: HTTPConnection, error: LockError) -> None:
         kind = NOT_FOUND if self._dynamic and isinstance(error, UnknownSemaphore) else kind_of(error)
+        if kind is KEY_SPENT and ANSWERED in self.kinds:
+            kind = ANSWERED
         if kind is not FAILED:
             raise self._problem(connection, kind) from error
 

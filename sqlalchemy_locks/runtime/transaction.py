@@ -42,6 +42,10 @@ _ENDED = (
     "the transaction that held the lock was ended inside its block: what was done before is committed or rolled back, "
     "by what ended it, and nothing that was done afterwards is committed"
 )
+_CLOSED = (
+    "held.session was closed inside the block, which rolled back what it had done, and with it the lock: the block "
+    "itself commits and closes it"
+)
 _READ_ONLY = (
     "the server has become read-only, as a primary does before a replica takes its place, where others may acquire the "
     "lock: nothing that was done in its block is committed"
@@ -148,6 +152,12 @@ class ShortTransaction:
         if self._loss is None:
             self._loss = self._find_loss(poll)
         return self._loss
+
+    def close_inside(self) -> None:
+        """Roll back inside the block, whose session is being closed."""
+        if self.loss(poll=False) is None:
+            self.transaction.rollback()
+            self._loss = _CLOSED
 
     def disconnected(self) -> bool:
         """Return whether the connection is known to be dead, without asking the server."""

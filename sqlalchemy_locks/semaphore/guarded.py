@@ -79,7 +79,10 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
     >>> session.scalar(sl.guarded(update(Document).where(Document.id == 1).values(body=text), grant))
     """
     if not isinstance(statement, Update):
-        raise TypeError(f"guarded takes an UPDATE, not {statement!r}")
+        raise TypeError(
+            f"guarded takes an UPDATE, not {statement!r}: guard an UPDATE of a row of yours, and write the rest after "
+            "it in the same transaction, which the grant guards until it ends"
+        )
     if statement._returning:
         raise Unsupported("guarded answers True or False: leave RETURNING out of its statement, and read afterwards")
     if isinstance(grant, Grant) and not grant.acquired:
