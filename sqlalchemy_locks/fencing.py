@@ -58,8 +58,8 @@ def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
     """
     if not isinstance(statement, Update):
         raise TypeError(
-            f"fenced takes an UPDATE, not {statement!r}: fence an UPDATE of a row of yours, and write the rest after it "
-            "in the same transaction"
+            f"fenced takes an UPDATE, not {statement!r}: fence an UPDATE of a row of yours, and write the rest after "
+            "it in the same transaction"
         )
     valid_int(token, "a fencing token", 1, 2**63 - 1)
     return Operation(_FencedUpdate(statement, fence, token), {"token": token})

@@ -16,7 +16,6 @@ import click
 from sqlalchemy import Engine
 from sqlalchemy.util import greenlet_spawn
 
-from sqlalchemy_locks._validation import is_coroutine_function
 from sqlalchemy_locks.cli.base import EXIT_ERROR
 from sqlalchemy_locks.cli.connect import AppDatabaseUrl, HostApp
 from sqlalchemy_locks.errors import LockError
@@ -51,7 +50,7 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     if (app := click.get_current_context().find_object(HostApp)) is not None:
-        found.handler = _in_context(found.handler, app.context)
+        found.handler = _in_context(found.handler, app.context, isinstance(found, AsyncWorker))
     try:
         if isinstance(found, Worker):
             _connect(found.config.engine)
@@ -73,9 +72,9 @@ def _connect(engine: Engine) -> None:
         raise _NotDone(f"{location.display}: {location.redact(why)}") from error
 
 
-def _in_context(handler: Any, context: Callable[[], contextlib.AbstractContextManager[object]]) -> Any:
+def _in_context(handler: Any, context: Callable[[], contextlib.AbstractContextManager[object]], is_async: bool) -> Any:
     """Return the handler in a context of the app for each job, as ``db.session`` of Flask-SQLAlchemy needs."""
-    if is_coroutine_function(handler):
+    if is_async:
 
         @functools.wraps(handler)
         async def awaited(job: Any) -> object:

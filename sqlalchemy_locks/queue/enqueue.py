@@ -160,7 +160,8 @@ class Enqueue(JobOperation):
             jobs.sort(key=lambda job: job[2])
         with execution.waiting() if self.unique else contextlib.nullcontext():
             if statement is None:
-                if self.unique or execution.backend.writable_ctes:
+                # drivers split a large batch into several statements
+                if self.unique or execution.backend.writable_ctes or len(jobs) > 1:
                     self._begin(execution)
                 found = self._insert_rows(execution, common, jobs)
             else:

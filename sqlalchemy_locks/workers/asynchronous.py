@@ -134,6 +134,9 @@ class AsyncWorker(ObservedWorker):
         self._state: WorkerState | None = None
         #: the cycle that is under way
         self._cycle_task: asyncio.Task[None] | None = None
+        self._make_events()
+
+    def _make_events(self) -> None:
         self._wake = asyncio.Event()
         #: set once a search has found fewer jobs than there are free slots; until then the worker searches anyway
         self._idle = asyncio.Event()
@@ -154,6 +157,7 @@ class AsyncWorker(ObservedWorker):
         if self._is_running:
             raise ReentryError("this worker is running already: make another one")
         self._is_running = True
+        self._make_events()  # those of an earlier run belong to its event loop
         self._cancelling, self._runner, self._loop = False, asyncio.current_task(), asyncio.get_running_loop()
         self._cancelled_before, self._context = _cancellations(self._runner), contextvars.copy_context()
         try:
@@ -285,7 +289,15 @@ class AsyncWorker(ObservedWorker):
         if state.done(job, error):
             self._wake.set()
         if (following := state.take()) is not None:
-            self._begin(state, following, tasks)
+            if self._loop.get_task_factory() is None:
+                self._begin(state, following, tasks)
+            else:
+                # an eager task would run inside this one, and the next one inside that
+                self._loop.call_soon(self._begin_unless_stopping, state, following, tasks)
+
+    def _begin_unless_stopping(self, state: WorkerState, job: RunningJob, tasks: set[asyncio.Task[None]]) -> None:
+        if not state.stopping:  # otherwise it is released
+            self._begin(state, job, tasks)
 
     async def _call_handler(self, job: Any) -> BaseException | None:
         process = os.getpid()
@@ -301,8 +313,6 @@ class AsyncWorker(ObservedWorker):
         config = self.config
         state = self._state = WorkerState(self, config, self._stop, _sleep, self._wake_from_thread)
         idle = IdleSlots(config.concurrency, until_empty)
-        if len(self._slot_wakes) != config.concurrency:  # it was changed
-            self._slot_wakes = [asyncio.Event() for _ in range(config.concurrency)]
         helds: dict[asyncio.Event, HeldJob] = {}
         slots = [asyncio.create_task(self._run_holding_slot(wake, idle, state, helds)) for wake in self._slot_wakes]
         state.heartbeats.start()

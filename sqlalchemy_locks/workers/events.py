@@ -6,6 +6,7 @@ breaks no worker. Without listeners an event costs a comparison.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from contextlib import suppress
@@ -89,7 +90,7 @@ class JobReports:
         for listener in getattr(self._worker.dispatch, what):
             try:
                 listener(job_event)
-            except (Exception, SystemExit) as error:  # that would end a slot
+            except (Exception, SystemExit, asyncio.CancelledError) as error:  # that would end a slot
                 log(logging.ERROR, "a listener failed at the event: %s", job_event, exc_info=error)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import (
     UNSTORABLE,
     format_error,
+    is_about_statement,
     is_about_values,
     is_temporary,
     is_wrong_statement,
@@ -33,7 +34,7 @@ class HeldJob:
         self._transaction = ShortTransaction(config.engine)
         #: it has captured a job
         self.captured = False
-        #: it has captured a job that can't be decoded, and marked it as dead
+        #: it has captured a job that can't be read, and failed it
         self.buried = False
 
     def capture(self, stopped: Callable[[], bool]) -> RunningJob | None:
@@ -45,7 +46,7 @@ class HeldJob:
         try:
             return self._capture(self.config.queue.capture(1, queue=self.config.name, host=self.config.host), stopped)
         except Exception as error:
-            if is_temporary(error) or is_wrong_statement(error):
+            if is_wrong_statement(error) or (is_temporary(error) and not is_about_statement(error)):
                 raise
             log(logging.WARNING, "A capture failed, and its job is read by itself: %s", error)
         self._transaction = ShortTransaction(self.config.engine)
@@ -79,13 +80,17 @@ class HeldJob:
             return []
         pairs = [tuple(pair) for pair in connection.execute(queue._running_on(host, queue=name))]
         try:
-            return list(connection.execute(queue._read(pairs)))
+            with connection.begin_nested():  # an error of the server's leaves the transaction as it was
+                return list(connection.execute(queue._read(pairs)))
         except Exception as error:
-            if is_temporary(error) or is_wrong_statement(error):
+            temporary = is_temporary(error)
+            if is_wrong_statement(error) or (temporary and not is_about_statement(error)):
                 raise
-            log(logging.ERROR, "A job can't be decoded, and is dead: internal_id %s", pairs[0][0], exc_info=error)
-            connection.execute(queue.fail(pairs, error=format_error(error), retry=False))
-            self.reports.emit_unread(error)
+            state = "an attempt has failed" if temporary else "it is dead"
+            log(logging.ERROR, "A job can't be read, and %s: internal_id %s", state, pairs[0][0], exc_info=error)
+            connection.execute(queue.fail(pairs, error=format_error(error), retry=temporary))
+            if not temporary:
+                self.reports.emit_unread(error)
             self.buried = True
             return []
 

@@ -7,6 +7,7 @@ to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`Work
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -99,7 +100,7 @@ class WorkerState:
         self.stopping = False
         self._deadline = float("inf")
         #: a permanent error, which no retry would avoid; the worker raises it when it has ended
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         #: the last fetch left jobs in the queue, as far as it is known
         self._more_jobs = False
         #: the pause while the database is unavailable, in seconds
@@ -166,7 +167,7 @@ class WorkerState:
                 len(running),
             )
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End the worker for a permanent error; running handlers have the grace of a stop."""
         if self.error is None:
             self.error = error
@@ -242,7 +243,7 @@ class WorkerState:
             self._find_lost_captures,
             self._release_waiting_if_stopping,
         )
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
         failed = self._take_steps(steps, errors)
         for error in errors:
             self.fail(error)
@@ -305,7 +306,7 @@ class WorkerState:
         """Report what is finished, and release all other jobs: those that still run may run again elsewhere."""
         self.stopping = True
         self.warn_of_running(len(self.running))
-        errors = [] if self.error is None else [self.error]
+        errors: list[BaseException] = [] if self.error is None else [self.error]
         steps: Sequence[Callable[[], None]] = (
             self._send_all_completed,
             self.acks.send_failed,
@@ -356,7 +357,7 @@ class WorkerState:
                 config.stalled_after,
             )
 
-    def _take_steps(self, steps: Sequence[Callable[[], None]], errors: list[Exception]) -> list[Callable[[], None]]:
+    def _take_steps(self, steps: Sequence[Callable[[], None]], errors: list[BaseException]) -> list[Callable[[], None]]:
         """Take steps one after the other, and return those that have to be taken again.
 
         :param errors: collects permanent errors.
@@ -477,6 +478,8 @@ class WorkerState:
                 self._add_waiting(unknown)
         self._search_again_at = time.monotonic() + self.config.heartbeat if self._reply_lost else float("inf")
         self._reply_lost = False
+        if self._until_empty:
+            self._more_jobs = True  # whether the queue is empty is known after a fetch that was answered
 
     def _add_waiting(self, pairs: list[Any]) -> None:
         """Read jobs that this worker has captured, and keep them waiting; those that can't be decoded are dead.
@@ -563,7 +566,7 @@ def failure_of(config: WorkerConfig, job: Any, error: BaseException) -> Failure:
     if pause is None:
         try:
             pause = config.retry_pause(attempt)
-        except (Exception, SystemExit) as wrong:
+        except (Exception, SystemExit, asyncio.CancelledError) as wrong:
             log(logging.ERROR, "retry_in failed, and the default is used: %s", wrong, exc_info=wrong)
             pause = default_pause(attempt)
     if isinstance(error, Retry):

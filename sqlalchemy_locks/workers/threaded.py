@@ -270,6 +270,13 @@ class Worker(ObservedWorker):
         return True
 
     def _run_slot(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> None:
+        try:
+            self._run_jobs(state, jobs)
+        except BaseException as error:
+            # an exception that another thread has sent to this one, outside of a handler: the worker would lack a slot
+            state.fail(error)
+
+    def _run_jobs(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> None:
         """Run a job, and those after it while there are any."""
         while (job := jobs.get()) is not None:
             while job is not None:
@@ -330,7 +337,11 @@ class Worker(ObservedWorker):
                 with disposing_replaced_pool(self.config.engine):  # a handler may outlive the grace
                     found = self._run_held_job(held, stopped, idle)
                 state.held_succeeded()
-            except Exception as error:
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    held.abandon()
+                    state.fail(error)
+                    return
                 if is_wrong_statement(error) or not (held.captured or is_temporary(error)):
                     state.fail(error)
                     return
