@@ -168,13 +168,14 @@ class Queue(EntityPattern[E]):
             payloads, the same one twice, both ids and keys, or keys in a table without a column for them. When it is
             executed, for a payload with NaN, an infinity, NUL, or half of a surrogate pair.
         :raises TypeError: when it is executed, for a payload that is no JSON value.
-        :raises Unsupported: with ``unique`` in autocommit on MySQL, MariaDB and SQLite.
+        :raises Unsupported: with ``unique``, or several payloads, in autocommit on MySQL, MariaDB and SQLite.
 
         Executed again, it puts other jobs, unless their ids are given; a retry by ``Locks`` after a lost reply puts the
         same ones.
 
         The whole batch is one statement, in the order of the ids where they are given, so that two transactions that
-        put the same ids can't deadlock; on MySQL and MariaDB given ids are looked up in a statement before it.
+        put the same ids can't deadlock; on MySQL and MariaDB given ids are looked up in a statement before it, and
+        drivers send a batch of more than a megabyte in several.
 
         >>> queue = sl.Queue()
         >>> job_id = session.scalar(queue.put({"to": "a@example.org"}, queue="mail", max_attempts=5))

@@ -157,7 +157,6 @@ class AsyncWorker(ObservedWorker):
         if self._is_running:
             raise ReentryError("this worker is running already: make another one")
         self._is_running = True
-        self._make_events()  # those of an earlier run belong to its event loop
         self._cancelling, self._runner, self._loop = False, asyncio.current_task(), asyncio.get_running_loop()
         self._cancelled_before, self._context = _cancellations(self._runner), contextvars.copy_context()
         try:
@@ -167,6 +166,7 @@ class AsyncWorker(ObservedWorker):
                 finally:
                     self._stop = StopRequest()
         finally:
+            self._make_events()  # those of this run belong to its event loop
             self._is_running = False
 
     def stop(self) -> None:
