@@ -226,6 +226,19 @@ def test_unique_keys_are_refused_in_autocommit(engine_to: MakeEngine, name: str)
             connection.execute(queue.put(1, unique="a"))
 
 
+@pytest.mark.parametrize("name", ["mysql", "mariadb", "sqlite", "postgresql15"])
+def test_several_jobs_are_put_together_or_not_at_all_in_autocommit(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    with engine_to(name, isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(queue.put(0))
+        if name == "postgresql15":
+            connection.execute(queue.put(1, 2))
+        else:
+            with pytest.raises(sl.Unsupported, match="several jobs on .* in autocommit"):
+                connection.execute(queue.put(1, 2))
+    assert len(captured(engine)) == (3 if name == "postgresql15" else 1)
+
+
 def test_a_repeated_put_returns_the_same_ids(kind: Engine) -> None:
     """A retry after a lost reply, when the job was captured meanwhile, puts no second one."""
     again = queue.put(1, unique="a").execution_options(locks_nonce=uuid4().hex)

@@ -12,9 +12,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, String, TypeDecorator, event, select, text, update
+from sqlalchemy import Engine, String, TypeDecorator, event, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.sql.functions import FunctionElement
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
@@ -140,6 +142,31 @@ class Word(TypeDecorator[str]):
         return value
 
 
+class ReadAsNumber(TypeDecorator[str]):
+    """A column whose values the server converts when they are read, as pgcrypto's functions would."""
+
+    impl = String(50)
+    cache_ok = True
+
+    def column_expression(self, column: Any) -> Any:
+        return FirstNumber(column)
+
+
+class FirstNumber(FunctionElement[Any]):
+    inherit_cache = True
+    type = String()
+
+
+@compiles(FirstNumber)
+def _cast(element: FirstNumber, compiler: Any, **kw: Any) -> str:
+    return f"CAST(CAST({compiler.process(element.clauses, **kw)} AS INTEGER) AS VARCHAR)"
+
+
+@compiles(FirstNumber, "mysql")
+def _extract(element: FirstNumber, compiler: Any, **kw: Any) -> str:
+    return f"json_extract({compiler.process(element.clauses, **kw)}, '$')"
+
+
 class Base(DeclarativeBase):
     pass
 
@@ -181,6 +208,35 @@ def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str, hold: b
             stored = connection.execute(select(table.c.error).where(table.c.failed_at.is_not(None))).scalars().all()
         assert len(stored) == 2
         assert all("this word can't be decoded" in error for error in stored)
+    finally:
+        Base.metadata.drop_all(engine)
+
+
+class Cast(sl.JobColumns, Base):
+    __tablename__ = "cast_jobs"
+    secret: Mapped[str | None] = mapped_column(ReadAsNumber())
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
+def test_a_job_that_the_server_cant_read_stops_no_others(engine_to: MakeEngine, name: str, hold: bool) -> None:
+    """PostgreSQL's error leaves a failed transaction, and MySQL's looks as one of a database that is unavailable."""
+    engine, own = engine_to(name), sl.Queue(Cast)
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    try:
+        with engine.begin() as connection:
+            jobs = [{"payload": number, "secret": "no number" if number == 1 else "7"} for number in range(4)]
+            for job in jobs:
+                connection.execute(insert(Cast).values(**job, max_attempts=1))
+        done: list[Any] = []
+        worker = sl.Worker(own, lambda job: done.append(job.payload), bind=engine, hold=hold, concurrency=1, poll=0.05)
+        with running(worker):
+            until(lambda: len(done) == 3)
+        assert sorted(done) == [0, 2, 3]
+        with engine.connect() as connection:
+            failed = connection.execute(select(Cast.payload).where(Cast.failed_at.is_not(None))).scalars().all()
+        assert failed == [1]
     finally:
         Base.metadata.drop_all(engine)
 

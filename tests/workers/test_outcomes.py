@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from sqlalchemy import Engine, event, select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import Engine, NullPool, event, select
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.integrations import prometheus
 from sqlalchemy_locks.workers.config import default_pause
 from tests.conftest import Servers
+from tests.fixtures.parties import async_connected
 from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
 from tests.fixtures.worker_states import beat, counts, errors, queue, run_async, state_for, state_of, sweep
 
@@ -57,7 +59,7 @@ class Unreadable(sl.Discard):
 
 @pytest.mark.parametrize("hold", [False, True])
 def test_what_fails_around_a_handler_ends_no_slot(engine_to: MakeEngine, hold: bool) -> None:
-    """An error without a text, and a policy that exits."""
+    """An error without a text, and a policy that exits, or is cancelled."""
     engine = engine_to("postgresql15")
     put(engine, *range(3), max_attempts=2)
     seen: list[Any] = []
@@ -70,12 +72,80 @@ def test_what_fails_around_a_handler_ends_no_slot(engine_to: MakeEngine, hold: b
             raise ValueError
 
     def exits(attempt: int) -> float:
-        raise SystemExit
+        raise SystemExit if hold else asyncio.CancelledError
 
     worker = sl.Worker(queue, handler, bind=engine, retry_in=exits, concurrency=1, hold=hold)
     worker.run(until_empty=True)
     assert sorted(seen) == [0, 1, 2]
     assert counts(engine) == {"all": 3, "completed": 1, "dead": 1, "running": 0, "waiting": 1}
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "aiomysql"])
+def test_a_run_ends_where_idle_connections_live_shorter_than_its_pauses(
+    engine_to: MakeEngine, servers: Servers, driver: str
+) -> None:
+    """The first fetch of a cycle finds its connection closed, and its reply counts as lost."""
+    put(engine_to("mysql"), 1)
+    options: dict[str, Any] = {"poll": 3600, "heartbeat": 3600, "stalled_after": None, "concurrency": 1}
+
+    def brief(dbapi_connection: Any, _: Any) -> None:
+        cursor = dbapi_connection.cursor()
+        cursor.execute("SET SESSION wait_timeout = 1")
+        cursor.close()
+
+    if driver == "pymysql":
+        engine = engine_to("mysql", pool_size=1)
+        event.listen(engine, "connect", brief)
+        sl.Worker(queue, lambda _: time.sleep(1.5), bind=engine, **options).run(until_empty=True)
+    else:
+
+        async def work() -> None:
+            async with async_connected(servers.installed("mysql", driver)) as bind:
+                event.listen(bind.sync_engine, "connect", brief)
+
+                async def handler(_: Any) -> None:
+                    await asyncio.sleep(1.5)
+
+                await sl.AsyncWorker(queue, handler, bind=bind, **options).run(until_empty=True)
+
+        asyncio.run(work())
+    assert counts(engine_to("mysql"))["completed"] == 1
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_worker_runs_in_one_event_loop_after_another(engine_to: MakeEngine, servers: Servers, hold: bool) -> None:
+    engine = engine_to("postgresql15")
+    bind = create_async_engine(servers.installed("postgresql15", "asyncpg"), poolclass=NullPool)
+    done: list[Any] = []
+
+    async def handler(job: Any) -> None:
+        done.append(job.payload)
+
+    worker = sl.AsyncWorker(queue, handler, bind=bind, hold=hold, concurrency=2)
+    for number in range(3):
+        put(engine, number)
+        asyncio.run(worker.run(until_empty=True))
+    assert done == [0, 1, 2]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 has brought eager tasks")
+def test_eager_tasks_of_many_jobs_dont_nest(engine_to: MakeEngine, servers: Servers) -> None:
+    engine = engine_to("postgresql15")
+    put(engine, *range(2000), max_attempts=1)
+    done: list[Any] = []
+
+    async def handler(job: Any) -> None:
+        done.append(job.payload)
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+        async with async_connected(servers.installed("postgresql15", "asyncpg")) as bind:
+            options: dict[str, Any] = {"batch": 1000, "prefetch": 1000}
+            await sl.AsyncWorker(queue, handler, bind=bind, **options).run(until_empty=True)
+
+    asyncio.run(work())
+    assert sorted(done) == [*range(2000)]
+    assert counts(engine)["completed"] == 2000
 
 
 def test_the_last_attempt_is_not_retried(lite: Engine) -> None:
@@ -180,6 +250,9 @@ def test_listeners_get_each_event(engine_to: MakeEngine, hold: bool) -> None:
         if job.payload == "bad":
             raise ValueError("wrong")
 
+    def cancelled(_: Any) -> None:
+        raise asyncio.CancelledError
+
     worker = sl.Worker(queue, handler, bind=engine, concurrency=1, hold=hold, poll=0.05)
     seen: list[sl.JobEvent] = []
     registry = CollectorRegistry()
@@ -187,6 +260,7 @@ def test_listeners_get_each_event(engine_to: MakeEngine, hold: bool) -> None:
         event.listen(worker, what, seen.append)
     event.listen(worker, "begun", lambda _: 1 / 0)  # the error is logged
     event.listen(worker, "begun", lambda _: sys.exit("the listener's"))
+    event.listen(worker, "begun", cancelled)
     prometheus.instrument_worker(worker, registry)
     worker.run(until_empty=True)
     assert [(each.event, each.external_id) for each in seen] == [
