@@ -159,12 +159,10 @@ class SQLite(Backend):
             # SQLite keeps a closed connection, and its lock, until the garbage collector finds the cancelled cursor
             driver = dbapi_connection.driver_connection
             if in_greenlet():
-                try:
-                    await_only(asyncio.shield(_roll_back(driver)))
-                except asyncio.CancelledError:
-                    # a second one doesn't wait, as in SQLAlchemy's own terminate()
-                    driver.stop() if hasattr(driver, "stop") else terminate(dbapi_connection)
-                    raise
+                # a second cancellation doesn't wait, as in SQLAlchemy's own terminate(), and this goes on
+                await_only(asyncio.shield(_roll_back_and_stop(driver)))
+                if hasattr(driver, "stop"):
+                    return
             terminate(dbapi_connection)
 
         dialect.do_savepoint = do_savepoint  # type: ignore[method-assign]
@@ -296,18 +294,24 @@ def _begins(connection: Connection) -> bool:
     return raw.isolation_level is not None and getattr(raw, "autocommit", None) is not True
 
 
-async def _roll_back(driver: Any) -> None:
-    """Roll back an aiosqlite connection, and interrupt the statement that it waits for."""
-    with contextlib.suppress(Exception):
-        rolled_back = asyncio.ensure_future(driver.rollback())
-        await asyncio.wait({rolled_back}, timeout=_INTERRUPT_AFTER)
-        if not rolled_back.done():
-            await driver.interrupt()
-        # SQLite interrupts the ROLLBACK, too, where a SELECT has rows left
-        try:
-            await rolled_back
-        except Exception:
-            await driver.rollback()
+async def _roll_back_and_stop(driver: Any) -> None:
+    """Roll back an aiosqlite connection, interrupting the statement that it waits for, and close it."""
+    try:
+        with contextlib.suppress(Exception):
+            rolled_back = asyncio.ensure_future(driver.rollback())
+            await asyncio.wait({rolled_back}, timeout=_INTERRUPT_AFTER)
+            if not rolled_back.done():
+                await driver.interrupt()
+            # SQLite interrupts the ROLLBACK, too, where a SELECT has rows left
+            try:
+                await rolled_back
+            except Exception:
+                await driver.rollback()
+    finally:
+        # not close(), which waits forever for a thread that another stop() has ended; aiosqlite before 0.22 has neither
+        stopped = driver.stop() if hasattr(driver, "stop") else None
+    if stopped is not None:
+        await stopped
 
 
 def _begin_within(connection: Connection, wait: float | None, begin: Callable[[], T]) -> T:

@@ -186,7 +186,8 @@ class Enqueue(JobOperation):
             execution.take_write_lock(self.jobs.at(execution.context).table)
         begun = execution.backend.transaction_begun(execution.connection)
         if not begun or execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit("Queue.put(unique=)" if self.unique else "Queue.put of several jobs")
+            what = "Queue.put(unique=)" if self.unique else "Queue.put of several jobs"
+            raise execution.backend.refuse_autocommit(what)
 
     def _serialized(self, execution: Execution, payloads: Sequence[Any], *, in_rows: bool) -> Sequence[Any]:
         """Return the payloads as the texts that are sent.

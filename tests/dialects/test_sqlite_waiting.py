@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import OperationalError
@@ -343,6 +344,49 @@ def test_a_cancelled_call_leaves_no_lock_on_the_file(url: str, what: str) -> Non
         asyncio.run(main())
         sl.Locks(engine).release(grant)
     assert len(errors) == 150
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_cancelled_select_that_is_still_referenced_leaves_no_lock(
+    url: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite interrupts a ROLLBACK, too, while a SELECT has rows left; a tracer may keep its cursor."""
+    execute = aiosqlite.Connection._execute
+    task: asyncio.Task[None]
+    kept: list[Any] = []
+
+    async def cancelling(self: Any, function: Any, *arguments: Any, **named: Any) -> Any:
+        answer = await execute(self, function, *arguments, **named)
+        if kept and asyncio.current_task() is task and arguments and "sqlite_master" in str(arguments[0]):
+            # the rows are not fetched yet
+            for number in range(times):
+                asyncio.get_running_loop().call_later(number * 0.0005, task.cancel)
+            await asyncio.sleep(PATIENCE)
+        return answer
+
+    async def main() -> None:
+        nonlocal task
+        async with async_connected(url.replace("sqlite:", "sqlite+aiosqlite:")) as engine:
+
+            async def work() -> None:
+                async with sl.AsyncLocks(engine).exclusive("k") as held:
+                    await held.session.connection()
+                    event.listen(engine.sync_engine, "before_cursor_execute", lambda *seen: kept.append(seen[1]))
+                    await held.session.execute(text("SELECT name FROM sqlite_master"))
+
+            task = asyncio.ensure_future(work())
+            await asyncio.wait({task})
+            assert task.cancelled()
+            await asyncio.to_thread(lock_elsewhere)
+
+    def lock_elsewhere() -> None:
+        # not committed: a referenced SELECT keeps writers from committing, for as long as its owner refers to it
+        other = sqlite3.connect(url.removeprefix("sqlite:///"), timeout=10, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        other.close()
+
+    monkeypatch.setattr(aiosqlite.Connection, "_execute", cancelling)
+    asyncio.run(main())
 
 
 def leave(locks: sl.Locks) -> None:

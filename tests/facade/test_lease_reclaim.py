@@ -87,6 +87,33 @@ def test_released_id_is_not_reclaimed(name: str, engine_to: MakeEngine) -> None:
         assert over.value.state == "RELEASED"
 
 
+class OfTheApp(Exception):
+    pass
+
+
+@pytest.mark.parametrize("reclaim", [True, False])
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_id_of_a_block_that_raised_is_granted_again(name: str, reclaim: bool, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    locks, room, ident = sl.Locks(engine), made(engine, 1), unused("request")
+    options: dict[str, Any] = {"external_id": ident, "ttl": 3600, "resume": False, "reclaim": reclaim}
+    with pytest.raises(OfTheApp):
+        with locks.semaphore(room, **options) as failed:
+            assert held(engine, room) == 1
+            raise OfTheApp
+    assert held(engine, room) == 0
+    if reclaim:
+        with locks.semaphore(room, **options) as grant:
+            assert grant.fence[room] > failed.fence[room]
+            # what the first attempt left running can't write any more
+            with pytest.raises(sl.LockLost):
+                locks.run(sl.guarded(update(table("lock_nothing", column("id"))).values(id=1), failed))
+            assert locks.release(failed) is sl.Released.UNKNOWN
+    with pytest.raises(sl.RequestOver):
+        with locks.semaphore(room, **options):
+            raise AssertionError("it was done")
+
+
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_reclaimed_id_may_have_other_permits(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)

@@ -388,6 +388,51 @@ def test_unless_skips_the_permit(servers: Any, which: str) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
+def test_a_key_whose_answer_is_stored_meanwhile_is_to_be_sent_again(servers: Any, which: str) -> None:
+    """``unless`` has looked before the first request ended, and the permit is asked for afterwards."""
+
+    async def main() -> None:
+        async with served(servers, which) as (app, locks):
+            room, known, looked = unused("exports"), {}, asyncio.Event()
+            first_ended = asyncio.Event()
+            await locks.run(sl.semaphore.create(room, 2))
+
+            async def before(key: Annotated[str, Depends(required_key)]) -> str | None:
+                found = known.get(key)
+                if not looked.is_set() and known.get("begun"):
+                    looked.set()
+                    await first_ended.wait()
+                return found
+
+            @app.post("/exports")
+            async def export(
+                key: Annotated[str, Depends(required_key)],
+                grant: Annotated[AsyncLease | None, semaphore(room, unless=before, timeout=PATIENCE, scope="function")],
+            ) -> str:
+                if grant is None:
+                    return known[key]
+                known["begun"] = "yes"
+                await looked.wait()
+                return known.setdefault(key, "new")
+
+            async with client_of(app) as client:
+                headers = {"Idempotency-Key": unused("key")}
+                first = asyncio.ensure_future(client.post("/exports", headers=headers))
+                while not known:
+                    await asyncio.sleep(0.001)
+                second = asyncio.ensure_future(client.post("/exports", headers=headers))
+                assert (await first).json() == "new"
+                first_ended.set()
+                spent = await second
+                assert code(spent) == (409, "key-spent")
+                assert spent.headers["Retry-After"] == "1"
+                assert "Ask again for its answer" in spent.json()["detail"]
+                assert (await client.post("/exports", headers=headers)).json() == "new"
+
+    run(main)
+
+
 @pytest.mark.parametrize("which", ENGINES)
 def test_lease_contention_is_answered_423(servers: Any, which: str) -> None:
     async def main() -> None:
