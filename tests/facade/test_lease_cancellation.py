@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event
+from sqlalchemy.util import await_only
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
@@ -36,6 +37,33 @@ def test_interrupted_exit_releases(name: str, engine_to: MakeEngine) -> None:
         armed.append(1)
     assert held(engine, lease) == 0
     until(lambda: not renewers())
+
+
+@pytest.mark.parametrize("place", ASYNC)
+def test_an_exit_waits_for_a_renewal_under_way(place: str, servers: Any) -> None:
+    """Its connection would be closed in the middle of a statement, which drivers log as an error."""
+    name, driver = ASYNC[place]
+
+    async def main() -> int:
+        async with async_connected(installed(servers, name, driver), pool_size=1) as engine:
+            begun, cancelled = asyncio.Event(), []
+
+            @event.listens_for(engine.sync_engine, "before_cursor_execute")
+            def slowly(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
+                if "renew" in statement and asyncio.current_task() is not holder:
+                    begun.set()
+                    try:
+                        await_only(asyncio.sleep(0.1))
+                    except asyncio.CancelledError:
+                        cancelled.append(statement)
+                        raise
+
+            holder = asyncio.current_task()
+            async with sl.AsyncLocks(engine).lease(unused("lease"), ttl=1.5):
+                await begun.wait()
+            return len(cancelled)
+
+    assert asyncio.run(main()) == 0
 
 
 @pytest.mark.parametrize("place", ASYNC)

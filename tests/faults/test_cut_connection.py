@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool
+from sqlalchemy import Engine, NullPool, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -16,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 import sqlalchemy_locks as sl
 from tests.faults.drivers import (
     asynchronous,
+    clear,
     good_as_new,
     good_as_new_async,
     sync,
@@ -24,6 +25,32 @@ from tests.faults.drivers import (
 )
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, Watch, later, until, unused
+from tests.fixtures.semaphores import held, made
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_a_request_that_was_refused_after_a_lost_reply_is_withdrawn(
+    servers: Any, engine_to: MakeEngine, driver: str
+) -> None:
+    """Its first statement may reach the server later, and nobody would own what it acquires."""
+    engine = engine_to("postgresql15")
+    direct, room, asked = sl.Locks(engine), made(engine, 1), []
+    holder = direct.acquire({room: 1})
+    with through_a_proxy(servers, "postgresql15", driver, **clear(driver)) as (cut, proxy):
+        locks = sl.Locks(cut)
+        event.listen(locks, "waited", lambda waited: asked.append(waited.external_id))
+        with pytest.raises(sl.LockTimeout):
+            locks.acquire({room: 1}, timeout=0)
+        proxy.die_at(1, executed=False)
+        with pytest.raises(sl.LockTimeout):
+            locks.acquire({room: 1}, timeout=0)
+        assert proxy.fatal is not None
+    direct.release(holder)
+    answered, late = asked
+    with pytest.raises(sl.IdempotencyConflict):  # it is known by now, without permits
+        direct.run(sl.semaphore.acquire({room: 1}, external_id=late))
+    assert direct.run(sl.semaphore.acquire({room: 1}, external_id=answered))
+    assert held(engine, room) == 1
 
 
 class Base(DeclarativeBase):
