@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -16,7 +17,7 @@ import click
 from sqlalchemy import Engine
 from sqlalchemy.util import greenlet_spawn
 
-from sqlalchemy_locks.cli.base import EXIT_ERROR
+from sqlalchemy_locks.cli.base import EXIT_ERROR, EXIT_INTERRUPTED
 from sqlalchemy_locks.cli.connect import AppDatabaseUrl, HostApp
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.workers.events import ObservedWorker
@@ -50,13 +51,15 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     if (app := click.get_current_context().find_object(HostApp)) is not None:
-        found.handler = _in_context(found.handler, app.context, isinstance(found, AsyncWorker))
+        found.handler = _in_context(found.handler, app.context, not isinstance(found, Worker))
     try:
         if isinstance(found, Worker):
             _connect(found.config.engine)
             found.run(until_empty=until_empty)
         else:
             asyncio.run(_run(found, until_empty))
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)  # a second Ctrl-C, for which Click would exit with 1
     except LockError as error:
         raise _NotDone(str(error)) from None
 
@@ -118,6 +121,11 @@ def _imported(target: str) -> Worker | AsyncWorker:
         raise click.UsageError(f"The module {module_name!r} has no {name!r}.")
     found: Any = getattr(module, name)
     if callable(found) and not _is_worker(found):
+        try:
+            inspect.signature(found).bind()
+        except (TypeError, ValueError):
+            how = "name the Worker, or a function without arguments that returns one"
+            raise click.UsageError(f"{target} is neither: {how}.") from None
         found = found()
     if not _is_worker(found):
         raise click.UsageError(f"{target} is no Worker or AsyncWorker: {found!r}")

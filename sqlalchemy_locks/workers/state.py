@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.core.operation import fresh_nonce
-from sqlalchemy_locks.errors import Discard, Retry
+from sqlalchemy_locks.errors import Discard, LockError, Retry
 from sqlalchemy_locks.queue.acknowledge import skip_locked
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.retry import Sleep
@@ -171,7 +171,8 @@ class WorkerState:
         """End the worker for a permanent error; running handlers have the grace of a stop."""
         if self.error is None:
             self.error = error
-            log(logging.ERROR, "The worker ends: %s", error, exc_info=error)
+            # an error of this library is a sentence that says what to do
+            log(logging.ERROR, "The worker ends: %s", error, exc_info=None if isinstance(error, LockError) else error)
         self._stop.request()
         self._wake()
 

@@ -56,6 +56,7 @@ def test_a_worker_runs_by_its_name(servers: Servers, tmp_path: Path, monkeypatch
         "no_app:worker": "no module 'no_app'",
         "own_app:nothing": "no Worker",
         "own_app:absent": "has no 'absent'",
+        "own_app:awaited": "name the Worker, or a function without arguments that returns one",
     }.items():
         done = run("worker", wrong)
         assert done.exit_code == 2
