@@ -151,7 +151,8 @@ class Queue(EntityPattern[E]):
         """Put jobs in the caller's transaction: they exist once it commits.
 
         :param payloads: the content of the jobs, one job each: any JSON value. The server's JSON type keeps numbers
-            its own way: MySQL turns an integer of more than 64 bits into a float, PostgreSQL ``1e23`` into an integer.
+            its own way: MySQL turns an integer of more than 64 bits into a float, PostgreSQL ``1e23`` into an integer,
+            SQLite a payload that is a bare ``1.0`` into 1.
         :param queue: the queue's name, up to 255 characters.
         :param external_id: a UUID that can be shown to users, or one for each payload; random if not given. It is
             the idempotency key: if a job with it exists, whatever its state, none is put.
