@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 from sqlalchemy import Engine
@@ -43,7 +43,10 @@ def forked() -> bool:
 
 def is_inherited(path: str) -> bool:
     """Return whether a file was open when this process was forked, and still is."""
-    file = os.stat(path)
+    try:
+        file = os.stat(path)
+    except OSError:
+        return False  # it was deleted
     return any(
         known == (file.st_dev, file.st_ino) and _identity(descriptor) == known
         for descriptor, known in _inherited.items()
@@ -61,9 +64,11 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 def _close_files() -> None:
     """Close the idle connections to files before a fork, where that needs no event loop; they are opened again."""
     for engine in list(_engines):
-        pool: Any = engine.pool
+        dialect, url, pool = engine.dialect, engine.url, cast(Any, engine.pool)
+        # one in memory ends with its last connection
+        in_memory = ":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"
         with contextlib.suppress(Exception):
-            if engine.dialect.name == "sqlite" and not engine.dialect.is_async and not pool.checkedout():
+            if dialect.name == "sqlite" and not (dialect.is_async or in_memory or pool.checkedout()):
                 pool.dispose()
 
 

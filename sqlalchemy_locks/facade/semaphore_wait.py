@@ -15,7 +15,7 @@ import contextlib
 import random
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import DBAPIError
@@ -146,8 +146,10 @@ class SemaphoreWaiter:
             if not self._known and (self._late_attempt or not isinstance(error, Exception)):
                 # cancelled or interrupted, perhaps after it was granted, or an attempt may reach the server only now:
                 # nobody else knows the id
+                # a caller that isn't cancelled doesn't wait for long
+                run = partial(self._semaphores.run, wait=ROW_TIMEOUT if isinstance(error, Exception) else None)
                 with contextlib.suppress(Exception):
-                    self._semaphores.shield(self._semaphores.run, withdraw(ident))
+                    self._semaphores.shield(run, withdraw(ident))
             if isinstance(error, LockTimeout):
                 # a single attempt is to be cheap: it doesn't ask for the holders
                 holders = self._permit_holders() if self._timeout else ()
