@@ -271,10 +271,11 @@ class ExclusiveBlock:
         for entry in reentry.held_by("key", owner):
             for held in entry.held:
                 if held in wanted:
-                    name = self._names.get(held[1], "another lock of this database")
+                    name = self._names.get(held[1])
+                    what = f"{backend.name}'s write lock, which every key is," if name is None else repr(name)
                     raise ReentryError(
-                        f"this thread or task holds {name!r} already, and acquiring it again would deadlock: work in "
-                        "the held.session of the block that holds it"
+                        f"this thread or task holds {what} already, and acquiring it again would deadlock: work in the "
+                        "held.session of the block that holds it"
                     )
         return reentry.enter("key", owner, wanted)
 

@@ -353,10 +353,10 @@ def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
         if "NaN" in text or "Infinity" in text:  # perhaps in a string; what only the engine's serializer knows is null
             json.dumps(payload, allow_nan=False, skipkeys=True, default=lambda _: None)
     except ValueError as error:
-        raise ValueError(f"a payload is JSON, and this is none ({error}): {payload!r}") from error
+        raise ValueError(f"a payload is JSON, and this isn't ({error}): {payload!r}") from error
     except TypeError as error:
         raise TypeError(
-            f"a payload is JSON, and this is none ({error}): convert it, or pass json_serializer= to create_engine: "
+            f"a payload is JSON, and this isn't ({error}): convert it, or pass json_serializer= to create_engine: "
             f"{payload!r}"
         ) from error
     if ("\\u" in text and _UNSTORABLE.search(text)) or not (text.isascii() or _HALF.search(text) is None):

@@ -618,8 +618,8 @@ def test_unstorable_payload_is_refused_before_any_sql(engine_to: MakeEngine, nam
             ("a\0", ValueError, "no NUL"),
             ({"\udcff": 1}, ValueError, "half of a surrogate pair"),
             (["é", "\ud800"], ValueError, "half of a surrogate pair"),
-            ([float("nan")], ValueError, "a payload is JSON, and this is none"),
-            (-float("inf"), ValueError, "a payload is JSON, and this is none"),
+            ([float("nan")], ValueError, "a payload is JSON, and this isn't"),
+            (-float("inf"), ValueError, "a payload is JSON, and this isn't"),
             ({"at": datetime.now(timezone.utc)}, TypeError, r"convert it, or pass json_serializer= to create_engine"),
         ):
             with pytest.raises(error, match=message):
