@@ -569,6 +569,10 @@ def fresh_nonce() -> str:
     return f"{digits[:12]}4{digits[13:16]}8{digits[17:]}"
 
 
+#: of an error of the driver's
+_DENIED = "`sqlalchemy-locks check` as this user prints the GRANT that it lacks"
+
+
 class translated:
     """Raise errors of the driver that are about locks as this library's, with the driver's as their cause."""
 
@@ -586,6 +590,8 @@ class translated:
                 ours = self.backend.not_installed()
             if ours is not None:
                 raise ours from error
+            if self.needs_installation and self.backend.denied(error):
+                error.add_detail(_DENIED)
 
 
 @contextlib.contextmanager

@@ -138,6 +138,10 @@ class Backend:
         """Return whether the statement failed for a table, function or schema that doesn't exist."""
         raise NotImplementedError
 
+    def denied(self, error: DBAPIError) -> bool:
+        """Return whether the user of the connection lacks a privilege."""
+        return False
+
     def duplicate(self, error: DBAPIError) -> bool:
         """Return whether an INSERT failed for a duplicate key; only called where it can't ignore duplicates."""
         raise NotImplementedError

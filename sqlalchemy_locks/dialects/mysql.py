@@ -116,6 +116,9 @@ class MySQL(Backend):
     def missing(self, error: DBAPIError) -> bool:
         return bool(_errno(error) == 1146)
 
+    def denied(self, error: DBAPIError) -> bool:
+        return _errno(error) in (1142, 1143)
+
     def transient(self, error: DBAPIError) -> bool:
         # 1305: a deadlock has rolled the savepoint back, with everything before it
         return _errno(error) in (1213, 1020, 1305)

@@ -126,6 +126,9 @@ class PostgreSQL(Backend):
     def missing(self, error: DBAPIError) -> bool:
         return _sqlstate(error) in ("42883", "42P01", "3F000")
 
+    def denied(self, error: DBAPIError) -> bool:
+        return _sqlstate(error) == "42501"
+
     def transient(self, error: DBAPIError) -> bool:
         # YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE; the others are of a statement that
         # was prepared before the schema changed: psycopg's and asyncpg's, which is prepared again

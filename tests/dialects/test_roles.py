@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, NullPool, Table, make_url, text
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
@@ -62,6 +63,24 @@ at_each_level = pytest.mark.parametrize("engine", LEVELS, indirect=True, ids="-"
 def test_the_role_is_no_superuser(engine: Engine) -> None:
     with engine.connect() as connection, pytest.raises(Exception, match=r"denied|permission"):
         connection.execute(text("CREATE TABLE lock.mine (id int)"))
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_error_of_a_missing_privilege_says_how_to_find_it(servers: Any, name: str) -> None:
+    administrator = servers.fresh(name, EVERYWHERE[name])
+    role = f"role_{make_url(administrator).database}"
+    install(administrator)
+    with connected(administrator, poolclass=NullPool, isolation_level="AUTOCOMMIT") as by, by.connect() as connection:
+        if name == "postgresql15":
+            connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN")
+        else:
+            connection.exec_driver_sql(f"CREATE USER '{role}'@'%%' IDENTIFIED BY 'secret'")
+            connection.exec_driver_sql(f"GRANT SELECT ON lock_installed TO '{role}'@'%%'")
+    url = make_url(administrator).set(username=role, password="secret").render_as_string(hide_password=False)
+    with connected(url) as engine:
+        for operation in (sl.semaphore.create("s", 1), sl.Mutex().acquire("m"), sl.Queue().put(1)):
+            with pytest.raises(DBAPIError, match="`sqlalchemy-locks check` as this user prints the GRANT"):
+                sl.Locks(engine).run(operation)
 
 
 @at_each_level
