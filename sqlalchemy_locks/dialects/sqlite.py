@@ -161,9 +161,8 @@ class SQLite(Backend):
             if in_greenlet():
                 # a second cancellation doesn't wait, as in SQLAlchemy's own terminate(), and this goes on
                 await_only(asyncio.shield(_roll_back_and_stop(driver)))
-                if hasattr(driver, "stop"):
-                    return
-            terminate(dbapi_connection)
+            else:
+                terminate(dbapi_connection)
 
         dialect.do_savepoint = do_savepoint  # type: ignore[method-assign]
         dialect.do_release_savepoint = do_release_savepoint  # type: ignore[method-assign]
@@ -308,8 +307,8 @@ async def _roll_back_and_stop(driver: Any) -> None:
             except Exception:
                 await driver.rollback()
     finally:
-        # not close(), which waits forever for a thread that another stop() has ended; aiosqlite before 0.22 has neither
-        stopped = driver.stop() if hasattr(driver, "stop") else None
+        # since aiosqlite 0.22 close() would wait forever for a thread that another stop() has ended
+        stopped = driver.stop() if hasattr(driver, "stop") else asyncio.ensure_future(driver.close())
     if stopped is not None:
         await stopped
 
